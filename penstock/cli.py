@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ipc import settings
 from ipc.errors import ConfigError
 from ipc.version import VERSION
-from penstock import chat, keys, layout, models, running, status, sweeping
+from penstock import clients, keys, models, running, status, sweeping
 from penstock.tuning import command as tuning
 
 EXIT_CONFIG = 3
@@ -92,11 +92,10 @@ def parser() -> argparse.ArgumentParser:
     worker.add_argument("--slot", type=int, required=True, help="number of the worker, from 0")
     sweeping.add_parser(commands, _common)
     status.add_parser(commands, _common)
-    chat.add_parser(commands)
+    clients.add_parsers(commands)
     models.add_parsers(commands, _common)
     tuning.add_parser(commands, _common)
     keys.add_parser(commands)
-    layout.add_parser(commands)
     commands.add_parser("openapi", help="print the OpenAPI document of the HTTP surface")
     commands.add_parser("version", help="print the version")
     return root
@@ -187,18 +186,16 @@ def _run(options: argparse.Namespace) -> int:
             return 0
         if options.command == "keys":
             return keys.run(options)
-        if options.command == "layout":
-            return layout.run(options)
         flags = flags_of(options)
-        config = settings.load(options.config, flags)
+        config = settings.load(getattr(options, "config", None), flags)
         if options.command in _SERVING and any(config.catalog.models):
             # Imported here: only models that the catalog lacks need to be read.
             from penstock.own_models import serving
 
             flags |= serving.resolve(config)
-            config = settings.load(options.config, flags)
-        if options.command == "chat":
-            return chat.run(options, config)
+            config = settings.load(getattr(options, "config", None), flags)
+        if options.command in clients.NAMES:
+            return clients.run(options, config)
         if options.command == "serve":
             return running.serve(options, flags, config)
         if options.command == "worker":

@@ -15,6 +15,7 @@ import urllib.request
 from typing import Any
 
 from ipc.memory.datatypes import BYTES, DATATYPES
+from ipc.settings import Settings
 
 UNKNOWN_SIZE = 2
 """Size shown for a dimension of any size."""
@@ -30,14 +31,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="server (default %(default)s)")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, config: Settings) -> int:
     """Print the layouts; 1 when the server or the model cannot be asked."""
     try:
-        metadata, config = (_fetch(options.url, options.model, tail) for tail in ("", "/config"))
+        metadata, stated = (_fetch(options.url, options.model, tail) for tail in ("", "/config"))
     except (OSError, ValueError) as error:
         sys.stderr.write(f"penstock: {_why(error)}\n")
         return 1
-    batches = int(config.get("max_batch_size", 0)) > 0
+    batches = int(stated.get("max_batch_size", 0)) > 0
     print("\n".join([*_kserve(options, metadata), "", *_trtis(options, metadata, batches)]))
     return 0
 

@@ -111,6 +111,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, name in enumerate(("photo.jpg", "street.jpg", "picture.jpg", "receipt.png", "pages/1.png")):
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_bytes(encoded(picture(number, 256, 256), "PNG" if "png" in name else "JPEG"))
+    (place / "texts.jsonl").write_text('{"text": "Water turns the wheel."}\n{"text": "It rains."}\n')
     (place / "srv" / "models" / "new").mkdir(parents=True)
     (place / "my-model").symlink_to(DIRECTORY)
     build("plain_bert", place / "my-bert")
@@ -187,7 +188,7 @@ def in_this_process(line: str, server: Server, capsys: pytest.CaptureFixture[str
         words, target = words[:at], Path(words[at + 1])
     if words[0] == "serve":
         words[0] = "check"
-    if words[0] == "layout":
+    if words[0] in ("embed", "layout"):
         words += ["--url", server.url]
     if words[0] == "status":
         words += ["--run-dir", str(server.run_dir)]

@@ -1,0 +1,49 @@
+"""The flags of commands that ask a running server over HTTP: address and key.
+
+The key comes from the environment variable PENSTOCK_KEY or from a file, and never from the command line, which other
+users of the machine can read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from frontend.access.api_keys import read_private_file
+from ipc.errors import ConfigError
+from ipc.settings import Settings
+
+KEY_VARIABLE = "PENSTOCK_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that name the server and the key."""
+    parser.add_argument("--url", help="address of the server (default: http:// and server.bind)")
+    parser.add_argument("--config", metavar="FILE", help="settings file (default: $PENSTOCK_CONFIG)")
+    parser.add_argument(
+        "--key-file",
+        metavar="FILE",
+        help=f"file with the API key (default: the environment's {KEY_VARIABLE})",
+    )
+
+
+def url_of(options: argparse.Namespace, config: Settings) -> str:
+    """The address of the server, without a slash at the end. Raises `ConfigError` for a text that is no address."""
+    url: str = options.url or f"http://{config.server.bind}"
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ConfigError(f"{url!r} is no address of a server; name it with --url http://HOST:PORT")
+    return url.rstrip("/")
+
+
+def key_of(options: argparse.Namespace) -> str:
+    """The API key, or "". Raises `ConfigError` for a file that is missing, or that other users may read."""
+    if not options.key_file:
+        return os.environ.get(KEY_VARIABLE, "")
+    return read_private_file(Path(options.key_file), "--key-file").decode(errors="replace").strip()

@@ -1,0 +1,125 @@
+"""`penstock embed IN.jsonl OUT.npy`: the vectors of a file of texts, from a running server.
+
+Exit codes: 0 all lines have vectors, 1 some have none or the run stopped, 3 wrong flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ipc.errors import ConfigError
+from ipc.settings import Settings
+from penstock import asking, terminal
+from penstock.embedding.lines import BadInput, Lines
+from penstock.embedding.output import Output
+
+DTYPES = ("float32", "float16", "int8", "binary")
+
+
+def add_parser(commands: Any) -> None:
+    """Add `embed` to the commands."""
+    parser = commands.add_parser("embed", help="make the vectors of a file of texts with a running server")
+    parser.add_argument(
+        "input", metavar="IN.jsonl", help="a JSON object or string a line; - for standard input"
+    )
+    parser.add_argument("output", metavar="OUT", type=Path, help="OUT.npy or OUT.parquet")
+    parser.add_argument("--model", required=True, help="name of the model; MODEL:PROFILE for a profile")
+    parser.add_argument(
+        "--field", default="text", help="field of an object that has the text (default %(default)s)"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default %(default)s")
+    parser.add_argument("--dimensions", type=int, metavar="N", help="the first N values of each vector")
+    parser.add_argument("--query", action="store_true", help="texts are queries (default: documents)")
+    parser.add_argument("--instruction", metavar="TEXT", help="instruction for the model")
+    parser.add_argument(
+        "--batch", type=int, default=128, metavar="N", help="texts a request (default %(default)s)"
+    )
+    parser.add_argument(
+        "--in-flight", type=int, default=4, metavar="N", help="requests at a time (default %(default)s)"
+    )
+    parser.add_argument(
+        "--tries", type=int, default=8, metavar="N", help="tries a request (default %(default)s)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, metavar="SECONDS", help="for one try (default %(default)g)"
+    )
+    parser.add_argument(
+        "--max-errors",
+        type=int,
+        default=100,
+        metavar="N",
+        help="stop at more lines without a vector (default 100)",
+    )
+    parser.add_argument("--restart", action="store_true", help="forget what an interrupted run has done")
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    asking.add_arguments(parser)
+    terminal.with_examples(
+        parser,
+        ("embed texts.jsonl vectors.npy --model BAAI/bge-m3", "one row for each line"),
+        (
+            "embed texts.jsonl vectors.parquet --model BAAI/bge-m3 --field body --dtype float16",
+            "the texts are in the field `body`",
+        ),
+        ("embed - out.npy --model BAAI/bge-m3 --key-file key < texts.jsonl", "with an API key"),
+    )
+
+
+def run(options: argparse.Namespace, config: Settings) -> int:
+    """Embed all lines; returns the exit code. Raises `ConfigError` for wrong flags."""
+    for name in ("batch", "in_flight", "tries", "dimensions"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ConfigError(f"embed: --{name.replace('_', '-')} {value}: expected a number from 1")
+    if options.timeout <= 0:
+        raise ConfigError(f"embed: --timeout {options.timeout:g}: expected a number above 0")
+    url, key = asking.url_of(options, config), asking.key_of(options)
+    # Imported here: only this command needs the HTTP client.
+    from penstock.embedding.job import Job, Stopped
+    from penstock.http_client import Asker, Unreachable
+
+    output = Output(options.output, _asked(options), restart=options.restart, force=options.force)
+    try:
+        with _source(options.input) as source:
+            job = Job(options, Lines(source, options.field), output)
+            asyncio.run(job.run(Asker(url, key, options.in_flight, options.timeout)))
+    except KeyboardInterrupt:
+        return _interrupted(output, "interrupted")
+    except (Stopped, BadInput, Unreachable) as error:
+        return _interrupted(output, str(error))
+    finally:
+        output.close()
+    failed = len(output.progress.failed)
+    print(f"{output.progress.rows - failed} vectors of {output.progress.width} values in {options.output}")
+    if failed:
+        print(f"penstock: {failed} lines have no vector", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _interrupted(output: Output, why: str) -> int:
+    rows = output.progress.rows
+    more = f"; {rows} lines are done, the same command goes on" if rows else ""
+    print(f"penstock: {why}{more}", file=sys.stderr)
+    return 1
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    """The flags that decide the vectors."""
+    names = ("model", "field", "dtype", "dimensions", "query", "instruction")
+    return {name: getattr(options, name) for name in names}
+
+
+@contextmanager
+def _source(name: str) -> Iterator[BinaryIO]:
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigError(f"embed: {name} is no file")
+    with path.open("rb") as file:
+        yield file

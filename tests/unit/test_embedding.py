@@ -1,0 +1,249 @@
+"""`penstock embed` without a server: lines, the file that is resumed, requests that are split and tried again."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from ipc.errors import ConfigError
+from penstock import http_client
+from penstock.cli import main
+from penstock.embedding import job as jobs
+from penstock.embedding.job import Job, Stopped
+from penstock.embedding.lines import BadInput, Lines
+from penstock.embedding.output import Output
+from penstock.http_client import Reply
+
+ASKED: dict[str, Any] = {"model": "m", "dtype": "float32"}
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+        monkeypatch.delenv(name)
+
+
+def vector(text: str) -> list[float]:
+    """What the fake server makes of a text."""
+    return [float(len(text)), float(sum(map(ord, text)))]
+
+
+class Server:
+    """Answers as `/v1/encode` does. A request with `poison` in a text is refused, `bad` is an error of its item."""
+
+    url = "http://server"
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.sizes: list[int] = []
+        self._stop_after = stop_after
+
+    async def __aenter__(self) -> Server:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def post_until_answered(self, path: str, body: bytes, headers: Any, tries: int) -> Reply:
+        assert path == "/v1/encode/org/m"
+        texts = [item["text"] for item in msgspec.msgpack.decode(body)["items"]]
+        if self._stop_after is not None and len(self.sizes) >= self._stop_after:
+            return Reply(401, b'{"detail": {"message": "no key"}}')
+        self.sizes.append(len(texts))
+        if any("poison" in text for text in texts):
+            return Reply(400, b'{"detail": {"code": "INVALID_INPUT", "message": "poison"}}')
+        items = [
+            {"error": {"code": "X", "message": "bad item"}} if text == "bad" else
+            {"dense": {"values": {b"data": np.asarray(vector(text), "<f4").tobytes(), b"type": "<f4"}}}
+            for text in texts
+        ]  # fmt: skip
+        return Reply(200, msgspec.msgpack.encode({"items": items}))
+
+
+def written(*texts: str) -> bytes:
+    return b"".join(msgspec.json.encode({"text": text}) + b"\n" for text in texts)
+
+
+def embedded(
+    content: bytes,
+    path: Path,
+    server: Any = None,
+    *,
+    batch: int = 2,
+    max_errors: int = 100,
+    restart: bool = False,
+) -> np.ndarray:
+    """Run a job over `content`, and load the file."""
+    options = argparse.Namespace(
+        model="org/m", field="text", dtype="float32", dimensions=None, query=False, instruction=None,
+        batch=batch, in_flight=2, tries=1, max_errors=max_errors,
+    )  # fmt: skip
+    output = Output(path, ASKED, restart=restart, force=False)
+    try:
+        asyncio.run(Job(options, Lines(io.BytesIO(content), "text"), output).run(server or Server()))
+    finally:
+        output.close()
+    return np.load(path)
+
+
+def test_rows_stand_in_the_order_of_the_lines(tmp_path: Path) -> None:
+    texts = [f"text {'x' * n}" for n in range(11)]
+    found = embedded(written(*texts), tmp_path / "out.npy", batch=3)
+    assert found.dtype == np.float32 and found.tolist() == [vector(text) for text in texts]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.npy"]
+
+
+def test_lines_without_a_vector_are_told_by_number_and_keep_their_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = b'\n{"text": 7}\n"plain"\nnot json\n{"other": "x"}\n' + written("a", "poison", "b", "bad", "c")
+    found = embedded(content, tmp_path / "out.npy", batch=4)
+    rows = [None, None, "plain", None, None, "a", None, "b", None, "c"]
+    assert [None if np.isnan(row).all() else row.tolist() for row in found] == [
+        text and vector(text) for text in rows
+    ]
+    told = [line.split(":")[0] for line in capsys.readouterr().err.splitlines() if line.startswith("line")]
+    assert told == [f"line {number}" for number in (1, 2, 4, 5, 7, 9)]
+
+
+def test_a_refused_request_is_split_until_the_text_stands_alone(tmp_path: Path) -> None:
+    server = Server()
+    embedded(written("a", "b", "c", "poison"), tmp_path / "out.npy", server, batch=4)
+    assert server.sizes == [4, 2, 2, 1, 1]
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"text {n}" for n in range(9)] + ["poison"]
+    whole = embedded(written(*texts), tmp_path / "whole.npy")
+    monkeypatch.setattr(jobs, "SAVE_EVERY_S", 0.0)
+    path, first = tmp_path / "out.npy", Server(stop_after=3)
+    with pytest.raises(Stopped, match="401: no key"):
+        embedded(written(*texts), path, first)
+    assert not path.exists()
+    part = tmp_path / "out.npy.part"
+    # Rows that were written and not noted are cut off.
+    part.write_bytes(part.read_bytes() + b"garbage")
+    second = Server()
+    found = embedded(written(*texts), path, second)
+    assert sum(second.sizes) < sum(first.sizes) + len(texts)
+    assert np.array_equal(found, whole, equal_nan=True)
+    assert sum(first.sizes) > 0 and len(found) == 10
+
+
+def test_a_changed_input_or_other_flags_are_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "SAVE_EVERY_S", 0.0)
+    path = tmp_path / "out.npy"
+    with pytest.raises(Stopped):
+        embedded(written(*"abcdefgh"), path, Server(stop_after=2))
+    with pytest.raises(BadInput, match="changed since"):
+        embedded(written(*"xbcdefgh"), path)
+    with pytest.raises(ConfigError, match="of a run with model m; --restart"):
+        Output(path, {**ASKED, "model": "n"}, restart=False, force=False)
+    found = embedded(written(*"xbcdefgh"), path, restart=True)
+    assert len(found) == 8 and found[0].tolist() == vector("x")
+
+
+def test_rows_that_failed_before_a_run_stopped_keep_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "SAVE_EVERY_S", 0.0)
+    path, content = tmp_path / "out.npy", b"\n\n\n" + written("a", "b")
+    with pytest.raises(Stopped):
+        embedded(content, path, Server(stop_after=0), batch=1)
+    found = embedded(content, path, batch=1)
+    assert np.isnan(found[:3]).all() and found[3:].tolist() == [vector("a"), vector("b")]
+
+
+def test_too_many_errors_and_a_server_that_takes_nothing_end_the_run(tmp_path: Path) -> None:
+    with pytest.raises(Stopped, match="more than --max-errors 2 lines"):
+        embedded(written("a", "b") + b"\n" * 6, tmp_path / "out.npy", max_errors=2)
+    with pytest.raises(Stopped, match="took no text of the first 3 lines: 400: poison"):
+        embedded(written("poison 1", "poison 2", "poison 3"), tmp_path / "other.npy", batch=3)
+
+
+def test_two_runs_do_not_write_one_file_and_a_file_is_not_replaced_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "out.npy"
+    output = Output(path, ASKED, restart=False, force=False)
+    with pytest.raises(ConfigError, match="another run writes"):
+        Output(path, ASKED, restart=False, force=False)
+    output.close()
+    path.touch()
+    with pytest.raises(ConfigError, match="--force replaces"):
+        Output(path, ASKED, restart=False, force=False)
+    with pytest.raises(ConfigError, match=r"must end in \.npy or \.parquet"):
+        Output(tmp_path / "out.txt", ASKED, restart=False, force=False)
+
+
+def test_parquet_has_the_lines_and_null_for_a_line_without_a_vector(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "out.parquet"
+    output = Output(path, ASKED, restart=False, force=False)
+    output.append(np.asarray([[1, 2], [3, 4]], np.float32), 3, [1])
+    output.finish()
+    output.close()
+    table = parquet.read_table(path)
+    assert table["line"].to_pylist() == [1, 2, 3]
+    assert table["embedding"].to_pylist() == [[1, 2], None, [3, 4]]
+    assert [each.name for each in tmp_path.iterdir()] == ["out.parquet"]
+
+
+def test_a_refused_request_is_tried_again_after_the_pause_that_the_server_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replies = [Reply(503, b"", 7.0), Reply(429, b""), Reply(200, b"ok")]
+    pauses: list[float] = []
+    client = http_client.Asker("http://server", "", 1, 1.0)
+
+    async def post(*_: Any) -> Reply:
+        return replies.pop(0)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(client, "post", post)
+    monkeypatch.setattr(http_client.asyncio, "sleep", sleep)
+    assert asyncio.run(client.post_until_answered("/", b"", {}, 3)).body == b"ok"
+    assert pauses == [7.0, 1.0]
+    replies = [Reply(503, b"", 1e9), Reply(503, b"last")]
+    assert asyncio.run(client.post_until_answered("/", b"", {}, 2)).body == b"last"
+    assert pauses[2:] == [60.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"detail": {"code": "X", "message": "a\\n b"}}', "400: a b"),
+        (b'{"error": {"message": "openai"}}', "400: openai"),
+        (b'{"error": "kserve"}', "400: kserve"),
+        (b"<html>", "400: <html>"),
+        (b"[1]", "400: [1]"),
+    ],
+)
+def test_the_message_of_an_error_is_read_in_the_forms_of_all_protocols(body: bytes, message: str) -> None:
+    assert Reply(400, body).message == message
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--batch", "0"),
+        ("--in-flight", "-1"),
+        ("--timeout", "0"),
+        ("--url", "ftp://x"),
+        ("--key-file", "/nowhere"),
+    ],
+)
+def test_wrong_flags_end_with_3(flags: tuple[str, ...], tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(written("a"))
+    assert main(["embed", str(source), str(tmp_path / "out.npy"), "--model", "m", *flags]) == 3
+    assert list(tmp_path.iterdir()) == [source]
