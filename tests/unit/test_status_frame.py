@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,11 @@ def test_a_server_that_is_not_ready_says_whether_it_begins_or_ends(
     why: str, workers: list[WorkerView], state: str
 ) -> None:
     assert told(frame_of(*workers, ready=False, why=why))[0] == state
+
+
+def test_a_frame_names_its_host_and_has_the_sums_of_all_processes() -> None:
+    frame = frame_of(worker(0, stats()))
+    assert frame["server"]["host"] == platform.node()
+    assert frame["totals"] == dict.fromkeys(
+        ("requests", "errors", "tokens", "busy_s", "in_flight", "waiting"), 0.0
+    )

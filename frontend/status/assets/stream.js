@@ -82,7 +82,6 @@ class Stream {
   // The page cannot see why a handshake was refused, so it asks the same address once more over HTTP.
   async lost(drains) {
     this.socket = null;
-    if (drains) tellHealth("Draining", "warn", "the server finishes its requests and takes no new ones");
     const key = sessionStorage.getItem(KEY_STORE) || "";
     let why = "The connection is lost.";
     try {
@@ -93,6 +92,7 @@ class Stream {
         return;
       }
       if (answer.status !== 426) why = detail.message || why;
+      drains = drains || detail.code === "DRAINING";
     } catch {
       why = "The server does not answer.";
     }
@@ -103,7 +103,8 @@ class Stream {
     const pause = this.pause * (0.75 + Math.random() / 2);
     this.pause = Math.min(LONGEST_PAUSE_MS, this.pause * 2);
     this.say("bad", "disconnected");
-    if (!drains) tellHealth("Disconnected", "bad");
+    if (drains) tellHealth("Draining", "warn", "the server finishes its requests and takes no new ones");
+    else tellHealth("Disconnected", "bad");
     byId("main").classList.add("stale");
     setText(byId("notice-text"), `${why} Next try in ${Math.max(1, Math.round(pause / 1000))} s.`);
     byId("notice").hidden = false;
