@@ -9,7 +9,7 @@ class Errors {
 
   create() {
     const view = { root: make("li", "error") };
-    for (const part of ["code", "model", "message", "when", "id"]) {
+    for (const part of ["code", "model", "when", "message", "id"]) {
       view[part] = make("span", part === "id" ? "id mono" : part);
       view.root.append(view[part]);
     }

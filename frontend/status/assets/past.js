@@ -2,6 +2,7 @@
 
 const RATE_WINDOW_S = 3;
 const LIVE_S = 90;
+const SETTLE_S = 2;
 const HOUR_S = 3600;
 const KEPT = { requests: 1, errors: 2, tokens: 3, p50: 4, p99: 5, inFlight: 6, waiting: 7, busy: 8, down: 9 };
 
@@ -37,7 +38,7 @@ class Track {
   note(time, value) {
     const second = Math.floor(time);
     if (second !== this.second) {
-      if (this.second) this.points.push([this.second + 0.5, this.count ? this.sum / this.count : null]);
+      if (this.count || this.points.length) this.points.push([this.second + 0.5, this.count ? this.sum / this.count : null]);
       while (this.points.length && this.points[0][0] < time - LIVE_S - 2) this.points.shift();
       [this.second, this.sum, this.count] = [second, 0, 0];
     }
@@ -55,6 +56,7 @@ class Past {
     this.tracks = new Map();
     this.history = [];
     this.now = 0;
+    this.began = 0;
   }
 
   rate(name) {
@@ -102,10 +104,11 @@ class Past {
       this.rate(`tokens ${model.name}`).note(time, byModel("penstock_tokens", model.name));
     }
     const totals = frame.totals;
-    for (const name of ["requests", "errors", "tokens"]) {
-      this.rate(name).note(time, totals[name]);
-      this.track(name).note(time, this.rate(name).value);
-    }
+    for (const name of ["requests", "errors", "tokens"]) this.rate(name).note(time, totals[name]);
+    // Rates and shares of the first moments are those of too short a time.
+    this.began = this.began || time;
+    if (time - this.began < SETTLE_S) return;
+    for (const name of ["requests", "errors", "tokens"]) this.track(name).note(time, this.rate(name).value);
     this.track("p50").note(time, frame.latency.p50_ms);
     this.track("p99").note(time, frame.latency.p99_ms);
     this.track("inFlight").note(time, totals.in_flight);
