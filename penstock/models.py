@@ -15,6 +15,7 @@ from ipc import extras
 from ipc.catalog.entries import ENCODE_OUTPUTS, Catalog, read_entries
 from ipc.errors import ConfigError, PenstockError
 from ipc.settings import Settings
+from penstock import terminal
 from penstock.own_models import adding
 from penstock.verification import command as verification
 
@@ -37,6 +38,11 @@ def add_parsers(commands: Any, add_flags: AddFlags) -> None:
     pull.add_argument("model", metavar="MODEL", nargs="+")
     pull.add_argument(
         "--to", metavar="DIR", help="copy each model to DIR/MODEL, to be served without a network"
+    )
+    terminal.with_examples(
+        pull,
+        ("models pull BAAI/bge-m3", "fetches a model into the hub cache"),
+        ("models pull org/name --to /srv/copies", "copies a model for a machine without a network"),
     )
     adding.add_arguments(actions.add_parser("add", help="write the catalog entry of a model, to be edited"))
     verify = actions.add_parser("verify", help="compare a model's results with a reference library")
@@ -72,9 +78,9 @@ def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     if action == "list":
         return files.print_list(config, options)
     if action == "show":
-        return files.print_one(catalog.find(options.model), as_json=options.json)
+        return files.print_one(pulling.entry_of(options.model, catalog), as_json=options.json)
     if action == "pull":
         return pulling.run(options.model, catalog, options.to)
     if action == "add":
         return adding.run(options, config, catalog)
-    return verification.run(catalog.find(options.model), config, as_json=options.json)
+    return verification.run(pulling.entry_of(options.model, catalog), config, as_json=options.json)

@@ -61,7 +61,7 @@ def run(names: Sequence[str], catalog: Catalog, to: str | None) -> int:
     codes = []
     for name in names:
         try:
-            entry = entry_of(name.partition(":")[0] if to else name, catalog)
+            entry = entry_of(name.partition(":")[0] if to else name, catalog, source_alone=True)
         except ModelNotFound as error:
             print(f"penstock: {error.message}", file=sys.stderr)
             codes.append(1)
@@ -70,10 +70,11 @@ def run(names: Sequence[str], catalog: Catalog, to: str | None) -> int:
     return max(codes)
 
 
-def entry_of(name: str, catalog: Catalog) -> ModelEntry:
+def entry_of(name: str, catalog: Catalog, *, source_alone: bool = False) -> ModelEntry:
     """The entry of the catalog, or that of the model that `name` means. Raises `ModelNotFound`.
 
-    A repository that does not say what its model is has an entry of its source alone, and the reason is printed.
+    With `source_alone` a repository that does not say what its model is has an entry of its source alone, and the
+    reason is printed.
     """
     if name in catalog:
         return catalog[name]
@@ -82,7 +83,7 @@ def entry_of(name: str, catalog: Catalog) -> ModelEntry:
     except CannotTell as error:
         near = catalog.absence(name)
         reason = error.message + (f"; {near}" if near else "")
-        if not places.is_repository(name):
+        if not (source_alone and places.is_repository(name)):
             raise ModelNotFound(reason) from error
     print(f"penstock: {reason}", file=sys.stderr)
     return ModelEntry(name, HubSource(name), adapter="")

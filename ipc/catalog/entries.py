@@ -38,6 +38,9 @@ LORA_PART = "[A-Za-z0-9._-]{1,64}"
 ID = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}(:[A-Za-z0-9._-]{1,64})?$"
 _ID_LINE = re.compile(rb"^(?:sie_)?id:[ \t]*['\"]?([^\s'\"#]+)", re.MULTILINE)
 _FIELD = re.compile(r"^[\w.-]+(?=: )")
+_UNLISTED = (
+    "; only `penstock serve` finds a model by its path or hub id, `penstock models add` writes its entry"
+)
 ADAPTER_FILE = ".py:"
 """What tells an adapter in a file, `adapter.py:Class`, from one in a module."""
 DEFAULT_SIMILARITY = {"dense": "cosine", "sparse": "dot", "multivector": "maxsim"}
@@ -568,13 +571,12 @@ def read_entries(dirs: Iterable[str]) -> Reading:
     return found
 
 
-def _check_known(names: Iterable[str], known: Collection[str], setting: str) -> None:
+def _check_known(names: Iterable[str], known: Collection[str], setting: str, otherwise: str = "") -> None:
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            raise ConfigError(
-                f"{setting}: unknown model {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
-            )
+            hint = f"; did you mean {close[0]!r}?" if close else otherwise
+            raise ConfigError(f"{setting}: unknown model {name!r}{hint}")
 
 
 def load_catalog(
@@ -589,7 +591,7 @@ def load_catalog(
     began_ns, reading = time.monotonic_ns(), read_entries(dirs)
     entries, bad, named = reading.entries, reading.bad, served_names.split(models)
     if not vanished_ok and all(file.entry is not None for file in bad):
-        _check_known(named, entries, "catalog.models")
+        _check_known(named, entries, "catalog.models", _UNLISTED)
     served = [entry for entry in entries.values() if entry.served or serve_all]
     chosen = [entries[name] for name in named if name in entries] if any(models) and not serve_all else served
     if not (chosen or bad):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from ipc.processes.liveness import SlotLock, SlotTaken, is_held
@@ -74,8 +75,14 @@ def sweep(paths: RunPaths) -> list[str]:
     return removed
 
 
-def forget(paths: RunPaths) -> None:
-    """The server starts: drop regions, loads by name and the start-up mark of the run before."""
+def forget(paths: RunPaths, dirs: Collection[str] = ()) -> None:
+    """The server starts: drop regions, loads by name, the start-up mark and the own models of the run before.
+
+    `dirs` are the catalog directories of this run.
+    """
+    for directory in paths.own_models().glob("*"):
+        if str(directory) not in dirs:
+            shutil.rmtree(directory, ignore_errors=True)
     store.begin(paths)
     _unlink([paths.announced(), *paths.control().iterdir()])
     shutil.rmtree(paths.overrides(), ignore_errors=True)

@@ -17,6 +17,7 @@ from ipc.catalog import yaml_text
 from ipc.catalog.entries import BadFile, Catalog, read_entry
 from ipc.errors import ConfigError
 from ipc.settings import Settings
+from penstock import terminal
 from penstock.own_models import places
 
 
@@ -36,6 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="a field that the files leave open, such as loadtime.pooling=mean; may repeat",
+    )
+    terminal.with_examples(
+        parser,
+        ("models add ./my-model --output my-catalog", "writes my-catalog/my-model.yaml"),
+        ("models add org/name=short --output -", "prints the entry of a repository, with a further name"),
+        (
+            "models add ./bert --output c --field adapter=dense --field loadtime.pooling=cls",
+            "states what is open",
+        ),
     )
 
 

@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ipc.catalog import served_names
+from ipc.catalog import served_names, yaml_text
 from ipc.catalog.entries import ADAPTER_FILE, BadFile, DirectorySource, ModelEntry, read_entry
-from penstock.own_models.files import DESCRIBING, MOST_BYTES, MOST_FILES, CannotTell, ModelFiles
+from penstock.own_models.files import DESCRIBING, MOST_BYTES, MOST_FILES, CannotTell, ModelFiles, shown
 from penstock.own_models.reading import Description, Told, describe
 
 OWN_ENTRY = "penstock.yaml"
 """The catalog entry that `penstock models pull --to` writes beside the files of a model."""
 _PATH = re.compile(r"^(\.{0,2}/|~)|^\.{1,2}$")
 _REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
+_MOST_ENTRY_BYTES = 64 << 10
 _WEIGHTS = (".safetensors", ".bin")
 
 
@@ -56,15 +57,15 @@ class Own(NamedTuple):
 
 def is_repository(name: str) -> bool:
     """Whether a name that is no directory has the form of an id of the hub."""
-    return _REPOSITORY.match(name) is not None and not Path(name).is_dir()
+    return _REPOSITORY.match(name) is not None and _existing(name) is None
 
 
 def find(name: str, alias: str = "", stated: Mapping[str, Any] | None = None) -> Own:
     """The model that `name` means; `alias` is the id of a directory's model. Raises `CannotTell`."""
-    place = Path(name).expanduser()
-    if _PATH.match(name) or place.is_dir():
-        if not place.is_dir():
-            raise CannotTell(f"{name}: there is no such directory")
+    place = _existing(name)
+    if place is None and _PATH.match(name):
+        raise CannotTell(f"{name[:200]}: there is no such directory")
+    if place is not None:
         # NOTE: a link gives the id of a model, and may lead elsewhere at the next load.
         root = place.resolve() if ".." in place.parts else place.absolute()
         return _directory(name, root, alias, stated or {})
@@ -73,6 +74,15 @@ def find(name: str, alias: str = "", stated: Mapping[str, Any] | None = None) ->
             f"{name[:200]!a} is no model of the catalog, no directory, and no id of the hub (organisation/name)"
         )
     return _repository(name, stated or {})
+
+
+def _existing(name: str) -> Path | None:
+    """The directory of that name, None where there is none."""
+    try:
+        place = Path(name).expanduser()
+        return place if place.is_dir() else None
+    except (OSError, RuntimeError):
+        return None
 
 
 def _directory(name: str, root: Path, alias: str, stated: Mapping[str, Any]) -> Own:
@@ -90,14 +100,33 @@ def _directory(name: str, root: Path, alias: str, stated: Mapping[str, Any]) -> 
 def _with_own_entry(name: str, root: Path, alias: str) -> Own:
     """The model of a directory that brings its catalog entry. Raises `CannotTell` for an entry with other files."""
     try:
+        raw = _bounded_yaml(root / OWN_ENTRY)
         entry = read_entry(root / OWN_ENTRY)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise CannotTell(f"{name}: {OWN_ENTRY}: {shown(error)}") from error
     except BadFile as error:
         raise CannotTell(error.message) from error
     _refuse_reaching_out(entry, root)
-    raw = yaml.safe_load((root / OWN_ENTRY).read_bytes())
     raw["source"] = {"kind": "directory", "path": str(root)}
     raw |= {"id": alias} if alias else {}
     return Own(name, raw, [Told("everything", entry.adapter, OWN_ENTRY)])
+
+
+def _bounded_yaml(path: Path) -> dict[str, Any]:
+    """The map in a catalog file that may come from anybody.
+
+    Raises `ValueError` for a file that is large, or that names a part twice: such parts may multiply without bound.
+    """
+    with path.open("rb") as stream:
+        data = stream.read(_MOST_ENTRY_BYTES + 1)
+    if len(data) > _MOST_ENTRY_BYTES:
+        raise ValueError(f"larger than {_MOST_ENTRY_BYTES} bytes")
+    found = yaml_text.decode(data)
+    if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(data)):
+        raise ValueError("aliases (*name) are not allowed")
+    if not isinstance(found, dict):
+        raise ValueError("expected a map")
+    return found
 
 
 def _refuse_reaching_out(entry: ModelEntry, root: Path) -> None:

@@ -312,6 +312,10 @@ def test_a_directory_that_brings_its_entry_is_served_by_the_entry(tmp_path: Path
         text.replace("adapter: dense", "adapter: os:system"),
         text + "loras: {x: {kind: directory, path: /etc}}\n",
         text + "unknown: 1\n",
+        text + "runtime: {prompts: {a: &a [x], b: *a}}\n",
+        text + "#" * (1 << 16),
+        "[]",
+        "id: [",
     ):
         (root / OWN_ENTRY).write_text(hostile)
         with pytest.raises(CannotTell, match=re.escape(OWN_ENTRY)):
@@ -378,6 +382,8 @@ def test_a_repository_of_the_hub_is_read_by_its_small_files(
     ("name", "why"),
     [
         ("./nowhere", "./nowhere: there is no such directory"),
+        ("~nobody-at-all/x", "~nobody-at-all/x: there is no such directory"),
+        ("./" + "x" * 5000, "there is no such directory"),
         ("bge-m4", "'bge-m4' is no model of the catalog, no directory, and no id of the hub"),
         ("BAAI/bge-m4", "did you mean 'BAAI/bge-m3'?"),
         ("a/b/c", "no id of the hub"),

@@ -10,7 +10,7 @@ import pytest
 from ipc.memory.arena import Arena
 from ipc.processes.liveness import SlotLock
 from ipc.processes.paths import SERVER, RunPaths, prepare_run_dir
-from ipc.processes.sweep import sweep, sweep_slot
+from ipc.processes.sweep import forget, sweep, sweep_slot
 
 
 @pytest.fixture
@@ -131,3 +131,11 @@ def test_a_sweep_leaves_the_locks_free(paths: RunPaths) -> None:
     sweep(paths)
     with SlotLock(paths.lock("worker-0")):
         pass
+
+
+def test_a_start_keeps_only_the_own_models_that_it_serves(paths: RunPaths) -> None:
+    for name in ("served", "of-an-earlier-start"):
+        (paths.own_models() / name).mkdir(parents=True)
+        (paths.own_models() / name / "0.yaml").touch()
+    forget(paths, (str(paths.own_models() / "served"), "config/models"))
+    assert [path.name for path in paths.own_models().iterdir()] == ["served"]
