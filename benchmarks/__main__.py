@@ -25,6 +25,7 @@ NAMES = (
     "generation",
     "grammars",
     "tensors",
+    "cached",
     "large_tensors",
     "transport",
     "chat",

@@ -9,7 +9,7 @@ from frontend.engine.recording import CacheMeter
 
 V = TypeVar("V")
 
-ENTRY_NBYTES = 512
+ENTRY_NBYTES = 640
 """About what a key, its place in the order and the objects around a value take beside the value's own bytes."""
 LARGEST_SHARE = 8
 """A value above this part of the bound is not kept, so that one value cannot push out all others."""

@@ -23,6 +23,7 @@ from frontend.engine.interface import Directory, Engine, Payload
 from frontend.engine.planning import part_of
 from frontend.engine.recording import CacheMeter, Recorder
 from frontend.engine.scope import RequestScope
+from frontend.engine.whole_answers import SHARE, WholeAnswers
 from frontend.generation.events import Generation
 from frontend.http.rendering import off_loop_if
 from ipc.errors import InferenceFailed, InvalidInput, ResourceExhausted
@@ -99,7 +100,9 @@ class CachingEngine(Engine):
 
     def __init__(self, engine: Engine, directory: Directory, settings: Settings, recorder: Recorder) -> None:
         self._engine, self._directory, self._settings, self._recorder = engine, directory, settings, recorder
-        self.kept: BoundedCache[Row] = BoundedCache(settings.cache.embeddings_bytes)
+        for_answers = settings.cache.embeddings_bytes // SHARE
+        self.kept: BoundedCache[Row] = BoundedCache(settings.cache.embeddings_bytes - for_answers)
+        self.answers = WholeAnswers(directory.catalog, directory.identity, recorder, for_answers)
 
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
         """Run planned work; see `Engine.run`. An encode call is run for the items that are not kept."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.scope import RequestScope
+from frontend.engine.whole_answers import WholeAnswers
 from frontend.generation.events import Generation
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.errors import PenstockError
@@ -39,6 +40,9 @@ def always() -> bool:
 
 class Engine(ABC):
     """Runs requests of all protocols."""
+
+    answers: WholeAnswers | None = None
+    """Whole answers of requests that come again, where the engine keeps embeddings."""
 
     @abstractmethod
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:

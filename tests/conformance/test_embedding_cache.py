@@ -21,11 +21,16 @@ def hits(answer: Answer) -> int:
     return int(answer.headers["x-penstock-cache-hits"])
 
 
-def content(answer: Answer) -> tuple[Any, Any]:
-    """All of an answer but its times."""
-    found = (
+def loaded(answer: Answer) -> Any:
+    """The body of an answer in either form."""
+    return (
         MSGPACK.load(answer.body) if answer.headers["content-type"] == MSGPACK.media_type else answer.json()
     )
+
+
+def content(answer: Answer) -> tuple[Any, Any]:
+    """All of an answer but its times."""
+    found = loaded(answer)
     return found["items"], found["usage"]
 
 
@@ -71,3 +76,32 @@ def test_an_item_with_an_error_has_its_own_place_beside_kept_ones(sie: Server) -
         assert hits(answer) == 0
         found = content(answer)[0]
         assert "item 1" in found[1]["error"]["message"] and "dense" in found[0]
+
+
+def test_a_request_that_comes_again_byte_for_byte_has_the_same_answer_with_times_of_its_own(
+    sie: Server,
+) -> None:
+    body = {
+        "items": [{"id": "one", "text": "byte for byte"}, {"text": "again"}],
+        "params": {"output_types": ALL},
+    }
+    openai = {"model": "org/many", "input": ["byte for byte", "again"]}
+    before = sie.metric(HITS, model="org/many")
+    for ask in (
+        lambda: sie.post("/v1/encode/org/many", body),
+        lambda: MSGPACK.post(sie, "/v1/encode/org/many", body),
+        lambda: sie.post("/v1/embeddings", openai),
+    ):
+        first, *more = [ask() for _ in range(4)]
+        for answer in more:
+            assert hits(answer) == 2
+            assert set(answer.headers) >= {"x-request-id", "x-total-time", "x-queue-time", "x-inference-time"}
+            assert answer.headers["content-type"] == first.headers["content-type"]
+        found = [loaded(answer) for answer in (first, *more)]
+        times = [one.pop("timing", None) for one in found]
+        assert all(str(one) == str(found[0]) for one in found[1:])
+        if times[0] is not None:
+            assert list(times[0]) == list(times[-1])
+            assert all(one["queue_ms"] == one["inference_ms"] == 0 for one in times[1:])
+            assert all(one["total_ms"] > 0 for one in times)
+    wait_until(lambda: sie.metric(HITS, model="org/many") - before >= 3 * 6, 20, "hits")

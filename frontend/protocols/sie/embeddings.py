@@ -30,6 +30,7 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, OutputPlan]):
     operation = "embeddings"
     body = EmbeddingsRequest
     always_json = True
+    kept = "plain"
 
     def examine(self, request: EmbeddingsRequest) -> None:
         """A known encoding and overflow policy, and an input of one kind."""

@@ -28,6 +28,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
     operation: ClassVar[str] = "encode"
     body = EncodeRequest
     itemized = True
+    kept = "timed"
 
     def examine(self, request: EncodeRequest) -> None:
         """Items and options that some model could take."""

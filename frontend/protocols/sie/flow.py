@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import falcon
 from falcon.asgi import Request, Response
@@ -27,10 +27,18 @@ from frontend.http.inference import InferenceRoute
 from frontend.http.media import check_all
 from frontend.http.rendering import off_loop, off_loop_if
 from frontend.http.sending import Buffer, send_parts
-from frontend.http.values import UNCHECKED_NBYTES
+from frontend.protocols.sie import repeating
 from frontend.protocols.sie.items import warnings_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
-from frontend.protocols.sie.schemas import Body, EncodeParams, ExtractParams, ScoreRequest, read, read_aside
+from frontend.protocols.sie.schemas import (
+    Body,
+    EncodeParams,
+    ExtractParams,
+    ScoreRequest,
+    is_large,
+    read,
+    read_aside,
+)
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput, of_items
 from ipc.wire.messages import Call, ModelStatus
@@ -119,13 +127,15 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
 
     `body` is the struct of the requests. `capability` is the output that a model must list to be asked at all (empty:
     decided in `plan`). `always_json`: both bodies are JSON whatever the headers say. `itemized`: an item can have an
-    error of its own in the answer.
+    error of its own in the answer. `kept` says which whole answers may be kept: none, "plain" ones, or those that are
+    "timed" (`frontend.protocols.sie.repeating`).
     """
 
     body: type[R]
     capability: ClassVar[str] = ""
     always_json: ClassVar[bool] = False
     itemized: ClassVar[bool] = False
+    kept: ClassVar[Literal["", "plain", "timed"]] = ""
 
     async def respond(self, req: Request, resp: Response, scope: RequestScope, model: str) -> None:
         """One request; without `model` in the path the body names it."""
@@ -134,21 +144,55 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         sent = "application/json" if self.always_json else req.content_type
         small = services.bodies.at_hand(req)
         if small is not None:
+            if (key := self._key(req, scope, model, small)) and self._repeated(req, resp, scope, model, key):
+                return
             with services.bodies.holding(len(small)):
                 request = read(small, sent, self.body, services.settings.limits)
                 del small
-                await self._answer(req, resp, scope, model, request, large=False)
+                await self._answer(req, resp, scope, model, request, key, large=False)
             return
         async with services.bodies.receive(req, scope.deadline_ns) as body:
+            if (key := self._key(req, scope, model, body)) and self._repeated(req, resp, scope, model, key):
+                return
             request = await read_aside(body, sent, self.body, services.settings.limits)
-            large = len(body) > UNCHECKED_NBYTES
+            large = is_large(body)
             del body
-            await self._answer(req, resp, scope, model, request, large=large)
+            await self._answer(req, resp, scope, model, request, key, large=large)
+
+    def _key(self, req: Request, scope: RequestScope, model: str, body: bytes) -> bytes:
+        return repeating.key_of(req, scope, self.services, model, body) if self.kept else b""
+
+    def _repeated(self, req: Request, resp: Response, scope: RequestScope, model: str, key: bytes) -> bool:
+        """Answer a request whose whole answer is kept; returns whether there is one."""
+        scope.started = time.perf_counter()
+        answers = self.services.engine.answers
+        answer = None if answers is None else answers.find(key)
+        if answer is None:
+            return False
+        if not model:
+            scope.names(answer.name)
+        scope.cache_hits = answer.items
+        json = self.always_json or wants_json(req.get_header("Accept"))
+        resp.content_type = media_type(json)
+        resp.data = repeating.body_of(answer, timing_of(scope) if answer.timed else {}, json)
+        time_headers(resp, scope)
+        return True
 
     async def _answer(
-        self, req: Request, resp: Response, scope: RequestScope, model: str, request: R, *, large: bool
+        self,
+        req: Request,
+        resp: Response,
+        scope: RequestScope,
+        model: str,
+        request: R,
+        key: bytes,
+        *,
+        large: bool,
     ) -> None:
-        """Run and render; the time of the request starts now. Checks of a `large` body are work for a thread."""
+        """Run and render; the time of the request starts now. Checks of a `large` body are work for a thread.
+
+        An answer that was made of kept embeddings alone is kept as a whole, by `key`.
+        """
         scope.started = time.perf_counter()
         if model:
             scope.model = model
@@ -167,6 +211,10 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
             scope.phases.setdefault("encode", (time.perf_counter() - began) * 1e3)
             resp.content_type = media_type(json)
             time_headers(resp, scope)
+            answers, items = self.services.engine.answers, len(plan.call.items)
+            if answers is not None and key and scope.cache_hits == items:
+                timed = self.kept == "timed"
+                answers.keep(key, repeating.whole_of(scope.model, plan.model, items, parts, timed=timed))
             send_parts(resp, parts, reply, self.services)
 
     async def _run(self, req: Request, request: R, large: bool) -> tuple[Answer, P, list[str] | None]:

@@ -61,7 +61,7 @@ class EncodedItems:
 
 
 async def msgpack_parts(answer: EncodedItems, timing: Callable[[], dict[str, Any]]) -> list[Buffer]:
-    """The body as a list of bytes and views on the arrays; `timing` is called at the end."""
+    """The body as a list of bytes and views on the arrays; `timing` is called at the end, for the last part but one."""
     parts: list[Buffer] = []
     copied_nbytes = INLINE_NBYTES if answer.nbytes <= INLINE_NBYTES else SMALL_ARRAY_NBYTES
     keyed = [(packed(output.name), output) for output in answer.outputs]
@@ -81,15 +81,13 @@ async def msgpack_parts(answer: EncodedItems, timing: Callable[[], dict[str, Any
         for key, output in keyed:
             written += key
             written = output.write(parts, written, index, copied_nbytes)
-    written += packed("timing") + packed(timing())
-    for pair in answer.beside.items():
-        written += b"".join(map(packed, pair))
-    parts.append(bytes(written))
-    return parts
+    written += packed("timing")
+    beside = b"".join(packed(part) for pair in answer.beside.items() for part in pair)
+    return [*parts, bytes(written), packed(timing()), beside]
 
 
 async def json_parts(answer: EncodedItems, timing: Callable[[], dict[str, Any]]) -> list[Buffer]:
-    """The body as a list of bytes; `timing` is called at the end."""
+    """The body as a list of bytes; `timing` is called at the end, for the last part but one."""
     if answer.nbytes > INLINE_NBYTES:
         items = await in_steps(_gathered(_json_items(answer)))
     else:
@@ -97,7 +95,9 @@ async def json_parts(answer: EncodedItems, timing: Callable[[], dict[str, Any]])
     return [
         b'{"model":' + orjson.dumps(answer.model) + b',"items":[',
         *items,
-        b'],"timing":' + orjson.dumps(timing()) + b"," + orjson.dumps(answer.beside)[1:],
+        b'],"timing":',
+        orjson.dumps(timing()),
+        b"," + orjson.dumps(answer.beside)[1:],
     ]
 
 

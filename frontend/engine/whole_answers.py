@@ -1,0 +1,71 @@
+"""Rendered answers of requests that come again byte for byte, so that not even their bodies need be read.
+
+1. Only a request whose items were all in the cache of embeddings leaves its answer here: a text that comes once takes
+   no room twice.
+2. An answer stands for one reading of the catalog and one identity of the model. With any other it counts as absent.
+3. Each request has times of its own. They are put between two parts of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from frontend.engine.bounded_cache import BoundedCache
+from frontend.engine.recording import Recorder
+from ipc.catalog.entries import Catalog
+
+SHARE = 4
+"""Part of the bytes for embeddings that whole answers may take."""
+LONGEST_BODY = 64 << 10
+"""Bodies up to this size are looked up."""
+
+
+class WholeAnswer(NamedTuple):
+    """A body in two parts; between them stand the times, if the answer is `timed`.
+
+    `name` is the model as the request names it, `model` the one that computed, `items` how many the request has.
+    """
+
+    name: str
+    model: str
+    items: int
+    before: bytes
+    after: bytes
+    timed: bool
+
+
+class _Kept(NamedTuple):
+    answer: WholeAnswer
+    identity: str
+    reading: object
+
+
+class WholeAnswers:
+    """The whole answers of one frontend."""
+
+    def __init__(
+        self, catalog: Catalog, identity: Callable[[str], str], recorder: Recorder, limit_nbytes: int
+    ) -> None:
+        """Keep answers of `limit_nbytes` together. `identity` is that of a loaded model by its name."""
+        self._catalog, self._identity, self._recorder = catalog, identity, recorder
+        self._kept: BoundedCache[_Kept] = BoundedCache(limit_nbytes)
+
+    def find(self, key: bytes) -> WholeAnswer | None:
+        """The answer to the request of that key, whose items are counted as hits."""
+        kept = self._kept.get(key)
+        if kept is None or kept.reading is not self._catalog.sources:
+            return None
+        answer = kept.answer
+        if kept.identity != self._identity(answer.model):
+            return None
+        self._recorder.cache(answer.model).hits.inc(answer.items)
+        return answer
+
+    def keep(self, key: bytes, answer: WholeAnswer) -> None:
+        """Keep an answer that was made of embeddings of the model that is loaded now."""
+        identity = self._identity(answer.model)
+        if identity:
+            nbytes = len(answer.before) + len(answer.after)
+            kept = _Kept(answer, identity, self._catalog.sources)
+            self._kept.put(key, kept, nbytes, self._recorder.cache(answer.model))
