@@ -10,7 +10,7 @@ from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
 from frontend.protocols.infinity.envelope import around
 from frontend.protocols.infinity.schemas import InfinityClassifyRequest
-from frontend.protocols.sie.classes import FUNCTION, ClassesPlan, classes_of
+from frontend.protocols.sie.classes import ClassesPlan, classes_of
 from frontend.protocols.sie.classify import ClassifyResource
 from frontend.protocols.sie.render import json_list
 
@@ -23,14 +23,6 @@ class InfinityClassifyResource(ClassifyResource[InfinityClassifyRequest]):
 
     operation = "classify"
     body = InfinityClassifyRequest
-
-    def texts(self, request: InfinityClassifyRequest) -> list[str]:
-        """The texts."""
-        return request.input
-
-    def options(self, request: InfinityClassifyRequest) -> dict[str, Any]:
-        """Long texts are cut; logits where they were asked for."""
-        return {**request.options, **({FUNCTION: "none"} if request.raw_scores else {})}
 
     async def render(
         self,

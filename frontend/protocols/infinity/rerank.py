@@ -11,7 +11,7 @@ from frontend.engine.scope import RequestScope
 from frontend.protocols.infinity.envelope import envelope
 from frontend.protocols.infinity.schemas import InfinityRerankRequest
 from frontend.protocols.sie.score import ranking
-from frontend.protocols.sie.text_scoring import TextScoringResource, activation
+from frontend.protocols.sie.text_scoring import TextScoringResource
 from ipc.wire.field_names import FieldNames
 
 
@@ -22,18 +22,6 @@ class InfinityRerankResource(TextScoringResource[InfinityRerankRequest]):
     body = InfinityRerankRequest
     entries = "results"
     names = FieldNames(item="documents[{}]", text="documents[{}]", query="query", options="")
-
-    def query(self, request: InfinityRerankRequest) -> str:
-        """The query."""
-        return request.query
-
-    def texts(self, request: InfinityRerankRequest) -> list[str]:
-        """The documents."""
-        return request.documents
-
-    def options(self, request: InfinityRerankRequest) -> dict[str, Any]:
-        """Long documents are cut; logits where they were asked for."""
-        return {**request.options, **activation(bool(request.raw_scores))}
 
     def echoed_nbytes(self, request: InfinityRerankRequest) -> int:
         """Documents that are returned."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from frontend.protocols.sie.options import activation, function
 from frontend.protocols.sie.schemas import Key, Keys
 from ipc.errors import InvalidInput
 
@@ -23,11 +24,6 @@ class Naming(msgspec.Struct, kw_only=True):
     """What all requests say. What is too long is cut, as infinity does."""
 
     model: ModelName = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of a call."""
-        return {"overflow_policy": "truncate_text"}
 
     def keys(self) -> Keys:
         """Names of the fields, as `Body.keys`."""
@@ -69,6 +65,16 @@ class InfinityClassifyRequest(Naming, kw_only=True):
     input: Annotated[list[str], Meta(description="The texts.")]
     raw_scores: RawScores = None
 
+    @property
+    def texts(self) -> list[str]:
+        """The texts."""
+        return self.input
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Logits where they are wanted."""
+        return function(bool(self.raw_scores))
+
 
 class InfinityRerankRequest(Naming, kw_only=True):
     """Body of POST /rerank."""
@@ -78,3 +84,13 @@ class InfinityRerankRequest(Naming, kw_only=True):
     return_documents: Annotated[bool | None, Meta(description="Repeat each document.")] = None
     raw_scores: RawScores = None
     top_n: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Only the best so many.")] = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents."""
+        return self.documents
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Logits where they are wanted."""
+        return activation(bool(self.raw_scores))

@@ -8,6 +8,7 @@ from typing import Any
 
 from frontend.engine.answer import Answer
 from frontend.engine.options import resolve
+from frontend.protocols.sie.options import FUNCTION
 from frontend.services import Services
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
@@ -17,8 +18,6 @@ from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import ExtractCall, InputItem, ModelStatus
 
 FAMILY = "text_classification"
-FUNCTION = "function_to_apply"
-"""The option by which classifiers of whole texts are known: no other family reads the option."""
 
 
 @dataclass(frozen=True, slots=True)

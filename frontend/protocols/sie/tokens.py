@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from frontend.engine.answer import Answer
+from frontend.engine.default_models import model_named
 from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop_if
 from frontend.http.sending import Buffer
@@ -62,6 +63,10 @@ class TokensResource(InferenceResource[R, TokensPlan], Generic[R]):
 
     always_json = True
     names: ClassVar[FieldNames]
+
+    def model_of(self, request: R) -> str:
+        """The model that the request names, or one that reads texts."""
+        return model_named(request, self.services.catalog, self.services.settings, READING)
 
     @abstractmethod
     def special(self, request: R) -> bool:

@@ -5,14 +5,8 @@ May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import falcon
-import falcon.asgi
-
 from frontend.http.inference import InferenceRoute
-from frontend.protocols import shared_routes
+from frontend.protocols.shared_routes import ServerProtocol
 from frontend.protocols.tei import errors
 from frontend.protocols.tei.embed import EmbedAllResource, EmbedResource, EmbedSparseResource
 from frontend.protocols.tei.info import InfoResource
@@ -20,10 +14,8 @@ from frontend.protocols.tei.predict import PredictResource
 from frontend.protocols.tei.rerank import RerankResource
 from frontend.protocols.tei.similarity import SimilarityResource
 from frontend.protocols.tei.tokens import DecodeResource, TokenizeResource
-from frontend.services import Services
-from ipc.errors import PenstockError
 
-_RESOURCES: dict[str, type[InferenceRoute]] = {
+_INFERENCE: dict[str, type[InferenceRoute]] = {
     "/embed": EmbedResource,
     "/embed_all": EmbedAllResource,
     "/embed_sparse": EmbedSparseResource,
@@ -35,32 +27,8 @@ _RESOURCES: dict[str, type[InferenceRoute]] = {
 }
 
 
-class TeiProtocol:
-    """Routes and error form of TEI. A path that other servers have too is among `prefixes` once it was chosen."""
-
-    name = "tei"
+class TeiProtocol(ServerProtocol):
+    """Routes and error form of TEI."""
 
     def __init__(self) -> None:
-        self.prefixes: Sequence[str] = ()
-
-    def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
-        """Add the routes."""
-        resources = {path: make(services) for path, make in _RESOURCES.items()}
-        self.prefixes = shared_routes.mount(
-            app, services, self.name, {**resources, "/info": InfoResource(services)}
-        )
-
-    def inference_at(self, path: str) -> tuple[str, str]:
-        """The operation of a route; requests name no model."""
-        resource = _RESOURCES.get(path)
-        return resource.operation if resource else "", ""
-
-    def render_error(
-        self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
-    ) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error."""
-        return errors.render(error)
-
-    def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error of the framework."""
-        return errors.render_http(error)
+        super().__init__("tei", _INFERENCE, errors, others={"/info": InfoResource})

@@ -8,11 +8,10 @@ from typing import Any
 from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
-from frontend.protocols.sie.classes import FUNCTION, ClassesPlan, classes_of
+from frontend.protocols.sie.classes import ClassesPlan, classes_of
 from frontend.protocols.sie.classify import ClassifyResource
 from frontend.protocols.sie.render import json_list
 from frontend.protocols.tei.schemas import PredictRequest
-from ipc.errors import InvalidInput
 
 _ENTRY_NBYTES = 64
 """About how long an entry of an answer is."""
@@ -24,14 +23,6 @@ class PredictResource(ClassifyResource[PredictRequest]):
     operation = "predict"
     body = PredictRequest
     field = "inputs"
-
-    def texts(self, request: PredictRequest) -> list[str]:
-        """The texts. Raises `InvalidInput` for pairs of texts."""
-        return _texts(request)
-
-    def options(self, request: PredictRequest) -> dict[str, Any]:
-        """What becomes of long texts, and logits where they were asked for."""
-        return {**request.options, **({FUNCTION: "none"} if request.raw_scores else {})}
 
     async def render(
         self,
@@ -51,23 +42,3 @@ class PredictResource(ClassifyResource[PredictRequest]):
 def _is_batch(request: PredictRequest) -> bool:
     given = request.inputs
     return isinstance(given, list) and isinstance(given[0], list)
-
-
-def _texts(request: PredictRequest) -> list[str]:
-    """The texts of a request. Raises `InvalidInput` for pairs of texts, and for inputs of several kinds."""
-    given = request.inputs
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise InvalidInput("inputs: may not be empty")
-    if not isinstance(given[0], list):
-        return [_only(given, "inputs")]
-    return [_only(entry, f"inputs[{index}]") for index, entry in enumerate(given)]
-
-
-def _only(entry: str | Sequence[str | list[str]], where: str) -> str:
-    if isinstance(entry, str) or not all(isinstance(text, str) for text in entry):
-        raise InvalidInput(f"{where}: expected an array with one str")
-    if len(entry) != 1:
-        raise InvalidInput(f"{where}: {len(entry)} texts, classifiers here take one text and no pairs")
-    return str(entry[0])

@@ -9,7 +9,7 @@ import numpy as np
 from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
 from frontend.protocols.sie.score import ranking
-from frontend.protocols.sie.text_scoring import TextScoringResource, activation
+from frontend.protocols.sie.text_scoring import TextScoringResource
 from frontend.protocols.tei.schemas import TextsRequest
 from ipc.wire.field_names import FieldNames
 
@@ -20,18 +20,6 @@ class RerankResource(TextScoringResource[TextsRequest]):
     operation = "rerank"
     body = TextsRequest
     names = FieldNames(item="texts[{}]", text="texts[{}]", query="query", options="")
-
-    def query(self, request: TextsRequest) -> str:
-        """The query."""
-        return request.query
-
-    def texts(self, request: TextsRequest) -> list[str]:
-        """The texts."""
-        return request.texts
-
-    def options(self, request: TextsRequest) -> dict[str, Any]:
-        """What becomes of long texts, and logits where they were asked for."""
-        return {**request.options, **activation(bool(request.raw_scores))}
 
     def echoed_nbytes(self, request: TextsRequest) -> int:
         """Texts that are returned."""

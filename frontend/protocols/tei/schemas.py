@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -9,6 +10,7 @@ from msgspec import Meta
 
 from frontend.protocols.sie.dense import Wishes
 from frontend.protocols.sie.inputs import Inputs, TokenId
+from frontend.protocols.sie.options import activation, function
 from frontend.protocols.sie.schemas import Key, Keys
 from ipc.errors import InvalidInput
 
@@ -36,8 +38,8 @@ class Truncating(msgspec.Struct, kw_only=True):
         return tuple(map(Key, self.__struct_fields__)), ()
 
     @property
-    def options(self) -> dict[str, Any]:
-        """The options of a call that they stand for."""
+    def overflow(self) -> dict[str, Any]:
+        """The option of a call that they stand for."""
         if not self.truncate:
             return {"overflow_policy": "error"}
         left = (self.truncation_direction or "").lower() == "left"
@@ -52,7 +54,7 @@ class Prompting(Truncating, kw_only=True):
     @property
     def wishes(self) -> Wishes:
         """What the request asks of a model beside its inputs."""
-        return Wishes(prompt_name=self.prompt_name, overflow_policy=self.options["overflow_policy"])
+        return Wishes(prompt_name=self.prompt_name, overflow_policy=self.overflow["overflow_policy"])
 
 
 class EmbedRequest(Prompting, kw_only=True):
@@ -107,6 +109,23 @@ class PredictRequest(Truncating, kw_only=True):
     ]
     raw_scores: RawScores = None
 
+    @property
+    def texts(self) -> list[str]:
+        """The texts. Raises `InvalidInput` for pairs of texts, and for inputs of several kinds."""
+        given = self.inputs
+        if isinstance(given, str):
+            return [given]
+        if not given:
+            raise InvalidInput("inputs: may not be empty")
+        if not isinstance(given[0], list):
+            return [_only(given, "inputs")]
+        return [_only(entry, f"inputs[{index}]") for index, entry in enumerate(given)]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What becomes of long texts, and logits where they are wanted."""
+        return {**self.overflow, **function(bool(self.raw_scores))}
+
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Body of POST /tokenize."""
@@ -157,3 +176,16 @@ class TextsRequest(Truncating, kw_only=True):
     texts: Annotated[list[str], Meta(description="The texts to order.")]
     raw_scores: RawScores = None
     return_text: Annotated[bool | None, Meta(description="Repeat each text beside its score.")] = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What becomes of long texts, and logits where they are wanted."""
+        return {**self.overflow, **activation(bool(self.raw_scores))}
+
+
+def _only(entry: str | Sequence[str | list[str]], where: str) -> str:
+    if isinstance(entry, str) or not all(isinstance(text, str) for text in entry):
+        raise InvalidInput(f"{where}: expected an array with one str")
+    if len(entry) != 1:
+        raise InvalidInput(f"{where}: {len(entry)} texts, classifiers here take one text and no pairs")
+    return str(entry[0])

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import orjson
 
-from frontend.engine.default_models import default_model
 from frontend.protocols.sie.render import joined
 from frontend.protocols.sie.tokens import (
-    READING,
     TokensPlan,
     TokensResource,
     check_ids_together,
@@ -29,10 +27,6 @@ class TokenizeResource(TokensResource[TokenizeRequest]):
     operation = "tokenize"
     body = TokenizeRequest
     names = FieldNames("inputs[{}]", "inputs[{}]")
-
-    def model_of(self, request: TokenizeRequest) -> str:
-        """A model that reads texts."""
-        return default_model(self.services.catalog, self.services.settings, READING)
 
     def examine(self, request: TokenizeRequest) -> None:
         """Texts within their limit."""
@@ -78,10 +72,6 @@ class DecodeResource(TokensResource[DecodeRequest]):
     operation = "decode"
     body = DecodeRequest
     names = FieldNames("ids[{}]", "ids[{}]")
-
-    def model_of(self, request: DecodeRequest) -> str:
-        """A model that reads texts."""
-        return default_model(self.services.catalog, self.services.settings, READING)
 
     def examine(self, request: DecodeRequest) -> None:
         """Token ids within their limit."""

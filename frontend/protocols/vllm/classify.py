@@ -8,11 +8,11 @@ from typing import Any
 from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
-from frontend.protocols.sie.classes import FUNCTION, ClassesPlan, classes_of
+from frontend.protocols.sie.classes import ClassesPlan, classes_of
 from frontend.protocols.sie.classify import ClassifyResource
 from frontend.protocols.sie.render import json_list
 from frontend.protocols.vllm.envelope import around
-from frontend.protocols.vllm.schemas import ClassifyRequest, is_raw
+from frontend.protocols.vllm.schemas import ClassifyRequest
 
 _NUMBER_NBYTES = 20
 """About how long a number is."""
@@ -23,14 +23,6 @@ class VllmClassifyResource(ClassifyResource[ClassifyRequest]):
 
     operation = "classify"
     body = ClassifyRequest
-
-    def texts(self, request: ClassifyRequest) -> list[str]:
-        """The texts."""
-        return request.texts
-
-    def options(self, request: ClassifyRequest) -> dict[str, Any]:
-        """What becomes of long texts, and logits where they were asked for."""
-        return {**request.options, **({FUNCTION: "none"} if is_raw(request) else {})}
 
     async def render(
         self,

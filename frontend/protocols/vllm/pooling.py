@@ -40,9 +40,8 @@ class PoolingResource(InferenceResource[PoolingRequest, OutputPlan]):
         return model_named(request, self.services.catalog, self.services.settings, outputs)
 
     def examine(self, request: PoolingRequest) -> None:
-        """Inputs of one kind, and a length that can be had."""
+        """Inputs of one kind."""
         check_inputs(request.input, "input", self.services.settings.limits)
-        _ = request.options
 
     def check(self, request: PoolingRequest, entry: ModelEntry) -> list[InputItem]:
         """The texts and token ids as workers take them."""
@@ -62,7 +61,7 @@ class PoolingResource(InferenceResource[PoolingRequest, OutputPlan]):
         if output == "multivector" and request.dimensions is not None:
             raise InvalidInput("dimensions: vectors of tokens cannot be cut")
         check_width(request.dimensions, entry, status, "dimensions")
-        names, wishes = names_of(request.input, "input"), Wishes(**request.options)
+        names, wishes = names_of(request.input, "input"), Wishes(**request.cut)
         return plan_vectors(self.services, entry, status, inputs, wishes, names, output)
 
     async def render(

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from frontend.protocols.sie.inputs import Inputs, TokenId
+from frontend.protocols.sie.options import activation, function
 from frontend.protocols.sie.schemas import Key, Keys
 from ipc.errors import InvalidInput
 
@@ -40,8 +41,8 @@ class Cutting(Naming, kw_only=True):
     truncate_prompt_tokens: Cut = None
 
     @property
-    def options(self) -> dict[str, Any]:
-        """The options of a call."""
+    def cut(self) -> dict[str, Any]:
+        """The options of a call that it stands for."""
         most = self.truncate_prompt_tokens
         if most is None:
             return {"overflow_policy": "error"}
@@ -67,13 +68,23 @@ class PoolingRequest(Cutting, kw_only=True):
     ] = None
 
 
-class PairScoreRequest(Cutting, kw_only=True):
+class Scoring(Cutting, kw_only=True):
+    """What requests say about scores of pairs."""
+
+    activation: OnOff = None
+    use_activation: OnOff = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What becomes of long texts, and logits where they are wanted."""
+        return {**self.cut, **activation(False in (self.activation, self.use_activation))}
+
+
+class PairScoreRequest(Scoring, kw_only=True):
     """Body of POST /score and /v1/score."""
 
     text_1: Annotated[Texts, Meta(description="What the other texts are scored against.")]
     text_2: Texts
-    activation: OnOff = None
-    use_activation: OnOff = None
 
     @property
     def query(self) -> str:
@@ -92,7 +103,7 @@ class PairScoreRequest(Cutting, kw_only=True):
         return [self.text_2] if isinstance(self.text_2, str) else self.text_2
 
 
-class DocumentsRequest(Cutting, kw_only=True):
+class DocumentsRequest(Scoring, kw_only=True):
     """Body of POST /rerank."""
 
     query: Annotated[str, Meta(description="What the documents should answer.")]
@@ -100,8 +111,11 @@ class DocumentsRequest(Cutting, kw_only=True):
     top_n: Annotated[
         Annotated[int, Meta(ge=0)] | None, Meta(description="Only the best so many; 0 for all.")
     ] = None
-    activation: OnOff = None
-    use_activation: OnOff = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents."""
+        return self.documents
 
 
 class ClassifyRequest(Cutting, kw_only=True):
@@ -115,6 +129,11 @@ class ClassifyRequest(Cutting, kw_only=True):
     def texts(self) -> list[str]:
         """The texts."""
         return [self.input] if isinstance(self.input, str) else self.input
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What becomes of long texts, and logits where they are wanted."""
+        return {**self.cut, **function(False in (self.activation, self.use_activation))}
 
 
 class PromptRequest(Naming, kw_only=True):
@@ -141,8 +160,3 @@ class TokenIdsRequest(Naming, kw_only=True):
     """Body of POST /detokenize."""
 
     tokens: Annotated[list[TokenId], Meta(description="The token ids of a text.")]
-
-
-def is_raw(request: PairScoreRequest | DocumentsRequest | ClassifyRequest) -> bool:
-    """Whether a request asks for logits, under either name of the field."""
-    return False in (request.activation, request.use_activation)

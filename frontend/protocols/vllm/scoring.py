@@ -10,9 +10,9 @@ import numpy as np
 from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
 from frontend.protocols.sie.score import ranking
-from frontend.protocols.sie.text_scoring import TextScoringResource, activation
+from frontend.protocols.sie.text_scoring import TextScoringResource
 from frontend.protocols.vllm.envelope import envelope, usage_of
-from frontend.protocols.vllm.schemas import DocumentsRequest, PairScoreRequest, is_raw
+from frontend.protocols.vllm.schemas import DocumentsRequest, PairScoreRequest
 from ipc.wire.field_names import FieldNames
 
 
@@ -23,18 +23,6 @@ class PairScoreResource(TextScoringResource[PairScoreRequest]):
     body = PairScoreRequest
     entries = "data"
     names = FieldNames(item="text_2[{}]", text="text_2[{}]", query="text_1", options="")
-
-    def query(self, request: PairScoreRequest) -> str:
-        """The first text."""
-        return request.query
-
-    def texts(self, request: PairScoreRequest) -> list[str]:
-        """The other texts."""
-        return request.texts
-
-    def options(self, request: PairScoreRequest) -> dict[str, Any]:
-        """What becomes of long texts, and logits where they were asked for."""
-        return {**request.options, **activation(is_raw(request))}
 
     def answer(
         self,
@@ -58,18 +46,6 @@ class DocumentsResource(TextScoringResource[DocumentsRequest]):
     body = DocumentsRequest
     entries = "results"
     names = FieldNames(item="documents[{}]", text="documents[{}]", query="query", options="")
-
-    def query(self, request: DocumentsRequest) -> str:
-        """The query."""
-        return request.query
-
-    def texts(self, request: DocumentsRequest) -> list[str]:
-        """The documents."""
-        return request.documents
-
-    def options(self, request: DocumentsRequest) -> dict[str, Any]:
-        """What becomes of long documents, and logits where they were asked for."""
-        return {**request.options, **activation(is_raw(request))}
 
     def echoed_nbytes(self, request: DocumentsRequest) -> int:
         """All documents."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from frontend.engine.default_models import model_named
 from frontend.protocols.sie.tokens import (
-    READING,
     TokensPlan,
     TokensResource,
     check_ids_together,
@@ -26,10 +24,6 @@ class PromptResource(TokensResource[PromptRequest]):
     operation = "tokenize"
     body = PromptRequest
     names = FieldNames("prompt", "prompt")
-
-    def model_of(self, request: PromptRequest) -> str:
-        """The model that the request names, or one that reads texts."""
-        return model_named(request, self.services.catalog, self.services.settings, READING)
 
     def examine(self, request: PromptRequest) -> None:
         """A text within its limit."""
@@ -62,10 +56,6 @@ class TokenIdsResource(TokensResource[TokenIdsRequest]):
     operation = "detokenize"
     body = TokenIdsRequest
     names = FieldNames("tokens", "tokens")
-
-    def model_of(self, request: TokenIdsRequest) -> str:
-        """The model that the request names, or one that reads texts."""
-        return model_named(request, self.services.catalog, self.services.settings, READING)
 
     def examine(self, request: TokenIdsRequest) -> None:
         """Token ids within their limit."""
