@@ -154,6 +154,8 @@ def test_errors_have_the_form_of_cohere(server: Server) -> None:
     refused(embed(server, model="none"), 404, "none")
     refused(server.post("/v2/rerank", {"model": SCORE, "query": "q"}), 400, "documents")
     refused(server.get("/v2/embed"), 405)
+    for path in ("/v2/chat", "/v1/chat", "/v1/tokenize", "/v1/classify"):
+        assert server.post(path, {"model": ECHO}).status == 404, path
     body = b'{"model":"fake/echo","input_type":"search_query","texts":["a"],"texts":["b"]}'
     headers = {"Content-Type": "application/json"}
     refused(server.request("POST", "/v2/embed", body, headers), 400, "twice")
