@@ -23,6 +23,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 PACKAGES = {
     "gliclass": ("gliclass",),
     "gliner": ("gliner", "sentencepiece"),
+    "gliner2": ("gliner2",),
     "onnx": ("onnxruntime",),
     "siglip": ("PIL", "sentencepiece"),
     "vision": ("PIL", "scipy"),
@@ -64,6 +65,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "ner": Family(title="Named entities", about="Entities of the types that the model was trained on."),
     "gliner": Family(title="GLiNER", about="Entities of the types that the request names.", extra="gliner"),
+    "gliner2": Family(
+        title="GLiNER2", about="Entities of the types that the request names.", extra="gliner2"
+    ),
     "gliclass": Family(
         title="GLiClass", about="Scores of the classes that the request names.", extra="gliclass"
     ),

@@ -69,6 +69,7 @@ FAMILY_OPTIONS: dict[str, tuple[str, ...]] = {
     "text_classification": ("function_to_apply", "threshold", "top_k"),
     "nli_zero_shot": ("hypothesis_template", "multi_label", "threshold"),
     "gliclass": ("classification_type", "threshold"),
+    "gliner2": ("threshold",),
     "gliner": (
         "threshold",
         "flat_ner",

@@ -39,6 +39,7 @@ FAMILIES = {
     "qwen3_vl_embedding": "qwen3_vl_embedding",
     "qwen3_vl_reranker": "qwen3_vl_reranker",
     "gliner": "gliner gliner_bi",
+    "gliner2": "gliner2",
     "gliclass": "gliclass",
     "nli_zero_shot": "nli_classification nli_classification_flash",
     "grounding_dino": "grounding_dino",
@@ -52,7 +53,6 @@ FAMILIES = {
 """Families here, and the adapter modules of SIE whose models they run."""
 REFUSED = {
     "docling": "no family reads files of documents; convert them to text or pictures first",
-    "gliner2": "the package gliner2 is not connected; models of the families gliner and gliclass find the same",
     "glirel": "its package takes the base model from the hub at each load; GLiNER models with a relations layer find"
     " relations",
     "nemo_colembed": "its architecture is code of its repository, which transformers does not have",

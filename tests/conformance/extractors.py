@@ -16,6 +16,7 @@ from tests.harness.server import FAKE_CATALOG, Server
 from tests.tiny.models import build
 
 GLINER, GLICLASS = "urchade/gliner_multi-v2.1", "knowledgator/gliclass-small-v1.0"
+GLINER2 = "fastino/gliner2-base-v1"
 GLINER_BI = "knowledgator/gliner-bi-base-v2.0"
 
 
@@ -39,6 +40,7 @@ EXTRACTORS = {
     "tiny/nli-bart": Extractor("nli_bart", "nli_zero_shot"),
     GLINER: Extractor("gliner", "gliner", "gliner"),
     "tiny/relex": Extractor("gliner_relex", "gliner", "gliner"),
+    GLINER2: Extractor("gliner2", "gliner2", "gliner2"),
     GLINER_BI: Extractor("gliner_bi", "gliner", "gliner"),
     GLICLASS: Extractor("gliclass", "gliclass", "gliclass"),
     "tiny/gliclass-single": Extractor(

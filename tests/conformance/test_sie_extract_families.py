@@ -15,6 +15,7 @@ from tests.conformance.extractors import (
     EXTRACTORS,
     GLICLASS,
     GLINER,
+    GLINER2,
     GLINER_BI,
     body_of,
     extract,
@@ -193,6 +194,80 @@ def test_labels_are_hypotheses_as_in_the_pipeline(
         wanted = cutting(long, ["travel", "science"])
         same_classes(found["classifications"], list(zip(wanted["labels"], wanted["scores"], strict=True)))
     assert item["classifications"] != ending["classifications"]
+
+
+@functools.cache
+def gliner2(directory: Path) -> Any:
+    """A GLiNER2 of the library in this process."""
+    from gliner2.inference.engine import SpanExtractor
+
+    torch.set_num_threads(1)
+    return SpanExtractor.from_pretrained(str(directory))
+
+
+def gliner2_spans(
+    directory: Path, text: str, labels: list[str], threshold: float
+) -> list[tuple[str, str, float]]:
+    """Entities of GLiNER2 for one text alone, without the full stop that the library reads behind the text."""
+    [found] = gliner2(directory).batch_extract_entities(
+        [text], labels, threshold=threshold, include_confidence=True, include_spans=True
+    )
+    spans = [
+        (one["start"], min(one["end"], len(text)), label, one["confidence"])
+        for label, ones in found["entities"].items()
+        for one in ones
+        if one["start"] < len(text)
+    ]
+    return [
+        (text[start:end], label, score) for start, end, label, score in sorted(spans, key=lambda one: one[:2])
+    ]
+
+
+def test_gliner2_requests_with_other_labels_and_thresholds_share_batches(
+    extracting: Server, tiny_extractors: Path
+) -> None:
+    required_library("gliner2")
+    directory = directory_of(tiny_extractors, GLINER2)
+    texts = [text for text in TEXTS if len(text) < 400]
+    sets = itertools.cycle([LABELS, ["river"], ["a b", "c", "d e f", "g"], LABELS[::-1]])
+    asked = [
+        (text, {"labels": labels, "options": {"threshold": threshold}})
+        for text, labels, threshold in zip(texts, sets, itertools.cycle([0.5, 0.9, 0.97]), strict=False)
+    ]
+    found = 0
+    for item, (text, params) in zip(
+        extract_together(extracting, MSGPACK, GLINER2, asked), asked, strict=True
+    ):
+        wanted = gliner2_spans(directory, text, params["labels"], params["options"]["threshold"])
+        same_entities(item["entities"], wanted)
+        assert all(text[one["start"] : one["end"]] == one["text"] for one in item["entities"])
+        found += len(wanted)
+    assert found > 10
+    [alone] = extract(extracting, JSON, GLINER2, [TEXTS[0]], labels=LABELS)
+    same_entities(alone["entities"], gliner2_spans(directory, TEXTS[0], LABELS, 0.5))
+
+
+def test_gliner2_keeps_to_its_limits(extracting: Server) -> None:
+    required_library("gliner2")
+    text = "Marie Curie lives in Paris " * 500
+    answer = JSON.post(extracting, f"/v1/extract/{GLINER2}", body_of(["", text], labels=LABELS)).json()
+    assert answer["usage"]["truncated"] == [1] and 500 < answer["usage"]["tokens"][1] <= 512
+    assert answer["items"][0]["entities"] == []
+    body = body_of([text], labels=LABELS, options={"overflow_policy": "error"})
+    assert_refused(
+        JSON.post(extracting, f"/v1/extract/{GLINER2}", body), 400, "INPUT_TOO_LONG", "items[0].text"
+    )
+    body = body_of(["a"], labels=[f"kind {number}" for number in range(900)])
+    assert_refused(
+        JSON.post(extracting, f"/v1/extract/{GLINER2}", body), 400, "INPUT_TOO_LONG", "params.labels"
+    )
+    body = body_of(["a"], labels=["a [E] b"])
+    assert_refused(
+        JSON.post(extracting, f"/v1/extract/{GLINER2}", body), 400, "INVALID_INPUT", "params.labels", "[E]"
+    )
+    everything = {"labels": LABELS, "options": {"threshold": -1}}
+    [item] = extract(extracting, JSON, GLINER2, [text], **everything)
+    assert 0 < len(item["entities"]) <= 1000
 
 
 def gliner_spans(found: list[dict[str, Any]]) -> list[tuple[str, str, float]]:

@@ -105,6 +105,23 @@ def gliner_bi(directory: Path) -> None:
     shutil.rmtree(labels)
 
 
+def gliner2(directory: Path) -> None:
+    """GLiNER2 over spans of up to four words."""
+    from gliner2.configuration import ExtractorConfig
+    from gliner2.models.span.model import SpanExtractorModel
+
+    encoder = bert_config(directory)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(directory))
+    config = ExtractorConfig(model_name="tiny/bert", max_width=4, counting_layer="count_lstm")
+    model = redraw(SpanExtractorModel(config, encoder_config=encoder, tokenizer=tokenizer))
+    with torch.no_grad():
+        model.count_pred[-1].bias.copy_(torch.arange(20) == 3)
+        model.count_pred[-1].bias.mul_(1000)
+        for parameter in model.span_rep.parameters():
+            parameter.mul_(0.5)
+    model.save_pretrained(str(directory))
+
+
 def gliclass(directory: Path) -> None:
     """GLiClass with one encoder for labels and text."""
     from gliclass import GLiClassModel, GLiClassModelConfig
@@ -149,6 +166,7 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
         gliner,
         gliner_relex,
         gliner_bi,
+        gliner2,
         gliclass,
     )
 }

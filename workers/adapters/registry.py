@@ -54,6 +54,7 @@ BUILT_IN = {
     "nli_zero_shot": "workers.adapters.nli_zero_shot:NliZeroShotAdapter",
     "gliclass": "workers.adapters.gliclass:GliclassAdapter",
     "gliner": "workers.adapters.gliner:GlinerAdapter",
+    "gliner2": "workers.adapters.gliner2:Gliner2Adapter",
     "torch_export": "workers.adapters.torch_export:TorchExportAdapter",
     "torchscript": "workers.adapters.torchscript:TorchScriptAdapter",
     "onnx": "workers.adapters.onnx:OnnxAdapter",
