@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ipc.catalog.entries import Catalog
-from ipc.errors import ModelNotFound
+from ipc.errors import ConfigError, ModelNotFound
 from ipc.settings import Settings
 
 _SHOWN = 10
@@ -41,6 +41,13 @@ def default_model(catalog: Catalog, settings: Settings, outputs: Sequence[str], 
         f"the request names no model, and several give {wanted}: {', '.join(known[:_SHOWN])}{more}; "
         "server.default_models chooses one"
     )
+
+
+def check(catalog: Catalog, names: Sequence[str]) -> None:
+    """Raise `ConfigError` for a name in `server.default_models` that no served model has."""
+    unknown = next((name for name in names if name not in catalog), None)
+    if unknown is not None:
+        raise ConfigError(f"server.default_models: no model {unknown[:200]!r} is served")
 
 
 def model_named(

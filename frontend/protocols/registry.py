@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import falcon
@@ -86,14 +87,18 @@ def grpc_services(services: Services) -> list[GrpcService]:
 
 def protocol_of(path: str, known: Sequence[WireProtocol]) -> WireProtocol:
     """The protocol with the longest prefix of whole segments of `path`; the first protocol, if none fits."""
-    # PERF: called for every request.
+    # PERF: called for every request; one comparison tells whether any prefix of a protocol fits.
     whole, best, longest = f"{path}/", known[0], 0
     for protocol in known:
-        for prefix in protocol.prefixes:
-            if len(prefix) > longest and whole.startswith(_segments(prefix)):
-                best, longest = protocol, len(prefix)
+        folders = _folders(tuple(protocol.prefixes))
+        if whole.startswith(folders):
+            fitting = max(len(folder) for folder in folders if whole.startswith(folder))
+            if fitting > longest:
+                best, longest = protocol, fitting
     return best
 
 
-def _segments(prefix: str) -> str:
-    return prefix if prefix.endswith("/") else f"{prefix}/"
+@lru_cache(maxsize=64)
+def _folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
+    """The prefixes with a slash at their end."""
+    return tuple(prefix if prefix.endswith("/") else f"{prefix}/" for prefix in prefixes)

@@ -1,11 +1,15 @@
-"""Which server's form a path has that several servers know."""
+"""Which server's form a path has that several servers know, and which model a request without a model means."""
 
 from __future__ import annotations
 
 import pytest
 
+from frontend.engine import default_models
 from frontend.protocols.shared_routes import OWNERS, chosen
+from ipc.catalog.entries import Catalog
 from ipc.errors import ConfigError
+from ipc.settings import load
+from tests.fakes.tensors import entry
 
 
 def test_a_server_is_chosen_for_all_of_its_paths_or_for_one() -> None:
@@ -31,3 +35,12 @@ def test_a_server_is_chosen_for_all_of_its_paths_or_for_one() -> None:
 def test_two_choices_for_a_path_are_refused(entries: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         chosen(entries)
+
+
+def test_default_models_must_be_served() -> None:
+    catalog = Catalog([entry("org/dense", served_name="short")])
+    default_models.check(catalog, ["org/dense", "short"])
+    with pytest.raises(ConfigError, match=r"server\.default_models: no model 'org/typo' is served"):
+        default_models.check(catalog, ["org/dense", "org/typo"])
+    named = load(None, {"server.default_models": "short"}, {})
+    assert default_models.default_model(catalog, named, ("dense",)) == "short"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.vector_server import DENSE, SCORE, VectorServer
+from tests.fakes.vector_server import CLASSIFIER, DENSE, SCORE, VectorServer
 
 Make = Callable[..., VectorServer]
 
@@ -134,6 +134,10 @@ def test_the_only_model_that_can_answer_does(make: Make) -> None:
     status, kind, text = refusal(server.post("/rerank", {"query": "q", "texts": ["1"]}))
     assert (status, kind) == (424, "Backend") and "no served model gives score" in text
     assert server.client.simulate_get("/info").json["model_id"] == DENSE
+    server = make(served=(CLASSIFIER,))
+    assert server.post("/predict", {"inputs": "a b"}).json[0] == {"score": 0.75, "label": "even"}
+    labels = {"id2label": {"0": "even", "1": "odd"}, "label2id": {"even": 0, "odd": 1}}
+    assert server.client.simulate_get("/info").json["model_type"] == {"classifier": labels}
 
 
 def test_several_models_need_a_choice(make: Make) -> None:
@@ -145,7 +149,7 @@ def test_several_models_need_a_choice(make: Make) -> None:
     assert server.engine.works[-1].model == "org/other"
     assert server.post("/rerank", {"query": "q", "texts": ["1"]}).status_code == 200
     info = server.client.simulate_get("/info").json
-    assert (info["model_id"], info["model_type"]) == (SCORE, {"reranker": {}})
+    assert (info["model_id"], info["model_type"]) == (SCORE, {"reranker": {"id2label": {}, "label2id": {}}})
     assert info["max_input_length"] == 40 and info["max_client_batch_size"] == 10000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import falcon
@@ -61,7 +62,7 @@ class InfoResource:
             entry.id,
             source.revision if isinstance(source, HubSource) else None,
             entry.precision or settings.worker.precision,
-            _kind(entry),
+            _kind(entry, status.labels),
             settings.server.max_connections,
             entry.max_sequence_length or status.max_sequence_length or None,
             entry.max_batch_tokens or settings.batch.max_tokens,
@@ -73,7 +74,11 @@ class InfoResource:
         )
 
 
-def _kind(entry: ModelEntry) -> dict[str, dict[str, Any]]:
+def _kind(entry: ModelEntry, labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The type; `labels` are those of a loaded classifier."""
     if entry.encode_outputs:
         return {"embedding": {"pooling": entry.loadtime.get("pooling")}}
-    return {"reranker" if "score" in entry.outputs else "classifier": {}}
+    by_place = {str(place): label for place, label in enumerate(labels)}
+    by_label = {label: place for place, label in enumerate(labels)}
+    known = {"id2label": by_place, "label2id": by_label}
+    return {"reranker" if "score" in entry.outputs else "classifier": known}
