@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -89,9 +90,21 @@ def look(page: Page, name: str, width: int, height: int, scheme: str = "light") 
     place = os.environ.get("TEST_SCREENSHOTS")
     if place and name:
         file = Path(place) / f"{name}.png"
-        picture = Image.open(io.BytesIO(page.picture(file))).convert("RGB")
-        # A third of the size, and no colour is off by more than a few of 256 steps.
-        picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
+        in_256_colours(Image.open(io.BytesIO(page.picture(file))).convert("RGB")).save(file, optimize=True)
+
+
+def in_256_colours(picture: Image.Image) -> Image.Image:
+    """A third of the size: the commonest colours stay as they are, the others become the nearest of a palette."""
+    commonest = [colour for _, colour in sorted(picture.getcolors(1 << 24) or [], reverse=True)[:128]]
+    covering = (
+        picture.quantize(256 - len(commonest), Image.Quantize.MAXCOVERAGE).convert("RGB").getcolors() or []
+    )
+    palette = np.array([*commonest, *(colour for _, colour in covering)])
+    colours, places = np.unique(np.asarray(picture).reshape(-1, 3), axis=0, return_inverse=True)
+    nearest = np.array([np.abs(palette - colour.astype(int)).sum(axis=1).argmin() for colour in colours])
+    small = Image.fromarray(nearest[places].reshape(picture.height, picture.width).astype(np.uint8), "P")
+    small.putpalette(palette.astype(np.uint8).tobytes())
+    return small
 
 
 @contextlib.contextmanager

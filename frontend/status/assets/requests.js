@@ -31,7 +31,10 @@ class Requests {
     const records = frame.recent_requests.slice(0, SHOWN_REQUESTS);
     byId("requests-empty").hidden = records.length > 0;
     byId("try").hidden = !records.length;
-    const scale = Math.max(1e-6, ...records.map((record) => record.total_ms));
+    const times = records.map((record) => record.total_ms).sort((one, other) => one - other);
+    const longest = times.length ? times[times.length - 1] : 0;
+    // A few slow requests must not make all other bars too short to read.
+    const scale = Math.max(1e-6, Math.min(longest, 4 * times[Math.floor(times.length / 2)] || 0));
     if (this.held) {
       setText(byId("requests-note"), "held while you point at them");
       return;
@@ -39,7 +42,7 @@ class Requests {
     const now = performance.now();
     if (now - this.drawnAt < REQUESTS_EVERY_MS) return;
     this.drawnAt = now;
-    setText(byId("requests-note"), records.length ? `the longest bar is ${asMs(scale)}` : "");
+    setText(byId("requests-note"), records.length ? `a whole bar is ${asMs(scale)}${longest > scale ? " or more" : ""}` : "");
     while (this.rows.length < records.length) this.rows.push(this.create());
     this.rows.forEach((row, at) => {
       row.root.hidden = at >= records.length;
@@ -79,7 +82,7 @@ class Requests {
     row.phases.forEach((part, at) => {
       const share = (record.phases[PHASES[at]] / scale) * 100;
       part.hidden = share < 0.15;
-      part.style.width = `calc(${share.toFixed(2)}% - 1px)`;
+      part.style.width = `calc(${Math.min(100, share).toFixed(2)}% - 1px)`;
     });
   }
 }
