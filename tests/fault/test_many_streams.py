@@ -16,7 +16,7 @@ from tests.harness.server import Server, serving, wait_until
 pytestmark = pytest.mark.long
 
 MANY = 10_000
-TOKENS = 48
+TOKENS = 16
 AT_A_TIME = 500
 """Connections that are opened together; a listener's accept queue takes no more than 2,048."""
 
