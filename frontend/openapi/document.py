@@ -18,6 +18,7 @@ import msgspec
 import orjson
 
 from frontend.openapi.operation import EVENTS, HTML, JSON, TEXT, Operation, Parameter
+from frontend.openapi.words import described, word
 from frontend.protocols.chat.operations import OPERATIONS as CHAT
 from frontend.protocols.cohere.operations import OPERATIONS as COHERE
 from frontend.protocols.infinity.operations import OPERATIONS as INFINITY
@@ -138,7 +139,7 @@ def _schemas(table: list[Operation]) -> dict[str, Any]:
         if struct is not None
     )
     _, found = msgspec.json.schema_components(named, ref_template=_TEMPLATE)
-    return dict(sorted(found.items()))
+    return described(dict(sorted(found.items())))
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
@@ -150,7 +151,13 @@ def _operation(operation: Operation) -> dict[str, Any]:
     }
     parameters: list[dict[str, Any]] = [_ref("parameters", "model")] if "{model}" in operation.path else []
     parameters += [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": word(name),
+            "schema": {"type": "string", "minLength": 1},
+        }
         for name in _WORD.findall(operation.path)
         if name != "model"
     ]

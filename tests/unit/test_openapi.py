@@ -13,6 +13,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator, validate
 
 from frontend import app
+from frontend.openapi import words
 from frontend.openapi.document import operations, schema
 from frontend.protocols.chat import absent
 from ipc import settings
@@ -157,3 +158,32 @@ def test_the_command_line_prints_the_same_document(capsys: pytest.CaptureFixture
 def test_descriptions_are_sentences() -> None:
     for operation in described().values():
         assert re.fullmatch(r"[A-Z`].*[.]", operation["summary"])
+
+
+def _without_words(value: Any, place: str) -> list[str]:
+    """Places of fields and parameters below `value` that nothing describes."""
+    if isinstance(value, list):
+        return [found for at, one in enumerate(value) for found in _without_words(one, f"{place}[{at}]")]
+    if not isinstance(value, dict):
+        return []
+    fields = value["properties"] if value.get("type") == "object" and "properties" in value else {}
+    bare = [f"{place}.{name}" for name, field in fields.items() if not field.get("description")]
+    if "in" in value and "name" in value and not value.get("description"):
+        bare.append(place)
+    return [
+        *bare,
+        *(found for name, one in value.items() for found in _without_words(one, f"{place}.{name}")),
+    ]
+
+
+def test_every_field_and_parameter_is_described() -> None:
+    assert _without_words({"paths": DOCUMENT["paths"], **DOCUMENT["components"]}, "") == []
+
+
+def test_every_word_describes_a_field() -> None:
+    parameters = set(re.findall(r"{(\w+)}", " ".join(DOCUMENT["paths"])))
+    known = set(parameters)
+    for name, found in DOCUMENT["components"]["schemas"].items():
+        for field in found.get("properties", {}):
+            known |= {field, f"{name.rpartition('.')[2]}.{field}"}
+    assert set(words._WORDS) <= known
