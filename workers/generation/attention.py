@@ -176,8 +176,6 @@ class PagedAttention:
         self._pools: dict[int, tuple[Pool, Pool]] = {}
         self._widths: dict[int, tuple[torch.Size, torch.Size, torch.dtype, torch.device]] = {}
         self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        self._steps = torch.empty(0)
-        """Zeros, then as many times -inf."""
         # NOTE: transformers never forgets a function. A strong reference would keep the memory of an unloaded model.
         AttentionInterface.register(self.name, _weakly(self.attend))
         AttentionMaskInterface.register(self.name, _weakly(self._mask))
@@ -336,19 +334,9 @@ class PagedAttention:
         if window or heads.rule is not None:
             mask = self._mask_of(heads, np.array(lengths), np.array(firsts), keys, device)
         elif min(lengths) < keys:
-            mask = self._ends(lengths, keys, device)
+            mask = _ends(lengths, keys).to(device)
         flat = torch.from_numpy(blocks.reshape(-1)).to(device)
         return View(group.rows, len(spans), keys, None, flat, mask, {})
-
-    def _ends(self, lengths: list[int], keys: int, device: torch.device) -> torch.Tensor:
-        """What is added to the scores of `keys` keys: 0 for so many of each sequence, then -inf."""
-        if len(self._steps) < 2 * keys or self._steps.device != device:
-            self._steps = torch.zeros(4 * keys, device=device)
-            self._steps[2 * keys :] = float("-inf")
-        middle = len(self._steps) // 2
-        # PERF: each mask is a stretch of the same values, so that one operation makes all.
-        starts = torch.tensor([middle - length for length in lengths], device=device)
-        return self._steps.unfold(0, keys, 1)[starts][:, None, None]
 
     def _mask_of(
         self, heads: Heads, lengths: Integers, firsts: Integers, keys: int, device: torch.device
@@ -362,6 +350,14 @@ class PagedAttention:
         if seen.all():
             return None
         return torch.from_numpy(np.where(seen, np.float32(0), np.float32("-inf"))[:, None, None]).to(device)
+
+
+def _ends(lengths: list[int], keys: int) -> torch.Tensor:
+    """What is added to the scores of `keys` keys: 0 for so many of each sequence, then -inf."""
+    mask = np.zeros((len(lengths), 1, 1, keys), np.float32)
+    for row, length in zip(mask[:, 0, 0], lengths, strict=True):
+        row[length:] = -np.inf
+    return torch.from_numpy(mask)
 
 
 def in_reach(queries: _Positions, keys: _Positions, window: int) -> _Positions:
