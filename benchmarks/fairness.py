@@ -31,7 +31,7 @@ from benchmarks.load import Address, closed_loop, open_loop, post
 from benchmarks.options import add_threads, parser
 from benchmarks.peers.servers import MODEL_DIR
 from benchmarks.report import Report, Row
-from benchmarks.serving import penstock
+from benchmarks.serving import Settings, penstock
 
 SMALL, TINY = "bench/small", "bench/tiny"
 MOST_RATIO = 2.0
@@ -252,7 +252,11 @@ def run(threads: int, rounds: int, seconds: float) -> Report:
     settings = {"threads": threads, "rounds": rounds, "seconds": seconds, "corpus": fingerprint(passages())}
     report = Report("fairness", "Queries beside the load of others", settings)
     with catalog() as directory:
-        chosen = {"catalog.dirs": str(directory), "worker.torch_threads": threads, "worker.count": 1}
+        chosen: Settings = {
+            "catalog.dirs": str(directory),
+            "worker.torch_threads": threads,
+            "worker.count": 1,
+        }
         with penstock(f"{SMALL},{TINY}", chosen) as server:
             contest = Contest(report, server.address, seconds)
             contest.warm()

@@ -163,7 +163,7 @@ class Contest:
 
 def ratio(samples: Sequence[Sample], load: int | str, contestant: str, field: str = "cpu_s") -> float | None:
     """Median over rounds of a contestant's time divided by the engine's; None without samples."""
-    times = {
+    times: dict[str, list[float]] = {
         name: [getattr(one, field) for one in samples if (one.load, one.contestant) == (load, name)]
         for name in (contestant, "penstock")
     }
@@ -213,7 +213,7 @@ def tabulate(report: Report, setup: Setup, samples: Sequence[Sample]) -> None:
 
 def run(rounds: int, only: Sequence[str]) -> Report:
     """Measure and save the report."""
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     settings = {"threads": 1, "rounds": rounds, "prompt and answer": "64 + 64 tokens"}
     report = Report("generation", "Generated tokens by processor time", settings)
     samples: list[Sample] = []

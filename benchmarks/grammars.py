@@ -49,7 +49,7 @@ _SCHEMA = {
     "required": ["title", "tags", "count"],
     "additionalProperties": False,
 }
-_FUNCTIONS = [
+_FUNCTIONS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": f"function_{number}", "parameters": _SCHEMA}}
     for number in range(16)
 ]
@@ -92,7 +92,7 @@ def save_model(directory: Path) -> None:
         min_frequency=1,
     )
     backend.train_from_iterator(corpus.passages(), trainer)
-    tokenizer = transformers.PreTrainedTokenizerFast(
+    tokenizer = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend, bos_token="<|begin|>", eos_token="<|end|>"
     )
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}<tool_call>"
@@ -159,7 +159,7 @@ def turn(adapter: CausalAdapter, contestant: str, number: int) -> Sample:
 
 def ratio(samples: list[Sample], contestant: str, field: str) -> float:
     """Median over rounds of the time a token without a grammar divided by the time of a contestant."""
-    times = {
+    times: dict[str, list[float]] = {
         name: [getattr(one, field) / one.tokens for one in samples if one.contestant == name]
         for name in ("no grammar", contestant)
     }

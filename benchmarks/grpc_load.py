@@ -61,7 +61,7 @@ def _python(address: str, method: str, message: bytes, at_a_time: int, seconds: 
     def client() -> None:
         nonlocal counted, failed
         with grpc.insecure_channel(address) as channel:
-            rpc = channel.unary_unary(method)
+            rpc: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
             while time.monotonic() < until:
                 sent = [rpc.future(message) for _ in range(max(1, at_a_time // _THREADS))]
                 errors = sum(one.exception() is not None for one in sent)

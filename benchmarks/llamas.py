@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 _SPECIAL = ["<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>"]
-SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
         "hidden_size": 64,
         "num_hidden_layers": 2,
@@ -66,7 +66,7 @@ def tokenizer() -> Any:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=_SPECIAL, initial_alphabet=alphabet)
     backend.train_from_iterator(["hello world this is a tiny tokenizer"] * 10, trainer)
-    return transformers.PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend, bos_token="<|begin|>", eos_token="<|end|>", pad_token="<|pad|>"
     )
 

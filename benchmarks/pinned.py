@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -58,13 +59,12 @@ def main() -> None:
             target = torch.frombuffer(arena.view[start : start + nbytes], dtype=torch.uint8)
             source = torch.full((nbytes,), 7, dtype=torch.uint8, device="cuda")
             staging = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-            plain = gigabytes_per_s(lambda t=target, s=source: t.copy_(s, non_blocking=True), nbytes, rounds)
+            to_arena = partial(target.copy_, source, non_blocking=True)
+            plain = gigabytes_per_s(to_arena, nbytes, rounds)
             register(arena, True)
-            pinned = gigabytes_per_s(lambda t=target, s=source: t.copy_(s, non_blocking=True), nbytes, rounds)
+            pinned = gigabytes_per_s(to_arena, nbytes, rounds)
             register(arena, False)
-            ceiling = gigabytes_per_s(
-                lambda t=staging, s=source: t.copy_(s, non_blocking=True), nbytes, rounds
-            )
+            ceiling = gigabytes_per_s(partial(staging.copy_, source, non_blocking=True), nbytes, rounds)
             rows.append((f"{nbytes >> 10} KiB", plain, pinned, ceiling, pinned / plain))
             samples.append({"nbytes": nbytes, "plain": plain, "pinned": pinned, "torch_pinned": ceiling})
         arena.close()

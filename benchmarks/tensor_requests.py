@@ -25,7 +25,7 @@ def tensor_server(models: Sequence[str], **settings: str | int) -> Iterator[Serv
     """Penstock with one frontend, one worker and these programs; further settings are named `section__field`."""
     with tempfile.TemporaryDirectory(prefix="penstock-programs-") as place:
         repository = write_repository(Path(place), models)
-        values = {
+        values: dict[str, str | int] = {
             "server.frontends": 1,
             "worker.count": 1,
             "worker.torch_threads": 1,

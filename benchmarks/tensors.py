@@ -83,8 +83,8 @@ def _sample(server: Server, address: str, route: str, connections: int, seconds:
     else:
         found = _http(server, requests[route], connections, seconds)
     used = cpu_seconds(frontends) - before[0], cpu_seconds(workers) - before[1]
-    costs = [cpu_s / max(found[0] * seconds, 1) * 1e6 for cpu_s in used]
-    return Sample(route, connections, *found[:3], *costs, found[3])
+    frontend_us, worker_us = (cpu_s / max(found[0] * seconds, 1) * 1e6 for cpu_s in used)
+    return Sample(route, connections, *found[:3], frontend_us, worker_us, found[3])
 
 
 def apart_ms(server: Server) -> float:

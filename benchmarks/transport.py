@@ -23,7 +23,7 @@ from benchmarks import llamas
 from benchmarks.options import parser
 from benchmarks.processes import Server, cpu_seconds
 from benchmarks.report import Report, Row
-from benchmarks.serving import frontend_pids, penstock, worker_pids
+from benchmarks.serving import Settings, frontend_pids, penstock, worker_pids
 from benchmarks.streaming import chat, read
 
 MODEL = "bench/talking"
@@ -96,7 +96,7 @@ def run(rounds: int, tokens: int, counts: Sequence[int] = FRONTENDS) -> Report:
     samples: list[Sample] = []
     with talking_catalog() as catalog:
         for frontends in counts:
-            settings = {
+            settings: Settings = {
                 "catalog.dirs": str(catalog),
                 "server.frontends": frontends,
                 "worker.count": 1,

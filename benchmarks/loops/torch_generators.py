@@ -34,7 +34,8 @@ class NoGrammars:
     def begin(self, sequences: Sequence[Any]) -> None:
         raise AssertionError("no request has a grammar")
 
-    wait = begin
+    def wait(self) -> None:
+        raise AssertionError("no request has a grammar")
 
 
 class KeptOutput(ChoiceOutput):
@@ -88,10 +89,8 @@ def continuous(model: Any, tokenizer: Any) -> Run:
         max_batch_tokens=STEP_TOKENS,
         max_requests_per_batch=SEATS,
     )
-    manager = model.init_continuous_batching(
-        generation_config=GenerationConfig(max_new_tokens=64, do_sample=False, eos_token_id=-1),
-        continuous_batching_config=config,
-    )
+    greedy = GenerationConfig(max_new_tokens=64, do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]
+    manager = model.init_continuous_batching(generation_config=greedy, continuous_batching_config=config)
     manager.start()
 
     def run(jobs: Sequence[Job]) -> Answers:
@@ -137,11 +136,12 @@ def load() -> Run:
     """The contestant that the command line names, with its model."""
     _, contestant, model_dir, precision, threads = sys.argv
     torch.set_num_threads(int(threads))
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=getattr(torch, precision), attn_implementation="sdpa"
-    ).eval()
+    )
+    model.eval()  # type: ignore[no-untyped-call]
     return {"penstock": penstock, "continuous": continuous, "static": static}[contestant](model, tokenizer)
 
 
