@@ -27,6 +27,7 @@ from ipc.catalog.entries import (
 )
 from ipc.catalog.repository import check_models
 from ipc.settings import Settings
+from penstock import terminal
 from workers.adapters import registry
 from workers.repository.opening import open_catalog
 
@@ -41,7 +42,7 @@ _WIDTHS = {
 """Where config.json has the width of an output, by family and output."""
 
 
-def run(config: Settings) -> int:
+def run(config: Settings, *, as_json: bool = False) -> int:
     """Print the mistakes, or the served models. Returns the exit code. Raises `ConfigError`."""
     models = read(config)
     if config.server.keys_file:
@@ -49,11 +50,16 @@ def run(config: Settings) -> int:
     otlp.check(config.tracing)
     listeners.check(config)
     restrictions_of(config)
-    if wrong := mistakes(models):
+    wrong = mistakes(models)
+    if as_json:
+        print(terminal.as_json({"valid": not wrong, "models": list(models), "mistakes": wrong}))
+    elif wrong:
         print("\n".join(f"penstock: {each}" for each in wrong), file=sys.stderr)
+    if wrong:
         return EXIT_CONFIG
     hooks.require_free_addresses(config)
-    print(f"settings are valid; {summary(models)}")
+    if not as_json:
+        print(f"settings are valid; {summary(models)}")
     return 0
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ipc import settings
 from ipc.errors import ConfigError
 from ipc.version import VERSION
-from penstock import clients, keys, models, running, status, sweeping
+from penstock import clients, completion, keys, models, running, status, sweeping
 from penstock.tuning import command as tuning
 
 EXIT_CONFIG = 3
@@ -83,6 +83,8 @@ def parser() -> argparse.ArgumentParser:
     _serving(serve)
     check = commands.add_parser("check", help="validate settings and catalog; exit 3 when wrong")
     look = commands.add_parser("doctor", help="look at devices, limits, shared memory, ports, versions")
+    for examined in (check, look):
+        examined.add_argument("--json", action="store_true", help="print JSON")
     worker = commands.add_parser(
         "worker", help="start one worker by hand, for frontends without a supervisor"
     )
@@ -95,7 +97,8 @@ def parser() -> argparse.ArgumentParser:
     clients.add_parsers(commands)
     models.add_parsers(commands, _common)
     tuning.add_parser(commands, _common)
-    keys.add_parser(commands)
+    keys.add_parser(commands, _common)
+    completion.add_parser(commands)
     commands.add_parser("openapi", help="print the OpenAPI document of the HTTP surface")
     commands.add_parser("version", help="print the version")
     return root
@@ -184,8 +187,10 @@ def _run(options: argparse.Namespace) -> int:
 
             print(document.schema().decode())
             return 0
-        if options.command == "keys":
-            return keys.run(options)
+        if options.command == "keys" and options.action == "new":
+            return keys.new(options)
+        if options.command == "completion":
+            return completion.run(options, parser())
         flags = flags_of(options)
         config = settings.load(getattr(options, "config", None), flags)
         if options.command in _SERVING and any(config.catalog.models):
@@ -204,13 +209,15 @@ def _run(options: argparse.Namespace) -> int:
             return sweeping.run(options, config)
         if options.command == "status":
             return status.run(options, config)
+        if options.command == "keys":
+            return keys.run(options, config)
         if options.command == "doctor":
-            return _doctor(config)
+            return _doctor(config, as_json=options.json)
         if options.command == "tune":
             return tuning.run(options, config, flags)
         if options.command in ("models", "verify"):
             return models.run(options, config)
-        return _check(config)
+        return _check(config, as_json=options.json)
     except ConfigError as error:
         print(f"penstock: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
@@ -219,13 +226,13 @@ def _run(options: argparse.Namespace) -> int:
 # NOTE: the modules of the next two are imported there: they need all of the frontend, other commands do not.
 
 
-def _check(config: settings.Settings) -> int:
+def _check(config: settings.Settings, *, as_json: bool) -> int:
     from penstock import checking
 
-    return checking.run(config)
+    return checking.run(config, as_json=as_json)
 
 
-def _doctor(config: settings.Settings) -> int:
+def _doctor(config: settings.Settings, *, as_json: bool) -> int:
     from penstock import doctor
 
-    return doctor.run(config)
+    return doctor.run(config, as_json=as_json)

@@ -17,7 +17,7 @@ from ipc.processes.liveness import is_held
 from ipc.processes.paths import SERVER, prepare_run_dir
 from ipc.settings import Settings
 from ipc.version import VERSION
-from penstock import checking, families
+from penstock import checking, families, terminal
 
 PACKAGES = (
     "gunicorn",
@@ -147,9 +147,12 @@ CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
 )
 
 
-def run(config: Settings) -> int:
+def run(config: Settings, *, as_json: bool = False) -> int:
     """Print all findings; 0 when all are fine, 1 otherwise."""
     findings = [finding for check in CHECKS for finding in check(config)]
+    if as_json:
+        print(terminal.as_json([{"fine": fine, "text": text} for fine, text in findings]))
+        return 0 if all(fine for fine, _ in findings) else 1
     for fine, text in findings:
-        print(f"{'ok  ' if fine else 'BAD '} {text}")
+        print(f"{'ok  ' if fine else terminal.styled('BAD ', 'bad')} {text}")
     return 0 if all(fine for fine, _ in findings) else 1
