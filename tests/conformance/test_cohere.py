@@ -274,6 +274,9 @@ def test_the_query_side_has_the_models_template_and_documents_are_the_default(fa
     documents = encoded_rows(server, INSTRUCTED, TEXTS)
     queries = encoded_rows(server, INSTRUCTED, TEXTS, is_query=True)
     told = encoded_rows(server, INSTRUCTED, TEXTS, is_query=True, instruction="Find it")
+    for name, rows in (("query", queries), ("document", documents)):
+        by_name = encoded_rows(server, INSTRUCTED, TEXTS, options={"prompt_name": name})
+        np.testing.assert_array_equal(by_name, rows)
     assert not np.allclose(documents, queries, atol=1e-3) and not np.allclose(queries, told, atol=1e-3)
     for fields in ({}, {"input_type": "document"}, {"input_type": "passage"}, {"prompt_name": "document"}):
         np.testing.assert_allclose(ask(**fields), documents, atol=1e-5)

@@ -20,9 +20,6 @@ from ipc.wire.messages import InputItem, ModelStatus
 QUERIES = ("query", "search_query")
 """Values of `input_type` for the query side of a model; all others are documents."""
 
-_SIDES: dict[str | None, bool] = {"query": True, "document": False}
-"""Names of prompts that choose a side."""
-
 
 class Wishes(NamedTuple):
     """What a request asks of a model beside its inputs; None: as the model has it.
@@ -71,7 +68,7 @@ def plan_vectors(
     if output not in entry.outputs:
         raise InvalidInput(f"model: '{entry.id}' has no {output} output")
     check_used(wishes.options, entry, status)
-    side = _SIDES.get(wishes.prompt_name, wishes.is_query)
+    side = wishes.is_query
     return plan_output(
         services, entry, output, inputs, wishes.options, names, side, instruction=wishes.instruction
     )

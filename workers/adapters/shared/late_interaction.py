@@ -126,11 +126,12 @@ class PairedAdapter(Adapter):
 
 def _side(call: ScoreCall, *, is_query: bool) -> EncodeCall:
     """One side of a score call, as a call to encode it."""
+    drop = ("max_tokens", "prompt_name") if is_query else ("prompt_name",)
+    options = {name: value for name, value in call.options.items() if name not in drop}
     if not is_query:
-        return EncodeCall([], [], None, False, call.options, call.overflow, call.lora)
+        return EncodeCall([], [], None, False, options, call.overflow, call.lora)
     # NOTE: a query in several windows would count its special tokens once for each.
     overflow = "truncate" if call.overflow == "chunk" else call.overflow
-    options = {name: value for name, value in call.options.items() if name != "max_tokens"}
     return EncodeCall([], [], call.instruction, True, options, overflow, call.lora)
 
 

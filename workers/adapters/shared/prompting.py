@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _DOCUMENT_NAMES = ("document", "passage")
-_SIDES = ("query", "document")
+SIDES = ("query", "document")
+"""Names of prompts that choose a side of the model."""
 
 
 class Affixes(NamedTuple):
@@ -43,11 +44,11 @@ class Prompts:
     @property
     def names(self) -> list[str]:
         """The names that a request may give."""
-        return list(dict.fromkeys((*_SIDES, *self.named)))
+        return list(dict.fromkeys((*SIDES, *self.named)))
 
     def affixes(self, instruction: str | None, is_query: bool, name: str = "") -> Affixes:
         """The text before and after each text of a request; `name` is one of `names`, or ""."""
-        if name in self.named and name not in _SIDES:
+        if name in self.named and name not in SIDES:
             return Affixes(self.named[name], "")
         instruction = instruction or (self.default_instruction if is_query else None)
         template = self.query_template if is_query else self.document_template

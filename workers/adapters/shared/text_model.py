@@ -27,7 +27,7 @@ from workers.adapters.shared.long_texts import Tokens
 from workers.adapters.shared.lora import LoraLayers
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence, divided
-from workers.adapters.shared.prompting import Affixes, Prompts
+from workers.adapters.shared.prompting import SIDES, Affixes, Prompts
 from workers.adapters.shared.sentence_transformers_layout import ModelLayout
 from workers.adapters.shared.tokenizing import TextTokenizer, as_ids
 from workers.strategies import stepping
@@ -283,8 +283,9 @@ class TextAdapter(Adapter):
 
 
 def is_query(call: Call) -> bool:
-    """Whether the texts of a call are queries."""
-    return isinstance(call, EncodeCall) and call.is_query
+    """Whether the texts of a call are queries: by the side that `prompt_name` chooses, else by the call."""
+    name = call.options.get("prompt_name")
+    return name == SIDES[0] if name in SIDES else isinstance(call, EncodeCall) and call.is_query
 
 
 def most_tokens(call: Call, limit: int) -> int:
