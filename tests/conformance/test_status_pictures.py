@@ -28,6 +28,8 @@ from tests.harness.server import ROOT, Server, serving, stopped
 pytestmark = pytest.mark.long
 KEPT_S = 84
 """How long the load goes on before a picture that is kept, so that the charts are full."""
+TAKEN: list[Path] = []
+"""Pictures of this run."""
 ENTRY = """id: {name}
 source: {{kind: directory, path: {weights}}}
 adapter: tests.fakes.{adapter}
@@ -70,6 +72,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     }
     with serving(place, (), settings, place / "catalog") as started:
         yield started
+    # Not before: the clients of the load run in this process.
+    for file in TAKEN:
+        in_256_colours(Image.open(file).convert("RGB")).save(file, optimize=True)
 
 
 @pytest.fixture
@@ -89,8 +94,8 @@ def look(page: Page, name: str, width: int, height: int, scheme: str = "light") 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     place = os.environ.get("TEST_SCREENSHOTS")
     if place and name:
-        file = Path(place) / f"{name}.png"
-        in_256_colours(Image.open(io.BytesIO(page.picture(file))).convert("RGB")).save(file, optimize=True)
+        TAKEN.append(Path(place) / f"{name}.png")
+        page.picture(TAKEN[-1])
 
 
 def in_256_colours(picture: Image.Image) -> Image.Image:
