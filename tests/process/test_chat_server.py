@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     catalog.mkdir()
     for name, kind in KINDS.items():
         chat_models.write_entry(catalog, name, chat_models.save(kind, root / kind))
-    with serving(root, tuple(KINDS), catalog=catalog) as running:
+    with serving(root, tuple(KINDS), {"server.compatible": "vllm"}, catalog=catalog) as running:
         yield running
 
 
@@ -69,6 +69,17 @@ def test_a_stream_tells_what_the_whole_answer_says(client: openai.OpenAI) -> Non
     for usage in (whole.usage, chunks[-1].usage):
         assert usage.completion_tokens == 12
         assert usage.prompt_tokens == whole.usage.prompt_tokens > 0
+
+
+def test_a_model_that_generates_text_tokenizes_too(server: Server) -> None:
+    found = server.post("/tokenize", {"model": MODEL, "prompt": "hello sea", "add_special_tokens": False})
+    assert found.status == 200, found.body
+    tokens, longest = found.json()["tokens"], found.json()["max_model_len"]
+    assert found.json()["count"] == len(tokens) > 0 and longest > 0
+    found = server.post("/detokenize", {"model": MODEL, "tokens": tokens})
+    assert found.json() == {"prompt": "hello sea"}
+    refused = server.post("/detokenize", {"model": MODEL, "tokens": [*tokens, 10**6]})
+    assert refused.status == 400 and "token id 1000000 is outside" in refused.json()["error"]["message"]
 
 
 def test_answers_in_a_crowd_are_those_given_alone(server: Server, client: openai.OpenAI) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from frontend.access.scopes import need_of
 from frontend.engine import default_models
+from frontend.protocols.infinity.operations import OPERATIONS as INFINITY
 from frontend.protocols.shared_routes import OWNERS, chosen
+from frontend.protocols.tei.operations import OPERATIONS as TEI
+from frontend.protocols.vllm.operations import OPERATIONS as VLLM
 from ipc.catalog.entries import Catalog
 from ipc.errors import ConfigError
 from ipc.settings import load
@@ -35,6 +39,11 @@ def test_a_server_is_chosen_for_all_of_its_paths_or_for_one() -> None:
 def test_two_choices_for_a_path_are_refused(entries: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         chosen(entries)
+
+
+def test_all_routes_of_other_servers_need_the_scope_of_inference() -> None:
+    for operation in (*TEI, *VLLM, *INFINITY):
+        assert need_of(operation.path, open_metrics=True) == "infer" and operation.closed
 
 
 def test_default_models_must_be_served() -> None:
