@@ -12,7 +12,6 @@ from ipc.errors import InvalidInput
 from ipc.wire.messages import InputItem
 from ipc.wire.tokens import TextTokens
 from workers.adapters.base import ItemRefused
-from workers.adapters.shared.tokenizing import rust_copy
 
 
 class TokenReader:
@@ -24,6 +23,9 @@ class TokenReader:
 
     @functools.cached_property
     def _backend(self) -> Tokenizer:
+        # PERF: this module is loaded with every worker, transformers with the first model that needs it.
+        from workers.adapters.shared.tokenizing import rust_copy
+
         try:
             return rust_copy(self._tokenizer)
         except ValueError as error:
