@@ -126,13 +126,15 @@ def test_add_writes_an_entry_that_the_catalog_reads(
 ) -> None:
     root = write(tmp_path / "weights" / "m", config=BERT)
     to = tmp_path / "catalog"
+    (tmp_path / "empty").mkdir()
+    empty = ("--catalog", str(tmp_path / "empty"))
 
     def add(*arguments: str) -> tuple[int, str]:
         code = main(["models", "add", *arguments])
         printed = capsys.readouterr()
         return code, printed.out + printed.err
 
-    code, text = add(str(root), "--output", str(to))
+    code, text = add(str(root), *empty, "--output", str(to))
     assert code == 3 and "State adapter: dense with loadtime.pooling" in text and not to.exists()
     fields = (
         "--field",
@@ -142,7 +144,7 @@ def test_add_writes_an_entry_that_the_catalog_reads(
         "--field",
         "dimensions=[4, 2]",
     )
-    code, text = add(f"{root}=org/mine", "--output", str(to), *fields)
+    code, text = add(f"{root}=org/mine", *empty, "--output", str(to), *fields)
     file = to / "org--mine.yaml"
     assert code == 0 and f"wrote {file}; serve it: penstock serve --catalog {to} --models org/mine" in text
     assert "pooling        lasttoken   [stated]" in text
@@ -152,7 +154,7 @@ def test_add_writes_an_entry_that_the_catalog_reads(
     assert code == 3 and text.endswith(f"penstock: {file} exists already\n")
     assert main(["models", "show", str(root / ".." / "m"), "--json"]) == 1, "the class says no pooling"
     assert "State adapter: dense" in capsys.readouterr().err
-    code, text = add(str(root), "--output", "-", *fields)
+    code, text = add(str(root), *empty, "--output", "-", *fields)
     assert code == 0 and text.startswith("id: m\nsource: {kind: directory")
     for bad, why in (
         (
@@ -165,7 +167,7 @@ def test_add_writes_an_entry_that_the_catalog_reads(
         ("runtime={", "--field runtime={: "),
         ("max_sequence_length=-1", "the entry would be refused: "),
     ):
-        code, text = add(str(root), "--output", str(to / "other.yaml"), *fields, "--field", bad)
+        code, text = add(str(root), *empty, "--output", str(to / "other.yaml"), *fields, "--field", bad)
         assert code == 3 and why in text and "Traceback" not in text, text
     assert names_below(to) == {"org--mine.yaml"}
     assert "the catalog has this model" in add("BAAI/bge-m3")[1]
