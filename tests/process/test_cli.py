@@ -48,6 +48,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         raise AssertionError("the command would have become a server")
 
     monkeypatch.setattr(os, "execve", refuse)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return capsys
 
 
