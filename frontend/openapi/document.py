@@ -67,7 +67,7 @@ HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 COMMON_HEADERS = ("X-Request-ID", "X-Trace-ID", "X-SIE-Server-Version")
 TIME_HEADERS = ("X-Total-Time", "X-Queue-Time", "X-Tokenization-Time", "X-Inference-Time")
-SOMETIMES = frozenset({"X-Postprocessing-Time", "X-Penstock-Cache-Hits"})
+SOMETIMES = ("X-Postprocessing-Time", "X-Penstock-Cache-Hits")
 WITH_RETRY = frozenset({429, 503, 504})
 
 
