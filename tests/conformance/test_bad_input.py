@@ -70,7 +70,7 @@ def test_a_body_that_cannot_be_read_is_invalid_input(unharmed: Server, name: str
 
 @pytest.mark.parametrize("name", [name for name, (form, _) in MALFORMED.items() if form is JSON])
 def test_embeddings_refuse_a_body_that_cannot_be_read_in_their_own_form(unharmed: Server, name: str) -> None:
-    body = MALFORMED[name][1].replace(b'"items":[{"text":', b'"model":"fake/echo","input":[{"x":')
+    body = MALFORMED[name][1].replace(b'"items":[{"text":', b'"model":"fake/echo","input":[{"text":')
     answer = send(unharmed, JSON, body, "/v1/embeddings")
     assert_refused_openai(answer, 400, "INVALID_INPUT", "invalid_input", "body")
 

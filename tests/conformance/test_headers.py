@@ -23,6 +23,12 @@ ENCODE = {"items": ITEMS}
 SCORE = {"query": {"text": "q"}, "items": ITEMS}
 RERANK = {"model": "ranker", "query": "q", "documents": ["a", "b 2"]}
 EMBED = {"model": "plain", "input": ["a", "b"]}
+OTHERS = {
+    "/v1/embed": {"model": "plain", "texts": ["a"], "input_type": "search_document"},
+    "/v2/embed": {"model": "plain", "texts": ["a"], "input_type": "search_query", "embedding_types": ["float"]},
+    "/v2/rerank": RERANK,
+    "/v1/score": {"model": "ranker", "text_1": "q", "text_2": ["a"]},
+}
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,8 @@ CASES = [
     *_good("/v1/embeddings", EMBED, both=False),
     *_faults("/v1/embeddings", EMBED, lambda model: ("/v1/embeddings", {**EMBED, "model": model})),
     *_good("/v1/rerank", RERANK, both=False),
+    *(case for path, body in OTHERS.items() for case in _good(path, body, both=False)),
+    *(Case(path, 400, {}, "INVALID_INPUT") for path in OTHERS),
     Case("/v1/rerank", 400, {}, "INVALID_INPUT"),
     Case("/v1/rerank", 404, {**RERANK, "model": "none"}, "MODEL_NOT_FOUND"),
     Case("/v1/admin/load/plain", body={}),
@@ -150,7 +158,8 @@ def test_an_answer_has_the_headers_of_the_table_and_no_others_of_them(server: Se
             assert re.fullmatch("[1-9][0-9]*", found["retry-after"])
         _check_times(found, case.timed)
         if case.code:
-            assert answer.json()["detail"]["code"] == case.code
+            body = answer.json()
+            assert body["message"] if "detail" not in body else body["detail"]["code"] == case.code
             assert found["content-type"].startswith("application/json")
 
 

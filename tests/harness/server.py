@@ -112,12 +112,17 @@ def _any_ports() -> Iterator[int]:
 _PORTS = _ports()
 
 
+def state_of(pid: int) -> str:
+    """State of a process as `ps` writes it; X for none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs (zombies do not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
+    return state_of(pid) not in "ZX"
 
 
 @contextlib.contextmanager
@@ -127,6 +132,7 @@ def stopped(*pids: int | None) -> Iterator[None]:
     assert len(found) == len(pids), "a process is not there"
     for pid in found:
         os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: all(state_of(pid) in "TZX" for pid in found), what="the stop")
     try:
         yield
     finally:

@@ -81,15 +81,15 @@ def test_what_is_too_long_is_refused_unless_it_may_be_cut(
         assert refusal(long)[1:] == ("Validation", "inputs[1]: 41, the limit is 40")
 
 
-def test_a_prompt_goes_to_the_model_and_may_choose_the_side(make: Make) -> None:
+def test_a_prompt_goes_to_the_model_which_knows_its_side(make: Make) -> None:
     server = make()
-    for name, is_query in (("query", 1), ("document", 0), ("sts", 0), (None, 0)):
+    for name in ("query", "document", "sts", None):
         found = server.post("/embed", {"inputs": "a", "prompt_name": name, "normalize": False})
-        assert found.json == [[1, 1, is_query]]
+        assert found.json == [[1, 1, 0]]
         assert next(server.calls).options.get("prompt_name") == name
         sentences = {"source_sentence": "abc", "sentences": ["abc", ""]}
         found = server.post("/similarity", {"inputs": sentences, "parameters": {"prompt_name": name}})
-        assert found.json[0] == pytest.approx(1) and next(server.calls).is_query == bool(is_query)
+        assert found.json[0] == pytest.approx(1) and next(server.calls).options.get("prompt_name") == name
     status, kind, text = refusal(server.post("/embed", {"inputs": "a", "prompt_name": 1}))
     assert (status, kind) == (422, "Validation") and "prompt_name" in text
 
