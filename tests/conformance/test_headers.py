@@ -25,7 +25,12 @@ RERANK = {"model": "ranker", "query": "q", "documents": ["a", "b 2"]}
 EMBED = {"model": "plain", "input": ["a", "b"]}
 OTHERS = {
     "/v1/embed": {"model": "plain", "texts": ["a"], "input_type": "search_document"},
-    "/v2/embed": {"model": "plain", "texts": ["a"], "input_type": "search_query", "embedding_types": ["float"]},
+    "/v2/embed": {
+        "model": "plain",
+        "texts": ["a"],
+        "input_type": "search_query",
+        "embedding_types": ["float"],
+    },
     "/v2/rerank": RERANK,
     "/v1/score": {"model": "ranker", "text_1": "q", "text_2": ["a"]},
 }
