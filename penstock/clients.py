@@ -7,15 +7,16 @@ from typing import Any
 
 from ipc.settings import Settings
 from penstock import chat, layout
+from penstock.benching import command as benching
 from penstock.embedding import command as embedding
 
-_COMMANDS = {"chat": chat.run, "embed": embedding.run, "layout": layout.run}
+_COMMANDS = {"bench": benching.run, "chat": chat.run, "embed": embedding.run, "layout": layout.run}
 NAMES = tuple(_COMMANDS)
 
 
 def add_parsers(commands: Any) -> None:
     """Add the commands."""
-    for module in (chat, embedding, layout):
+    for module in (benching, chat, embedding, layout):
         module.add_parser(commands)
 
 

@@ -122,3 +122,15 @@ def test_the_command_line_talks_to_it(server: Server) -> None:
         cwd=ROOT, input="hello\nand again\n", capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip()
+
+
+def test_a_load_of_streams_gives_times_of_tokens(server: Server) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "bench", "--protocol", "chat", "--url", server.url,
+         "--requests", "2", "--connections", "1", "--max-tokens", "8", "--json"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["succeeded"] == 2 and found["tokens_per_s"] > 0
+    assert 0 < found["first_token_ms"]["p50"] <= found["latency_ms"]["max"]

@@ -1,0 +1,175 @@
+"""The requests of each protocol, and what their answers tell."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from penstock.benching.figures import Sample
+from penstock.http_client import Asker, Unreachable
+
+_OK = 200
+_WARM_TRIES = 8
+_JSON = {"Content-Type": "application/json"}
+_MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
+_WORDS = ("river", "stone", "letter", "garden", "window", "music", "paper", "winter")
+_NO_ANSWER, _BROKEN, _UNREADABLE, _ITEMS = (
+    "no answer", "stream broke off", "answer cannot be read", "200 with failed items",
+)  # fmt: skip
+
+
+class Refused(Exception):
+    """The server refused the first request."""
+
+
+class _Usage(msgspec.Struct):
+    total_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Item(msgspec.Struct):
+    error: Any = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+    items: list[_Item] = msgspec.field(default_factory=list)
+
+
+class _Chunk(msgspec.Struct):
+    usage: _Usage | None = None
+    choices: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    error: Any = None
+
+    @property
+    def has_text(self) -> bool:
+        """Whether a piece of an answer or of its reasoning is there."""
+        deltas = [choice.get("delta") or {} for choice in self.choices]
+        return any(delta.get("content") or delta.get("reasoning_content") for delta in deltas)
+
+
+class Requests:
+    """Requests of one run; each gives a sample."""
+
+    def __init__(
+        self, asker: Asker, options: argparse.Namespace, now: Callable[[], float], samples: list[Sample]
+    ) -> None:
+        self._asker, self._options, self._now, self._samples = asker, options, now, samples
+        self._numbers = itertools.count()
+        self._binary = options.protocol in ("encode", "score")
+        self._headers = _MSGPACK if self._binary else _JSON
+        model = quote(options.model)
+        self._path = {
+            "encode": f"/v1/encode/{model}",
+            "score": f"/v1/score/{model}",
+            "embeddings": "/v1/embeddings",
+            "rerank": "/v1/rerank",
+            "kserve": f"/v2/models/{model}/infer",
+            "chat": "/v1/chat/completions",
+        }[options.protocol]
+
+    async def warm(self) -> None:
+        """Send a request that does not count, so that the model is loaded. Raises `Refused`, `Unreachable`."""
+        reply = await self._asker.post_until_answered(self._path, self.body(), self._headers, _WARM_TRIES)
+        if reply.status != _OK:
+            raise Refused(f"{self._asker.url} refused the first request with {reply.message}")
+
+    async def send(self, due: float) -> bool:
+        """Send one request, whose latency counts from `due`; false when the request failed."""
+        ask = self._streamed if self._options.protocol == "chat" else self._answered
+        sample = await ask(due)
+        self._samples.append(sample)
+        return not sample.error
+
+    def body(self) -> bytes:
+        """The next body; no text comes twice, so that no cache answers, but `--text` is sent as given."""
+        options = self._options
+        texts = [self._text() for _ in range(options.items)]
+        items = [{"text": text} for text in texts]
+        bodies: dict[str, Callable[[], dict[str, Any]]] = {
+            "encode": lambda: {"items": items},
+            "score": lambda: {"query": {"text": self._text()}, "items": items},
+            "embeddings": lambda: {"model": options.model, "input": texts},
+            "rerank": lambda: {"model": options.model, "query": self._text(), "documents": texts},
+            "kserve": lambda: {
+                "inputs": [{"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts}]
+            },
+            "chat": lambda: {
+                "model": options.model,
+                "messages": [{"role": "user", "content": texts[0]}],
+                "max_tokens": options.max_tokens,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
+        }
+        encode = msgspec.msgpack.encode if self._binary else msgspec.json.encode
+        return encode(bodies[options.protocol]())
+
+    def _text(self) -> str:
+        if self._options.text is not None:
+            return str(self._options.text)
+        words = itertools.islice(itertools.cycle(_WORDS), self._options.tokens - 1)
+        return " ".join([str(next(self._numbers)), *words])
+
+    async def _answered(self, due: float) -> Sample:
+        try:
+            reply = await self._asker.post(self._path, self.body(), self._headers)
+        except Unreachable:
+            return Sample(self._now() - due, _NO_ANSWER)
+        sample = Sample(self._now() - due)
+        if reply.status != _OK:
+            sample.error = str(reply.status)
+            return sample
+        decode = msgspec.msgpack.decode if self._binary else msgspec.json.decode
+        try:
+            answer = decode(reply.body, type=_Answer)
+        except (msgspec.DecodeError, ValueError):
+            sample.error = _UNREADABLE
+            return sample
+        sample.tokens = (answer.usage.total_tokens or 0) if answer.usage else 0
+        if any(item.error for item in answer.items):
+            sample.error = _ITEMS
+        return sample
+
+    async def _streamed(self, due: float) -> Sample:
+        sample = Sample(0.0)
+        try:
+            async with self._asker.stream(self._path, self.body(), self._headers) as answer:
+                sample.error = "" if answer.status == _OK else str(answer.status)
+                if not sample.error:
+                    sample.error = await self._read(answer.content, due, sample)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            sample.error = _BROKEN if sample.first_s is not None else _NO_ANSWER
+        except (msgspec.DecodeError, ValueError):
+            sample.error = _UNREADABLE
+        sample.latency_s = self._now() - due
+        return sample
+
+    async def _read(self, lines: aiohttp.StreamReader, due: float, sample: Sample) -> str:
+        """Take the times of a stream; returns why the stream failed, or ""."""
+        before = 0.0
+        async for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            value = line[5:].strip()
+            if value == b"[DONE]":
+                return ""
+            chunk = msgspec.json.decode(value, type=_Chunk)
+            if chunk.error:
+                return "error in the stream"
+            if chunk.usage:
+                sample.tokens = chunk.usage.completion_tokens or 0
+            if chunk.has_text:
+                now = self._now()
+                if sample.first_s is None:
+                    sample.first_s = now - due
+                else:
+                    sample.gaps_s.append(now - before)
+                before = now
+        return _BROKEN
