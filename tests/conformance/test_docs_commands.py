@@ -195,7 +195,7 @@ def in_this_process(line: str, server: Server, capsys: pytest.CaptureFixture[str
         words, target = words[:at], Path(words[at + 1])
     if words[0] == "serve":
         words[0] = "check"
-    if words[0] in ("embed", "layout"):
+    if words[0] in ("bench", "embed", "layout"):
         words += ["--url", server.url]
     if words[0] == "status":
         words += ["--run-dir", str(server.run_dir)]

@@ -16,7 +16,6 @@ from penstock.benching.requests import Refused, Requests
 from penstock.cli import main
 from penstock.http_client import Asker, Reply, Unreachable
 
-
 _ONE_FAILED = {"items": [{}, {"error": {"code": "X"}}]}
 
 
