@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from penstock.benching.figures import Sample
-from penstock.http_client import Asker, Unreachable
+from penstock.http_client import AGAIN, Asker, Unreachable
 
 _OK = 200
 _WARM_TRIES = 8
@@ -76,7 +76,10 @@ class Requests:
 
     async def warm(self) -> None:
         """Send a request that does not count, so that the model is loaded. Raises `Refused`, `Unreachable`."""
-        reply = await self._asker.post_until_answered(self._path, self.body(), self._headers, _WARM_TRIES)
+        # NOTE: a model that loads is waited for, a server that is not there is not.
+        reply = await self._asker.post(self._path, self.body(), self._headers)
+        if reply.status in AGAIN:
+            reply = await self._asker.post_until_answered(self._path, self.body(), self._headers, _WARM_TRIES)
         if reply.status != _OK:
             raise Refused(f"{self._asker.url} refused the first request with {reply.message}")
 

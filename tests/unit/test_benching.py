@@ -161,6 +161,13 @@ def test_a_refused_first_request_ends_the_run() -> None:
     assert samples == []
 
 
+def test_a_server_that_is_not_there_is_asked_once() -> None:
+    requests, asker, _ = _requests(None)
+    with pytest.raises(Unreachable):
+        asyncio.run(requests.warm())
+    assert len(asker.bodies) == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
