@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.openapi.operation import JSON, Operation
+from frontend.openapi.operation import Operation, asking
 
 
 class ErrorInfo(msgspec.Struct):
@@ -66,16 +66,14 @@ def generating(
     example: dict[str, Any],
 ) -> Operation:
     """The row of a route that generates text in the form of OpenAI, whole or as a stream of events."""
-    return Operation(
-        "post",
+    return asking(
         path,
         summary,
-        tag,
-        body=body,
-        answer=answer,
+        body,
+        answer,
+        example,
+        tag=tag,
         errors=dict.fromkeys(FAULTS, ErrorAnswer),
         error_code_header=False,
-        request_media=(JSON,),
         streams=True,
-        example=example,
     )

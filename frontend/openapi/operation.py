@@ -72,3 +72,20 @@ class Operation:
     def accepts(self) -> tuple[str, ...]:
         """Media types of requests."""
         return self.request_media or self.media
+
+
+def asking(
+    path: str, summary: str, body: Any, answer: Any, example: dict[str, Any], *, tag: str, **more: Any
+) -> Operation:
+    """The row of a route that is asked with a JSON body and an example; `more` are other fields of `Operation`."""
+    return Operation(
+        "post",
+        path,
+        summary,
+        tag,
+        body=body,
+        answer=answer,
+        example=example,
+        request_media=(JSON,),
+        **more,
+    )

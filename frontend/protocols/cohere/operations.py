@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.openapi.operation import JSON, Operation
+from frontend.openapi.operation import asking
 from frontend.protocols.cohere.requests import CohereEmbedRequest, CohereEmbedV1Request
 from frontend.protocols.sie.operations import CLIENT_FAULTS, HEADERS, SERVER_FAULTS, RerankResult, faults
 from frontend.protocols.sie.schemas import RerankRequest
@@ -77,21 +78,13 @@ class CohereRerankAnswer(msgspec.Struct):
     meta: Annotated[CohereMeta, Meta(description="Facts of the request.")]
 
 
-def _asking(path: str, summary: str, body: Any, answer: Any, example: dict[str, Any]) -> Operation:
-    return Operation(
-        "post",
-        path,
-        summary,
-        "inference",
-        body=body,
-        answer=answer,
-        errors=faults(*CLIENT_FAULTS, *SERVER_FAULTS, form=CohereError),
-        request_media=(JSON,),
-        parameters=HEADERS,
-        timed=True,
-        example=example,
-    )
-
+_asking = partial(
+    asking,
+    tag="inference",
+    errors=faults(*CLIENT_FAULTS, *SERVER_FAULTS, form=CohereError),
+    parameters=HEADERS,
+    timed=True,
+)
 
 _MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 _TEXTS = {"model": _MODEL, "texts": ["first text", "second text"], "input_type": "search_document"}

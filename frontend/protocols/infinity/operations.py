@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from frontend.openapi.operation import JSON, Operation
+from frontend.openapi.operation import Operation, asking
 from frontend.protocols.infinity.models import InfinityModels
 from frontend.protocols.infinity.schemas import (
     InfinityClassifyRequest,
@@ -75,21 +76,7 @@ class InfinityRerankAnswer(_Answer):
     results: list[InfinityRank]
 
 
-def _asking(path: str, summary: str, body: Any, answer: Any, example: dict[str, Any]) -> Operation:
-    return Operation(
-        "post",
-        path,
-        summary,
-        "infinity",
-        body=body,
-        answer=answer,
-        errors=FAULTS,
-        error_code_header=False,
-        request_media=(JSON,),
-        timed=True,
-        example=example,
-    )
-
+_asking = partial(asking, tag="infinity", errors=FAULTS, error_code_header=False, timed=True)
 
 OPERATIONS = (
     _asking(

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from frontend.openapi.operation import JSON, Operation
+from frontend.openapi.operation import Operation, asking
 from frontend.protocols.messages.message_requests import MessagesRequest
 
 
@@ -58,18 +58,16 @@ _EXAMPLE = {"model": "default", "max_tokens": 64, "messages": [{"role": "user", 
 
 
 def _asking(path: str, summary: str, answer: type[msgspec.Struct], *, streams: bool) -> Operation:
-    return Operation(
-        "post",
+    return asking(
         path,
         summary,
-        "messages",
-        body=MessagesRequest,
-        answer=answer,
+        MessagesRequest,
+        answer,
+        _EXAMPLE,
+        tag="messages",
         errors=_FAULTS,
         error_code_header=False,
-        request_media=(JSON,),
         streams=streams,
-        example=_EXAMPLE,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.openapi.operation import JSON, MSGPACK, Operation, Parameter
+from frontend.openapi.operation import JSON, MSGPACK, Operation, Parameter, asking
 from frontend.protocols.sie import listing, models, schemas
 from ipc.wire.extraction import Classification, DetectedObject, Entity, Relation
 
@@ -266,17 +266,16 @@ def _inference(path: str, summary: str, body: Any, answer: Any, example: dict[st
 
 
 def _openai(path: str, summary: str, body: Any, answer: Any, example: dict[str, Any]) -> Operation:
-    return Operation(
-        "post",
+    return asking(
         path,
         summary,
-        "inference",
-        body=body,
-        answer=answer,
+        body,
+        answer,
+        example,
+        tag="inference",
         errors=faults(*CLIENT_FAULTS, *SERVER_FAULTS, form=OpenAIErrorResponse),
         parameters=HEADERS,
         timed=True,
-        example=example,
     )
 
 

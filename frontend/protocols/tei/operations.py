@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.openapi.operation import JSON, Operation
+from frontend.openapi.operation import Operation, asking
 from frontend.protocols.tei.info import Info
 from frontend.protocols.tei.schemas import (
     DecodeRequest,
@@ -66,23 +67,7 @@ _FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
 )
 
 
-def _asking(
-    path: str, summary: str, body: type[msgspec.Struct], answer: Any, example: dict[str, Any]
-) -> Operation:
-    return Operation(
-        "post",
-        path,
-        summary,
-        "tei",
-        body=body,
-        answer=answer,
-        errors=_FAULTS,
-        error_code_header=False,
-        request_media=(JSON,),
-        timed=True,
-        example=example,
-    )
-
+_asking = partial(asking, tag="tei", errors=_FAULTS, error_code_header=False, timed=True)
 
 OPERATIONS = (
     _asking(

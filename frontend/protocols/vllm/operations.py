@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.openapi.operation import JSON, Operation
+from frontend.openapi.operation import Operation, asking
 from frontend.protocols.sie.bare_errors import FAULTS
 from frontend.protocols.sie.operations import CLIENT_FAULTS, SERVER_FAULTS, OpenAIErrorResponse, faults
 from frontend.protocols.vllm.schemas import (
@@ -142,18 +142,16 @@ def _asking(
     example: dict[str, Any],
     errors: dict[int, type[msgspec.Struct] | None] = FAULTS,
 ) -> Operation:
-    return Operation(
-        "post",
+    return asking(
         path,
         summary,
-        "vllm",
-        body=body,
-        answer=answer,
+        body,
+        answer,
+        example,
+        tag="vllm",
         errors=errors,
         error_code_header=errors is not FAULTS,
-        request_media=(JSON,),
         timed=True,
-        example=example,
     )
 
 
