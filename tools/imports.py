@@ -4,8 +4,8 @@
    other. `penstock` may import all three, and none of the three imports `penstock`.
 2. Frontends load no model library, workers load no web server.
 3. Protocol packages never import each other, and neither do model families. Forms of other servers may import
-   `frontend/protocols/sie`, whose flow they extend. Only `frontend/assembly.py` imports the engine over ZeroMQ; other
-   modules import `frontend.engine`.
+   `frontend/protocols/foreign`, and all of these `frontend/protocols/sie`, whose flow they extend. Only
+   `frontend/assembly.py` imports the engine over ZeroMQ; other modules import `frontend.engine`.
 4. No module imports a module that turns bytes into arbitrary objects, or `multiprocessing.shared_memory` (on
    Python 3.11 a reader's exit unlinks the owner's segment). No module calls a loader in its unsafe form.
 
@@ -61,12 +61,13 @@ LOCAL_ENGINE = "frontend.engine.local"
 MAY_IMPORT_LOCAL_ENGINE = ("frontend/assembly.py", "frontend/engine/local/")
 
 _SEPARATE_DIRECTORIES = {
-    "frontend/protocols": {"base", "registry", "shared_routes"},
+    "frontend/protocols": {"base", "registry"},
     "workers/adapters": {"base", "registry", "shared", "spec"},
 }
 
 
-_EXTENSIONS = {(name, "sie") for name in ("cohere", "infinity", "tei", "vllm")}
+_SERVERS = ("cohere", "infinity", "tei", "vllm")
+_EXTENSIONS = {(name, other) for name in _SERVERS for other in ("foreign", "sie")} | {("foreign", "sie")}
 """(package, package that may be imported) of protocols that are forms of other servers over the flow of SIE."""
 
 

@@ -15,7 +15,7 @@ from frontend.access.restricted import Restrictions
 from frontend.engine import default_models
 from frontend.grpc import port
 from frontend.http import listeners
-from frontend.protocols import shared_routes
+from frontend.protocols.foreign import shared_routes
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.tracing import otlp
 from ipc import settings

@@ -6,8 +6,8 @@ import pytest
 
 from frontend.access.scopes import need_of
 from frontend.engine import default_models
+from frontend.protocols.foreign.shared_routes import OWNERS, chosen
 from frontend.protocols.infinity.operations import OPERATIONS as INFINITY
-from frontend.protocols.shared_routes import OWNERS, chosen
 from frontend.protocols.tei.operations import OPERATIONS as TEI
 from frontend.protocols.vllm.operations import OPERATIONS as VLLM
 from ipc.catalog.entries import Catalog

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from frontend.engine.quantize import quantize
 from frontend.http.rendering import off_loop_if
 from frontend.http.sending import Buffer
 from frontend.protocols.sie.outputs import INLINE_NBYTES
-from frontend.protocols.sie.render import json_array
+from frontend.protocols.sie.render import base64_of, json_array
 
 _FLOATS = ("float", "base64")
 
@@ -29,7 +28,7 @@ async def array_of(rows: np.ndarray, kind: str) -> list[Buffer]:
 
     def entry_at(index: int) -> Any:
         if kind == "base64":
-            return base64.b64encode(values[index].astype("<f4").tobytes()).decode()
+            return base64_of(values[index])
         return values[index]
 
     return list(await json_array(len(values), values[:1].nbytes, entry_at))

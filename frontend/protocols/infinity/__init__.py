@@ -6,12 +6,12 @@ May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports
 from __future__ import annotations
 
 from frontend.http.inference import InferenceRoute
+from frontend.protocols.foreign import bare_errors
+from frontend.protocols.foreign.shared_routes import ServerProtocol
 from frontend.protocols.infinity.classify import InfinityClassifyResource
 from frontend.protocols.infinity.embeddings import MultimodalResource
 from frontend.protocols.infinity.models import InfinityModelsResource
 from frontend.protocols.infinity.rerank import InfinityRerankResource
-from frontend.protocols.shared_routes import ServerProtocol
-from frontend.protocols.sie import bare_errors
 
 _INFERENCE: dict[str, type[InferenceRoute]] = {
     "/embeddings": MultimodalResource,

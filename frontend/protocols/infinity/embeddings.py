@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.inputs import images_of, names_at
 from frontend.protocols.sie.media import Seen, input_of, require
 from frontend.protocols.sie.one_output import OutputPlan
-from frontend.protocols.sie.render import json_list
+from frontend.protocols.sie.render import base64_of, json_list
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.messages import InputItem, ModelStatus
 
@@ -76,7 +75,7 @@ class MultimodalResource(InferenceResource[MultimodalRequest, OutputPlan]):
         json: bool,
     ) -> Sequence[Buffer]:
         """The body, which holds no view on the result."""
-        form = _base64 if request.encoding_format == "base64" else np.asarray
+        form = base64_of if request.encoding_format == "base64" else np.asarray
         with reply:
             values = reply.tensors()["dense"]
             entries = (
@@ -84,7 +83,3 @@ class MultimodalResource(InferenceResource[MultimodalRequest, OutputPlan]):
                 for index, row in enumerate(values)
             )
             return around("list", scope, await json_list(entries, values.nbytes), reply)
-
-
-def _base64(row: np.ndarray) -> str:
-    return base64.b64encode(row.astype("<f4").tobytes()).decode()

@@ -9,7 +9,7 @@ import msgspec
 from falcon.asgi import Request, Response
 from msgspec import Meta
 
-from frontend.protocols.sie.classes import FAMILY
+from frontend.protocols.foreign.classes import FAMILY
 from frontend.services import Services
 from ipc.catalog.entries import ModelEntry
 

@@ -9,13 +9,13 @@ import msgspec
 from msgspec import Meta
 
 from frontend.openapi.operation import Operation, asking
+from frontend.protocols.foreign.bare_errors import FAULTS, BareError
 from frontend.protocols.infinity.models import InfinityModels
 from frontend.protocols.infinity.schemas import (
     InfinityClassifyRequest,
     InfinityRerankRequest,
     MultimodalRequest,
 )
-from frontend.protocols.sie.bare_errors import FAULTS, BareError
 
 
 class InfinityUsage(msgspec.Struct):

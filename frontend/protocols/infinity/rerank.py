@@ -4,44 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
+from frontend.protocols.foreign.text_scoring import TextRankingResource
 from frontend.protocols.infinity.envelope import envelope
 from frontend.protocols.infinity.schemas import InfinityRerankRequest
-from frontend.protocols.sie.score import ranking
-from frontend.protocols.sie.text_scoring import TextScoringResource
-from ipc.wire.field_names import FieldNames
 
 
-class InfinityRerankResource(TextScoringResource[InfinityRerankRequest]):
-    """Documents best first."""
+class InfinityRerankResource(TextRankingResource[InfinityRerankRequest]):
+    """Scores of documents, each with its text where that was asked for."""
 
-    operation = "rerank"
     body = InfinityRerankRequest
     entries = "results"
-    names = FieldNames(item="documents[{}]", text="documents[{}]", query="query", options="")
 
-    def echoed_nbytes(self, request: InfinityRerankRequest) -> int:
-        """Documents that are returned."""
-        return sum(map(len, request.documents)) if request.return_documents else 0
+    def entry(self, index: int, score: float, text: str | None) -> dict[str, Any]:
+        """Score, index, and document or null."""
+        return {"relevance_score": score, "index": index, "document": text}
 
-    def answer(
-        self,
-        request: InfinityRerankRequest,
-        scope: RequestScope,
-        scores: np.ndarray,
-        reply: Answer,
-        beside: dict[str, Any],
-    ) -> dict[str, Any]:
-        """`results`, at most `top_n`."""
-        results = [
-            {
-                "relevance_score": score,
-                "index": index,
-                "document": request.documents[index] if request.return_documents else None,
-            }
-            for index, score in ranking(scores)[: request.top_n]
-        ]
-        return {**envelope("rerank", scope, reply), "results": results}
+    def around(self, best: list[dict[str, Any]], scope: RequestScope, reply: Answer) -> dict[str, Any]:
+        """`results` beside model and usage."""
+        return {**envelope("rerank", scope, reply), "results": best}

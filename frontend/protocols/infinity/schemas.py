@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.protocols.sie.options import activation, function
+from frontend.protocols.foreign.options import activation, function
 from frontend.protocols.sie.schemas import Key, Keys
 from ipc.errors import InvalidInput
 
@@ -89,6 +89,16 @@ class InfinityRerankRequest(Naming, kw_only=True):
     def texts(self) -> list[str]:
         """The documents."""
         return self.documents
+
+    @property
+    def most(self) -> int | None:
+        """So many of the best, None for all."""
+        return self.top_n
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the answer has the documents."""
+        return bool(self.return_documents)
 
     @property
     def options(self) -> dict[str, Any]:

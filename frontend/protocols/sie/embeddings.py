@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,7 +98,7 @@ async def _body(reply: Answer, request: EmbeddingsRequest, usage: dict[str, Any]
     def entry_at(index: int) -> dict[str, Any]:
         vector = rows[index]
         if request.encoding_format == "base64":
-            vector = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            vector = render.base64_of(vector)
         return {"object": "embedding", "index": index, "embedding": vector}
 
     data = await render.json_array(len(rows), rows.shape[1] * rows.itemsize, entry_at)

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -180,6 +181,11 @@ async def json_array(count: int, entry_nbytes: int, entry_at: Callable[[int], An
 
 def _json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def base64_of(values: np.ndarray) -> str:
+    """Numbers as base64 of little-endian float32."""
+    return base64.b64encode(values.astype("<f4").tobytes()).decode()
 
 
 PIECE_NBYTES = 256 << 10

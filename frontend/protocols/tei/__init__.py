@@ -6,7 +6,7 @@ May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports
 from __future__ import annotations
 
 from frontend.http.inference import InferenceRoute
-from frontend.protocols.shared_routes import ServerProtocol
+from frontend.protocols.foreign.shared_routes import ServerProtocol
 from frontend.protocols.tei import errors
 from frontend.protocols.tei.embed import EmbedAllResource, EmbedResource, EmbedSparseResource
 from frontend.protocols.tei.info import InfoResource

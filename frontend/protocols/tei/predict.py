@@ -8,13 +8,9 @@ from typing import Any
 from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
-from frontend.protocols.sie.classes import ClassesPlan, classes_of
-from frontend.protocols.sie.classify import ClassifyResource
+from frontend.protocols.foreign.classes import ENTRY_NBYTES, ClassesPlan, ClassifyResource, labelled
 from frontend.protocols.sie.render import json_list
 from frontend.protocols.tei.schemas import PredictRequest
-
-_ENTRY_NBYTES = 64
-"""About how long an entry of an answer is."""
 
 
 class PredictResource(ClassifyResource[PredictRequest]):
@@ -34,9 +30,9 @@ class PredictResource(ClassifyResource[PredictRequest]):
         json: bool,
     ) -> Sequence[Buffer]:
         """Score and label of each class."""
-        found = [[{"score": one.score, "label": one.label} for one in item] for item in classes_of(reply)]
+        found = labelled(reply)
         entries = found if _is_batch(request) else found[0]
-        return await json_list(iter(entries), _ENTRY_NBYTES * sum(map(len, found)))
+        return await json_list(iter(entries), ENTRY_NBYTES * sum(map(len, found)))
 
 
 def _is_batch(request: PredictRequest) -> bool:

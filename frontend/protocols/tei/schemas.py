@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from frontend.protocols.foreign.options import activation, function
 from frontend.protocols.sie.dense import Wishes
 from frontend.protocols.sie.inputs import Inputs, TokenId
-from frontend.protocols.sie.options import activation, function
 from frontend.protocols.sie.schemas import Key, Keys
 from ipc.errors import InvalidInput
 
@@ -176,6 +176,15 @@ class TextsRequest(Truncating, kw_only=True):
     texts: Annotated[list[str], Meta(description="The texts to order.")]
     raw_scores: RawScores = None
     return_text: Annotated[bool | None, Meta(description="Repeat each text beside its score.")] = None
+
+    @property
+    def most(self) -> None:
+        """All texts."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the answer has the texts."""
+        return bool(self.return_text)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import orjson
 
-from frontend.protocols.sie.render import joined
-from frontend.protocols.sie.tokens import (
+from frontend.protocols.foreign.tokens import (
     TokensPlan,
     TokensResource,
     check_ids_together,
     check_texts_together,
 )
+from frontend.protocols.sie.render import joined
 from frontend.protocols.tei.schemas import DecodeRequest, TokenizeRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.wire import tokens

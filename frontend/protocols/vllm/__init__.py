@@ -6,8 +6,8 @@ May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports
 from __future__ import annotations
 
 from frontend.http.inference import InferenceRoute
-from frontend.protocols.shared_routes import ServerProtocol
-from frontend.protocols.sie import bare_errors
+from frontend.protocols.foreign import bare_errors
+from frontend.protocols.foreign.shared_routes import ServerProtocol
 from frontend.protocols.vllm.classify import VllmClassifyResource
 from frontend.protocols.vllm.pooling import PoolingResource
 from frontend.protocols.vllm.scoring import DocumentsResource, PairScoreResource

@@ -8,8 +8,7 @@ from typing import Any
 from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
-from frontend.protocols.sie.classes import ClassesPlan, classes_of
-from frontend.protocols.sie.classify import ClassifyResource
+from frontend.protocols.foreign.classes import ClassesPlan, ClassifyResource, classes_of
 from frontend.protocols.sie.render import json_list
 from frontend.protocols.vllm.envelope import around
 from frontend.protocols.vllm.schemas import ClassifyRequest

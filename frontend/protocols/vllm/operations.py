@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from frontend.openapi.operation import Operation, asking
-from frontend.protocols.sie.bare_errors import FAULTS
+from frontend.protocols.foreign.bare_errors import FAULTS
 from frontend.protocols.sie.operations import CLIENT_FAULTS, SERVER_FAULTS, OpenAIErrorResponse, faults
 from frontend.protocols.vllm.schemas import (
     ClassifyRequest,

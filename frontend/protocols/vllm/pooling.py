@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -17,7 +16,7 @@ from frontend.protocols.sie.dense import Wishes, check_width, plan_vectors
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of
 from frontend.protocols.sie.one_output import OutputPlan
-from frontend.protocols.sie.render import json_list
+from frontend.protocols.sie.render import base64_of, json_list
 from frontend.protocols.vllm.envelope import around
 from frontend.protocols.vllm.schemas import PoolingRequest
 from ipc.catalog.entries import ModelEntry
@@ -82,7 +81,7 @@ class PoolingResource(InferenceResource[PoolingRequest, OutputPlan]):
             else:
                 spans = pairwise(accumulate(reply.rows(output), initial=0))
                 vectors = [values[start:stop] for start, stop in spans]
-            form = _base64 if request.encoding_format == "base64" else np.asarray
+            form = base64_of if request.encoding_format == "base64" else np.asarray
             entries = (
                 {"index": index, "object": "pooling", "data": form(vector)}
                 for index, vector in enumerate(vectors)
@@ -95,7 +94,3 @@ def _output(request: PoolingRequest, entry: ModelEntry) -> str:
     if request.task:
         return _OUTPUTS[request.task]
     return next((name for name in _OUTPUTS.values() if name in entry.outputs), "dense")
-
-
-def _base64(vector: np.ndarray) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

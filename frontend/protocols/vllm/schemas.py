@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from frontend.protocols.foreign.options import activation, function
 from frontend.protocols.sie.inputs import Inputs, TokenId
-from frontend.protocols.sie.options import activation, function
 from frontend.protocols.sie.schemas import Key, Keys
 from ipc.errors import InvalidInput
 
@@ -116,6 +116,16 @@ class DocumentsRequest(Scoring, kw_only=True):
     def texts(self) -> list[str]:
         """The documents."""
         return self.documents
+
+    @property
+    def most(self) -> int | None:
+        """So many of the best, None for all."""
+        return self.top_n or None
+
+    @property
+    def repeats(self) -> bool:
+        """The answer always has the documents."""
+        return True
 
 
 class ClassifyRequest(Cutting, kw_only=True):

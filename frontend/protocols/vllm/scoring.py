@@ -9,8 +9,7 @@ import numpy as np
 
 from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
-from frontend.protocols.sie.score import ranking
-from frontend.protocols.sie.text_scoring import TextScoringResource
+from frontend.protocols.foreign.text_scoring import TextRankingResource, TextScoringResource
 from frontend.protocols.vllm.envelope import envelope, usage_of
 from frontend.protocols.vllm.schemas import DocumentsRequest, PairScoreRequest
 from ipc.wire.field_names import FieldNames
@@ -39,35 +38,22 @@ class PairScoreResource(TextScoringResource[PairScoreRequest]):
         return {**envelope("score", scope), "data": data, "usage": usage_of(reply)}
 
 
-class DocumentsResource(TextScoringResource[DocumentsRequest]):
+class DocumentsResource(TextRankingResource[DocumentsRequest]):
     """Documents best first, each with its text."""
 
-    operation = "rerank"
     body = DocumentsRequest
     entries = "results"
-    names = FieldNames(item="documents[{}]", text="documents[{}]", query="query", options="")
 
-    def echoed_nbytes(self, request: DocumentsRequest) -> int:
-        """All documents."""
-        return sum(map(len, request.documents))
+    def entry(self, index: int, score: float, text: str | None) -> dict[str, Any]:
+        """Index, document and score."""
+        return {"index": index, "document": {"text": text}, "relevance_score": score}
 
-    def answer(
-        self,
-        request: DocumentsRequest,
-        scope: RequestScope,
-        scores: np.ndarray,
-        reply: Answer,
-        beside: dict[str, Any],
-    ) -> dict[str, Any]:
-        """`results`, at most `top_n`."""
-        results = [
-            {"index": index, "document": {"text": request.documents[index]}, "relevance_score": score}
-            for index, score in ranking(scores)[: request.top_n or None]
-        ]
+    def around(self, best: list[dict[str, Any]], scope: RequestScope, reply: Answer) -> dict[str, Any]:
+        """`results` beside id, model and usage."""
         used = sum(reply.tokens)
         return {
             "id": f"rerank-{random.getrandbits(128):032x}",
             "model": scope.model,
             "usage": {"prompt_tokens": used, "total_tokens": used},
-            "results": results,
+            "results": best,
         }

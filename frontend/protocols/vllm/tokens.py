@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from frontend.protocols.sie.tokens import (
+from frontend.protocols.foreign.tokens import (
     TokensPlan,
     TokensResource,
     check_ids_together,

@@ -1,0 +1,101 @@
+"""Classes of whole texts: one call of a classifier, the scores of all of its labels; the base of such routes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from frontend.engine.answer import Answer
+from frontend.engine.default_models import model_named
+from frontend.engine.options import resolve
+from frontend.http.texts import check_count, check_texts
+from frontend.protocols.foreign.options import FUNCTION
+from frontend.protocols.sie.convert import check_used
+from frontend.protocols.sie.flow import InferenceResource
+from frontend.protocols.sie.schemas import Body
+from ipc.catalog.entries import ModelEntry
+from ipc.errors import InvalidInput
+from ipc.wire import extraction
+from ipc.wire.extraction import Classification
+from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import ExtractCall, InputItem, ModelStatus
+
+FAMILY = "text_classification"
+ENTRY_NBYTES = 64
+"""About how long an entry of `labelled` is in JSON."""
+
+
+class ClassifyBody(Body, Protocol):
+    """A request with texts."""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The texts. Raises `InvalidInput` for what no classifier takes."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassesPlan:
+    """What to run and on which entry; `labels` are those of the model, in the order of its outputs."""
+
+    model: str
+    call: ExtractCall
+    labels: list[str]
+
+
+R = TypeVar("R", bound=ClassifyBody)
+
+
+class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
+    """Checks and calls; `field` is the name of the texts. Always JSON."""
+
+    always_json = True
+    field = "input"
+
+    def model_of(self, request: R) -> str:
+        """The model that the request names, or the classifier."""
+        return model_named(request, self.services.catalog, self.services.settings, ("json",), FAMILY)
+
+    def examine(self, request: R) -> None:
+        """Texts that some model could take."""
+        limits, texts = self.services.settings.limits, request.texts
+        check_count(len(texts), self.field, limits)
+        check_texts(texts, f"{self.field}[{{}}]", limits)
+
+    def check(self, request: R, entry: ModelEntry) -> list[InputItem]:
+        """The texts as workers take them."""
+        return [InputItem(text) for text in request.texts]
+
+    def plan(
+        self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
+    ) -> ClassesPlan:
+        """A call for all classes. Raises `InvalidInput` for a model that is no classifier of whole texts."""
+        check_used(request.options, entry, status)
+        if FUNCTION not in status.uses:
+            raise InvalidInput(f"model: '{entry.id}' is no classifier of whole texts with labels of its own")
+        names = FieldNames(f"{self.field}[{{}}]", f"{self.field}[{{}}]", options="")
+        catalog, limits = self.services.catalog, self.services.settings.limits
+        found = resolve(entry, request.options, None, catalog, len(inputs), limits, names)
+        call = ExtractCall(
+            inputs, [], None, found.instruction, found.options, found.overflow, found.lora, names
+        )
+        return ClassesPlan(found.entry.id, call, status.labels)
+
+
+def classes_of(reply: Answer) -> list[list[Classification]]:
+    """The classes of each item, the likeliest first. The lease ends."""
+    with reply:
+        data, found, at = reply.tensors()["extraction"].data, [], 0
+        for size in reply.rows("extraction"):
+            found.append(extraction.unpack(data[at : at + size]).classifications)
+            at += size
+    return found
+
+
+def labelled(reply: Answer) -> list[list[dict[str, Any]]]:
+    """Score and label of each class, for each item. The lease ends."""
+    return [[{"score": one.score, "label": one.label} for one in item] for item in classes_of(reply)]
