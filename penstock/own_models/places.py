@@ -26,6 +26,8 @@ _PATH = re.compile(r"^(\.{0,2}/|~)|^\.{1,2}$")
 _REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
 _MOST_ENTRY_BYTES = 64 << 10
 _WEIGHTS = (".safetensors", ".bin")
+_VOCABULARIES = ("tokeniz*", "*vocab*", "*.model", "*.tiktoken", "*.spm", "tekken*")
+"""Patterns of the names of files, one of which a tokenizer has."""
 
 
 def yaml_of(entry: Mapping[str, Any]) -> str:
@@ -144,6 +146,7 @@ def _own(name: str, model: str, source: dict[str, Any], files: ModelFiles, state
     try:
         _refuse_without_weights(files)
         made = describe(files, stated)
+        _refuse_without_tokenizer(files, made)
     except CannotTell as error:
         raise CannotTell(f"{name}: {error.message}") from error
     # NOTE: a directory borrows no tokenizer; its library looks for one in the hub cache.
@@ -158,6 +161,17 @@ def _refuse_without_weights(files: ModelFiles) -> None:
     if any(name.endswith(".gguf") for name in files.names):
         raise CannotTell("its weights are in the format GGUF, which is not loaded; safetensors are")
     raise CannotTell("there are no weights: neither *.safetensors nor pytorch_model*.bin")
+
+
+def _refuse_without_tokenizer(files: ModelFiles, made: Description) -> None:
+    if "text" not in made.fields["inputs"] or "tokenizer_repo" in made.source:
+        return
+    names = {name.rpartition("/")[2] for name in files.names}
+    if not any(fnmatch(name, pattern) for name in names for pattern in _VOCABULARIES):
+        raise CannotTell(
+            "there is no tokenizer, such as tokenizer.json. Save the tokenizer of the model beside the weights: "
+            "tokenizer.save_pretrained(directory)"
+        )
 
 
 def _repository(repo: str, stated: Mapping[str, Any]) -> Own:

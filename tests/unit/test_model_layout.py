@@ -19,7 +19,7 @@ from tests.tiny.models import build, write_json
 from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.colbert import ColbertAdapter
 from workers.adapters.dense import DenseAdapter
-from workers.adapters.shared.checkpoint import CheckpointError, load_transformer
+from workers.adapters.shared.checkpoint import CheckpointError, load_tokenizer, load_transformer
 from workers.adapters.shared.heads import load_head
 from workers.adapters.shared.prompting import Prompts
 from workers.adapters.shared.sentence_transformers_layout import UnsupportedLayoutError, read_layout
@@ -100,6 +100,19 @@ def test_weights_that_a_checkpoint_lacks_are_not_made_up(model: Path) -> None:
     rewrite(model / "config.json", num_hidden_layers=3)
     with pytest.raises(CheckpointError, match=r"lacks weights: encoder\.layer\.2"):
         load_transformer(model, device=CPU, dtype=torch.float32)
+
+
+def test_a_vocabulary_that_is_missing_or_damaged_is_not_made_up(model: Path) -> None:
+    context = LoadContext(model, "m", CPU, torch.float32, None, {}, lambda phase, fraction: None)
+    (model / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(CheckpointError, match="a JSON file of the tokenizer is damaged"):
+        DenseAdapter.load(context)
+    for path in model.glob("*token*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match="the tokenizer has no vocabulary"):
+        DenseAdapter.load(context)
+    with pytest.raises(CheckpointError, match="the tokenizer has no vocabulary"):
+        load_tokenizer(context)
 
 
 def test_pickled_weights_alone_are_refused(model: Path) -> None:

@@ -31,9 +31,10 @@ KINDS = "sentence_transformers.models."
 
 
 def write(root: Path, **files: Any) -> Path:
-    """A directory with these JSON files, `__` for a slash and without endings, and weights that nobody reads."""
+    """A directory with these JSON files, `__` for a slash and without endings; nobody reads weights and words."""
     root.mkdir(parents=True, exist_ok=True)
-    (root / "model.safetensors").touch()
+    for name in ("model.safetensors", "vocab.txt"):
+        (root / name).touch()
     for name, value in files.items():
         path = root / f"{name.replace('__', '/')}.json"
         path.parent.mkdir(exist_ok=True)
@@ -284,6 +285,15 @@ def test_a_directory_without_weights_or_with_a_million_files_is_refused(
     for number in range(8):
         os.mkfifo(root / "below" / str(number))
     with pytest.raises(CannotTell, match="more than 8 files"):
+        find(str(root))
+
+
+def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
+    root = write(tmp_path / "m", **CASES["dense in a directory below"][0])
+    (root / "vocab.txt").rename(root / "0_Transformer" / "sentencepiece.bpe.model")
+    assert find(str(root)).entry["adapter"] == "dense"
+    (root / "0_Transformer" / "sentencepiece.bpe.model").unlink()
+    with pytest.raises(CannotTell, match=r"no tokenizer, such as tokenizer\.json\. Save the tokenizer"):
         find(str(root))
 
 

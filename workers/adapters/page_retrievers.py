@@ -18,7 +18,7 @@ import torch
 
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
-from workers.adapters.shared.checkpoint import load_model
+from workers.adapters.shared.checkpoint import load_model, refuse_without_words
 from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
 from workers.adapters.shared.late_interaction import LateInteraction
 from workers.adapters.shared.packing import masked_share
@@ -133,6 +133,7 @@ class PageRetriever(LateInteraction, PageInputs):
         processor = transformers.AutoProcessor.from_pretrained(
             str(context.directory), local_files_only=True, trust_remote_code=trust
         )
+        refuse_without_words(processor.tokenizer)
         processor.image_processor = images
         context.progress("tokenizer", 1.0)
         model = load_model(context, getattr(transformers, cls.model_class))

@@ -1,11 +1,13 @@
 """Load a transformers model from a local directory: explicit dtype, no pickled code, nothing left random.
 
 transformers fills weights that a checkpoint lacks with random numbers and only warns. Here missing weights are an
-error, except those of the pooler, which no family of ours reads.
+error, except those of the pooler, which no family of ours reads. A missing vocabulary is an error too: transformers
+makes a tokenizer of special tokens alone, to which all texts are the same.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ _OURS = frozenset(
 _NO_LIMIT = 10**9
 """transformers marks "no limit stored" with a larger number."""
 _DEFAULT_LENGTH = 512
+_LEAST_WORDS = 8
+"""A vocabulary has at least as many tokens that are not special."""
 
 
 class CheckpointError(ValueError):
@@ -55,11 +59,33 @@ def load_model(
 
 def load_tokenizer(context: LoadContext) -> Any:
     """The transformers tokenizer of the context's directory; reports the phase "tokenizer"."""
-    tokenizer = AutoTokenizer.from_pretrained(
-        str(context.directory), local_files_only=True, trust_remote_code=context.trust_remote_code
-    )
+    tokenizer = read_tokenizer(context.directory, trust_remote_code=context.trust_remote_code)
     context.progress("tokenizer", 1.0)
     return tokenizer
+
+
+def read_tokenizer(
+    directory: Path, *, trust_remote_code: bool = False, arguments: Mapping[str, Any] | None = None
+) -> Any:
+    """The transformers tokenizer of a directory; `arguments` go to AutoTokenizer.
+
+    Raises CheckpointError for files that are missing or damaged.
+    """
+    ours = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), **{**(arguments or {}), **ours})
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"a JSON file of the tokenizer is damaged: {error}") from error
+    refuse_without_words(tokenizer)
+    return tokenizer
+
+
+def refuse_without_words(tokenizer: Any) -> None:
+    """Raise CheckpointError for a tokenizer that transformers has made without a vocabulary."""
+    if len(tokenizer) - len(set(tokenizer.all_special_ids)) < _LEAST_WORDS:
+        raise CheckpointError(
+            "the tokenizer has no vocabulary: tokenizer.json, or the files of the vocabulary, are missing"
+        )
 
 
 def load_transformer(

@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer, normalizers
-from transformers import AutoTokenizer
 
 from ipc.wire.messages import InputItem
 from workers.adapters.base import ItemRefused
-from workers.adapters.shared.checkpoint import stored_limit
+from workers.adapters.shared.checkpoint import read_tokenizer, stored_limit
 from workers.adapters.shared.long_texts import (
     CHARACTERS_PER_TOKEN,
     LONG,
@@ -65,10 +64,7 @@ class TextTokenizer:
         arguments: Mapping[str, Any] | None = None,
     ) -> TextTokenizer:
         """Load from a local directory; `arguments` go to transformers' AutoTokenizer."""
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(directory),
-            **{**(arguments or {}), "local_files_only": True, "trust_remote_code": trust_remote_code},
-        )
+        tokenizer = read_tokenizer(directory, trust_remote_code=trust_remote_code, arguments=arguments)
         return cls(tokenizer, lower_case=lower_case)
 
     @property
