@@ -309,6 +309,22 @@ def test_no_output_makes_a_parser_raise_or_depends_on_cuts(name: str) -> None:
             assert "".join(text for _, text in whole) == answer
 
 
+@pytest.mark.parametrize("name", ["qwen", "template"])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (r'{"a": "\ud83d", "\udc00": "\ud83d\ude00"}', '{"a":"\ufffd","\ufffd":"\U0001f600"}'),
+        ('{"a": 1e999}', None),
+        ('{"a": ' + "[" * 20_000 + "]" * 20_000 + "}", None),
+        ('{"a": ' + "1" * 400 + "}", '{"a":' + "1" * 400 + "}"),
+    ],
+)
+def test_arguments_are_json_that_every_message_can_hold(name: str, arguments: str, told: str | None) -> None:
+    answer = _QWEN % ("add", arguments)
+    expected = (TEXT, answer) if told is None else (CALLED, f"add {told}")
+    assert _parsed(FORMATS[name].parser("", TOOLS), [answer]) == [expected]
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "template"])
 def test_text_before_a_possible_call_is_not_held_back(name: str) -> None:
     parser = FORMATS[name].parser("", TOOLS)

@@ -156,6 +156,12 @@ def test_a_whole_answer() -> None:
     )
 
 
+def test_the_input_of_a_call_is_told_to_the_last_digit() -> None:
+    arguments = '{"a":12345678901234567890123,"b":%s}' % ("1" * 400)
+    answer = _answer(Started(5), Called(0, 0, "c", "f", arguments), Finished(0, "stop"), _ENDED)
+    assert f'"input":{arguments}}}' in orjson.dumps(answer).decode()
+
+
 def test_a_call_that_the_limit_cut_off_ends_for_the_limit() -> None:
     answer = _answer(Started(5), Called(0, 0, "c", "f", "{}"), Finished(0, "length"), _ENDED)
     assert answer["stop_reason"] == "max_tokens"

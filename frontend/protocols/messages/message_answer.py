@@ -21,7 +21,8 @@ def answer_of(identity: str, model: str, outcome: Outcome, logprobs: bool) -> di
         content.append(thinking_block(reasoning))
     if text := choice.text:
         content.append({"type": "text", "text": text})
-    content += [{**call_block(call), "input": orjson.loads(call.arguments)} for call in choice.calls]
+    # NOTE: arguments are JSON text already, with numbers that orjson could neither read nor write.
+    content += [{**call_block(call), "input": orjson.Fragment(call.arguments)} for call in choice.calls]
     finished = choice.finished or Finished(0, "canceled")
     answer = {
         **envelope(identity, model),

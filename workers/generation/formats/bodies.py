@@ -25,6 +25,7 @@ _NAMED = re.compile(r"\s*([\w.:-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(\{.*)"
 _FENCED = re.compile(r"\s*([\w.:-]+)\s*(?:```(?:json)?\s*)?(\{.*\})\s*(?:```)?\s*", re.DOTALL)
 _GEMMA = re.compile(r"\s*call:([\w.:-]+)\s*(\{.*\})\s*", re.DOTALL)
 _GEMMA_TOKEN = re.compile(r'<\|"\|>(.*?)<\|"\|>|([{}\[\],:])|([^{}\[\],:]+)', re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST_DEPTH, _MOST_PYTHON = 100, 64 << 10
 
 
@@ -139,8 +140,16 @@ def read_arguments(body: str) -> str | None:
 
 
 def compact(value: Any) -> str:
-    """The JSON text of arguments, without blanks."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """The JSON text of arguments, without blanks. Raises ValueError for a number that JSON cannot express."""
+    return _portable(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+
+
+def _portable(text: str) -> str:
+    """The text as UTF-8 can carry the text.
+
+    NOTE: a model may write half of a character as an escape, `"\\ud83d"`, which no message could hold.
+    """
+    return _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _loaded(text: str) -> Any:
@@ -175,7 +184,10 @@ def _called(name: str, arguments: Any) -> CalledFunction | None:
         arguments = {}
     if not name or not isinstance(arguments, dict):
         return None
-    return CalledFunction(name=name, arguments=compact(arguments))
+    try:
+        return CalledFunction(name=_portable(name), arguments=compact(arguments))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _written(name: str, arguments: str) -> CalledFunction | None:

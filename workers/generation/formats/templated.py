@@ -2,7 +2,7 @@
 
 1. transformers splits text into the fields of the tokenizer's response template.
 2. Fields of reasoning and of content pass as they stream. The text of a tool call waits for the end of its field.
-3. transformers raises ValueError for a call that is not what the template says. The raw text of the field, marks
+3. transformers raises an error for a call that is not what the template says. The raw text of the field, marks
    included, is then visible, and a new parser goes on behind the field.
 """
 
@@ -21,6 +21,8 @@ from workers.generation.request import Segment
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _CALLS = "tool_calls"
+_UNREADABLE = (ValueError, RecursionError)
+"""What transformers raises for a call that is not what the template says, and for one with too many levels."""
 # NOTE: an error of transformers loses the events of its text, so that no text may hold more than one end of a mark.
 _PIECES = re.compile(r"\w+|\W")
 
@@ -58,7 +60,7 @@ class TemplatedParser:
         """The answer has ended."""
         try:
             _, events = self._parser.finalize()
-        except ValueError:
+        except _UNREADABLE:
             self._emit(TEXT, self._unsaid)
         else:
             self._read(events)
@@ -74,7 +76,7 @@ class TemplatedParser:
         self._unsaid += text
         try:
             events = self._parser.feed(text)
-        except ValueError:
+        except _UNREADABLE:
             return self._release()
         self._read(events)
         return ""
