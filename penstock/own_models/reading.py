@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeVar
@@ -195,8 +195,13 @@ def _prompts(files: ModelFiles, made: Description) -> None:
         made.fields["runtime"] = {"prompts": prompts}
 
 
-def _length(files: ModelFiles, made: Description, config: Fields, beside: str = "") -> None:
-    """The longest text in tokens: what the layout or the tokenizer states, at most what there are positions for."""
+def _length(
+    files: ModelFiles, made: Description, config: Fields, beside: str = "", sides: Sequence[Any] = ()
+) -> None:
+    """The longest text in tokens: what the layout or the tokenizer states, at most what there are positions for.
+
+    `sides` are lengths of queries and documents. The model reads the longest of them.
+    """
     stated = sorted(
         name
         for name in files.names
@@ -206,6 +211,8 @@ def _length(files: ModelFiles, made: Description, config: Fields, beside: str = 
     name = f"{beside}tokenizer_config.json"
     found.append((number_of(files.object(name), "model_max_length"), name))
     first = next(((limit, where) for limit, where in found if limit), (None, ""))
+    longest = max((side for side in sides if isinstance(side, int)), default=0)
+    first = (longest, "the lengths above") if longest > (first[0] or 0) else first
     limit, where = min(
         (each for each in (first, (_positions(config), f"{beside}config.json")) if each[0]),
         default=(None, ""),
@@ -267,7 +274,8 @@ def _splade(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> 
 
 
 def _colbert(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
-    _check_bounds(files)
+    places = _check_bounds(files)
+    beside = f"{places[0]}/" if places and places[0] else ""
     layout = _guarded(lambda: read_late_layout(files.root, {}))
     stored = files.object("artifact.metadata")
     width = _last_dense(layout.heads) or number_of(stored, "dim")
@@ -276,10 +284,11 @@ def _colbert(files: ModelFiles, stated: Mapping[str, Any], made: Description) ->
     where = "artifact.metadata" if stored else PROMPTS_FILE
     sides = f"query {shown(layout.query_prefix)!r}, document {shown(layout.document_prefix)!r}"
     made.told.append(Told("prompts", sides, where))
-    lengths = f"query {layout.query_length or 'any'}, document {layout.document_length or 'any'}"
-    made.told.append(Told("lengths", lengths, where))
+    lengths = (layout.query_length, layout.document_length)
+    query, document = (shown(length or "any") for length in lengths)
+    made.told.append(Told("lengths", f"query {query}, document {document}", where))
     _tell_width(made, "multivector")
-    _length(files, made, files.object("config.json"))
+    _length(files, made, files.object(f"{beside}config.json"), beside, lengths)
 
 
 def _towers(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:

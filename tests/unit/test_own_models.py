@@ -162,8 +162,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "modules": modules("Transformer", "Dense"),
             "1_Dense__config": {"in_features": 8, "out_features": 4, "bias": False},
             "config": BERT,
+            "config_sentence_transformers": {"query_length": 32, "document_length": 180},
+            "sentence_bert_config": {"max_seq_length": 179},
         },
-        {"outputs": {"multivector": {"similarity": "maxsim", "dims": 4}, "score": {}}},
+        {"outputs": {"multivector": {"similarity": "maxsim", "dims": 4}, "score": {}}, "max_sequence_length": 180},
     ),
     "cross_encoder": (
         {"modules": modules("Transformer"), "config": architecture("BertForSequenceClassification", num_labels=1)},
@@ -251,6 +253,7 @@ def test_bge_m3_is_known_by_its_heads(tmp_path: Path) -> None:
             {"modules": modules("Transformer", "Pooling"), "1_Pooling__config": {"pooling_mode": ["\x1b[2Jx"]}},
             r"the layout of the model cannot be read: unknown pooling \x1b[2Jx",
         ),
+        ({"modules": modules("Transformer", "Pooling"), "config": BERT}, "1_Pooling/config.json is missing, which"),
         ({"config": architecture("\x1b[31mEvil")}, r"architectures \x1b[31mEvil: no family"),
         (
             {**CASES["dense"][0], "config_sentence_transformers": {"prompts": {"q": 1}}},

@@ -46,6 +46,8 @@ _POOLING_FLAGS = {
 """Flags of older pooling configs; vectors of several modes are concatenated in this order."""
 _HEADS = frozenset({"Dense", "LayerNorm", "Normalize"})
 _KINDS = _HEADS | {"Transformer", "Pooling", "Dropout"}
+_DESCRIBED = frozenset({"Pooling", "Dense", "LayerNorm"})
+"""Modules that nothing but their config.json describes."""
 _PACKAGES = ("sentence_transformers", "pylate")
 _LATE_KINDS = ("Transformer", "Dense", "LayerNorm", "MultiVectorMask", "Normalize")
 _DEFAULT_QUERY_LENGTH = 32
@@ -137,6 +139,8 @@ def _module(directory: Path, entry: Mapping[str, Any], kinds: Collection[str]) -
     if not place.is_relative_to(directory.resolve()):
         raise UnsupportedLayoutError(f"module path {entry['path']!r} leaves the model directory")
     config = {} if kind == "Transformer" else read_json(place / "config.json")
+    if kind in _DESCRIBED and not config:
+        raise UnsupportedLayoutError(f"{place.name}/config.json is missing, which describes a {kind}")
     return ModuleConfig(kind, place, config)
 
 
