@@ -108,9 +108,10 @@ def engine_of(
     max_sequences: int = 32,
     keeps_prefixes: bool = True,
     sampler: Any = None,
+    attention: PagedAttention | None = None,
 ) -> Engine:
     """An engine over a small model, made as a load makes one. The model keeps the attention of this engine."""
-    attention = PagedAttention(BLOCK_TOKENS)
+    attention = attention or PagedAttention(BLOCK_TOKENS)
     model.set_attn_implementation(attention.name)
     with torch.inference_mode():
         model(
@@ -123,7 +124,7 @@ def engine_of(
     return Engine(
         model,
         attention,
-        BlockPool(blocks, BLOCK_TOKENS, keeps_prefixes=keeps_prefixes),
+        BlockPool(blocks, attention.block_tokens, keeps_prefixes=keeps_prefixes),
         sampler or Greedy(),
         NotedMasks(),
         KeptOutput,

@@ -12,10 +12,14 @@ from tests.fakes.generating import Answers, engine_of, request_of
 from tests.tiny import causal
 from workers.generation.attention import PagedAttention
 from workers.generation.building import packs
+from workers.generation.paged_kernel import PagedKernel, select_kernel
 
 pytestmark = pytest.mark.gpu
 TOKENS = 9
 LENGTHS = (1, 24, 40, 100)
+HALF = [torch.float16, torch.bfloat16]
+PLAIN = ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gemma3_text", "phi3", "olmo2", "granite")
+"""Types of models whose layers are all of the plain formula."""
 
 
 @pytest.fixture(params=causal.FAMILIES)
@@ -54,3 +58,51 @@ def test_tokens_are_those_of_generate_in_a_crowd_and_after_preemption(model: Any
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_proof_passes(model: Any, dtype: torch.dtype) -> None:
     assert packs(model.to(dtype), PagedAttention(8))
+
+
+@pytest.mark.parametrize("block_tokens", [16, 256])
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("kv_heads", [12, 4])
+def test_a_kernel_reads_the_cache(dtype: torch.dtype, kv_heads: int, block_tokens: int) -> None:
+    assert select_kernel(torch.device("cuda", 0), dtype, 12, kv_heads, 64, block_tokens) is not None
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("block_tokens", [8, 256])
+def test_the_proof_passes_with_and_without_the_kernel(
+    model: Any, dtype: torch.dtype, block_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = model.config._attn_implementation
+    assert packs(model.to(dtype), PagedAttention(block_tokens, lambda *shape: None))
+    model.set_attn_implementation(before)
+    calls: list[int] = []
+    whole = PagedKernel.__call__
+
+    def counted(self: PagedKernel, *states: Any) -> torch.Tensor:
+        calls.append(1)
+        return whole(self, *states)
+
+    attention = PagedAttention(block_tokens)
+    assert packs(model, attention)
+    # The kernels are known now, so that calls after this belong to the model.
+    monkeypatch.setattr(PagedKernel, "__call__", counted)
+    model.set_attn_implementation(before)
+    assert packs(model, attention)
+    if model.config.model_type in PLAIN:
+        assert calls
+    elif model.config.model_type in ("gemma2", "gpt_oss"):
+        assert not calls
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_the_kernel_gives_the_log_probabilities_of_the_grouped_path(dtype: torch.dtype) -> None:
+    """Of the first tokens: later ones follow from the tokens before, which may differ at near ties."""
+    model = causal.make("llama").to("cuda", dtype)
+    found = []
+    for attention in (PagedAttention(16), PagedAttention(16, lambda *shape: None)):
+        engine, answers = engine_of(model, prefill_tokens=32, attention=attention), Answers()
+        for length in LENGTHS:
+            engine.add(request_of(length, prompt_of(length), 1))
+        answers.run(engine)
+        found.append([answers.logprobs[length, 0][0] for length in LENGTHS])
+    assert found[0] == pytest.approx(found[1], abs=0.1)

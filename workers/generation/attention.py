@@ -4,8 +4,10 @@ transformers' models look up attention and mask functions by name. Every engine 
 since the registry belongs to the process. In each layer the attention function
 
 1. writes the keys and values of the step's tokens to their places in the cache;
-2. reads the blocks of the sequences that compute one token, in groups of similar length, and attends;
-3. attends for each part of a prompt: to the part itself where the part is the beginning, else to the blocks so far.
+2. attends for all sequences in one call of torch's variable-length kernel, on CUDA where `paged_kernel` proved the
+   kernel, and where the layer's formula is plain (`Heads.is_plain`); else
+3. reads the blocks of the sequences that compute one token, in groups of similar length, and attends;
+4. attends for each part of a prompt: to the part itself where the part is the beginning, else to the blocks so far.
 
 The mask function builds no mask. It returns a `MaskRule`, which the model hands on as attention mask: some models make
 a sliding or chunked mask without telling the attention function of a window, and the rule is evaluated on positions.
@@ -26,6 +28,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from workers.generation.paged_kernel import Kind, PagedKernel, StepLayout, Stretch, select_kernel
 from workers.generation.sequence import Span
 
 _SERIAL = itertools.count()
@@ -63,6 +66,16 @@ class Part(NamedTuple):
     start: int
     stop: int
     table: torch.Tensor
+
+
+class Widths(NamedTuple):
+    """What one layer needs of a cache: `key` and `value` are heads and dim; `heads` are those of the queries."""
+
+    heads: int
+    key: torch.Size
+    value: torch.Size
+    dtype: torch.dtype
+    device: torch.device
 
 
 class Pool(NamedTuple):
@@ -108,7 +121,8 @@ class Plan:
     """One step, laid out once and read by every layer.
 
     `ids`, `positions` and `slots` int64 [tokens] are the step's tokens, and their places in the sequence and in the
-    cache. The first `singles` rows belong to `groups`. `views` keeps the block tables and masks by kind of mask.
+    cache. The first `singles` rows belong to `groups`. `views` keeps the block tables and masks by kind of mask, and
+    `layouts` what kernels read, by `PagedKernel.kind`.
     """
 
     ids: torch.Tensor
@@ -118,7 +132,9 @@ class Plan:
     singles: int
     groups: list[Group]
     parts: list[Part]
+    spans: Sequence[Span]
     views: dict[Any, list[View]] = field(default_factory=dict)
+    layouts: dict[Kind, StepLayout] = field(default_factory=dict)
 
 
 def plan_of(spans: Sequence[Span], block_tokens: int, device: torch.device) -> Plan:
@@ -141,7 +157,7 @@ def plan_of(spans: Sequence[Span], block_tokens: int, device: torch.device) -> P
         slots += [blocks[at // block_tokens] * block_tokens + at % block_tokens for at in range(start, stop)]
     singles = len(spans) - len(parts)
     row, at, place = torch.from_numpy(np.array((ids, positions, slots))).to(device).unbind()
-    return Plan(row, at, place, len(ids), singles, _groups_of(spans[:singles], device), parts)
+    return Plan(row, at, place, len(ids), singles, _groups_of(spans[:singles], device), parts, spans)
 
 
 def _groups_of(singles: Sequence[Span], device: torch.device) -> list[Group]:
@@ -165,16 +181,20 @@ def _groups_of(singles: Sequence[Span], device: torch.device) -> list[Group]:
 class PagedAttention:
     """The cache and the attention function of one engine."""
 
-    def __init__(self, block_tokens: int) -> None:
-        """Register both functions. `allocate` gives the cache its memory, once the widths of all layers are known."""
+    def __init__(self, block_tokens: int, select: Callable[..., PagedKernel | None] = select_kernel) -> None:
+        """Register both functions. `allocate` gives the cache its memory, once the widths of all layers are known.
+
+        `select` finds the kernel of a layer, with the arguments of `select_kernel`.
+        """
         self.name = f"penstock_paged_{next(_SERIAL)}"
         self.passes_rules = True
         self.called: set[int] = set()
         """Layers that have called the attention function."""
         self.plan: Plan | None = None
-        self.block_tokens, self._blocks = block_tokens, 0
+        self.block_tokens, self._blocks, self._select = block_tokens, 0, select
         self._pools: dict[int, tuple[Pool, Pool]] = {}
-        self._widths: dict[int, tuple[torch.Size, torch.Size, torch.dtype, torch.device]] = {}
+        self._kernels: dict[int, PagedKernel] = {}
+        self._widths: dict[int, Widths] = {}
         self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         # NOTE: transformers never forgets a function. A strong reference would keep the memory of an unloaded model.
         AttentionInterface.register(self.name, _weakly(self.attend))
@@ -182,18 +202,33 @@ class PagedAttention:
 
     def token_nbytes(self) -> int:
         """Bytes of one token's keys and values in all layers that were called so far."""
-        return sum((k.numel() + v.numel()) * dtype.itemsize for k, v, dtype, _ in self._widths.values())
+        return sum(
+            (each.key.numel() + each.value.numel()) * each.dtype.itemsize for each in self._widths.values()
+        )
 
     def allocate(self, blocks: int) -> None:
         """Give the cache `blocks` blocks. Their content is lost."""
         self._blocks = blocks
         self._pools = {
-            layer: (self._pool(0, key, dtype, device), self._pool(1, value, dtype, device))
-            for layer, (key, value, dtype, device) in self._widths.items()
+            layer: (self._pool(0, each.key, each), self._pool(1, each.value, each))
+            for layer, each in self._widths.items()
+        }
+        self._kernels = {
+            layer: kernel
+            for layer, each in self._widths.items()
+            if (kernel := self._kernel(each)) is not None
         }
 
-    def _pool(self, place: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Pool:
-        tokens = torch.zeros((self._blocks * self.block_tokens, *shape), dtype=dtype, device=device)
+    def _kernel(self, widths: Widths) -> PagedKernel | None:
+        if widths.key != widths.value:
+            return None
+        heads, dim = widths.key
+        return self._select(widths.device, widths.dtype, widths.heads, heads, dim, self.block_tokens)
+
+    def _pool(self, place: int, shape: torch.Size, widths: Widths) -> Pool:
+        tokens = torch.zeros(
+            (self._blocks * self.block_tokens, *shape), dtype=widths.dtype, device=widths.device
+        )
         heads = tokens.transpose(0, 1)[None]
         return Pool(place, (shape[0], shape[1]), tokens, tokens.view(self._blocks, -1), heads)
 
@@ -230,12 +265,25 @@ class PagedAttention:
         q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
         if self.plan is None:
             self.called.add(layer)
-            self._widths[layer] = k.shape[1:], v.shape[1:], k.dtype, k.device
+            self._widths[layer] = Widths(q.shape[1], k.shape[1:], v.shape[1:], k.dtype, k.device)
             return heads.whole(q, k, v)[None], None
         keys, values = self._pools[layer]
         keys.tokens.index_copy_(0, self.plan.slots, k)
         values.tokens.index_copy_(0, self.plan.slots, v)
+        kernel = self._kernels.get(layer)
+        if kernel is not None and heads.is_plain:
+            layout = self._layout(self.plan, kernel, window)
+            return kernel(q, keys.tokens, values.tokens, layout, scaling, window)[None], None
         return self._attend(self.plan, heads, q, k, v, keys, values)[None], None
+
+    def _layout(self, plan: Plan, kernel: PagedKernel, window: int) -> StepLayout:
+        """What a kernel reads, made once a step for all layers of a kind."""
+        layout = plan.layouts.get(kernel.kind(window))
+        if layout is None:
+            stretches = [Stretch(start, stop, each.block_table()) for each, start, stop in plan.spans]
+            layout = kernel.layout(stretches, window, plan.slots.device)
+            plan.layouts[kernel.kind(window)] = layout
+        return layout
 
     def _attend(
         self,
@@ -387,6 +435,11 @@ class Heads(NamedTuple):
     window: int
     rule: MaskRule | None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether softmax over the keys in the window is all."""
+        return not self.softcap and self.sinks is None and self.rule is None
+
     def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Boolean: whether a query at one position sees a key at another."""
         seen = in_reach(queries, keys, self.window)
@@ -429,8 +482,7 @@ class Heads(NamedTuple):
     def later(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, low: int) -> torch.Tensor:
         """As `whole`, for the last tokens of a sequence, with the keys from position `low`."""
         past = len(k) - len(q)
-        plain = self.rule is None and not self.window and not self.softcap and self.sinks is None
-        if plain and not q.is_cuda and q.shape[2] == v.shape[2]:
+        if self.is_plain and not self.window and not q.is_cuda and q.shape[2] == v.shape[2]:
             return self._joined(q, k, v, past)
         at = torch.arange(low, low + len(k), device=q.device)
         return self.masked(q, k, v, self.allows(at[past:, None], at[None]))

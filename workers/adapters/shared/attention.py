@@ -4,8 +4,7 @@ transformers' models look up their attention function by name and pass extra key
 `packed_attention` receives the layout of the row, and attends within each sequence:
 
 1. on CUDA in half precision with torch's variable-length kernel (`VarlenKernel`), if `select_kernel` found that kernel
-   and scaled_dot_product_attention agree. torch 2.10 has `is_causal` only; later versions have `scale` and
-   `window_size`, and 2.12 adds `enable_gqa` and `num_splits`. The signature is read once.
+   and scaled_dot_product_attention agree;
 2. else with one call of scaled_dot_product_attention per run of sequences of equal length (`attend_runs`), which are
    neighbours in the row. With a sliding window there is one call per block of queries, with only the keys that the
    block's windows reach. Runs with tokens that attention does not see (queries filled up with mask tokens) get a mask.
@@ -17,7 +16,6 @@ position ids on the host in every forward pass.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -27,12 +25,12 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from workers.adapters.shared.packing import Layout, TokenSequence, pack
+from workers.device.varlen import HALF, Bounds, VarlenFunction
 
 WINDOW_BLOCK = 256
 """Queries per block of windowed attention."""
 
 log = logging.getLogger(__name__)
-HALF = (torch.float16, torch.bfloat16)
 PACKED = "penstock_packed"
 _UNSUPPORTED = ("position_bias", "softcap", "s_aux", "sinks", "head_mask", "cache")
 """Arguments that change the attention formula and are not implemented here."""
@@ -139,18 +137,11 @@ def _window_mask(
 
 
 class VarlenKernel:
-    """`varlen_attn` behind one fixed call."""
+    """`varlen_attn` over a packed row."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Read the arguments of `function`; raises NotImplementedError if it lacks `scale` or `window_size`."""
-        self._function = function
-        offered = inspect.signature(function).parameters
-        missing = [name for name in ("scale", "window_size") if name not in offered]
-        if missing:
-            raise NotImplementedError(f"this torch's varlen_attn has no {', '.join(missing)}")
-        self._has_gqa = "enable_gqa" in offered
-        # PERF: one split per sequence also makes a text's result independent of its batch.
-        self._fixed: dict[str, Any] = {"num_splits": 1} if "num_splits" in offered else {}
+        """Raises NotImplementedError if `function` lacks `scale` or `window_size`."""
+        self._function = VarlenFunction(function)
 
     def __call__(
         self,
@@ -164,27 +155,9 @@ class VarlenKernel:
     ) -> torch.Tensor:
         """Attention within each sequence; shapes as in `attention.packed_attention`."""
         q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-        arguments = dict(self._fixed)
-        if q.shape[1] != k.shape[1]:
-            if self._has_gqa:
-                arguments["enable_gqa"] = True
-            else:
-                groups = q.shape[1] // k.shape[1]
-                k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        bounds = Bounds(layout.cu_seq_lens, layout.cu_seq_lens, layout.max_len, layout.max_len)
         side = -1 if reach is None else reach
-        out: torch.Tensor = self._function(
-            q,
-            k,
-            v,
-            layout.cu_seq_lens,
-            layout.cu_seq_lens,
-            layout.max_len,
-            layout.max_len,
-            scale=scaling,
-            window_size=(side, 0 if causal else side),
-            **arguments,
-        )
-        return out.unsqueeze(0)
+        return self._function(q, k, v, bounds, scaling, (side, 0 if causal else side)).unsqueeze(0)
 
 
 @functools.cache

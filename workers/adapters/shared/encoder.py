@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from workers.adapters.shared.attention import HALF, PACKED, VarlenKernel, select_kernel
+from workers.adapters.shared.attention import PACKED, VarlenKernel, select_kernel
 from workers.adapters.shared.checkpoint import position_limit, position_offset
 from workers.adapters.shared.linears import LaidOutLinear
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, filled, pack, padding_share
+from workers.device.varlen import HALF
 
 log = logging.getLogger(__name__)
 
