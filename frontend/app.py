@@ -17,7 +17,7 @@ from frontend.http.listeners import Listeners, refuse
 from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.lifespan import Lifespan
 from frontend.openapi import pages
-from frontend.protocols.registry import WireProtocol, as_bytes, protocol_of, protocols
+from frontend.protocols.registry import Protocols, as_bytes, protocols
 from frontend.services import Services
 from frontend.status import stream as page
 from ipc.errors import PenstockError
@@ -36,7 +36,7 @@ class Application:
     def __init__(
         self,
         app: falcon.asgi.App[Any, Any],
-        known: list[WireProtocol],
+        known: Protocols,
         services: Services,
         listeners: Listeners,
     ) -> None:
@@ -47,7 +47,7 @@ class Application:
 
     def render_refusal(self, error: PenstockError, path: str) -> tuple[int, bytes, dict[str, str]]:
         """(status, body, headers) of an error that the server finds itself (`frontend.server.refusal`)."""
-        return as_bytes(protocol_of(path, self._known).render_error(error, path))
+        return as_bytes(self._known.of(path).render_error(error, path))
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """One ASGI scope."""
@@ -74,7 +74,7 @@ class Application:
         await self._app(scope, receive, send)
 
     def _unknown(self, path: str) -> tuple[int, bytes, dict[str, str]]:
-        return as_bytes(protocol_of(path, self._known).render_http(falcon.HTTPNotFound(), path))
+        return as_bytes(self._known.of(path).render_http(falcon.HTTPNotFound(), path))
 
 
 def _declared_nbytes(scope: dict[str, Any]) -> int | None:

@@ -91,6 +91,7 @@ class Recorder:
         self._gauges = lru_cache(maxsize=4096)(self._serving)
         self._amounts = lru_cache(maxsize=4096)(self._amount)
         self._meters = lru_cache(maxsize=4096)(self._meter)
+        self._caches = lru_cache(maxsize=4096)(self._cache)
 
     def _amount(self, family: str, *labels: str) -> Amount:
         return self._tally.amount(self._child(family, *labels))
@@ -185,9 +186,11 @@ class Recorder:
 
     def cache(self, model: str) -> CacheMeter:
         """Where look-ups of a model in the cache of embeddings are counted."""
-        label = self.model_label(model)
+        return self._caches(self.model_label(model))
+
+    def _cache(self, label: str) -> CacheMeter:
         return CacheMeter(
-            *(self._amounts(f"kept_{name}", label) for name in ("hits", "misses", "evictions", "bytes"))
+            *(self._amount(f"kept_{name}", label) for name in ("hits", "misses", "evictions", "bytes"))
         )
 
     def flush(self) -> None:

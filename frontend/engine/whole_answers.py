@@ -14,6 +14,7 @@ from typing import NamedTuple
 from frontend.engine.bounded_cache import BoundedCache
 from frontend.engine.recording import Recorder
 from ipc.catalog.entries import Catalog
+from ipc.metrics.tally import Amount
 
 SHARE = 4
 """Part of the bytes for embeddings that whole answers may take."""
@@ -22,7 +23,7 @@ LONGEST_BODY = 64 << 10
 
 
 class WholeAnswer(NamedTuple):
-    """A body in two parts; between them stand the times, if the answer is `timed`.
+    """A body in two parts, in JSON or msgpack; between them stand the times, if the answer is `timed`.
 
     `name` is the model as the request names it, `model` the one that computed, `items` how many the request has.
     """
@@ -33,12 +34,16 @@ class WholeAnswer(NamedTuple):
     before: bytes
     after: bytes
     timed: bool
+    json: bool
 
 
 class _Kept(NamedTuple):
+    """An answer, what it stands for, and where its items are counted as hits."""
+
     answer: WholeAnswer
     identity: str
     reading: object
+    hits: Amount
 
 
 class WholeAnswers:
@@ -59,7 +64,7 @@ class WholeAnswers:
         answer = kept.answer
         if kept.identity != self._identity(answer.model):
             return None
-        self._recorder.cache(answer.model).hits.inc(answer.items)
+        kept.hits.inc(answer.items)
         return answer
 
     def keep(self, key: bytes, answer: WholeAnswer) -> None:
@@ -67,5 +72,5 @@ class WholeAnswers:
         identity = self._identity(answer.model)
         if identity:
             nbytes = len(answer.before) + len(answer.after)
-            kept = _Kept(answer, identity, self._catalog.sources)
-            self._kept.put(key, kept, nbytes, self._recorder.cache(answer.model))
+            meter = self._recorder.cache(answer.model)
+            self._kept.put(key, _Kept(answer, identity, self._catalog.sources, meter.hits), nbytes, meter)

@@ -46,7 +46,7 @@ async def until_disconnect(work: Coroutine[Any, Any, T], scope: dict[str, Any]) 
 
     A request has one such work at a time: what it calls runs under the same watch.
     """
-    if is_gone(scope):
+    if scope.get(CALLBACK_KEY) is GONE:
         work.close()
         raise Cancelled("the client went away")
     task = asyncio.current_task()
@@ -63,7 +63,7 @@ async def until_disconnect(work: Coroutine[Any, Any, T], scope: dict[str, Any]) 
         task.uncancel()
         raise Cancelled("the client went away") from None
     finally:
-        if not is_gone(scope):
+        if scope[CALLBACK_KEY] is not GONE:
             scope[CALLBACK_KEY] = None
         if events is not None:
             events.leave()

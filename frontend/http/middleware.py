@@ -20,7 +20,7 @@ from frontend.engine.scope import (
 )
 from frontend.http import paths, tracebacks
 from frontend.http.denial import deny
-from frontend.protocols.registry import WireProtocol, protocol_of
+from frontend.protocols.registry import Protocols, WireProtocol
 from frontend.services import Services
 from ipc import logs
 from ipc.errors import Cancelled, Draining, PenstockError, Unauthenticated
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class RequestMiddleware:
     """Makes the request's context, sets the common headers, and records the outcome."""
 
-    def __init__(self, services: Services, known: list[WireProtocol]) -> None:
+    def __init__(self, services: Services, known: Protocols) -> None:
         self._services, self._known = services, known
 
     async def process_request(self, req: Request, resp: Response) -> None:
@@ -55,7 +55,8 @@ class RequestMiddleware:
         """The request has a route: tell its record, with the model where the path names the model."""
         record: HttpRecord | None = req.context.penstock.http
         if record is not None:
-            operation, model = protocol_of(req.path, self._known).inference_at(req.path)
+            protocol = req.context.protocol = self._known.of(req.path)
+            operation, model = protocol.inference_at(req.path)
             record.routed(req.uri_template or "", model or (UNKNOWN if operation else NO_MODEL))
 
     async def process_request_ws(self, req: Request, ws: WebSocket) -> None:
@@ -76,14 +77,15 @@ class RequestMiddleware:
         if made is None:
             made = req.context.penstock = plain_scope()
         resp.set_headers(self._common(made))
+        status = resp.status_code
         if made.http is not None:
-            made.http.status = resp.status_code
+            made.http.status = status
         if made.streams:
             return
-        protocol = protocol_of(req.path, self._known)
+        protocol: WireProtocol = getattr(req.context, "protocol", None) or self._known.of(req.path)
         if made.error and not made.operation:
             made.operation, made.model = protocol.inference_at(req.path)
-        outcome = Outcome(req.method, req.path, req.uri_template or "", resp.status_code)
+        outcome = Outcome(req.method, req.path, req.uri_template or "", status)
         self._services.finisher.finish(made, protocol.name, outcome)
 
 
@@ -101,7 +103,7 @@ class DeadlineMiddleware:
 class ErrorRenderer:
     """Turns exceptions into the protocol's form of an error."""
 
-    def __init__(self, known: list[WireProtocol]) -> None:
+    def __init__(self, known: Protocols) -> None:
         self._known = known
 
     async def penstock(
@@ -121,7 +123,7 @@ class ErrorRenderer:
             if resp is not None:
                 resp.status = 499
             return
-        status, body, headers = protocol_of(req.path, self._known).render_error(error, req.path, req)
+        status, body, headers = self._known.of(req.path).render_error(error, req.path, req)
         if isinstance(error, Unauthenticated):
             # RFC 6750, section 3: a request without a key learns the scheme only.
             wrong = ', error="invalid_token"' if error.presented else ""
@@ -151,7 +153,7 @@ class ErrorRenderer:
         ws: WebSocket | None = None,
     ) -> None:
         """Unknown path, wrong method, and Falcon's own refusals of bad headers."""
-        status, body, headers = protocol_of(req.path, self._known).render_http(error, req.path)
+        status, body, headers = self._known.of(req.path).render_http(error, req.path)
         await _answer(req, resp, ws, status, body, headers | dict(error.headers or {}))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import falcon
@@ -50,7 +50,45 @@ class WireProtocol(Protocol):
         """The form of an error of the framework: unknown paths, wrong methods, bad header fields."""
 
 
-def protocols() -> list[WireProtocol]:
+class Protocols:
+    """The protocols of an application. Each path belongs to one of them."""
+
+    def __init__(self, known: Sequence[WireProtocol]) -> None:
+        self._known = known
+
+    def __iter__(self) -> Iterator[WireProtocol]:
+        return iter(self._known)
+
+    def of(self, path: str) -> WireProtocol:
+        """The protocol with the longest prefix of whole segments of `path`; the first protocol, if none fits."""
+        # PERF: called for every request, so the time does not grow with the number of prefixes.
+        whole, folders = f"{path}/", self._folders
+        end = whole.rfind("/", 0, self._longest) + 1
+        while end:
+            found = folders.get(whole[:end])
+            if found is not None:
+                return found
+            end = whole.rfind("/", 0, end - 1) + 1
+        return self._known[0]
+
+    @cached_property
+    def _folders(self) -> dict[str, WireProtocol]:
+        """Protocols by prefix, with a slash at its end; of two protocols with one prefix the first.
+
+        Made at the first request: protocols learn which of their routes are served when they are mounted.
+        """
+        return {
+            prefix if prefix.endswith("/") else f"{prefix}/": protocol
+            for protocol in reversed(self._known)
+            for prefix in protocol.prefixes
+        }
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._folders), default=0)
+
+
+def protocols() -> Protocols:
     """All protocols of this build, most specific prefix first."""
     from frontend.protocols.chat import ChatProtocol
     from frontend.protocols.cohere import CohereProtocol
@@ -63,7 +101,7 @@ def protocols() -> list[WireProtocol]:
     from frontend.protocols.trtis_v1 import TrtisProtocol
     from frontend.protocols.vllm import VllmProtocol
 
-    return [
+    known: list[WireProtocol] = [
         SieProtocol(),
         CohereProtocol(),
         ChatProtocol(),
@@ -75,6 +113,7 @@ def protocols() -> list[WireProtocol]:
         TrtisProtocol(),
         KserveProtocol(),
     ]
+    return Protocols(known)
 
 
 def grpc_services(services: Services) -> list[GrpcService]:
@@ -83,22 +122,3 @@ def grpc_services(services: Services) -> list[GrpcService]:
     from frontend.protocols.trtis_v1.grpc.service import TrtisService
 
     return [KserveService(services.settings.kserve, services.restrictions), TrtisService(services)]
-
-
-def protocol_of(path: str, known: Sequence[WireProtocol]) -> WireProtocol:
-    """The protocol with the longest prefix of whole segments of `path`; the first protocol, if none fits."""
-    # PERF: called for every request; one comparison tells whether any prefix of a protocol fits.
-    whole, best, longest = f"{path}/", known[0], 0
-    for protocol in known:
-        folders = _folders(tuple(protocol.prefixes))
-        if whole.startswith(folders):
-            fitting = max(len(folder) for folder in folders if whole.startswith(folder))
-            if fitting > longest:
-                best, longest = protocol, fitting
-    return best
-
-
-@lru_cache(maxsize=64)
-def _folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
-    """The prefixes with a slash at their end."""
-    return tuple(prefix if prefix.endswith("/") else f"{prefix}/" for prefix in prefixes)

@@ -24,7 +24,7 @@ from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestM
 from frontend.openapi import pages
 from frontend.protocols.chat import ChatProtocol
 from frontend.protocols.messages import MessagesProtocol
-from frontend.protocols.registry import WireProtocol
+from frontend.protocols.registry import Protocols
 from frontend.protocols.responses import ResponsesProtocol
 from frontend.protocols.sie import SieProtocol
 from frontend.services import Services
@@ -45,9 +45,7 @@ SCRIPT: list[Step] = [
 """A prompt of four tokens, answered with "Hello you"."""
 
 
-def app_of(
-    services: Services, known: list[WireProtocol], *, with_keys: bool = False
-) -> falcon.asgi.App[Any, Any]:
+def app_of(services: Services, known: Protocols, *, with_keys: bool = False) -> falcon.asgi.App[Any, Any]:
     """An application with the middleware, the error forms and the routes of these protocols."""
     cors, access = access_middleware(services)
     middleware = [RequestMiddleware(services, known), cors, *([access] if with_keys else [])]
@@ -76,7 +74,7 @@ class RecordedServer:
         self.services.directory = InProcessDirectory(self.services.catalog, statuses)
         if gate is not None:
             self.services.access = gate
-        known: list[WireProtocol] = [SieProtocol(), ChatProtocol(), ResponsesProtocol(), MessagesProtocol()]
+        known = Protocols([SieProtocol(), ChatProtocol(), ResponsesProtocol(), MessagesProtocol()])
         app = app_of(self.services, known, with_keys=gate is not None)
         self.client = TestClient(app)
         self.application = Application(app, known, self.services, Listeners(self.services.settings.server))

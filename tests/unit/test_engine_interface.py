@@ -15,6 +15,7 @@ from falcon.testing import TestClient
 from frontend.engine.answer import CopyBudget
 from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.protocols.kserve_v2 import KserveProtocol
+from frontend.protocols.registry import Protocols
 from frontend.protocols.sie import SieProtocol
 from frontend.protocols.trtis_v1 import TrtisProtocol
 from frontend.services import Services
@@ -85,7 +86,7 @@ def services(tmp_path: Path) -> Iterator[Services]:
 @pytest.fixture
 def client(services: Services) -> TestClient:
     """The routes of the protocols over these services."""
-    protocols = [KserveProtocol(), TrtisProtocol(), SieProtocol()]
+    protocols = Protocols([KserveProtocol(), TrtisProtocol(), SieProtocol()])
     renderer = ErrorRenderer(protocols)
     app = falcon.asgi.App(middleware=[RequestMiddleware(services, protocols), DeadlineMiddleware(services)])
     app.add_error_handler(PenstockError, renderer.penstock)

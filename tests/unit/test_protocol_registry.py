@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.protocols.registry import protocol_of, protocols
+from frontend.protocols.registry import protocols
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ from frontend.protocols.registry import protocol_of, protocols
     ],
 )
 def test_a_prefix_is_of_whole_segments(path: str, name: str) -> None:
-    assert protocol_of(path, protocols()).name == name
+    assert protocols().of(path).name == name

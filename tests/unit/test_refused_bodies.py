@@ -25,6 +25,7 @@ from frontend.http import tracebacks
 from frontend.http.middleware import ErrorRenderer, RequestMiddleware
 from frontend.protocols.kserve_v2 import KserveProtocol
 from frontend.protocols.kserve_v2.grpc.service import KserveService
+from frontend.protocols.registry import Protocols
 from frontend.protocols.sie import SieProtocol
 from frontend.protocols.trtis_v1 import TrtisProtocol
 from frontend.protocols.trtis_v1.grpc.service import TrtisService
@@ -195,7 +196,7 @@ def test_a_refused_body_is_freed_at_once(
     path: str, headers: dict[str, str], body: bytes, tmp_path: Path
 ) -> None:
     made = services(tmp_path)
-    protocols = [KserveProtocol(), TrtisProtocol(), SieProtocol()]
+    protocols = Protocols([KserveProtocol(), TrtisProtocol(), SieProtocol()])
     renderer = ErrorRenderer(protocols)
     app = falcon.asgi.App(middleware=[RequestMiddleware(made, protocols)])
     app.add_error_handler(PenstockError, renderer.penstock)

@@ -19,7 +19,7 @@ from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.settings import Cache, Settings
 from tests.unit.test_bounded_cache import meter
 
-ANSWER = WholeAnswer("name", "org/model", 2, b"before", b"after", False)
+ANSWER = WholeAnswer("name", "org/model", 2, b"before", b"after", False, True)
 
 
 class Setup:
@@ -97,10 +97,8 @@ def test_all_that_a_request_says_decides_the_key() -> None:
     assert key(caller="one", shared=True) == key(caller="two", shared=True)
 
 
-def test_a_long_body_has_no_key_and_neither_has_any_without_a_cache() -> None:
+def test_a_long_body_has_no_key() -> None:
     assert key(b"x" * LONGEST_BODY) and not key(b"x" * (LONGEST_BODY + 1))
-    services: Any = SimpleNamespace(engine=SimpleNamespace(answers=None))
-    assert not repeating.key_of(request(), plain_scope(), services, "m", b"")
 
 
 @pytest.mark.parametrize(("json", "load"), [(True, orjson.loads), (False, msgpack.unpackb)])
@@ -110,9 +108,9 @@ def test_a_timed_answer_has_the_times_of_each_request(json: bool, load: Any) -> 
     times = pack({"total_ms": 9.5})
     at = whole.index(times)
     parts = [whole[:3], memoryview(whole[3:at]), times, whole[at + len(times) :]]
-    answer = repeating.whole_of("name", "m", 1, parts, timed=True)
+    answer = repeating.whole_of("name", "m", 1, parts, timed=True, json=json)
     for ms in (0.25, 100.0):
-        made = load(repeating.body_of(answer, {"total_ms": ms}, json))
+        made = load(repeating.body_of(answer, {"total_ms": ms}))
         assert made == {"items": [1], "timing": {"total_ms": ms}, "usage": 2}
-    plain = repeating.whole_of("name", "m", 1, [b"a", b"b", b"c"], timed=False)
-    assert repeating.body_of(plain, {}, json) == b"abc"
+    plain = repeating.whole_of("name", "m", 1, [b"a", b"b", b"c"], timed=False, json=json)
+    assert repeating.body_of(plain, {}) == b"abc"

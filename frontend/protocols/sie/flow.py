@@ -92,22 +92,27 @@ def postprocessing_ms(phases: dict[str, float]) -> float:
     return phases.get("copy", 0.0) + phases.get("encode", 0.0)
 
 
+_PHASE_HEADERS = (
+    ("X-Queue-Time", "queue"),
+    ("X-Tokenization-Time", "tokenize"),
+    ("X-Inference-Time", "device"),
+)
+
+
 def time_headers(resp: Response, scope: RequestScope) -> None:
     """The timing headers of a successful answer, in milliseconds."""
     phases = scope.phases
-    for header, phase in (
-        ("X-Queue-Time", "queue"),
-        ("X-Tokenization-Time", "tokenize"),
-        ("X-Inference-Time", "device"),
-    ):
-        resp.set_header(header, f"{phases.get(phase, 0.0):.2f}")
+    headers = [
+        (header, f"{phases[phase]:.2f}" if phase in phases else "0.00") for header, phase in _PHASE_HEADERS
+    ]
     after = postprocessing_ms(phases)
     if after > 0:
-        resp.set_header("X-Postprocessing-Time", f"{after:.2f}")
+        headers.append(("X-Postprocessing-Time", f"{after:.2f}"))
     if scope.cache_hits is not None:
-        resp.set_header("X-Penstock-Cache-Hits", str(scope.cache_hits))
-    phases["total"] = (time.perf_counter() - scope.started) * 1e3
-    resp.set_header("X-Total-Time", f"{phases['total']:.2f}")
+        headers.append(("X-Penstock-Cache-Hits", str(scope.cache_hits)))
+    phases["total"] = total = (time.perf_counter() - scope.started) * 1e3
+    headers.append(("X-Total-Time", f"{total:.2f}"))
+    resp.set_headers(headers)
 
 
 def timing_of(scope: RequestScope) -> dict[str, float | None]:
@@ -137,44 +142,47 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
     itemized: ClassVar[bool] = False
     kept: ClassVar[Literal["", "plain", "timed"]] = ""
 
+    def respond_at_once(self, req: Request, resp: Response, scope: RequestScope, model: str) -> bool:
+        """Answer a request whose body is at hand and whose whole answer is kept."""
+        scope.model = model
+        check_machine_profile(req, self.services)
+        small = self.services.bodies.at_hand(req)
+        return small is not None and self._repeated(req, resp, scope, model, small)
+
     async def respond(self, req: Request, resp: Response, scope: RequestScope, model: str) -> None:
         """One request; without `model` in the path the body names it."""
-        services, scope.model = self.services, model
-        check_machine_profile(req, services)
+        services = self.services
         sent = "application/json" if self.always_json else req.content_type
         small = services.bodies.at_hand(req)
         if small is not None:
-            if (key := self._key(req, scope, model, small)) and self._repeated(req, resp, scope, model, key):
-                return
             with services.bodies.holding(len(small)):
                 request = read(small, sent, self.body, services.settings.limits)
                 del small
-                await self._answer(req, resp, scope, model, request, key, large=False)
+                await self._answer(req, resp, scope, model, request, large=False)
             return
         async with services.bodies.receive(req, scope.deadline_ns) as body:
-            if (key := self._key(req, scope, model, body)) and self._repeated(req, resp, scope, model, key):
+            if self._repeated(req, resp, scope, model, body):
                 return
             request = await read_aside(body, sent, self.body, services.settings.limits)
             large = is_large(body)
             del body
-            await self._answer(req, resp, scope, model, request, key, large=large)
+            await self._answer(req, resp, scope, model, request, large=large)
 
-    def _key(self, req: Request, scope: RequestScope, model: str, body: bytes) -> bytes:
-        return repeating.key_of(req, scope, self.services, model, body) if self.kept else b""
-
-    def _repeated(self, req: Request, resp: Response, scope: RequestScope, model: str, key: bytes) -> bool:
+    def _repeated(self, req: Request, resp: Response, scope: RequestScope, model: str, body: bytes) -> bool:
         """Answer a request whose whole answer is kept; returns whether there is one."""
-        scope.started = time.perf_counter()
         answers = self.services.engine.answers
-        answer = None if answers is None else answers.find(key)
+        if answers is None or not self.kept:
+            return False
+        scope.answer_key = repeating.key_of(req, scope, self.services, model, body)
+        scope.started = time.perf_counter()
+        answer = answers.find(scope.answer_key)
         if answer is None:
             return False
         if not model:
             scope.names(answer.name)
         scope.cache_hits = answer.items
-        json = self.always_json or wants_json(req.get_header("Accept"))
-        resp.content_type = media_type(json)
-        resp.data = repeating.body_of(answer, timing_of(scope) if answer.timed else {}, json)
+        resp.content_type = media_type(answer.json)
+        resp.data = repeating.body_of(answer, timing_of(scope) if answer.timed else {})
         time_headers(resp, scope)
         return True
 
@@ -185,13 +193,12 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         scope: RequestScope,
         model: str,
         request: R,
-        key: bytes,
         *,
         large: bool,
     ) -> None:
         """Run and render; the time of the request starts now. Checks of a `large` body are work for a thread.
 
-        An answer that was made of kept embeddings alone is kept as a whole, by `key`.
+        An answer that was made of kept embeddings alone is kept as a whole.
         """
         scope.started = time.perf_counter()
         if model:
@@ -212,9 +219,11 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
             resp.content_type = media_type(json)
             time_headers(resp, scope)
             answers, items = self.services.engine.answers, len(plan.call.items)
-            if answers is not None and key and scope.cache_hits == items:
-                timed = self.kept == "timed"
-                answers.keep(key, repeating.whole_of(scope.model, plan.model, items, parts, timed=timed))
+            if answers is not None and scope.answer_key and scope.cache_hits == items:
+                whole = repeating.whole_of(
+                    scope.model, plan.model, items, parts, timed=self.kept == "timed", json=json
+                )
+                answers.keep(scope.answer_key, whole)
             send_parts(resp, parts, reply, self.services)
 
     async def _run(self, req: Request, request: R, large: bool) -> tuple[Answer, P, list[str] | None]:

@@ -15,28 +15,37 @@ from frontend.http.sending import Buffer
 from frontend.protocols.sie.arrays import packed
 from frontend.services import Services
 
-_HEADERS = ("Accept", "X-Penstock-item-errors", "X-Penstock-warnings")
-"""Headers that shape an answer, beside the type of the body."""
 _encoder = msgspec.msgpack.Encoder()
 
 
 def key_of(req: Request, scope: RequestScope, services: Services, name: str, body: bytes) -> bytes:
-    """Stands for all that a request says; empty where nothing is looked up. `name` is the model in the path."""
-    if services.engine.answers is None or len(body) > LONGEST_BODY:
+    """Stands for all that a request says; empty for a long body. `name` is the model in the path."""
+    if len(body) > LONGEST_BODY:
         return b""
-    owner = "" if services.settings.cache.shared else scope.grant.caller
-    asked = (owner, scope.operation, name, req.content_type, *(req.get_header(one) for one in _HEADERS))
-    return hashlib.blake2b(_encoder.encode((asked, body)), digest_size=32).digest()
+    header = req.get_header
+    said = (
+        "" if services.settings.cache.shared else scope.grant.caller,
+        scope.operation,
+        name,
+        header("Content-Type"),
+        header("Accept"),
+        header("X-Penstock-item-errors"),
+        header("X-Penstock-warnings"),
+        body,
+    )
+    return hashlib.blake2b(_encoder.encode(said), digest_size=32).digest()
 
 
-def whole_of(name: str, model: str, items: int, parts: Sequence[Buffer], *, timed: bool) -> WholeAnswer:
+def whole_of(
+    name: str, model: str, items: int, parts: Sequence[Buffer], *, timed: bool, json: bool
+) -> WholeAnswer:
     """An answer from the parts of its body; of a `timed` one the last part but one has the times."""
     before, after = (parts[:-2], parts[-1:]) if timed else (parts, ())
-    return WholeAnswer(name, model, items, b"".join(before), b"".join(after), timed)
+    return WholeAnswer(name, model, items, b"".join(before), b"".join(after), timed, json)
 
 
-def body_of(answer: WholeAnswer, times: dict[str, float | None], json: bool) -> bytes:
+def body_of(answer: WholeAnswer, times: dict[str, float | None]) -> bytes:
     """The body with the times of this request."""
     if not answer.timed:
         return answer.before
-    return answer.before + (orjson.dumps(times) if json else packed(times)) + answer.after
+    return answer.before + (orjson.dumps(times) if answer.json else packed(times)) + answer.after
