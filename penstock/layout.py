@@ -16,6 +16,7 @@ from typing import Any
 
 from ipc.memory.datatypes import BYTES, DATATYPES
 from ipc.settings import Settings
+from penstock import asking
 
 UNKNOWN_SIZE = 2
 """Size shown for a dimension of any size."""
@@ -28,31 +29,48 @@ def add_parser(commands: Any) -> None:
         "layout", help="show the header and the bytes of a request of tensors to a model"
     )
     parser.add_argument("model", help="name of the model")
-    parser.add_argument("--url", default="http://127.0.0.1:8080", help="server (default %(default)s)")
+    asking.add_arguments(parser)
 
 
 def run(options: argparse.Namespace, config: Settings) -> int:
     """Print the layouts; 1 when the server or the model cannot be asked."""
+    url, key = asking.url_of(options, config), asking.key_of(options)
+    address = f"{url}/v2/models/{urllib.parse.quote(options.model)}"
     try:
-        metadata, stated = (_fetch(options.url, options.model, tail) for tail in ("", "/config"))
+        metadata, stated = (_fetch(address + tail, key) for tail in ("", "/config"))
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"penstock: {_why(error)}\n")
+        sys.stderr.write(f"penstock: {_why(error, url)}\n")
         return 1
+    if stated.get("model_transaction_policy", {}).get("decoupled"):
+        print(f"{options.model} gives any number of responses to a request: POST {address}/generate_stream")
+        return 0
     batches = int(stated.get("max_batch_size", 0)) > 0
-    print("\n".join([*_kserve(options, metadata), "", *_trtis(options, metadata, batches)]))
+    print(
+        "\n".join(
+            [*_kserve(url, options.model, metadata), "", *_trtis(url, options.model, metadata, batches)]
+        )
+    )
     return 0
 
 
-def _fetch(url: str, model: str, tail: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{url}/v2/models/{urllib.parse.quote(model)}{tail}", timeout=30) as answer:
+def _fetch(address: str, key: str) -> dict[str, Any]:
+    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"} if key else {})
+    with urllib.request.urlopen(request, timeout=30) as answer:
         found: dict[str, Any] = json.load(answer)
         return found
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"the server answered {error.code}: {error.read().decode(errors='replace')[:300]}"
-    return f"the server could not be asked: {error}"
+def _why(error: Exception, url: str) -> str:
+    """The server's own sentence where the server sent one."""
+    if not isinstance(error, urllib.error.HTTPError):
+        reason = getattr(error, "reason", error)
+        return f"{url} cannot be asked: {reason}; start a server, or name another with --url"
+    text = error.read(100_000).decode(errors="replace")
+    try:
+        text = json.loads(text)["error"]
+    except (ValueError, KeyError, TypeError):
+        pass
+    return f"the server answered {error.code}: {text[:300]}"
 
 
 def shape_of(tensor: dict[str, Any]) -> list[int]:
@@ -67,7 +85,7 @@ def nbytes_of(tensor: dict[str, Any]) -> int:
     return math.prod(shape_of(tensor)) * size
 
 
-def _kserve(options: argparse.Namespace, metadata: dict[str, Any]) -> list[str]:
+def _kserve(url: str, model: str, metadata: dict[str, Any]) -> list[str]:
     inputs = [
         {
             "name": tensor["name"],
@@ -80,7 +98,7 @@ def _kserve(options: argparse.Namespace, metadata: dict[str, Any]) -> list[str]:
     head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}, separators=(",", ":"))
     return [
         "KServe v2",
-        f"  POST {options.url}/v2/models/{options.model}/infer",
+        f"  POST {url}/v2/models/{model}/infer",
         f"  Inference-Header-Content-Length: {len(head.encode())}",
         f"  Content-Length: {len(head.encode()) + sum(map(nbytes_of, metadata['inputs']))}",
         "  body:",
@@ -89,7 +107,7 @@ def _kserve(options: argparse.Namespace, metadata: dict[str, Any]) -> list[str]:
     ]
 
 
-def _trtis(options: argparse.Namespace, metadata: dict[str, Any], batches: bool) -> list[str]:
+def _trtis(url: str, model: str, metadata: dict[str, Any], batches: bool) -> list[str]:
     fields = ["batch_size: 1"]
     for tensor in metadata["inputs"]:
         dims = "".join(f" dims: {dim}" for dim in (shape_of(tensor)[1:] if batches else shape_of(tensor)))
@@ -98,7 +116,7 @@ def _trtis(options: argparse.Namespace, metadata: dict[str, Any], batches: bool)
     fields += [f'output {{ name: "{tensor["name"]}" }}' for tensor in metadata["outputs"]]
     return [
         "TRTIS v1",
-        f"  POST {options.url}/api/infer/{options.model}",
+        f"  POST {url}/api/infer/{model}",
         f"  NV-InferRequest: {' '.join(fields)}",
         f"  Content-Length: {sum(map(nbytes_of, metadata['inputs']))}",
         "  body:",

@@ -24,7 +24,7 @@ from ipc.protos import trtis_v1_pb2
 from penstock.cli import main
 from tests.conformance.minilm import DIRECTORY, MODEL
 from tests.conformance.required_tool import required_tool
-from tests.harness.server import Server, serving
+from tests.harness.server import Server, free_port, serving
 from tests.tiny import chat_models, loras
 from tests.tiny.models import build
 from tests.tiny.pictures import encoded, picture
@@ -52,7 +52,7 @@ NOT_RUN = {
     "pip wheel ": "builds; test_wheel.py builds a wheel and runs what is installed from it",
     "penstock worker --slot 0": "runs until it is stopped; test_supervise_off.py starts workers by hand",
     "systemctl ": "wants systemd and its units",
-    "curl --data-binary @handle.bin": "wants the memory of a GPU; test_trtis_regions.py registers it",
+    "python3 -m grpc_tools.protoc": "makes a module that this test has",
 }
 """Beginnings of lines that are not run, and why."""
 PROGRAMS_NOT_RUN = {
@@ -94,7 +94,8 @@ def is_shell(text: str) -> bool:
     """Whether a block without a language, or with a shell's, holds commands."""
     first = text.split("\n", 1)[0]
     words = (
-        r"make|curl|penstock|\.venv/bin/penstock|pip|python3|install|cp|journalctl|[A-Za-z_]+=\S*|\{ printf"
+        r"make|curl|penstock|\.venv/bin/penstock|pip|python3|install|cp|truncate|journalctl|[A-Za-z_]+=\S*"
+        r"|\{ printf"
     )
     return re.match(rf"({words})( |$)", first) is not None
 
@@ -149,8 +150,10 @@ def server(place: Path) -> Iterator[Server]:
         )
     chat_models.write_entry(catalog, CHAT_MODEL, chat_models.save("qwen3", place / "weights" / "chat"))
     loras.write(place / "srv" / "loras" / "legal" / "2026-03", DIRECTORY)
-    repository = write_repository(place / "srv" / "repository", ["add_sub", "countdown", "classifier"])
-    _write_accumulator(repository / "accumulator")
+    repository = write_repository(place / "srv" / "repository", ["add_sub", "classifier"])
+    _write_program(repository / "accumulator", "sequences", "sequence_batching {")
+    _write_program(repository / "upper", "repository", "TYPE_STRING")
+    _write_program(repository / "countdown", "repository", "decoupled: true")
     settings = {
         "repository.dirs": repository,
         "repository.allow_python": "true",
@@ -163,12 +166,12 @@ def server(place: Path) -> Iterator[Server]:
         yield running
 
 
-def _write_accumulator(directory: Path) -> None:
-    """The model of sequences as its page has it."""
-    page = ROOT / "docs" / "sequences.md"
+def _write_program(directory: Path, page: str, field: str) -> None:
+    """A Python model as a page has it; `field` tells its configuration from others."""
+    text = ROOT / "docs" / f"{page}.md"
     (directory / "1").mkdir(parents=True)
-    [config] = [text for text in blocks(page, "") if "sequence_batching {" in text]
-    [program] = [text for text in blocks(page, "python") if "class Accumulator" in text]
+    [config] = [block for block in blocks(text, "") if field in block]
+    [program] = [block for block in blocks(text, "python") if f"class {directory.name.title()}(" in block]
     (directory / "config.pbtxt").write_text(config)
     (directory / "1" / "model.py").write_text(program)
 
@@ -220,6 +223,9 @@ def test_the_commands_of_a_page_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(place)
+    # The ports of a server that is started by hand may be taken.
+    monkeypatch.setenv("PENSTOCK_SERVER__BIND", f"127.0.0.1:{free_port()}")
+    monkeypatch.setenv("PENSTOCK_GRPC__BIND", f"127.0.0.1:{free_port()}")
     script = ["set -eo pipefail", 'curl() { command curl -sS --fail-with-body --max-time 60 "$@"; }']
     if page.name in ERRORS_EXPECTED:
         script[1] = 'curl() { command curl -sS --max-time 60 "$@"; }'
