@@ -16,8 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 from penstock.own_models.families import POOLING_FILE, choose, kinds_of, labels_of
 from penstock.own_models.files import CannotTell, ModelFiles, number_of, shown, text_of
 from workers.adapters.shared.sentence_transformers_layout import (
+    PROMPTS_FILE,
     ModelLayout,
     ModuleConfig,
+    default_prompt,
     pooling_modes,
     read_late_layout,
     read_layout,
@@ -25,7 +27,6 @@ from workers.adapters.shared.sentence_transformers_layout import (
 
 Fields = dict[str, Any]
 T = TypeVar("T")
-PROMPTS_FILE = "config_sentence_transformers.json"
 _WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
 _OFFSET_BY_PADDING = ("roberta", "camembert", "mpnet")
 """Parts of the types of models whose table of positions begins with a row of padding."""
@@ -309,6 +310,9 @@ def _pages(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> N
 
 def _scorer(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
     made.fields |= {"inputs": ["text"], "outputs": {"score": {}}}
+    stored = files.object(PROMPTS_FILE)
+    if prompt := _guarded(lambda: default_prompt(stored)):
+        made.told.append(Told("prompt", f"query {shown(prompt)!r}", PROMPTS_FILE))
     _length(files, made, files.object("config.json"))
 
 

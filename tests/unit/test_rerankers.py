@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from sentence_transformers import CrossEncoder
 
 from ipc.errors import InvalidInput
 from ipc.wire.messages import InputItem, ScoreCall
@@ -115,6 +116,20 @@ def test_the_activation_that_sentence_transformers_stored_is_used_if_it_is_one_o
     logits = logits_of(place / "rr_bert")
     expected = {"identity": logits, "tanh": np.tanh(logits), "sigmoid": sigmoid(logits)}[name]
     assert np.allclose(scores(load(CrossEncoderAdapter, tmp_path), QUERY, DOCUMENTS), expected, atol=1e-5)
+
+
+def test_the_default_prompt_that_sentence_transformers_stored_stands_before_the_query(
+    place: Path, tmp_path: Path
+) -> None:
+    stored = tmp_path / "stored"
+    prompts = {"prompts": {"web": "find the river: "}, "default_prompt_name": "web"}
+    CrossEncoder(str(place / "rr_bert"), device="cpu", **prompts).save_pretrained(str(stored))  # type: ignore[arg-type]
+    adapter = load(CrossEncoderAdapter, stored)
+    wanted = CrossEncoder(str(stored), device="cpu").predict([(QUERY, text) for text in DOCUMENTS])
+    assert np.allclose(scores(adapter, QUERY, DOCUMENTS), wanted, atol=1e-5)
+    plain = load(CrossEncoderAdapter, place / "rr_bert")
+    given, same = (prepared(each, QUERY, DOCUMENTS, instruction="go") for each in (adapter, plain))
+    assert [list(pair.payload.ids) for pair in given] == [list(pair.payload.ids) for pair in same]
 
 
 def test_a_classifier_with_several_labels_is_no_cross_encoder(place: Path) -> None:

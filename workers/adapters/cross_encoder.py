@@ -2,17 +2,16 @@
 
 Serves ...ForSequenceClassification checkpoints, as transformers or sentence-transformers' CrossEncoder saves them.
 
-1. `prepare` joins the query with each document; a pair that is too long loses tokens of its longer half first.
+1. `prepare` joins the query with each document; a pair that is too long loses tokens of its longer half first. Before
+   the query stands the instruction of the call, else the default prompt that sentence-transformers has stored.
 2. `score` runs the pairs as one packed row and applies the stored activation to the logit, by default a sigmoid. The
    rule is that of sentence-transformers 6.2 (`cross_encoder/model.py`).
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -31,6 +30,7 @@ from workers.adapters.shared.pairs import (
     pair_excess,
     query_of,
 )
+from workers.adapters.shared.sentence_transformers_layout import PROMPTS_FILE, default_prompt, read_json
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class CrossEncoderAdapter(ScoreAdapter):
     )
     overflows = ("truncate", "truncate_left", "error")
     _model: SequenceClassifier
+    _prompt = ""
 
     @property
     def memory_bytes(self) -> int:
@@ -63,18 +64,17 @@ class CrossEncoderAdapter(ScoreAdapter):
         if labels != 1:
             raise ValueError(f"a cross-encoder that scores has one label, this model has {labels}")
         chosen = str(context.options.get("activation", AUTO))
-        function = (
-            _stored_activation(context.directory, classifier.config) if chosen == AUTO else activation(chosen)
-        )
+        stored = read_json(context.directory / PROMPTS_FILE)
+        function = _stored_activation(stored, classifier.config) if chosen == AUTO else activation(chosen)
         adapter = cls(classifier, PairTokenizer(tokenizer, limit, "longest_first"), function)
         adapter.tokenizer = tokenizer
+        adapter._prompt = default_prompt(stored)
         return adapter
 
     def joined(self, texts: Sequence[str], call: Call) -> list[Prepared]:
         """Tokenize the query once and join it with each document; an instruction goes before the query."""
-        query = query_of(call)
-        if call.instruction:
-            query = f"{call.instruction} {query}"
+        before = f"{call.instruction} " if call.instruction else self._prompt
+        query = f"{before}{query_of(call)}"
         [first] = self._pairs.halves([query])
         fits = len(first.ids) <= self._pairs.limit
         documents = self._pairs.sides(texts, call.overflow) if fits else self._pairs.halves(texts)
@@ -96,10 +96,8 @@ class CrossEncoderAdapter(ScoreAdapter):
         return self._model.logits(batch)[:, 0].float()
 
 
-def _stored_activation(directory: Path, config: Any) -> nn.Module:
+def _stored_activation(stored: Mapping[str, Any], config: Any) -> nn.Module:
     """The activation that the checkpoint names, or a sigmoid. Code of other packages than torch is not run."""
-    path = directory / "config_sentence_transformers.json"
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     in_config = getattr(config, "sentence_transformers", None) or {}
     name = (
         stored.get("activation_fn")

@@ -30,6 +30,7 @@ from typing import Any
 
 from workers.adapters.shared.pooling_modes import resolve_modes
 
+PROMPTS_FILE = "config_sentence_transformers.json"
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -113,7 +114,7 @@ def read_transformer(directory: Path, transformer: Path, task: str = "feature-ex
 
     Raises UnsupportedLayoutError when it was stored for another task.
     """
-    stored = read_json(directory / "config_sentence_transformers.json")
+    stored = read_json(directory / PROMPTS_FILE)
     return ModelLayout(
         **_transformer_settings(transformer, task),
         prompts={name: text for name, text in (stored.get("prompts") or {}).items() if text is not None},
@@ -193,6 +194,11 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     loaded = json.loads(path.read_text(encoding="utf-8"))
     return loaded if isinstance(loaded, dict) else {}
+
+
+def default_prompt(stored: Mapping[str, Any]) -> str:
+    """The prompt that a `config_sentence_transformers.json` puts before each query that names none."""
+    return str((stored.get("prompts") or {}).get(stored.get("default_prompt_name")) or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +285,7 @@ def _read_modules(directory: Path) -> LateLayout:
         raise UnsupportedLayoutError("the model has no projection to token vectors: no Dense module")
     transformer = next((m.directory for m in modules if m.kind == "Transformer"), directory)
     mask = next((module.config for module in modules if module.kind == "MultiVectorMask"), None)
-    stored = read_json(directory / "config_sentence_transformers.json")
+    stored = read_json(directory / PROMPTS_FILE)
     beside = read_json(transformer / "sentence_bert_config.json")
     settings = {**stored, **{name: value for name, value in beside.items() if value is not None}}
     expansion = settings.get("query_expansion")
