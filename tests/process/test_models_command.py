@@ -111,6 +111,7 @@ def test_pull_brings_the_files_that_loaders_read_and_no_others(tmp_path: Path) -
         tmp_path,
         whole="{kind: hub, repo: org/whole, files: [head.pt], tokenizer_repo: org/words}",
         pickled="{kind: hub, repo: org/pickled}",
+        modules="{kind: hub, repo: org/modules}",
     )
     repositories: Mapping[str, Files] = {
         "org/whole": {
@@ -124,6 +125,19 @@ def test_pull_brings_the_files_that_loaders_read_and_no_others(tmp_path: Path) -
         },
         "org/words": {"tokenizer.json": b"words", "config.json": b"{}", "model.safetensors": b"never"},
         "org/pickled": {"config.json": b"{}", "pytorch_model.bin": b"weights", "optimizer.pt": b"never"},
+        "org/modules": {
+            "config.json": b"{}",
+            "modules.json": json.dumps(
+                [
+                    {"path": path, "type": f"a.{path[2:]}"}
+                    for path in ("0_Transformer", "1_Pooling", "2_Dense")
+                ]
+            ).encode(),
+            "0_Transformer/model.safetensors": WEIGHTS,
+            "0_Transformer/pytorch_model.bin": b"never",
+            "1_Pooling/pytorch_model.bin": b"never",
+            "2_Dense/pytorch_model.bin": b"weights",
+        },
     }
     with hub(repositories) as found:
         done = pull(tmp_path, found.url, "my/whole")
@@ -137,6 +151,17 @@ def test_pull_brings_the_files_that_loaders_read_and_no_others(tmp_path: Path) -
         found.served.clear()
         pull(tmp_path, found.url, "my/pickled")
         assert sorted(found.served) == ["org/pickled/config.json", "org/pickled/pytorch_model.bin"]
+        found.served.clear()
+        pull(tmp_path, found.url, "my/modules")
+        assert sorted(found.served) == [
+            f"org/modules/{name}"
+            for name in (
+                "0_Transformer/model.safetensors",
+                "2_Dense/pytorch_model.bin",
+                "config.json",
+                "modules.json",
+            )
+        ]
     again = pull(tmp_path, "http://127.0.0.1:9", "my/whole", HF_HUB_OFFLINE="1")
     assert (again.returncode, again.stdout) == (0, done.stdout)
 

@@ -28,6 +28,7 @@ from workers.loading.source import (
     from_package,
     read_ahead,
     size_in_hub,
+    weight_files,
 )
 
 
@@ -123,6 +124,22 @@ def test_pickled_weights_are_refused_by_name(model: Path) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     with pytest.raises(SourceError, match=r"no safetensors weights; pytorch_model\.bin"):
         from_directory(model)
+
+
+def test_what_a_trainer_has_kept_of_its_steps_is_no_part_of_the_model(model: Path) -> None:
+    kept = model / "checkpoint-500"
+    kept.mkdir()
+    (kept / "model.safetensors").write_bytes(b"cut off")
+    (kept / "model.safetensors.index.json").write_text("{")
+    assert from_directory(model) == model
+    assert kept / "model.safetensors" not in weight_files(model)
+
+
+def test_a_damaged_index_is_named(model: Path) -> None:
+    for text in ("{", "[]", "{}", '{"weight_map": []}'):
+        (model / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(SourceError, match=r"model\.safetensors\.index\.json is damaged: no map"):
+            from_directory(model)
 
 
 def test_missing_shards_are_counted(model: Path) -> None:

@@ -25,8 +25,14 @@ from urllib.parse import urlsplit
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 PICKLED = "pytorch_model*.bin"
+_WEIGHTED = ("Transformer", "Dense", "LayerNorm")
+"""Ends of the kinds of modules that have weights."""
+_KEPT_STEPS = "checkpoint-"
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
+_POINTER = b"version "
+_MOST_POINTER_BYTES = 1024
+"""First bytes and size of the text file that Git LFS leaves in place of a large file."""
 
 Progress = Callable[[str, float], None]
 OnBytes = Callable[[int, int], None]
@@ -42,9 +48,30 @@ class DamagedWeightsError(Exception):
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """All safetensors files under `directory`, sorted; without any, the pickled weights."""
-    found = sorted(path for path in directory.rglob("*.safetensors") if path.is_file())
-    return found or sorted(path for path in directory.glob(PICKLED) if path.is_file())
+    """All safetensors files under `directory`, and pickled weights of modules that have no others; sorted.
+
+    What a trainer has kept of its steps, in `checkpoint-...`, is no part of the model.
+    """
+    found = sorted(path for path in directory.rglob("*.safetensors") if _belongs(path, directory))
+    having = {path.parent for path in found}
+    without = [place for place in _module_directories(directory) if place not in having]
+    return found + sorted(path for place in without for path in place.glob(PICKLED) if path.is_file())
+
+
+def _belongs(path: Path, directory: Path) -> bool:
+    parts = path.relative_to(directory).parts[:-1]
+    return path.is_file() and not any(part.startswith(_KEPT_STEPS) for part in parts)
+
+
+def _module_directories(directory: Path) -> list[Path]:
+    """The directories of the modules with weights that modules.json names; `directory` without such modules."""
+    try:
+        listed = json.loads((directory / "modules.json").read_text(encoding="utf-8"))
+        paths = [Path(str(each["path"])) for each in listed if str(each["type"]).endswith(_WEIGHTED)]
+    except (OSError, ValueError, TypeError, KeyError):
+        paths = []
+    inside = [path for path in paths if not path.is_absolute() and ".." not in path.parts]
+    return [directory / path for path in dict.fromkeys(inside)] or [directory]
 
 
 def is_plain(path: Path) -> bool:
@@ -69,28 +96,48 @@ def check_weights(directory: Path) -> None:
         raise DamagedWeightsError(
             f"the model has no safetensors weights; {unusable} is damaged or holds more than tensors and is not loaded"
         )
+    check_whole(directory)
+
+
+def check_whole(directory: Path) -> None:
+    """As `check_weights`, but what is in pickled files is not looked at, and no model library is imported."""
+    files = weight_files(directory)
     if not files:
         other = sorted(path.name for pattern in ("*.bin", "*.pt", "*.h5") for path in directory.glob(pattern))
         found = f"; {other[0]} is in a format that is not loaded" if other else ""
         raise DamagedWeightsError(f"the model has no safetensors weights{found}")
-    kind = "*.bin.index.json" if pickled else "*.safetensors.index.json"
-    for index in directory.rglob(kind):
+    pickled = {path.parent for path in files if path.suffix == ".bin"}
+    indices = [path for path in directory.rglob("*.safetensors.index.json") if _belongs(path, directory)]
+    for index in [*indices, *(path for place in pickled for path in place.glob("*.bin.index.json"))]:
+        _refuse_incomplete(index)
+    for path in files:
+        if path.suffix != ".bin":
+            _refuse_damaged(path)
+
+
+def _refuse_incomplete(index: Path) -> None:
+    """Raise DamagedWeightsError unless every shard of an index exists."""
+    try:
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         missing = sorted(shard for shard in shards if not (index.parent / shard).is_file())
-        if missing:
-            raise DamagedWeightsError(
-                f"{len(missing)} of {len(shards)} weight files are missing, first {missing[0]}"
-            )
-    for path in files:
-        if path not in pickled:
-            _refuse_damaged(path)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedWeightsError(f"{index.name} is damaged: no map of weights to files") from error
+    if missing:
+        raise DamagedWeightsError(
+            f"{len(missing)} of {len(shards)} weight files are missing, first {missing[0]}"
+        )
 
 
 def _refuse_damaged(path: Path) -> None:
     """Raise DamagedWeightsError unless the file has the size that its header promises."""
     size = path.stat().st_size
     with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+        first = stream.read(_LENGTH_BYTES)
+        length = int.from_bytes(first, "little")
+        if first == _POINTER and size < _MOST_POINTER_BYTES:
+            raise DamagedWeightsError(
+                f"{path.name} is a pointer of Git LFS, not a safetensors file: fetch the file with `git lfs pull`"
+            )
         if size < _LENGTH_BYTES or length > _MOST_HEADER_BYTES:
             raise DamagedWeightsError(f"{path.name} is not a safetensors file")
         if size < _LENGTH_BYTES + length:
@@ -175,13 +222,22 @@ def from_hub(
     wanted = [*_DESCRIBING, "*.safetensors", *extra_files]
     chosen |= {} if to is None else {"local_dir": to}
     directory = snapshot(repo, revision, allow_patterns=wanted, **chosen)
-    if not weight_files(directory):
-        directory = snapshot(repo, revision, allow_patterns=[*wanted, PICKLED], **chosen)
+    if bare := _without_weights(directory):
+        directory = snapshot(repo, revision, allow_patterns=[*wanted, *bare], **chosen)
     if to is not None:
         # What the hub's library keeps of a download that it could resume.
         shutil.rmtree(to / ".cache", ignore_errors=True)
     progress("download", 1.0)
     return _checked(directory)
+
+
+def _without_weights(directory: Path) -> list[str]:
+    """Patterns of the pickled weights of modules that have no safetensors; empty where all have some."""
+    having = {path.parent for path in weight_files(directory)}
+    if having and not (directory / "modules.json").is_file():
+        return []
+    places = [place for place in _module_directories(directory) if place not in having]
+    return [str(place.relative_to(directory) / PICKLED) for place in places]
 
 
 def ignore_bytes(done: int, total: int) -> None:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from workers.adapters.shared.packing import Layout
+from workers.loading.source import is_plain
 
 _SUMMING = frozenset({"mean", "mean_sqrt_len_tokens", "weightedmean", "max"})
 
@@ -145,16 +146,24 @@ HEADS: dict[str, type[Dense | LayerNorm]] = {"Dense": Dense, "LayerNorm": LayerN
 def load_head(kind: str, directory: Path, config: Mapping[str, Any]) -> nn.Module:
     """A Dense, LayerNorm or Normalize with its weights from `directory`, in fp32 on CPU.
 
-    Raises FileNotFoundError without model.safetensors and RuntimeError where the weights do not fit the config.
+    Raises FileNotFoundError without weights and RuntimeError where the weights do not fit the config.
     """
     if kind == "Normalize":
         return Normalize()
     head = HEADS[kind](config)
-    weights = directory / "model.safetensors"
-    if not weights.is_file():
-        raise FileNotFoundError(f"module {directory.name} has no model.safetensors")
-    head.load_state_dict(load_file(str(weights)))
+    head.load_state_dict(_head_weights(directory))
     return head.float()
+
+
+def _head_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """model.safetensors, or pytorch_model.bin if torch reads the file as nothing but tensors."""
+    weights, pickled = directory / "model.safetensors", directory / "pytorch_model.bin"
+    if weights.is_file():
+        return load_file(str(weights))
+    if pickled.is_file() and is_plain(pickled):
+        found: dict[str, torch.Tensor] = torch.load(pickled, map_location="cpu", weights_only=True)
+        return found
+    raise FileNotFoundError(f"module {directory.name} has no model.safetensors")
 
 
 def stored_activation(name: str) -> nn.Module:
