@@ -8,7 +8,16 @@ import msgspec
 
 from frontend.engine.scope import RequestScope
 from ipc.settings import Limits, Settings
-from ipc.wire.messages import Call, EncodeCall, ExtractCall, GenerateCall, ModelStatus, ScoreCall, Work
+from ipc.wire.messages import (
+    Call,
+    EncodeCall,
+    ExtractCall,
+    GenerateCall,
+    ModelStatus,
+    ScoreCall,
+    TokenizeCall,
+    Work,
+)
 from ipc.wire.streams import WINDOW
 
 
@@ -59,13 +68,16 @@ def characters_of(call: Call) -> list[int]:
     """
     if isinstance(call, GenerateCall):
         return [_prompt_characters(call)]
+    if isinstance(call, TokenizeCall) and call.prompt is not None:
+        return [_prompt_characters(call.prompt)]
     before = len(call.instruction or "")
     if isinstance(call, ScoreCall):
         before += len(call.query.text or "")
     elif isinstance(call, ExtractCall):
         before += sum(len(label) + 4 for label in call.labels)
     return [
-        before + (4 * len(item.ids or ()) if item.text is None else len(item.text)) for item in call.items
+        before + len(item.first or "") + (4 * len(item.ids or ()) if item.text is None else len(item.text))
+        for item in call.items
     ]
 
 

@@ -14,7 +14,7 @@ import msgspec
 from ipc.catalog.model_config import ModelConfig
 from ipc.wire.field_names import FieldNames
 
-VERSION = 12
+VERSION = 13
 LANES = ("interactive", "bulk")
 
 
@@ -29,7 +29,9 @@ MAX_CHUNKS = 4096
 class InputItem(Wire, frozen=True):
     """One item: a text or token ids given by the caller, encoded images, and metadata that some families read.
 
-    `spans` are the chunks of a text by their characters, where the caller gives chunks.
+    `spans` are the chunks of a text by their characters, where the caller gives chunks. With `first` the item is a pair
+    of texts: `first` stands before `text`, in a score call in place of the query. All items of a score call have a
+    `first`, or none has.
     """
 
     text: str | None = None
@@ -37,6 +39,7 @@ class InputItem(Wire, frozen=True):
     images: list[bytes] = []
     metadata: dict[str, Any] | None = None
     spans: list[tuple[int, int]] = []
+    first: str | None = None
 
 
 class Chunking(Wire, frozen=True):
@@ -77,7 +80,7 @@ class EncodeCall(Wire, frozen=True, tag="encode"):
 
 
 class ScoreCall(Wire, frozen=True, tag="score"):
-    """How well each of `items` answers `query`."""
+    """How well each of `items` answers `query`, or the text `first` of its own."""
 
     items: list[InputItem]
     query: InputItem
@@ -259,7 +262,7 @@ class GenerateCall(Wire, frozen=True, tag="generate"):
 
 
 class TokenizeCall(Wire, frozen=True, tag="tokenize"):
-    """The tokens of each item's text, or the text of each item's token ids.
+    """The tokens of each item's text, or the text of each item's token ids; with `prompt` the tokens of that prompt.
 
     With `special` texts get the special tokens of the model around them, and texts of ids show special tokens.
     """
@@ -271,6 +274,7 @@ class TokenizeCall(Wire, frozen=True, tag="tokenize"):
     items: list[InputItem]
     special: bool
     names: FieldNames = FieldNames()
+    prompt: GenerateCall | None = None
 
 
 Call = EncodeCall | ScoreCall | ExtractCall | InferCall | GenerateCall | TokenizeCall

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from transformers import AutoTokenizer
 
 from tests.conformance.conftest import Families
@@ -97,8 +99,26 @@ def test_predict(server: Server) -> None:
     assert asked(server, "/predict", {"inputs": TEXTS[0]}) == asked(
         server, "/predict", {"inputs": [TEXTS[0]]}
     )
-    refused = asked(server, "/predict", {"inputs": TEXTS[:2]}, 422)
-    assert refused["error_type"] == "Validation" and "no pairs" in refused["error"]
+
+
+def test_predict_reads_pairs_as_transformers_does(server: Server, tiny_extractors: Path) -> None:
+    reference = transformers.pipeline(
+        "text-classification", model=str(tiny_extractors / "classifier"), device="cpu", top_k=None
+    )
+    long = " ".join(sentences()[:60])
+    pairs = [(TEXTS[0], TEXTS[1]), (TEXTS[1], TEXTS[0]), ("", TEXTS[2]), (long, TEXTS[0]), (TEXTS[0], long)]
+    wanted = [
+        reference({"text": first, "text_pair": second}, truncation="longest_first") for first, second in pairs
+    ]
+    batch = [[TEXTS[3]], *map(list, pairs)]
+    found = asked(server, "/predict", {"inputs": batch, "truncate": True})
+    for classes, expected in zip(found[1:], wanted, strict=True):
+        assert [one["label"] for one in classes] == [one["label"] for one in expected]
+        assert np.allclose([one["score"] for one in classes], [one["score"] for one in expected], atol=1e-5)
+    assert found[0] == asked(server, "/predict", {"inputs": TEXTS[3]})
+    assert found[1] == asked(server, "/predict", {"inputs": list(pairs[0])}) != found[2]
+    refused = asked(server, "/predict", {"inputs": batch}, 413)
+    assert refused["error"].startswith("inputs[4]: ") and "in both texts" in refused["error"]
 
 
 def test_the_routes_of_vllm(server: Server) -> None:
@@ -111,6 +131,17 @@ def test_the_routes_of_vllm(server: Server) -> None:
     body = {"text_1": TEXTS[0], "text_2": TEXTS, "use_activation": False}
     found = [one["score"] for one in asked(server, "/v1/score", body)["data"]]
     assert np.allclose(found, scored(server, TEXTS[0]), atol=1e-5)
+    for model in (SCORER, "Qwen/Qwen3-Reranker", "lightonai/colbert"):
+        firsts = [TEXTS[0], TEXTS[1], TEXTS[1], "", TEXTS[2]]
+        each = [
+            asked(server, "/v1/score", {"model": model, "text_1": first, "text_2": second})["data"][0]
+            for first, second in zip(firsts, TEXTS, strict=True)
+        ]
+        body = {"model": model, "text_1": firsts, "text_2": TEXTS}
+        found = [one["score"] for one in asked(server, "/v1/score", body)["data"]]
+        assert np.allclose(found, [one["score"] for one in each], atol=1e-4)
+    body = {"text_1": ["a", "river " * 2000, "b"], "text_2": ["1", "2", "3"]}
+    assert asked(server, "/v1/score", body, 400)["error"]["message"].startswith("text_1[1]: ")
     items = {"items": [{"text": text} for text in TEXTS]}
     for one, wanted in zip(
         asked(server, "/classify", {"input": TEXTS})["data"],

@@ -32,7 +32,7 @@ from tests.fakes.tensors import entry, services_of
 
 LONGEST = 40
 """Characters of a text that fit the models."""
-DENSE, SCORE, CLASSIFIER = "org/dense", "org/score", "org/classifier"
+DENSE, SCORE, CLASSIFIER, CHAT = "org/dense", "org/score", "org/classifier", "org/chat"
 LABELS = ["even", "odd"]
 
 
@@ -47,19 +47,20 @@ def lengths(work: Work, given: Arrays) -> Arrays:
 
 
 def numbers(work: Work, given: Arrays) -> Arrays:
-    """The last word of each text as its score."""
+    """The last word of each text as its score, and a tenth of the length of a text of its own before it."""
     assert isinstance(work.call, ScoreCall)
-    return {"score": np.array([float((item.text or "").split()[-1]) for item in work.call.items], np.float32)}
+    found = [float((item.text or "").split()[-1]) + len(item.first or "") / 10 for item in work.call.items]
+    return {"score": np.array(found, np.float32)}
 
 
 def classes(work: Work, given: Arrays) -> Arrays:
-    """The class of the number of words, and the other one."""
+    """The class of the number of words, in pairs of both texts, and the other one."""
     call = work.call
     assert isinstance(call, ExtractCall)
     found = []
     for item in call.items:
         likeliest = 2.0 if call.options.get("function_to_apply") == "none" else 0.75
-        first = len((item.text or "").split()) % 2
+        first = len(f"{item.first or ''} {item.text or ''}".split()) % 2
         entries = [
             Classification(LABELS[first], likeliest),
             Classification(LABELS[1 - first], 1 - likeliest),
@@ -69,9 +70,15 @@ def classes(work: Work, given: Arrays) -> Arrays:
 
 
 def letters(work: Work, given: Arrays) -> Arrays:
-    """Each character as a token of its number, with 0 before where special tokens belong; and back."""
+    """Each character as a token of its number, with 0 before where special tokens belong; and back.
+
+    Of a conversation all that is said.
+    """
     call = work.call
     assert isinstance(call, TokenizeCall)
+    if call.prompt is not None:
+        said = "".join(message["content"] for message in call.prompt.messages or ())
+        return {"tokens": [_characters(InputItem(said), special=True)]}
     return {"tokens": [_characters(item, call.special) for item in call.items]}
 
 
@@ -99,6 +106,7 @@ _MODELS: dict[str, tuple[str, Model]] = {
     DENSE: ("dense", reading(lengths)),
     SCORE: ("score", numbers),
     CLASSIFIER: ("json", classes),
+    CHAT: ("chat", letters),
 }
 
 
@@ -106,7 +114,7 @@ class VectorServer:
     """All protocols over the models of `served`, and over further dense ones by name."""
 
     def __init__(
-        self, root: Path, *more: str, served: tuple[str, ...] = tuple(_MODELS), **settings: Any
+        self, root: Path, *more: str, served: tuple[str, ...] = (DENSE, SCORE, CLASSIFIER), **settings: Any
     ) -> None:
         """`settings` as `section__field`."""
         chosen = {name: _MODELS[name] for name in served} | dict.fromkeys(more, _MODELS[DENSE])

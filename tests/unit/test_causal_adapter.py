@@ -5,17 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.settings import Generation
-from ipc.wire.messages import Ending, GenerateCall, Grammar, Sampling
+from ipc.wire import tokens
+from ipc.wire.messages import Ending, GenerateCall, Grammar, InputItem, Sampling, TokenizeCall
+from tests.fakes.adapter import FakeAdapter
 from tests.tiny import chat_models
 from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.causal import CausalAdapter
 from workers.generation.request import GenerationRequest
+from workers.memory.payload import NOTHING
 from workers.operations.generate import Generate
+from workers.operations.tokenize import Tokenize
 
 CONTEXT = 64
 
@@ -78,6 +83,22 @@ def test_a_prompt_of_any_length_is_counted(adapter: CausalAdapter) -> None:
     assert len(prepare(adapter, GenerateCall(ids=ids, counts_only=True)).prompt) == CONTEXT + 7
     cut = prepare(adapter, GenerateCall(ids=ids, counts_only=True, truncate=True))
     assert len(cut.prompt) == CONTEXT - 1
+
+
+def test_the_tokens_of_a_conversation_are_those_of_its_prompt(adapter: CausalAdapter) -> None:
+    said = [{"role": "user", "content": "x" * 2 * CONTEXT}]
+    prompt = GenerateCall(messages=said, variables={"add_generation_prompt": False})
+    wanted = prepare(adapter, msgspec.structs.replace(prompt, counts_only=True)).prompt
+    [found] = Tokenize().prepare(adapter, TokenizeCall([InputItem("")], True, prompt=prompt), 0, 1, NOTHING)
+    assert isinstance(found, Prepared)
+    read = tokens.unpack(found.payload.data)
+    assert read.ids == wanted and found.cost == len(wanted) > CONTEXT
+    assert read.strings == adapter.tokenizer.convert_ids_to_tokens(wanted)
+    call = TokenizeCall([InputItem("")], True, prompt=prompt)
+    model: Any = FakeAdapter({}, 512)
+    model.tokenizer = adapter.tokenizer
+    with pytest.raises(InvalidInput, match="continues no conversations"):
+        Tokenize().prepare(model, call, 0, 1, NOTHING)
 
 
 def test_token_ids_and_biases_beyond_the_vocabulary_are_refused_by_name(adapter: CausalAdapter) -> None:

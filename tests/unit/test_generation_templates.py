@@ -55,14 +55,19 @@ CONVERSATIONS: list[tuple[list[dict[str, Any]], Any]] = [
         TOOLS,
     ),
 ]
-VARIABLES = ({}, {"enable_thinking": False}, {"enable_thinking": True, "reasoning_effort": "high"})
+VARIABLES: tuple[dict[str, Any], ...] = (
+    {},
+    {"add_generation_prompt": False},
+    {"enable_thinking": False},
+    {"enable_thinking": True, "reasoning_effort": "high"},
+)
 
 
 def _theirs(
     tokenizer: Any, messages: list[dict[str, Any]], tools: Any, variables: dict[str, Any]
 ) -> list[int]:
     ids = tokenizer.apply_chat_template(
-        messages, tools=tools, add_generation_prompt=True, return_dict=False, **variables
+        messages, tools=tools, return_dict=False, **{"add_generation_prompt": True, **variables}
     )
     return list(ids)
 

@@ -40,6 +40,8 @@ def texts(*given: str) -> list[InputItem]:
         ([InputItem("a", images=[b"1"]), InputItem("a", images=[b"2"]), InputItem("a")], (), None),
         ([InputItem(images=[b"1"]), InputItem(images=[b"2"]), InputItem(images=[b"1"])], (), [0, 1, 0]),
         ([InputItem("a", metadata={"x": 1}), InputItem("a"), InputItem("a")], (), [0, 1, 1]),
+        ([InputItem("a", first="1"), InputItem("a"), InputItem("a", first="2")], (), None),
+        ([InputItem("a", first="1"), InputItem("b", first="1"), InputItem("a", first="1")], (), [0, 1, 0]),
         ([InputItem(""), InputItem(images=[b"1"]), InputItem("")], (), [0, 1, 0]),
     ],
 )

@@ -13,6 +13,7 @@ import transformers
 from sentence_transformers import CrossEncoder
 
 from ipc.errors import InvalidInput
+from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import InputItem, ScoreCall
 from tests.tiny import vocabularies
 from tests.tiny.models import SIZES, build, save
@@ -21,6 +22,8 @@ from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.cross_encoder import CrossEncoderAdapter
 from workers.adapters.qwen3_reranker import Qwen3RerankerAdapter
 from workers.adapters.shared.pairs import ScoreAdapter
+from workers.memory.payload import NOTHING
+from workers.operations.score import Score
 
 QUERY, DOCUMENTS = sentences()[17], [*mixed_lengths(), *sentences()[:3]]
 
@@ -54,6 +57,28 @@ def scores(adapter: ScoreAdapter, query: str, documents: list[str]) -> np.ndarra
     """float32 [documents]."""
     found: np.ndarray = adapter.score(adapter.collate(prepared(adapter, query, documents))).numpy()
     return found
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("rr_bert", CrossEncoderAdapter), ("rr_qwen3", Qwen3RerankerAdapter)]
+)
+def test_items_with_a_text_of_their_own_are_pairs_with_that_text(
+    place: Path, name: str, family: type[ScoreAdapter]
+) -> None:
+    adapter = load(family, place / name, 160)
+    firsts = ["a", "a", "b", "", "one " * 200]
+    items = [InputItem(text, first=first) for text, first in zip(DOCUMENTS, firsts, strict=False)]
+    call = ScoreCall(items, InputItem(""), names=FieldNames(query="text_1[{}]"))
+    found: Any = [
+        *Score().prepare(adapter, call, 0, 2, NOTHING),
+        *Score().prepare(adapter, call, 2, 5, NOTHING),
+    ]
+    assert len(found) == 5
+    for item, pair in zip(items, found, strict=True):
+        [wanted] = prepared(adapter, item.first or "", [item.text or ""])
+        assert pair.payload.ids.tolist() == wanted.payload.ids.tolist()
+        assert (pair.truncated, pair.excess) == (wanted.truncated, wanted.excess)
+    assert found[4].excess.in_query
 
 
 def logits_of(directory: Path) -> np.ndarray:

@@ -12,6 +12,7 @@ import pytest
 from tests.fakes.vector_server import CLASSIFIER, DENSE, SCORE, VectorServer
 
 Make = Callable[..., VectorServer]
+ODDS = (("odd", "even"), ("even", "odd"))
 
 
 @pytest.fixture
@@ -126,6 +127,50 @@ def test_rerank_orders_texts(make: Make) -> None:
     assert found.json == [{"index": 1, "text": "b 3", "score": 3}, {"index": 0, "text": "a 1", "score": 1}]
     for wrong in ({"query": "q", "texts": []}, {"query": "q"}, {"query": 1, "texts": ["1"]}):
         assert refusal(server.post("/rerank", wrong))[:2] == (422, "Validation")
+
+
+ODD, EVEN = ([{"score": 0.75, "label": one}, {"score": 0.25, "label": other}] for one, other in ODDS)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "wanted"),
+    [
+        ("a b", EVEN),
+        (["a"], ODD),
+        (["a", "b"], EVEN),
+        ([["a"], ["a", "b"], ["a b", "c"], ["", ""]], [ODD, EVEN, ODD, EVEN]),
+    ],
+)
+def test_predict_takes_texts_and_pairs(make: Make, inputs: Any, wanted: Any) -> None:
+    server = make()
+    assert server.post("/predict", {"inputs": inputs}).json == wanted
+    last = next(server.calls).items[-1]
+    assert (last.first is not None) == (inputs not in ("a b", ["a"]))
+
+
+WRONG_PAIRS: list[tuple[Any, str]] = [
+    ({"inputs": []}, "inputs: may not be empty"),
+    ({"inputs": [[]]}, "inputs[0]: 0 texts, expected one text or a pair"),
+    ({"inputs": ["a", "b", "c"]}, "inputs: 3 texts"),
+    ({"inputs": [["a", "b"], ["a", "b", "c"]]}, "inputs[1]: 3 texts"),
+    ({"inputs": [["a"], "b"]}, "inputs[1]: expected an array"),
+    ({"inputs": ["a", ["b"]]}, "inputs: expected an array"),
+    ({"inputs": [["a", None]]}, "inputs[0][1]"),
+    ({"inputs": [["a", ["b"]]]}, "inputs[0][1]"),
+    ({"inputs": {"text": "a", "text_pair": "b"}}, "inputs"),
+    ({"inputs": [["a", "b"]] * 10_001}, "inputs: 10001 given, the limit is 10000"),
+    ({"inputs": [["a", "b"]] * 100_000}, "inputs: 100000 given"),
+    ({"inputs": ["x" * ((1 << 20) + 1), "b"]}, "inputs[0]: 1048577 bytes"),
+    (b'{"inputs": ["a", "\\udfff"]}', "malformed JSON"),
+    (b'{"inputs": ' + b"[" * 2000 + b"]" * 2000 + b"}", "inputs"),
+]
+
+
+def test_wrong_pairs_are_refused(make: Make) -> None:
+    server = make()
+    for body, said in WRONG_PAIRS:
+        status, kind, text = refusal(server.post("/predict", body))
+        assert (status, kind) == (422, "Validation") and said in text
 
 
 def test_the_only_model_that_can_answer_does(make: Make) -> None:

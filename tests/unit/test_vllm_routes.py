@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fakes.vector_server import CLASSIFIER, DENSE, LABELS, SCORE, VectorServer
+from frontend.protocols.vllm.schemas import SIDES
+from tests.fakes.vector_server import CHAT, CLASSIFIER, DENSE, LABELS, SCORE, VectorServer
 
 USAGE = {"completion_tokens": 0, "prompt_tokens_details": None}
 
@@ -82,8 +83,47 @@ def test_score_keeps_the_order_of_the_texts(server: VectorServer, path: str) -> 
     assert next(server.calls).options["activation"] == "sigmoid"
     answered(server, path, {"text_1": "q", "text_2": "2", "use_activation": False})
     assert next(server.calls).options["activation"] == "identity"
-    found = server.post(path, {"text_1": ["q", "r"], "text_2": ["1", "2"]})
-    assert found.status_code == 400 and "text_1: 2 texts" in found.json["error"]["message"]
+
+
+@pytest.mark.parametrize(("first", "second"), SIDES)
+def test_score_compares_lists_of_one_length_pair_by_pair(
+    server: VectorServer, first: str, second: str
+) -> None:
+    body = {first: ["q", "long", ""], second: ["a 1", "b 3", "c 2"]}
+    found = [entry["score"] for entry in answered(server, "/score", body)["data"]]
+    assert found == pytest.approx([1.1, 3.4, 2.0])
+    call = next(server.calls)
+    assert [item.first for item in call.items] == ["q", "long", ""] and call.query.text == ""
+    assert (call.names.query, call.names.text) == (f"{first}[{{}}]", f"{second}[{{}}]")
+    answered(server, "/score", {first: "q", second: "1"})
+    call = next(server.calls)
+    assert (call.query.text, call.items[0].first, call.names.query) == ("q", None, first)
+
+
+WRONG_PAIRS: list[tuple[Any, str]] = [
+    ({"text_1": ["q", "r"], "text_2": ["1"]}, "text_1: 2 texts, expected 1, or 1 as in text_2"),
+    ({"text_1": ["q", "r"], "text_2": ["1", "2", "3"]}, "text_1: 2 texts, expected 1, or 3 as in text_2"),
+    ({"text_1": [], "text_2": ["1"]}, "text_1: 0 texts"),
+    ({"text_1": [], "text_2": []}, "text_2: may not be empty"),
+    ({"queries": ["q"], "documents": []}, "documents: may not be empty"),
+    ({"text_1": "q"}, "text_1 and text_2: expected one pair of fields, got 0"),
+    ({"queries": "q", "text_2": "1"}, "got 0"),
+    ({"queries": "q", "documents": "1", "items": "1"}, "got 2"),
+    ({"text_1": ["q"] * 10_001, "text_2": ["1"] * 10_001}, "text_2: 10001 given, the limit is 10000"),
+    ({"text_1": ["q"] * 100_001, "text_2": "1"}, "text_1: 100001 texts, expected 1"),
+    ({"text_1": ["q", "x" * (1 << 20) + "x"], "text_2": ["1", "2"]}, "text_1[1]: 1048577 bytes"),
+    ({"text_1": [["q"], ["r"]], "text_2": ["1", "2"]}, "text_1"),
+    ({"text_1": ["q", None], "text_2": ["1", "2"]}, "text_1[1]"),
+    ({"text_1": {"content": []}, "text_2": "1"}, "text_1"),
+    (b'{"text_1": ["\\ud800", "b"], "text_2": ["1", "2"]}', "malformed JSON"),
+    (b'{"text_1": ' + b"[" * 2000 + b"]" * 2000 + b', "text_2": "1"}', "text_1"),
+    (b'{"text_1": "a", "text_1": "b", "text_2": "1"}', "occurs twice"),
+]
+
+
+def test_wrong_pairs_are_refused(server: VectorServer) -> None:
+    for body, said in WRONG_PAIRS:
+        assert said in refused(server, "/score", body)
 
 
 def test_rerank_returns_the_best_documents(server: VectorServer) -> None:
@@ -122,10 +162,55 @@ def test_tokenize_and_detokenize(server: VectorServer) -> None:
     found = server.post("/tokenize", {"prompt": "ab", "add_special_tokens": False}).json
     assert (found["tokens"], found["token_strs"]) == ([97, 98], None)
     assert server.post("/detokenize", {"tokens": [0, 97]}).json == {"prompt": "^a"}
-    assert "messages: conversations" in refused(server, "/tokenize", {"messages": [{"role": "user"}]})
-    assert "prompt: missing" in refused(server, "/tokenize", {"model": DENSE})
+    assert "send one of them" in refused(server, "/tokenize", {"model": DENSE})
     assert "tokens: may not be empty" in refused(server, "/detokenize", {"tokens": []})
     long = {"prompt": "x" * ((1 << 20) + 1)}
     assert "the limit is 1048576 (limits.max_text_bytes)" in refused(server, "/tokenize", long)
     many = {"tokens": [1] * ((1 << 18) + 1)}
     assert "262145 token ids in all, the limit is 262144" in refused(server, "/detokenize", many)
+
+
+SAID = [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}]
+WRONG_CONVERSATIONS: list[tuple[Any, str]] = [
+    ({"messages": []}, "messages: may not be empty"),
+    ({"messages": SAID, "prompt": "a"}, "send only one"),
+    ({"messages": SAID, "model": DENSE}, "answers no conversations"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content: may be absent only"),
+    ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
+    ({"messages": [{"content": "a"}]}, "role"),
+    ({"messages": [{"role": "user", "content": "\0"}]}, "messages[0].content: holds a NUL"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages[0]"),
+    ({"messages": [{"role": "user", "content": "x" * ((1 << 20) + 1)}]}, "limits.max_text_bytes"),
+    ({"messages": [{"role": "user", "content": "a"}] * 10_001}, "more than 10000 messages"),
+    ({"messages": SAID, "continue_final_message": True}, "continue_final_message: not offered"),
+    ({"messages": SAID, "add_special_tokens": True}, "add_special_tokens: not offered"),
+    ({"messages": SAID, "chat_template": "{{ 1 }}"}, "chat_template: not offered"),
+    ({"messages": SAID, "chat_template_kwargs": {"enable_thinking": 3}}, "enable_thinking"),
+    ({"messages": SAID, "tools": [1]}, "tools[0]"),
+    ({"messages": SAID, "tools": [{"type": "function", "function": {"name": "f"}}] * 129}, "tools"),
+    (b'{"messages": [{"role": "user", "content": "\\udc00"}]}', "malformed JSON"),
+    (b'{"messages": [{"role": "user", "content": ' + b"[" * 3000 + b"]" * 3000 + b"}]}", "nested too deeply"),
+]
+
+
+def test_tokenize_renders_conversations(tmp_path: Path) -> None:
+    server = VectorServer(tmp_path, served=(DENSE, CHAT), server__compatible="vllm")
+    function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    body = {"messages": SAID, "tools": [{"type": "function", "function": function}]}
+    body["chat_template_kwargs"] = {"enable_thinking": False}
+    found = server.post("/tokenize", {**body, "return_token_strs": True})
+    assert found.json == {
+        "count": 3,
+        "max_model_len": 40,
+        "tokens": [0, 97, 98],
+        "token_strs": ["^", "a", "b"],
+    }
+    prompt = next(server.calls).prompt
+    assert prompt.messages[1] == {"role": "user", "content": "b"}
+    assert prompt.tools.functions == [{"type": "function", "function": function}]
+    assert prompt.variables == {"enable_thinking": False, "add_generation_prompt": True}
+    server.post("/tokenize", {"messages": SAID, "add_generation_prompt": False, "model": CHAT})
+    assert next(server.calls).prompt.variables == {"add_generation_prompt": False}
+    for wrong, said in WRONG_CONVERSATIONS:
+        assert said in refused(server, "/tokenize", wrong), wrong

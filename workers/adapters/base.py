@@ -28,7 +28,7 @@ from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InvalidInput
 from ipc.settings import Generation
 from ipc.wire.extraction import Extraction
-from ipc.wire.messages import Call, InputItem
+from ipc.wire.messages import Call, GenerateCall, InputItem
 from workers.adapters.shared.lora import LoraLayers
 from workers.repository.entries import RepositoryEntry
 
@@ -247,6 +247,10 @@ class Adapter(ABC):
         if call.lora and self.loras is None:
             before = call.names.options
             raise InvalidInput(f"{before}lora, {before}lora_id: this model has no LoRA adapters")
+
+    def prompt_ids(self, call: GenerateCall) -> Sequence[int]:
+        """Token ids of the prompt of a call, of any length. Raises `InvalidInput` for what makes no prompt."""
+        raise InvalidInput("messages: this model continues no conversations, send a text as prompt")
 
     def using(self, lora: str) -> AbstractContextManager[None]:
         """While entered, batches run with this LoRA adapter, with "" without any.  Device thread only."""

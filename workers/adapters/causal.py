@@ -140,6 +140,10 @@ class CausalAdapter(Adapter):
         matcher = None if call.counts_only else self._grammars.factory(call, prompt.text, max_tokens)
         return [Prepared(GenerationRequest(None, ids, call, max_tokens, stop_ids, parser, matcher), len(ids))]
 
+    def prompt_ids(self, call: GenerateCall) -> list[int]:
+        """Token ids of a prompt, of any length."""
+        return self._prompt(call).ids
+
     def _prompt(self, call: GenerateCall) -> Prompt:
         """Token ids and text of the prompt."""
         if call.messages is not None:

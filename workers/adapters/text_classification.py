@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 
 from ipc.wire.extraction import Classification, Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
-from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
+from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import (
     ClassifierAdapter,
     ClassifierBatch,
@@ -20,8 +21,11 @@ from workers.adapters.shared.classification import (
 )
 from workers.adapters.shared.extracting import NOT_FINITE, OffsetTokenizer, ranked, text_of
 from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.packing import TokenSequence
+from workers.adapters.shared.pairs import PairTokenizer
 
 FUNCTIONS = ("auto", "sigmoid", "softmax", "none")
+_Read = tuple[TokenSequence, Excess | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,11 @@ class TextClassificationAdapter(ClassifierAdapter[SequenceClassifier]):
         super().__init__(classifier, limit)
         self._tokenizer, self._own = tokenizer, classifier.labels
 
+    @cached_property
+    def _pairs(self) -> PairTokenizer:
+        """Made for the first pair: most classifiers never get one. Two threads may make one each."""
+        return PairTokenizer(self.tokenizer, self._limit, "longest_first")
+
     @classmethod
     def load(cls, context: LoadContext) -> TextClassificationAdapter:
         """Load tokenizer and weights; progress phases are "tokenizer" and "weights"."""
@@ -75,18 +84,27 @@ class TextClassificationAdapter(ClassifierAdapter[SequenceClassifier]):
         )
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
-        """Tokenize."""
+        """Tokenize texts, and pairs of texts as one sequence."""
         assert isinstance(call, ExtractCall)
-        wanted, texts = self.wanted_of(call), [text_of(item) for item in items]
+        wanted = self.wanted_of(call)
+        texts = self._texts([item for item in items if item.first is None], call.overflow)
+        pairs = self._joined([item for item in items if item.first is not None], call.overflow)
+        found = [next(texts if item.first is None else pairs) for item in items]
         return [
-            Prepared(
-                ClassifierItem([window.sequence], wanted),
-                len(window.sequence.ids),
-                excess is not None,
-                excess=excess,
-            )
-            for [window], excess in self._tokenizer.windows(texts, call.overflow)
+            Prepared(ClassifierItem([sequence], wanted), len(sequence.ids), excess is not None, excess=excess)
+            for sequence, excess in found
         ]
+
+    def _texts(self, items: Sequence[InputItem], overflow: str) -> Iterator[_Read]:
+        for [window], excess in self._tokenizer.windows([text_of(item) for item in items], overflow):
+            yield window.sequence, excess
+
+    def _joined(self, items: Sequence[InputItem], overflow: str) -> Iterator[_Read]:
+        firsts = self._pairs.halves([item.first or "" for item in items])
+        for first, second in zip(firsts, self._pairs.halves([text_of(item) for item in items]), strict=True):
+            pair = self._pairs.join(first, second, overflow)
+            excess = Excess(pair.tokens, self._pairs.limit, "in both texts") if pair.truncated else None
+            yield pair.sequence, excess
 
     def extract(self, batch: ClassifierBatch) -> list[Extraction | ItemFailure]:
         """The classes of each item, the likeliest first."""

@@ -78,7 +78,7 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> Prompt:
-        """The prompt of a conversation, ready for the model's answer.
+        """The prompt of a conversation, ready for the model's answer, unless `variables` say otherwise.
 
         Raises `InvalidInput` with the words of a template that refuses the messages, and `InputTooLong`.
         """
@@ -132,8 +132,9 @@ class ChatTemplate:
 
     def _render(self, messages: list[dict[str, Any]], tools: Any, variables: Any) -> str:
         template = self._chosen(bool(tools))
-        names = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
-        return self._sandbox.rendered(template, {**self._special, **variables, **names})
+        names = {"messages": messages, "tools": tools, "documents": None}
+        variables = {"add_generation_prompt": True, **self._special, **variables, **names}
+        return self._sandbox.rendered(template, variables)
 
     def _chosen(self, with_tools: bool) -> jinja2.Template:
         """The template for a request with or without tools."""

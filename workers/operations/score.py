@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import groupby
 from typing import Any
 
-from ipc.wire.messages import ScoreCall
+from msgspec.structs import replace
+
+from ipc.wire.messages import InputItem, ScoreCall
 from workers.adapters.base import Adapter, ItemFailure, Prepared
 from workers.memory.payload import Payload
 from workers.operations.results import Part, Results
@@ -40,8 +43,17 @@ class Score:
     def prepare(
         self, adapter: Adapter, call: ScoreCall, start: int, stop: int, payload: Payload
     ) -> list[Prepared | ItemFailure]:
-        """Pairs of the query and each item."""
-        return adapter.prepare(call.items[start:stop], call)
+        """Pairs of the query and each item; items with a text of their own before them have that text as query."""
+        prepared: list[Prepared | ItemFailure] = []
+        for first, group in groupby(call.items[start:stop], key=lambda item: item.first):
+            items = list(group)
+            if first is None:
+                prepared += adapter.prepare(items, call)
+                continue
+            place = start + len(prepared)
+            names = replace(call.names, query=call.names.query.format(place))
+            prepared += adapter.prepare(items, replace(call, query=InputItem(first), names=names))
+        return prepared
 
     def run(self, adapter: Adapter, batch: Any, call: ScoreCall) -> Results:
         """One forward pass over pairs."""

@@ -51,11 +51,14 @@ class Tokenize:
     def prepare(
         self, adapter: Adapter, call: TokenizeCall, start: int, stop: int, payload: Payload
     ) -> list[Prepared | ItemFailure]:
-        """The results. Raises `ItemRefused` for an id that the vocabulary lacks."""
+        """The results. Raises `ItemRefused` for an id that the vocabulary lacks, and as `Adapter.prompt_ids`."""
         reader = self._readers.get(adapter)
         if reader is None:
             # NOTE: two threads may make one each; the copy of a tokenizer is made at the first use.
             reader = self._readers.setdefault(adapter, TokenReader(adapter.tokenizer))
+        if call.prompt is not None:
+            found = reader.named(adapter.prompt_ids(call.prompt))
+            return [Prepared(_bytes(tokens.pack(found)), len(found.ids))]
         return [_prepared(reader, item, call.special) for item in call.items[start:stop]]
 
     def run(self, adapter: Adapter, batch: Any, call: TokenizeCall) -> Results:

@@ -23,7 +23,7 @@ from typing import Any
 
 from ipc.errors import InferenceFailed, InputTooLong, InvalidInput, PenstockError
 from ipc.memory.arena import Arena
-from ipc.wire.messages import Call, ExtractCall, GenerateCall, InputItem, ItemError, ScoreCall
+from ipc.wire.messages import Call, ExtractCall, GenerateCall, InputItem, ItemError, ScoreCall, TokenizeCall
 from workers.adapters.base import Excess, ItemFailure, ItemRefused, Prepared
 from workers.device.watchdog import vital_thread
 from workers.memory import outputs
@@ -188,7 +188,7 @@ def _too_long(job: Job, index: int, excess: Excess | None) -> InputTooLong:
         longest = job.adapter.max_sequence_length
         return InputTooLong(f"{field}: longer than the {longest} tokens of {job.model}", model=job.model)
     if excess.in_query:
-        field = job.work.call.names.query
+        field = job.work.call.names.query.format(index)
     beside = f" {excess.beside}" if excess.beside else ""
     return InputTooLong(
         f"{field}: {excess.tokens} tokens{beside}, the limit of {job.model} is {excess.limit}",
@@ -290,6 +290,8 @@ def _characters_beside(call: Call) -> int:
 
     Of a call for generated text these are all characters of its prompt.
     """
+    if isinstance(call, TokenizeCall):
+        return 0 if call.prompt is None else _characters_beside(call.prompt)
     if isinstance(call, GenerateCall):
         texts = [call.text, call.messages, call.variables, call.tools and call.tools.functions]
         return _within(texts) + 4 * len(call.ids or ())
@@ -300,7 +302,7 @@ def _characters_beside(call: Call) -> int:
 
 
 def _characters(item: InputItem) -> int:
-    return len(item.text or "") + 4 * len(item.ids or ())
+    return len(item.first or "") + len(item.text or "") + 4 * len(item.ids or ())
 
 
 def _within(value: Any) -> int:

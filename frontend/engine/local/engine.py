@@ -61,7 +61,7 @@ def firsts_of(items: Sequence[InputItem], failed: Collection[int]) -> list[int] 
 
 
 def _key(item: InputItem) -> Hashable:
-    return item.text, tuple(item.ids or ()), tuple(item.images), tuple(item.spans)
+    return item.first, item.text, tuple(item.ids or ()), tuple(item.images), tuple(item.spans)
 
 
 class LocalEngine(Engine):

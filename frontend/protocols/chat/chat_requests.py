@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from frontend.generation import bodies
-from frontend.generation.conversation import Conversation, calls_of, text_of
-from frontend.generation.errors import InvalidField
+from frontend.generation.chat_messages import ChatMessage, messages_of
 from frontend.generation.grammars import grammar_of
 from frontend.generation.hosted import HostedFields, refuse_hosted
 from frontend.generation.reasoning import template_variables
@@ -32,18 +31,6 @@ class StreamOptions(msgspec.Struct):
     """Options of a stream."""
 
     include_usage: bool | None = None
-
-
-class ChatMessage(msgspec.Struct):
-    """One message; `content` is text, a list of parts, or null beside `tool_calls`."""
-
-    role: str
-    content: Any = None
-    name: str | None = None
-    tool_calls: list[Any] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
 
 
 class ChatRequest(HostedFields, kw_only=True):
@@ -101,7 +88,7 @@ def _call(request: ChatRequest, limits: Limits) -> GenerateCall:
     limit = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     limit_name = "max_completion_tokens" if request.max_tokens is None else "max_tokens"
     return GenerateCall(
-        messages=_messages(request, limits),
+        messages=messages_of(request.messages, limits),
         tools=tool_use(functions, choice, request.parallel_tool_calls),
         variables=template_variables(
             request.enable_thinking, request.reasoning_effort, request.chat_template_kwargs
@@ -112,30 +99,3 @@ def _call(request: ChatRequest, limits: Limits) -> GenerateCall:
         n=choices_of(request.n),
         truncate=bool(request.truncate_sequence),
     )
-
-
-def _reasoning(message: ChatMessage, where: str) -> str | None:
-    """The reasoning under either name; clients that send back what they got may have both."""
-    told, alias = message.reasoning_content, message.reasoning
-    if told and alias and told != alias:
-        raise InvalidField(f"{where}.reasoning", "is a duplicate of reasoning_content: send one of them")
-    return told or alias
-
-
-def _messages(request: ChatRequest, limits: Limits) -> list[dict[str, Any]]:
-    talk = Conversation(limits)
-    if isinstance(request.messages, str):
-        talk.add("user", request.messages, "messages")
-        return talk.finished()
-    for index, message in enumerate(request.messages):
-        where = f"messages[{index}]"
-        talk.add(
-            message.role,
-            text_of(message.content, f"{where}.content"),
-            where,
-            calls=calls_of(talk, message.tool_calls, f"{where}.tool_calls"),
-            call_id=message.tool_call_id,
-            name=message.name,
-            reasoning=_reasoning(message, where),
-        )
-    return talk.finished()

@@ -27,11 +27,11 @@ ENTRY_NBYTES = 64
 
 
 class ClassifyBody(Body, Protocol):
-    """A request with texts."""
+    """A request with texts to classify."""
 
     @property
-    def texts(self) -> Sequence[str]:
-        """The texts. Raises `InvalidInput` for what no classifier takes."""
+    def items(self) -> Sequence[InputItem]:
+        """Texts and pairs of texts. Raises `InvalidInput` for what no classifier takes."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -62,13 +62,14 @@ class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
 
     def examine(self, request: R) -> None:
         """Texts that some model could take."""
-        limits, texts = self.services.settings.limits, request.texts
-        check_count(len(texts), self.field, limits)
-        check_texts(texts, f"{self.field}[{{}}]", limits)
+        limits, items = self.services.settings.limits, request.items
+        check_count(len(items), self.field, limits)
+        for texts in ([item.text or "" for item in items], [item.first or "" for item in items]):
+            check_texts(texts, f"{self.field}[{{}}]", limits)
 
     def check(self, request: R, entry: ModelEntry) -> list[InputItem]:
         """The texts as workers take them."""
-        return [InputItem(text) for text in request.texts]
+        return list(request.items)
 
     def plan(
         self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus

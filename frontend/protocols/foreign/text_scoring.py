@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -30,7 +31,7 @@ class TextsBody(Body, Protocol):
 
     @property
     def query(self) -> str:
-        """What the texts should answer."""
+        """What the texts should answer; empty where each has a text of its own."""
 
     @property
     def texts(self) -> Sequence[str]:
@@ -66,17 +67,23 @@ class TextScoringResource(ScoringResource[T], Generic[T]):
         """The model that the request names, or the one that scores."""
         return model_named(request, self.services.catalog, self.services.settings, ("score",))
 
+    def firsts_of(self, request: T) -> Sequence[str]:
+        """What each text should answer; empty where the query is for all."""
+        return ()
+
     def examine(self, request: T) -> None:
         """A query and texts that some model could take."""
-        limits, texts = self.services.settings.limits, request.texts
-        check_count(len(texts), self.names.text.removesuffix("[{}]"), limits)
-        check_texts(texts, self.names.text, limits)
-        check_shared(request.query, self.names.query, len(texts), limits)
-        check_options(request.options, self.names)
+        limits, texts, names = self.services.settings.limits, request.texts, self.names_of(request)
+        check_count(len(texts), names.text.removesuffix("[{}]"), limits)
+        check_texts(texts, names.text, limits)
+        check_texts(self.firsts_of(request), names.query, limits)
+        check_shared(request.query, names.query, len(texts), limits)
+        check_options(request.options, names)
 
     def check(self, request: T, entry: ModelEntry) -> Pairs:
         """Query and texts as workers take them."""
-        return Pairs(InputItem(request.query), [InputItem(text) for text in request.texts])
+        pairs = zip_longest(request.texts, self.firsts_of(request))
+        return Pairs(InputItem(request.query), [InputItem(text, first=first) for text, first in pairs])
 
     def plan(self, request: T, entry: ModelEntry, inputs: Pairs, status: ModelStatus) -> ScorePlan:
         """The call, with options that the loaded model reads."""
@@ -86,7 +93,7 @@ class TextScoringResource(ScoringResource[T], Generic[T]):
     def resolve(self, request: T, entry: ModelEntry, items: int) -> Resolved:
         """The options of the request above those of the model's profile."""
         catalog, limits = self.services.catalog, self.services.settings.limits
-        return resolve(entry, request.options, None, catalog, items, limits, self.names)
+        return resolve(entry, request.options, None, catalog, items, limits, self.names_of(request))
 
     def echoed_nbytes(self, request: T) -> int:
         """Nothing, unless a route repeats texts."""

@@ -19,7 +19,7 @@ from ipc.catalog.entries import ENCODE_OUTPUTS, ModelEntry
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 from ipc.wire.field_names import FieldNames
-from ipc.wire.messages import InputItem, ModelStatus, TokenizeCall
+from ipc.wire.messages import GenerateCall, InputItem, ModelStatus, TokenizeCall
 
 READING = ("chat", *ENCODE_OUTPUTS, "score", "json")
 """Outputs of models that read texts."""
@@ -66,7 +66,15 @@ class TokensResource(InferenceResource[R, TokensPlan], Generic[R]):
 
     def model_of(self, request: R) -> str:
         """The model that the request names, or one that reads texts."""
-        return model_named(request, self.services.catalog, self.services.settings, READING)
+        return model_named(request, self.services.catalog, self.services.settings, self.reading(request))
+
+    def reading(self, request: R) -> Sequence[str]:
+        """Outputs of the models that can answer."""
+        return READING
+
+    def prompt(self, request: R) -> GenerateCall | None:
+        """A conversation, where the request has one in place of texts."""
+        return None
 
     @abstractmethod
     def special(self, request: R) -> bool:
@@ -74,7 +82,7 @@ class TokensResource(InferenceResource[R, TokensPlan], Generic[R]):
 
     def plan(self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus) -> TokensPlan:
         """The call."""
-        call = TokenizeCall(inputs, self.special(request), self.names)
+        call = TokenizeCall(inputs, self.special(request), self.names, self.prompt(request))
         return TokensPlan(entry.id, call, status.max_sequence_length)
 
     async def render(

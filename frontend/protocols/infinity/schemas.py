@@ -10,6 +10,7 @@ from msgspec import Meta
 from frontend.protocols.foreign.options import activation, function
 from frontend.protocols.sie.schemas import Key, Keys
 from ipc.errors import InvalidInput
+from ipc.wire.messages import InputItem
 
 ModelName = Annotated[
     str | None,
@@ -66,9 +67,9 @@ class InfinityClassifyRequest(Naming, kw_only=True):
     raw_scores: RawScores = None
 
     @property
-    def texts(self) -> list[str]:
+    def items(self) -> list[InputItem]:
         """The texts."""
-        return self.input
+        return list(map(InputItem, self.input))
 
     @property
     def options(self) -> dict[str, Any]:

@@ -55,6 +55,10 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
     entries: ClassVar[str] = ""
     """The field of the answer that has the list, where the answer is an object."""
 
+    def names_of(self, request: R) -> FieldNames:
+        """How messages name query and items."""
+        return self.names
+
     def plan(self, request: R, entry: ModelEntry, inputs: Pairs, status: ModelStatus) -> ScorePlan:
         """The call with the options of the request."""
         found = self.resolve(request, entry, len(inputs.items))
@@ -65,7 +69,7 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
             found.options,
             found.overflow,
             found.lora,
-            self.names,
+            self.names_of(request),
         )
         return ScorePlan(found.entry.id, call)
 

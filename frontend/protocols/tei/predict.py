@@ -31,10 +31,5 @@ class PredictResource(ClassifyResource[PredictRequest]):
     ) -> Sequence[Buffer]:
         """Score and label of each class."""
         found = labelled(reply)
-        entries = found if _is_batch(request) else found[0]
+        entries = found if request.is_batch else found[0]
         return await json_list(iter(entries), ENTRY_NBYTES * sum(map(len, found)))
-
-
-def _is_batch(request: PredictRequest) -> bool:
-    given = request.inputs
-    return isinstance(given, list) and isinstance(given[0], list)

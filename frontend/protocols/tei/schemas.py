@@ -13,6 +13,7 @@ from frontend.protocols.sie.dense import Wishes
 from frontend.protocols.sie.inputs import Inputs, TokenId
 from frontend.protocols.sie.schemas import Key, Keys
 from ipc.errors import InvalidInput
+from ipc.wire.messages import InputItem
 
 Truncate = Annotated[bool | None, Meta(description="Cut what is too long; else a long input is refused.")]
 Direction = Annotated[
@@ -105,21 +106,28 @@ class PredictRequest(Truncating, kw_only=True):
 
     inputs: Annotated[
         str | list[str | list[str]],
-        Meta(description="A text, an array with one text, or an array of such arrays for a batch."),
+        Meta(
+            description="A text, an array with a text or a pair of texts, or an array of such arrays for a batch."
+        ),
     ]
     raw_scores: RawScores = None
 
     @property
-    def texts(self) -> list[str]:
-        """The texts. Raises `InvalidInput` for pairs of texts, and for inputs of several kinds."""
+    def is_batch(self) -> bool:
+        """Whether the answer is an array of arrays."""
+        return isinstance(self.inputs, list) and bool(self.inputs) and isinstance(self.inputs[0], list)
+
+    @property
+    def items(self) -> list[InputItem]:
+        """The texts and pairs. Raises `InvalidInput` for inputs of several kinds, and for more than two texts."""
         given = self.inputs
         if isinstance(given, str):
-            return [given]
+            return [InputItem(given)]
         if not given:
             raise InvalidInput("inputs: may not be empty")
-        if not isinstance(given[0], list):
-            return [_only(given, "inputs")]
-        return [_only(entry, f"inputs[{index}]") for index, entry in enumerate(given)]
+        if not self.is_batch:
+            return [_text_or_pair(given, "inputs")]
+        return [_text_or_pair(entry, f"inputs[{index}]") for index, entry in enumerate(given)]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -192,9 +200,10 @@ class TextsRequest(Truncating, kw_only=True):
         return {**self.overflow, **activation(bool(self.raw_scores))}
 
 
-def _only(entry: str | Sequence[str | list[str]], where: str) -> str:
+def _text_or_pair(entry: str | Sequence[str | list[str]], where: str) -> InputItem:
     if isinstance(entry, str) or not all(isinstance(text, str) for text in entry):
-        raise InvalidInput(f"{where}: expected an array with one str")
-    if len(entry) != 1:
-        raise InvalidInput(f"{where}: {len(entry)} texts, classifiers here take one text and no pairs")
-    return str(entry[0])
+        raise InvalidInput(f"{where}: expected an array with one str, or with two")
+    if len(entry) not in (1, 2):
+        raise InvalidInput(f"{where}: {len(entry)} texts, expected one text or a pair")
+    *first, text = map(str, entry)
+    return InputItem(text, first=first[0] if first else None)

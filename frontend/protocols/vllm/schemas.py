@@ -7,10 +7,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from frontend.generation.chat_messages import ChatMessage, messages_of
+from frontend.generation.reasoning import template_variables
+from frontend.generation.tools import choice_of, functions_of, tool_use
 from frontend.protocols.foreign.options import activation, function
 from frontend.protocols.sie.inputs import Inputs, TokenId
 from frontend.protocols.sie.schemas import Key, Keys
 from ipc.errors import InvalidInput
+from ipc.settings import Limits
+from ipc.wire.messages import GenerateCall, InputItem
 
 ModelName = Annotated[
     str | None, Meta(description="Name of the model; without a name the only model that can answer.")
@@ -23,6 +28,14 @@ Cut = Annotated[
 ]
 Texts = Annotated[str | list[str], Meta(description="A text, or several texts.")]
 OnOff = Annotated[bool | None, Meta(description="False gives the bare logits.")]
+
+
+SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+"""The fields of a score request that may hold first and second texts."""
+
+
+def _listed(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
 
 
 class Naming(msgspec.Struct, kw_only=True):
@@ -83,24 +96,49 @@ class Scoring(Cutting, kw_only=True):
 class PairScoreRequest(Scoring, kw_only=True):
     """Body of POST /score and /v1/score."""
 
-    text_1: Annotated[Texts, Meta(description="What the other texts are scored against.")]
-    text_2: Texts
+    text_1: Annotated[
+        Texts | None, Meta(description="A text for all of `text_2`, or as many texts: one for each.")
+    ] = None
+    text_2: Annotated[Texts | None, Meta(description="The texts that are scored.")] = None
+    queries: Annotated[Texts | None, Meta(description="The same as `text_1`.")] = None
+    documents: Annotated[Texts | None, Meta(description="The same as `text_2`.")] = None
+    items: Annotated[Texts | None, Meta(description="The same as `text_2`.")] = None
+    data_1: Annotated[Texts | None, Meta(description="The same as `text_1`.")] = None
+    data_2: Annotated[Texts | None, Meta(description="The same as `text_2`.")] = None
+
+    @property
+    def fields(self) -> tuple[str, str]:
+        """The two fields that have the texts. Raises `InvalidInput` where no such two are given, or more."""
+        given = [one for one in SIDES if all(getattr(self, name) is not None for name in one)]
+        if len(given) != 1:
+            raise InvalidInput(f"{' and '.join(SIDES[0])}: expected one pair of fields, got {len(given)}")
+        return given[0]
+
+    @property
+    def sides(self) -> tuple[list[str], list[str]]:
+        """The first texts, one or as many as second texts, and the second texts. Raises `InvalidInput`."""
+        one, other = self.fields
+        first, second = (_listed(getattr(self, name)) for name in (one, other))
+        if len(first) not in (1, len(second)):
+            raise InvalidInput(f"{one}: {len(first)} texts, expected 1, or {len(second)} as in {other}")
+        return first, second
 
     @property
     def query(self) -> str:
-        """The one first text. Raises `InvalidInput` for several."""
-        if isinstance(self.text_1, str):
-            return self.text_1
-        if len(self.text_1) != 1:
-            raise InvalidInput(
-                f"text_1: {len(self.text_1)} texts, a request here scores one text against those of text_2"
-            )
-        return self.text_1[0]
+        """The first text, where there is one for all; else empty."""
+        first, _ = self.sides
+        return first[0] if len(first) == 1 else ""
 
     @property
     def texts(self) -> list[str]:
-        """The other texts."""
-        return [self.text_2] if isinstance(self.text_2, str) else self.text_2
+        """The second texts."""
+        return self.sides[1]
+
+    @property
+    def firsts(self) -> list[str]:
+        """A first text for each second text; empty where there is one for all."""
+        first, _ = self.sides
+        return first if len(first) > 1 else []
 
 
 class DocumentsRequest(Scoring, kw_only=True):
@@ -136,9 +174,9 @@ class ClassifyRequest(Cutting, kw_only=True):
     use_activation: OnOff = None
 
     @property
-    def texts(self) -> list[str]:
+    def items(self) -> list[InputItem]:
         """The texts."""
-        return [self.input] if isinstance(self.input, str) else self.input
+        return list(map(InputItem, _listed(self.input)))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -150,20 +188,59 @@ class PromptRequest(Naming, kw_only=True):
     """Body of POST /tokenize."""
 
     prompt: Annotated[str | None, Meta(description="The text.")] = None
-    messages: Annotated[Any, Meta(description="Refused: only texts are tokenized.")] = None
+    messages: Annotated[
+        list[ChatMessage] | None,
+        Meta(description="A conversation for the chat template, in place of a text."),
+    ] = None
     add_special_tokens: Annotated[
-        bool | None, Meta(description="Add the special tokens of the model; the default.")
+        bool | None,
+        Meta(
+            description="Add the special tokens of the model; the default of a text, refused for a conversation."
+        ),
     ] = None
     return_token_strs: Annotated[bool | None, Meta(description="Give the tokens as strings too.")] = None
+    add_generation_prompt: Annotated[
+        bool | None, Meta(description="End the conversation with the beginning of an answer; the default.")
+    ] = None
+    continue_final_message: Annotated[bool | None, Meta(description="Refused when true.")] = None
+    tools: Annotated[list[Any] | None, Meta(description="Functions for the chat template, at most 128.")] = (
+        None
+    )
+    chat_template: Annotated[
+        str | None, Meta(description="Refused: conversations have the template of the model.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="`enable_thinking` and `reasoning_effort` for the template.")
+    ] = None
 
     @property
     def text(self) -> str:
-        """The text. Raises `InvalidInput` for a conversation."""
-        if self.messages is not None:
-            raise InvalidInput("messages: conversations are not tokenized here, send their text as prompt")
-        if self.prompt is None:
-            raise InvalidInput("prompt: missing")
-        return self.prompt
+        """The text, where there is no conversation. Raises `InvalidInput` for neither, and for both."""
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidInput(
+                f"prompt and messages: send {'one of them' if self.prompt is None else 'only one'}"
+            )
+        return self.prompt or ""
+
+    def conversation(self, limits: Limits) -> GenerateCall | None:
+        """The conversation as a call for its answer. Raises `InvalidInput` for what no template could take."""
+        if self.messages is None:
+            return None
+        refused = {
+            "continue_final_message": self.continue_final_message,
+            "add_special_tokens": self.add_special_tokens,
+            "chat_template": self.chat_template is not None,
+        }
+        for name, given in refused.items():
+            if given:
+                raise InvalidInput(f"{name}: not offered with messages, leave the field out")
+        functions = functions_of(self.tools, {})
+        variables = template_variables(None, None, self.chat_template_kwargs)
+        return GenerateCall(
+            messages=messages_of(self.messages, limits),
+            tools=tool_use(functions, choice_of(None, [one.name for one in functions]), None),
+            variables={**variables, "add_generation_prompt": self.add_generation_prompt is not False},
+        )
 
 
 class TokenIdsRequest(Naming, kw_only=True):

@@ -21,7 +21,16 @@ class PairScoreResource(TextScoringResource[PairScoreRequest]):
     operation = "score"
     body = PairScoreRequest
     entries = "data"
-    names = FieldNames(item="text_2[{}]", text="text_2[{}]", query="text_1", options="")
+
+    def names_of(self, request: PairScoreRequest) -> FieldNames:
+        """The fields that the request has."""
+        first, second = request.fields
+        query = f"{first}[{{}}]" if request.firsts else first
+        return FieldNames(f"{second}[{{}}]", f"{second}[{{}}]", query=query, options="")
+
+    def firsts_of(self, request: PairScoreRequest) -> list[str]:
+        """The first texts, where each text has one of its own."""
+        return request.firsts
 
     def answer(
         self,

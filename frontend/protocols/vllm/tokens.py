@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import orjson
 
 from frontend.protocols.foreign.tokens import (
@@ -15,23 +17,37 @@ from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire import tokens
 from ipc.wire.field_names import FieldNames
-from ipc.wire.messages import InputItem
+from ipc.wire.messages import GenerateCall, InputItem
 
 
 class PromptResource(TokensResource[PromptRequest]):
-    """The tokens of one text."""
+    """The tokens of one text, or of a conversation in the template of its model."""
 
     operation = "tokenize"
     body = PromptRequest
     names = FieldNames("prompt", "prompt")
 
+    def reading(self, request: PromptRequest) -> Sequence[str]:
+        """Conversations are read by models that answer them."""
+        return super().reading(request) if request.messages is None else ("chat",)
+
     def examine(self, request: PromptRequest) -> None:
-        """A text within its limit."""
-        check_texts_together([request.text], "prompt", self.services.settings.limits)
+        """A text within its limit, or a conversation."""
+        limits = self.services.settings.limits
+        check_texts_together([request.text], "prompt", limits)
+        request.conversation(limits)
 
     def check(self, request: PromptRequest, entry: ModelEntry) -> list[InputItem]:
-        """The text."""
+        """The text. Raises `InvalidInput` for a conversation with a model that answers none."""
+        if request.messages is not None and "chat" not in entry.outputs:
+            raise InvalidInput(
+                f"messages: model '{entry.id}' answers no conversations, send a text as prompt"
+            )
         return [InputItem(request.text)]
+
+    def prompt(self, request: PromptRequest) -> GenerateCall | None:
+        """The conversation."""
+        return request.conversation(self.services.settings.limits)
 
     def special(self, request: PromptRequest) -> bool:
         """Special tokens are added unless the request says otherwise."""

@@ -36,13 +36,20 @@ class TokenReader:
         return [
             TextTokens(
                 one.ids,
-                [self._backend.id_to_token(number) or "" for number in one.ids],
+                self._strings(one.ids),
                 [start for start, _ in one.offsets],
                 [end for _, end in one.offsets],
                 [bool(flag) for flag in one.special_tokens_mask],
             )
             for one in self._backend.encode_batch(list(texts), add_special_tokens=add_special)
         ]
+
+    def named(self, ids: Sequence[int]) -> TextTokens:
+        """Token ids with their strings; they have no places in a text."""
+        return TextTokens(list(ids), self._strings(ids), [], [], [])
+
+    def _strings(self, ids: Sequence[int]) -> list[str]:
+        return [self._backend.id_to_token(number) or "" for number in ids]
 
     def text_of(self, item: InputItem, *, keep_special: bool) -> str:
         """The text of token ids. Raises `ItemRefused` for an id that the vocabulary lacks."""
