@@ -39,11 +39,14 @@ class Application:
         known: Protocols,
         services: Services,
         listeners: Listeners,
+        root: str = "/",
     ) -> None:
+        """A POST to the root is one to the path `root`."""
         self._app, self._listeners = app, listeners
         self._services = services
         self._access, self._settings = services.access, services.settings
         self._known = known
+        self._root = root
 
     def render_refusal(self, error: PenstockError, path: str) -> tuple[int, bytes, dict[str, str]]:
         """(status, body, headers) of an error that the server finds itself (`frontend.server.refusal`)."""
@@ -55,6 +58,9 @@ class Application:
             await self._app(scope, receive, send)
             return
         readable = paths.normalize(scope)
+        if scope["path"] == "/" and scope.get("method") == "POST":
+            # NOTE: before keys are asked for, since a page lies at the root, which needs none.
+            scope["path"] = self._root
         if not self._listeners.serves(scope):
             await refuse(scope, send, self._settings, partial(self._unknown, scope["path"]))
             return
@@ -115,4 +121,4 @@ def create(config: Settings | None = None) -> Application:
     pages.mount(app)
     for protocol in known:
         protocol.mount(app, services)
-    return Application(app, known, services, Listeners(chosen.settings.server))
+    return Application(app, known, services, Listeners(chosen.settings.server), chosen.root)

@@ -28,12 +28,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings, and the catalog, the API keys and the secrets of restricted groups that they name."""
+    """Settings, and the catalog, the API keys and the secrets of restricted groups that they name.
+
+    `root` is the path that a POST to the root means.
+    """
 
     settings: settings.Settings
     catalog: Catalog
     access: Gate
     restrictions: Restrictions
+    root: str
 
 
 _accepted: Configuration | None = None
@@ -45,7 +49,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     otlp.check(config.tracing)
     port.validate_address(config.grpc)
     listeners.check(config)
-    shared_routes.chosen(config.server.compatible)
+    root = shared_routes.root_of(config.server.compatible)
     catalog = load_served(config.catalog, config.repository)
     models = model_directories(config.repository.dirs)
     refuse_clash(models, names_of(catalog.sources))
@@ -55,7 +59,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     default_models.check(catalog, config.server.default_models)
     check_models(config.repository.models, models)
     check_lora_dirs(config.catalog.lora_dirs)
-    return Configuration(config, catalog, Gate.of(config.server), restrictions_of(config))
+    return Configuration(config, catalog, Gate.of(config.server), restrictions_of(config), root)
 
 
 def restrictions_of(config: settings.Settings) -> Restrictions:

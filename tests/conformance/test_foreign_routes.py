@@ -61,6 +61,8 @@ def test_embed(server: Server) -> None:
     assert np.array_equal(plain, wanted)
     units = wanted / np.linalg.norm(wanted, axis=1, keepdims=True)
     assert np.allclose(asked(server, "/embed", {"inputs": TEXTS}), units, atol=1e-6)
+    assert asked(server, "/", {"inputs": TEXTS}) == asked(server, "/embed", {"inputs": TEXTS})
+    assert asked(server, "/", {"inputs": []}, 422)["error_type"] == "Validation"
     cosines = asked(server, "/similarity", {"inputs": {"source_sentence": TEXTS[1], "sentences": TEXTS}})
     assert np.allclose(cosines, units @ units[1], atol=1e-6)
 

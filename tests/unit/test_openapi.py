@@ -43,6 +43,7 @@ FOREIGN = (
     "/tokenize",
     "/decode",
     "/info",
+    "/invocations",
 )
 FOREIGN += ("/pooling", "/score", "/v1/score", "/classify", "/detokenize", "/embeddings", "/models")
 OTHER_ERRORS += tuple(path for path in FOREIGN if path != "/v1/score")

@@ -6,7 +6,7 @@ import pytest
 
 from frontend.access.scopes import need_of
 from frontend.engine import default_models
-from frontend.protocols.foreign.shared_routes import OWNERS, chosen
+from frontend.protocols.foreign.shared_routes import OWNERS, chosen, root_of
 from frontend.protocols.infinity.operations import OPERATIONS as INFINITY
 from frontend.protocols.tei.operations import OPERATIONS as TEI
 from frontend.protocols.vllm.operations import OPERATIONS as VLLM
@@ -18,10 +18,15 @@ from tests.fakes.tensors import entry
 
 def test_a_server_is_chosen_for_all_of_its_paths_or_for_one() -> None:
     assert chosen(()) == {}
-    assert chosen(["tei"]) == {"/rerank": "tei", "/tokenize": "tei"}
+    assert chosen(["tei"]) == dict.fromkeys(("/invocations", "/rerank", "/tokenize"), "tei")
     assert chosen(["vllm:/classify"]) == {"/classify": "vllm"}
     assert chosen(["tei", "vllm:/classify"])["/classify"] == "vllm"
     assert chosen(["vllm", "vllm"]) == {path: "vllm" for path, owners in OWNERS.items() if "vllm" in owners}
+
+
+def test_a_post_to_the_root_has_a_meaning_where_tei_was_chosen_for_it() -> None:
+    assert root_of(["tei"]) == root_of(["vllm:/rerank", "tei:/invocations"]) == "/invocations"
+    assert root_of([]) == root_of(["vllm"]) == root_of(["tei:/rerank"]) == "/"
 
 
 @pytest.mark.parametrize(
@@ -33,7 +38,7 @@ def test_a_server_is_chosen_for_all_of_its_paths_or_for_one() -> None:
             r"'vllm:/classify' and 'infinity' both choose the form of /classify",
         ),
         (["tei:/rerank", "tei"], "'tei:/rerank' and 'tei' both"),
-        (["tei:/embed"], r"'tei:/embed': tei shares /rerank, /tokenize"),
+        (["tei:/embed"], r"'tei:/embed': tei shares /invocations, /rerank, /tokenize"),
     ],
 )
 def test_two_choices_for_a_path_are_refused(entries: list[str], said: str) -> None:

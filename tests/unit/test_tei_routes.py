@@ -185,6 +185,32 @@ def test_the_only_model_that_can_answer_does(make: Make) -> None:
     assert server.client.simulate_get("/info").json["model_type"] == {"classifier": labels}
 
 
+@pytest.mark.parametrize(
+    ("model", "body", "route"),
+    [
+        (DENSE, {"inputs": "abc"}, "/embed"),
+        (SCORE, {"query": "q", "texts": ["a 1", "b 3"]}, "/rerank"),
+        (CLASSIFIER, {"inputs": [["a", "b"]]}, "/predict"),
+    ],
+)
+def test_invocations_are_those_of_the_task_of_the_model(
+    make: Make, model: str, body: dict[str, Any], route: str
+) -> None:
+    server = make(server__default_models=model)
+    found, wanted = server.post("/invocations", body), server.post(route, body)
+    assert (found.status_code, found.json) == (200, wanted.json)
+    status, kind, text = refusal(server.post("/invocations", {"inputs": {}, "query": "q", "texts": 1}))
+    assert (status, kind) == (422, "Validation") and text
+    assert server.client.simulate_get("/invocations").status_code == 405
+
+
+def test_invocations_need_a_choice(make: Make) -> None:
+    status, kind, text = refusal(make().post("/invocations", {"inputs": "a"}))
+    assert (status, kind) == (424, "Backend") and "server.default_models chooses one" in text
+    unchosen = make(server__compatible="").post("/invocations", {"inputs": "a"})
+    assert unchosen.status_code == 501 and "tei:/invocations" in unchosen.json["detail"]["message"]
+
+
 def test_several_models_need_a_choice(make: Make) -> None:
     status, kind, text = refusal(make("org/other").post("/embed", {"inputs": "a"}))
     assert (status, kind) == (424, "Backend")

@@ -1,9 +1,10 @@
-"""Routes that several servers have by the same path, each in a form of its own: which form this server answers in.
+"""Routes that answer in the form of one chosen server, since several servers have their path or their path is general.
 
 1. A path that one server alone has is always served.
 2. A path in `OWNERS` is served in the form that `server.compatible` chooses. An entry is a server, for all of its
    paths, or a server and one path.
 3. A path that no entry chooses answers 501 with the choices.
+4. A POST to the root means a path of TEI, where that path was chosen.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from ipc.errors import ConfigError, PenstockError, Unsupported
 
 OWNERS: dict[str, tuple[str, ...]] = {
     "/classify": ("vllm", "infinity"),
+    "/invocations": ("tei",),
     "/rerank": ("tei", "vllm", "infinity"),
     "/tokenize": ("tei", "vllm"),
 }
 """The servers that have each path."""
+_ROOT = {"tei": "/invocations"}
+"""What a POST to the root means for each server that answers one."""
 
 
 def chosen(compatible: Iterable[str]) -> dict[str, str]:
@@ -49,12 +53,18 @@ def chosen(compatible: Iterable[str]) -> dict[str, str]:
     return {path: entry.partition(":")[0] for path, entry in by.items()}
 
 
+def root_of(compatible: Iterable[str]) -> str:
+    """The path that a POST to the root is sent to, or the root where no server with such a route was chosen."""
+    choice = chosen(compatible)
+    return next((path for server, path in _ROOT.items() if choice.get(path) == server), "/")
+
+
 class UnchosenRoute:
     """A path that several servers have, of which none was chosen."""
 
     def __init__(self, path: str) -> None:
         choices = " or ".join(f"{server}:{path}" for server in OWNERS[path])
-        self._why = f"{path} has another form in each server; set server.compatible to {choices}"
+        self._why = f"{path} answers in the form of a chosen server; set server.compatible to {choices}"
 
     async def on_post(self, req: Request, resp: Response) -> None:
         """Raises `Unsupported` with the choices."""

@@ -13,6 +13,7 @@ from frontend.protocols.tei.info import InfoResource
 from frontend.protocols.tei.predict import PredictResource
 from frontend.protocols.tei.rerank import RerankResource
 from frontend.protocols.tei.similarity import SimilarityResource
+from frontend.protocols.tei.task import TaskResource
 from frontend.protocols.tei.tokens import DecodeResource, TokenizeResource
 
 _INFERENCE: dict[str, type[InferenceRoute]] = {
@@ -24,6 +25,7 @@ _INFERENCE: dict[str, type[InferenceRoute]] = {
     "/predict": PredictResource,
     "/tokenize": TokenizeResource,
     "/decode": DecodeResource,
+    "/invocations": TaskResource,
 }
 
 

@@ -15,7 +15,7 @@ from frontend.services import Services
 from ipc.catalog.entries import ENCODE_OUTPUTS, HubSource, ModelEntry
 from ipc.version import VERSION
 
-_OUTPUTS = (*ENCODE_OUTPUTS, "score", "json")
+OUTPUTS = (*ENCODE_OUTPUTS, "score", "json")
 
 
 class Info(msgspec.Struct):
@@ -51,7 +51,7 @@ class InfoResource:
     async def on_get(self, req: Request, resp: Response) -> None:
         """JSON. Raises `ModelNotFound` where several models could be meant."""
         services = self._services
-        entry = services.directory.find(default_model(services.catalog, services.settings, _OUTPUTS))
+        entry = services.directory.find(default_model(services.catalog, services.settings, OUTPUTS))
         resp.content_type = falcon.MEDIA_JSON
         resp.data = msgspec.json.encode(self._info(entry))
 

@@ -126,6 +126,21 @@ OPERATIONS = (
         list[TeiRank],
         {"query": "a question", "texts": ["one", "two"]},
     ),
+    *(
+        _asking(
+            "/invocations",
+            "The route of the model's task; `POST /` is the same where `server.compatible` has `tei`.",
+            body,
+            answer,
+            example,
+        )
+        for body, answer, example in (
+            (EmbedRequest, list[list[float]], {"inputs": ["first text"]}),
+            (EmbedAllRequest, list[list[TeiTerm]], {"inputs": ["first text"]}),
+            (TextsRequest, list[TeiRank], {"query": "a question", "texts": ["one", "two"]}),
+            (PredictRequest, list[list[TeiClass]], {"inputs": [["a text"]]}),
+        )
+    ),
     Operation(
         "get",
         "/info",
