@@ -59,7 +59,8 @@ class Finisher:
     def finish(self, scope: RequestScope, protocol: str, outcome: Outcome) -> None:
         """One request of `protocol` has ended; a request without an operation is neither counted nor remembered."""
         if scope.operation and self.recorder is not None:
-            scope.phases.setdefault("total", (time.perf_counter() - scope.started) * 1e3)
+            if "total" not in scope.phases:
+                scope.phases["total"] = scope.elapsed_ms()
             status = str(scope.counted_status or outcome.status)
             self.recorder.finished(protocol, scope.operation, scope.model, status, scope.error, scope.phases)
             self.count_inference(scope)

@@ -111,6 +111,10 @@ class RequestScope:
         """The caller in whose name work of this request runs: the key, or without a key the address."""
         return self.grant.caller or self.host
 
+    def elapsed_ms(self) -> float:
+        """Milliseconds since the start."""
+        return (time.perf_counter() - self.started) * 1e3
+
     def ran(self, worker: int, timing: Timing, trace: Trace | None) -> None:
         """Note where the work ran and how long its phases took."""
         if self.span is not None:

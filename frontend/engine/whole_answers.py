@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from frontend.engine.bounded_cache import BoundedCache
@@ -23,7 +23,7 @@ LONGEST_BODY = 64 << 10
 
 
 class WholeAnswer(NamedTuple):
-    """A body in two parts, in JSON or msgpack; between them stand the times, if the answer is `timed`.
+    """A body in two parts; between them stands the total time, as `total` writes the time, if the body has it.
 
     `name` is the model as the request names it, `model` the one that computed, `items` how many the request has.
     """
@@ -31,10 +31,10 @@ class WholeAnswer(NamedTuple):
     name: str
     model: str
     items: int
+    headers: Sequence[tuple[str, str]]
     before: bytes
-    after: bytes
-    timed: bool
-    json: bool
+    after: bytes = b""
+    total: Callable[[float], bytes] | None = None
 
 
 class _Kept(NamedTuple):

@@ -15,11 +15,12 @@ from frontend.access.gate import Grant
 from frontend.engine.scope import RequestScope, plain_scope
 from frontend.engine.whole_answers import LONGEST_BODY, WholeAnswer, WholeAnswers
 from frontend.protocols.sie import repeating
+from frontend.protocols.sie.flow import timing_of
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.settings import Cache, Settings
 from tests.unit.test_bounded_cache import meter
 
-ANSWER = WholeAnswer("name", "org/model", 2, b"before", b"after", False, True)
+ANSWER = WholeAnswer("name", "org/model", 2, [], b"before", b"after")
 
 
 class Setup:
@@ -101,16 +102,23 @@ def test_a_long_body_has_no_key() -> None:
     assert key(b"x" * LONGEST_BODY) and not key(b"x" * (LONGEST_BODY + 1))
 
 
-@pytest.mark.parametrize(("json", "load"), [(True, orjson.loads), (False, msgpack.unpackb)])
-def test_a_timed_answer_has_the_times_of_each_request(json: bool, load: Any) -> None:
-    pack = orjson.dumps if json else msgpack.packb
-    whole = pack({"items": [1], "timing": {"total_ms": 9.5}, "usage": 2})
-    times = pack({"total_ms": 9.5})
-    at = whole.index(times)
-    parts = [whole[:3], memoryview(whole[3:at]), times, whole[at + len(times) :]]
-    answer = repeating.whole_of("name", "m", 1, parts, timed=True, json=json)
-    for ms in (0.25, 100.0):
-        made = load(repeating.body_of(answer, {"total_ms": ms}))
-        assert made == {"items": [1], "timing": {"total_ms": ms}, "usage": 2}
-    plain = repeating.whole_of("name", "m", 1, [b"a", b"b", b"c"], timed=False, json=json)
-    assert repeating.body_of(plain, {}) == b"abc"
+@pytest.mark.parametrize(
+    ("json", "pack", "load"), [(True, orjson.dumps, orjson.loads), (False, msgpack.packb, msgpack.unpackb)]
+)
+def test_a_timed_answer_has_the_times_of_each_request(json: bool, pack: Any, load: Any) -> None:
+    timing = {"total_ms": 9.5, "queue_ms": 2.5}
+    body, part = pack({"items": [1], "timing": timing, "usage": 2}), pack(timing)
+    at = body.index(part)
+    parts = [body[:3], memoryview(body[3:at]), part, body[at + len(part) :]]
+    block = timing_of({}, 0.0)
+    answer = repeating.whole_of("name", "m", 1, [], parts, block, json=json)
+    for seconds in (0.25, 100.0):
+        scope = plain_scope()
+        scope.started -= seconds
+        made = load(repeating.body_of(answer, scope))
+        total = made["timing"]["total_ms"]
+        assert total >= seconds * 1e3
+        assert made == {"items": [1], "timing": block | {"total_ms": total}, "usage": 2}
+        assert list(made["timing"]) == list(block)
+    plain = repeating.whole_of("name", "m", 3, [], [b"a", b"b", b"c"], None, json=json)
+    assert repeating.body_of(plain, plain_scope()) == b"abc"

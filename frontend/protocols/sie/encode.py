@@ -74,7 +74,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
 
         def timing() -> dict[str, float | None]:
             scope.phases["encode"] = (time.perf_counter() - began) * 1e3
-            return timing_of(scope)
+            return timing_of(scope.phases, scope.elapsed_ms())
 
         answer = EncodedItems(
             scope.model,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import falcon
@@ -87,11 +87,6 @@ def media_type(json: bool) -> str:
     return falcon.MEDIA_JSON if json else falcon.MEDIA_MSGPACK
 
 
-def postprocessing_ms(phases: dict[str, float]) -> float:
-    """What follows the forward pass: results into shared memory or a frame, then conversion and rendering here."""
-    return phases.get("copy", 0.0) + phases.get("encode", 0.0)
-
-
 _PHASE_HEADERS = (
     ("X-Queue-Time", "queue"),
     ("X-Tokenization-Time", "tokenize"),
@@ -99,32 +94,37 @@ _PHASE_HEADERS = (
 )
 
 
-def time_headers(resp: Response, scope: RequestScope) -> None:
-    """The timing headers of a successful answer, in milliseconds."""
-    phases = scope.phases
-    headers = [
-        (header, f"{phases[phase]:.2f}" if phase in phases else "0.00") for header, phase in _PHASE_HEADERS
-    ]
-    after = postprocessing_ms(phases)
+def headers_of(phases: Mapping[str, float], cache_hits: int | None) -> list[tuple[str, str]]:
+    """The timing headers of a successful answer but the one of the total, in milliseconds."""
+    headers = [(header, f"{phases.get(phase, 0.0):.2f}") for header, phase in _PHASE_HEADERS]
+    after = _postprocessing_ms(phases)
     if after > 0:
         headers.append(("X-Postprocessing-Time", f"{after:.2f}"))
-    if scope.cache_hits is not None:
-        headers.append(("X-Penstock-Cache-Hits", str(scope.cache_hits)))
-    phases["total"] = total = (time.perf_counter() - scope.started) * 1e3
-    headers.append(("X-Total-Time", f"{total:.2f}"))
-    resp.set_headers(headers)
+    if cache_hits is not None:
+        headers.append(("X-Penstock-Cache-Hits", str(cache_hits)))
+    return headers
 
 
-def timing_of(scope: RequestScope) -> dict[str, float | None]:
-    """The timing block of a body, in milliseconds."""
-    phases = scope.phases
+def total_header(scope: RequestScope) -> tuple[str, str]:
+    """The header of the total, which becomes a phase of the request."""
+    scope.phases["total"] = total = scope.elapsed_ms()
+    return "X-Total-Time", f"{total:.2f}"
+
+
+def timing_of(phases: Mapping[str, float], total_ms: float) -> dict[str, float | None]:
+    """The timing block of a body, in milliseconds; the total comes first."""
     return {
-        "total_ms": (time.perf_counter() - scope.started) * 1e3,
+        "total_ms": total_ms,
         "queue_ms": phases.get("queue", 0.0),
         "tokenization_ms": phases.get("tokenize", 0.0),
         "inference_ms": phases.get("device", 0.0),
-        "postprocessing_ms": postprocessing_ms(phases) or None,
+        "postprocessing_ms": _postprocessing_ms(phases) or None,
     }
+
+
+def _postprocessing_ms(phases: Mapping[str, float]) -> float:
+    """What follows the forward pass: results into shared memory or a frame, then conversion and rendering here."""
+    return phases.get("copy", 0.0) + phases.get("encode", 0.0)
 
 
 class InferenceResource(InferenceRoute, Generic[R, P]):
@@ -181,9 +181,8 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         if not model:
             scope.names(answer.name)
         scope.cache_hits = answer.items
-        resp.content_type = media_type(answer.json)
-        resp.data = repeating.body_of(answer, timing_of(scope) if answer.timed else {})
-        time_headers(resp, scope)
+        resp.data = repeating.body_of(answer, scope)
+        resp.set_headers([*answer.headers, total_header(scope)])
         return True
 
     async def _answer(
@@ -217,12 +216,12 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
             parts = await self.render(reply, plan, request, scope, beside, json)
             scope.phases.setdefault("encode", (time.perf_counter() - began) * 1e3)
             resp.content_type = media_type(json)
-            time_headers(resp, scope)
+            resp.set_headers([*headers_of(scope.phases, scope.cache_hits), total_header(scope)])
             answers, items = self.services.engine.answers, len(plan.call.items)
             if answers is not None and scope.answer_key and scope.cache_hits == items:
-                whole = repeating.whole_of(
-                    scope.model, plan.model, items, parts, timed=self.kept == "timed", json=json
-                )
+                headers = [("Content-Type", media_type(json)), *headers_of({}, items)]
+                block = timing_of({}, 0.0) if self.kept == "timed" else None
+                whole = repeating.whole_of(scope.model, plan.model, items, headers, parts, block, json=json)
                 answers.keep(scope.answer_key, whole)
             send_parts(resp, parts, reply, self.services)
 

@@ -37,15 +37,28 @@ def key_of(req: Request, scope: RequestScope, services: Services, name: str, bod
 
 
 def whole_of(
-    name: str, model: str, items: int, parts: Sequence[Buffer], *, timed: bool, json: bool
+    name: str,
+    model: str,
+    items: int,
+    headers: Sequence[tuple[str, str]],
+    parts: Sequence[Buffer],
+    block: dict[str, float | None] | None,
+    *,
+    json: bool,
 ) -> WholeAnswer:
-    """An answer from the parts of its body; of a `timed` one the last part but one has the times."""
-    before, after = (parts[:-2], parts[-1:]) if timed else (parts, ())
-    return WholeAnswer(name, model, items, b"".join(before), b"".join(after), timed, json)
+    """An answer from the parts of its body.
+
+    A `block` takes the place of the last part but one, which has times. The first time in the block is the total, 0.0.
+    """
+    if block is None:
+        return WholeAnswer(name, model, items, headers, b"".join(parts))
+    write = orjson.dumps if json else packed
+    head, _, tail = write(block).partition(write(0.0))
+    return WholeAnswer(name, model, items, headers, b"".join([*parts[:-2], head]), tail + parts[-1], write)
 
 
-def body_of(answer: WholeAnswer, times: dict[str, float | None]) -> bytes:
-    """The body with the times of this request."""
-    if not answer.timed:
+def body_of(answer: WholeAnswer, scope: RequestScope) -> bytes:
+    """The body with the time of this request."""
+    if answer.total is None:
         return answer.before
-    return answer.before + (orjson.dumps(times) if answer.json else packed(times)) + answer.after
+    return answer.before + answer.total(scope.elapsed_ms()) + answer.after
