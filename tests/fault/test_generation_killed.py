@@ -21,8 +21,8 @@ from tests.harness.server import Server, alive, serving, stopped, wait_until
 
 RUNNING = 4
 """Sequences that one worker computes together."""
-LONG = 1900
-"""Tokens of a stream that goes on for seconds."""
+LONG = 30_000
+"""Tokens of a stream that does not end while nobody reads: more than sockets and the server hold for a client."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "server.drain_s": 5,
         "worker.count": 2,
         "generation.max_sequences": RUNNING,
-        "catalog.dirs": chat_catalogs(root),
+        "catalog.dirs": chat_catalogs(root, context=LONG + 1000),
         "limits.restart_wait_s": 60,
     }
     with serving(root, models=(MODEL, "fake/echo", "fake/slow"), settings=settings) as running:

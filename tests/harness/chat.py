@@ -16,9 +16,9 @@ from tests.tiny import chat_models
 MODEL = "tiny/chat"
 
 
-def chat_catalogs(directory: Path, kind: str = "chatml") -> str:
+def chat_catalogs(directory: Path, kind: str = "chatml", context: int = chat_models.CONTEXT) -> str:
     """Value of `catalog.dirs`: one with a tiny chat model, which is made, and that of the fake models."""
-    weights = chat_models.save(kind, directory / "weights")
+    weights = chat_models.save(kind, directory / "weights", context)
     catalog = directory / "chat_catalog"
     catalog.mkdir()
     lines = [f"id: {MODEL}", f"source: {{kind: directory, path: {weights}}}", "adapter: causal"]

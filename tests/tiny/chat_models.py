@@ -15,7 +15,7 @@ import transformers
 from tests.tiny import chat_tokenizers, models
 
 CONTEXT = 2048
-"""Positions of each model."""
+"""Positions of each model, unless `save` is told another number."""
 _ROPE = {"max_position_embeddings": CONTEXT, "num_key_value_heads": 2}
 _SIZES = {**models.SIZES, **_ROPE, "head_dim": 16}
 _PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -50,14 +50,14 @@ ARCHITECTURES = {
 """Architecture of the tiny model of each kind of `chat_tokenizers`."""
 
 
-def save(kind: str, directory: Path) -> Path:
-    """Write a whole model directory of a kind, which is made; returns it."""
+def save(kind: str, directory: Path, context: int = CONTEXT) -> Path:
+    """Write a whole model directory of a kind, which is made, for texts of `context` tokens; returns it."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = chat_tokenizers.save(kind, directory)
     ends = chat_tokenizers.end_ids(kind, tokenizer)
     make, sizes = _CONFIGS[ARCHITECTURES[kind]]
     config = make(
-        **sizes,
+        **(sizes | {"max_position_embeddings": context}),
         vocab_size=-(-len(tokenizer) // 64) * 64,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=ends[0],
