@@ -255,16 +255,18 @@ class WorkerFault(PenstockError):
 
 
 class WorkerLost(WorkerFault):
-    """The worker died while it held the request; `suspect` tells whether the request was on the device.
+    """The worker died while it held the request; `suspect` tells whether the request was on the device, `alone` or not.
 
     A request that is not `sent` never left the frontend, whose socket took nothing.
     """
 
     code, status, retryable = "WORKER_LOST", 503, True
 
-    def __init__(self, message: str, *, suspect: bool = False, sent: bool = True, **detail: Any) -> None:
+    def __init__(
+        self, message: str, *, suspect: bool = False, alone: bool = False, sent: bool = True, **detail: Any
+    ) -> None:
         super().__init__(message, **detail)
-        self.suspect, self.sent = suspect, sent
+        self.suspect, self.alone, self.sent = suspect, alone, sent
 
 
 class WorkerCrashed(WorkerFault):

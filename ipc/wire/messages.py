@@ -322,7 +322,7 @@ class Work(Wire, frozen=True):
 
 
 class Submit(Wire, frozen=True, tag="submit"):
-    """One request. `solo` asks for a batch of its own.
+    """One request. `solo` asks for a batch of its own; text shares batches from its first token on unless `apart`.
 
     The payload lies in `block` of the frontend's arena or, without, travels with the message.
     """
@@ -331,6 +331,7 @@ class Submit(Wire, frozen=True, tag="submit"):
     work: Work
     solo: bool = False
     block: BlockRef | None = None
+    apart: bool = False
 
 
 class Cancel(Wire, frozen=True, tag="cancel"):

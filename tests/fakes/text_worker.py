@@ -108,6 +108,6 @@ class TextWorker:
         """The job has failed."""
         self.channel._dispatch(Failure(request, error.code, error.message), b"")
 
-    def die(self, *suspects: int) -> None:
-        """The process has died, with these requests on its device."""
-        self.channel._reset("the worker process died", set(suspects))
+    def die(self, *suspects: int, alone: bool = False) -> None:
+        """The process has died, with these requests on its device, and others unless `alone`."""
+        self.channel._reset("the worker process died", set(suspects), alone=alone)

@@ -139,12 +139,13 @@ def test_clients_that_hardly_read_hold_up_nobody(server: Server) -> None:
 def test_a_killed_worker_ends_its_streams_with_one_error_and_what_has_not_begun_runs_elsewhere(
     server: Server,
 ) -> None:
-    for _ in range(rounds(short=1, long=50)):
+    for number in range(rounds(short=1, long=50)):
+        # NOTE: an input that is on dying workers again and again is refused, so each round asks for another length.
         wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers")
         retries = server.metric("penstock_retries_total")
         starts = server.starts(0)
         with ExitStack() as stack:
-            running = {slot: opened(stack, server, slot, RUNNING) for slot in (0, 1)}
+            running = {slot: opened(stack, server, slot, RUNNING, LONG - number) for slot in (0, 1)}
             for stream in (*running[0], *running[1]):
                 stream.more()
             with stopped(worker := server.worker_pid(0)):
@@ -163,3 +164,37 @@ def test_a_killed_worker_ends_its_streams_with_one_error_and_what_has_not_begun_
                 assert ending.usage is not None and ending.usage["completion_tokens"] == 30
         assert server.metric("penstock_retries_total") == retries + 2
         wait_until(lambda before=starts: server.starts(0) > before, what="the next life of the worker")
+
+
+def only_busy(server: Server) -> int | None:
+    """The pid of the only worker that computes text."""
+    busy = [slot for slot in (0, 1) if sequences(server, "running", slot)]
+    return server.worker_pid(busy[0]) if len(busy) == 1 else None
+
+
+def answers(server: Server) -> bool:
+    """Whether another prompt is answered."""
+    with ChatStream(server.port, "another prompt", 5) as stream:
+        try:
+            return stream.rest().is_whole
+        except AssertionError:
+            return False
+
+
+@pytest.mark.long
+def test_a_stream_on_which_workers_die_again_and_again_is_refused(server: Server) -> None:
+    [prompt] = prompts_of(0, 1)
+    for _ in range(2):
+        wait_until(lambda: answers(server), what="a worker with the model")
+        with ChatStream(server.port, prompt, LONG + 1) as stream:
+            stream.more()
+            worker = wait_until(lambda: only_busy(server), what="the report of the stream")
+            os.kill(worker, signal.SIGKILL)
+            assert stream.rest().is_failed
+    wait_until(lambda: answers(server), what="a worker with the model")
+    with (
+        ChatStream(server.port, prompt, LONG + 1) as stream,
+        pytest.raises(AssertionError, match="crashed worker processes before"),
+    ):
+        stream.more()
+    assert answers(server)

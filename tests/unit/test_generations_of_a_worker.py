@@ -175,7 +175,14 @@ class Worker:
         self.jobs: list[Job] = []
 
     def submit(
-        self, prompt: list[int], tokens: int = 4, n: int = 1, *, solo: bool = False, counts_only: bool = False
+        self,
+        prompt: list[int],
+        tokens: int = 4,
+        n: int = 1,
+        *,
+        solo: bool = False,
+        apart: bool = False,
+        counts_only: bool = False,
     ) -> Job:
         """A request arrives and is prepared. Raises `QueueFull`."""
         call = GenerateCall(ids=prompt, n=n, ending=Ending(max_tokens=tokens), counts_only=counts_only)
@@ -184,7 +191,7 @@ class Worker:
         job = make_job(
             call, number=number, model="m", deadline_ns=deadline_ns, of=self.adapter, strategy=self.strategy
         )
-        job.solo, job.group = solo, "m"
+        job.solo, job.apart, job.group = solo, apart, "m"
         self.strategy.check(job.work)
         self.queue.admit(job.work)
         try:
@@ -261,11 +268,17 @@ class Machine(RuleBasedStateMachine):
         self.worker = Worker(blocks)
         self.poisoned: set[int] = set()
 
-    @rule(length=st.integers(1, 40), tokens=st.integers(1, 24), n=st.integers(1, 3), first=st.integers(0, 5))
-    def arrive(self, length: int, tokens: int, n: int, first: int) -> None:
+    @rule(
+        length=st.integers(1, 40),
+        tokens=st.integers(1, 24),
+        n=st.integers(1, 3),
+        first=st.integers(0, 5),
+        degree=st.sampled_from([0, 0, 0, 1, 2]),
+    )
+    def arrive(self, length: int, tokens: int, n: int, first: int, degree: int) -> None:
         prompt = [first, *(range(1, length))]
         try:
-            self.worker.submit(prompt, min(tokens, CONTEXT - length), n)
+            self.worker.submit(prompt, min(tokens, CONTEXT - length), n, solo=degree > 0, apart=degree > 1)
         except QueueFull as error:
             assert error.retry_after_s is not None and error.retry_after_s >= 1
             assert self.worker.strategy._crowd(self.worker.adapter).sequences + n > RUNNING + WAITING
@@ -428,6 +441,37 @@ def test_a_suspect_runs_alone_until_its_first_token_and_all_that_run_are_named()
     worker.settle()
     assert set(worker.received.ends.values()) == {"done"}
     assert [1, 2] in named or [2, 1] in named
+
+
+def test_jobs_apart_share_no_step_and_end_as_all_others_do() -> None:
+    worker = Worker()
+    others = [worker.submit([first, 2, 3], 20) for first in (1, 2)]
+    worker.turn()
+    worker.flights.clear()
+    apart = [worker.submit([first, 2, 3], 20, solo=True, apart=True) for first in (3, 4)]
+    worker.settle()
+    named = [{number for _, number in flight} for flight in worker.flights]
+    assert all(len(flight) == 1 or not flight & {job.id for job in apart} for flight in named)
+    last = named.index({apart[0].id}) + named[::-1].index({apart[0].id})
+    assert any(flight & {job.id for job in others} for flight in named[named.index({apart[0].id}) : last])
+    for job, first in zip([*others, *apart], (1, 2, 3, 4), strict=True):
+        assert worker.received.texts[job.id, 0] == worker.made.greedy([first, 2, 3], 20)
+    worker.assert_nothing_is_left()
+
+
+def test_a_job_apart_whose_client_does_not_read_holds_nobody_else() -> None:
+    worker = Worker()
+    slow = worker.submit([1, 2, 3], 60, solo=True, apart=True)
+    quick = worker.submit([2, 2, 3], 60)
+    while quick.state == "open":
+        worker.turn()
+        worker.read(quick)
+    while worker.turn():
+        pass
+    assert slow.state == "open" and slow.kept.paused
+    worker.settle()
+    assert worker.received.texts[slow.id, 0] == worker.made.greedy([1, 2, 3], 60)
+    worker.assert_nothing_is_left()
 
 
 def test_a_suspect_stays_alone_when_its_first_step_fails_for_memory() -> None:

@@ -50,7 +50,7 @@ from ipc.metrics.registry import FrontendMetrics
 from ipc.settings import load
 from ipc.store.store import Store
 from ipc.wire.generation import WINDOW_NBYTES, CalledFunction, Finish, Start, TokenLogprob
-from ipc.wire.messages import GenerateCall, Work
+from ipc.wire.messages import GenerateCall, Submit, Work
 from tests.fakes.clock import Clock
 from tests.fakes.text_worker import TextWorker
 
@@ -404,18 +404,57 @@ def test_an_input_on_which_workers_die_twice_is_refused(tmp_path: Path) -> None:
     on_loop(tmp_path, work)
 
 
-def test_an_input_on_which_a_worker_died_in_the_middle_begins_alone_the_next_time(tmp_path: Path) -> None:
+async def dies_in_the_middle(frontend: Frontend, *, alone: bool) -> Submit:
+    """A worker dies on the same request behind its first token; returns how the worker was asked."""
+    worker = frontend.workers[0]
+    async with generating(frontend) as (request, generation):
+        worker.say((request, 0, "a"))
+        worker.die(request, alone=alone)
+        with pytest.raises(WorkerLost, match="in the middle of its answer"):
+            await gathered(generation)
+    worker.revive()
+    await turn()
+    return worker.asked[-1]
+
+
+def test_an_input_that_kills_workers_in_company_is_set_apart_and_then_refused(tmp_path: Path) -> None:
     async def work(frontend: Frontend) -> None:
-        worker = frontend.workers[0]
-        for solo in (False, True, True):
-            async with generating(frontend) as (request, generation):
-                assert worker.asked[-1].solo is solo
-                worker.say((request, 0, "a"))
-                worker.die(request)
-                with pytest.raises(WorkerLost):
-                    await gathered(generation)
-            worker.revive()
+        asked = [await dies_in_the_middle(frontend, alone=alone) for alone in (False, False, True)]
+        assert [(each.solo, each.apart) for each in asked] == [(False, False), (True, False), (True, True)]
+        with pytest.raises(InputRefused):
+            await dies_in_the_middle(frontend, alone=True)
+
+    on_loop(tmp_path, work)
+
+
+def test_an_input_that_kills_two_workers_alone_is_refused(tmp_path: Path) -> None:
+    async def work(frontend: Frontend) -> None:
+        for _ in range(2):
+            await dies_in_the_middle(frontend, alone=True)
+        with pytest.raises(InputRefused):
+            await dies_in_the_middle(frontend, alone=True)
+
+    on_loop(tmp_path, work)
+
+
+def test_an_input_that_kills_before_its_first_token_and_then_alone_behind_it_is_refused(
+    tmp_path: Path,
+) -> None:
+    async def work(frontend: Frontend) -> None:
+        first, second = frontend.workers
+        async with generating(frontend) as (request, generation):
+            first.die(request)
+            reading = asyncio.ensure_future(gathered(generation))
             await turn()
+            again = second.asked[-1].id
+            second.say((again, 0, Start(5, 3)), (again, 0, "a"))
+            second.die(again, alone=True)
+            with pytest.raises(WorkerLost):
+                await reading
+        first.revive()
+        with pytest.raises(InputRefused):
+            async with frontend.engine.generate(frontend.scope(), frontend.work()):
+                pass
 
     on_loop(tmp_path, work)
 

@@ -153,6 +153,21 @@ def test_only_a_death_alone_makes_a_suspect_poison(paths: RunPaths) -> None:
     assert listed.holds("m", step(4, start=True))
 
 
+def test_a_verdict_never_gets_milder(paths: RunPaths) -> None:
+    here, elsewhere = PoisonList(Store(paths), 600), PoisonList(Store(paths), 600)
+    for _ in range(2):
+        here.suspect("m", CALL, alone=False)
+    elsewhere.suspect("m", CALL, alone=False)
+    for each in (here, elsewhere):
+        each.refresh()
+        assert each.is_accused("m", CALL) and each.is_suspect("m", CALL) and not each.holds("m", CALL)
+    here.suspect("m", CALL, alone=True)
+    here.suspect("m", CALL, alone=False)
+    elsewhere.refresh()
+    for each in (here, elsewhere):
+        assert each.holds("m", CALL) and not each.is_accused("m", CALL)
+
+
 def test_an_operator_lets_an_input_through_again_by_deleting_its_row(paths: RunPaths) -> None:
     here, elsewhere = PoisonList(Store(paths), 600), PoisonList(Store(paths), 600)
     here.add("m", CALL)

@@ -150,6 +150,7 @@ def test_what_follows_each_error(
     poison: Any = SimpleNamespace(
         holds=lambda *given: False,
         is_suspect=lambda *given: True,
+        is_accused=lambda *given: False,
         suspect=lambda *given, alone: suspects.append(alone),
     )
     retries = retry.Retries(workers, Limits(), poison, lambda reason: None)

@@ -64,6 +64,7 @@ class Job:
     loose      values whose size the model decides, by name and item
     claims     how many threads may still read its input or write to its output
     infos      the outputs of an infer call
+    apart      whether no other may share a step with its generated text
     ordered    whether its answer must not pass those of earlier jobs of its model
     """
 
@@ -82,6 +83,7 @@ class Job:
     prepared: list[Prepared] = field(init=False)
     trace: JobTrace | None = field(init=False)
     ordered: bool = False
+    apart: bool = False
     resting: bool = False
     refs: list[TensorRef] = field(default_factory=list)
     result_nbytes: int = 0

@@ -4,7 +4,8 @@
    carrier, waits in the queue for all of them. The queue counts a job until its first turn only.
 2. After each step a session gets one message, `Deltas`, with what is new for all of its streams. A stream with more
    than `WINDOW_NBYTES` that its client has not taken pauses.
-3. The flight record names every request that runs. A job that runs alone (`Job.solo`) runs alone until its first token.
+3. The flight record names every request that runs. A job that runs alone (`Job.solo`) runs alone until its first token,
+   and one that was on several dead workers (`Job.apart`) to its end: the job and all others take steps by turns.
 4. After a step that fails each sequence takes a step alone, and the requests of those that fail end with an error.
    When memory ran out, steps also get fewer tokens of prompts for some minutes.
 """
@@ -143,13 +144,22 @@ class Generations(Strategy):
         for job in new:
             self._begin(engine, crowd, job)
         if new and new[0].solo:
-            self._alone(engine, crowd, new[0])
+            first, new[0].solo = new[0], False
+            self._alone(engine, crowd, first, lambda: engine.has_chosen(first))
+        apart = [job for job in crowd.jobs if job.apart]
+        for job in apart:
+            engine.pause(job)
         until = began + TURN_S
         while engine.has_work:
-            self._step(engine, crowd, list(crowd.jobs))
+            self._step(engine, crowd, [job for job in crowd.jobs if not job.apart])
             # NOTE: another job of this engine waits in the queue too, and joins with the next turn.
             if time.monotonic() >= until or self._changed or self._queue.has_work:
                 break
+        for job in apart:
+            if not job.kept.paused:
+                engine.resume(job)
+        for job in apart:
+            self._alone(engine, crowd, job, _passed(time.monotonic() + TURN_S))
         return _computed(engine) - before
 
     def _begin(self, engine: Engine, crowd: Crowd, job: Job) -> None:
@@ -164,13 +174,12 @@ class Generations(Strategy):
             crowd.jobs[job] = None
         engine.add(request)
 
-    def _alone(self, engine: Engine, crowd: Crowd, job: Job) -> None:
-        """Run a job without any other until its first token."""
-        job.solo = False
+    def _alone(self, engine: Engine, crowd: Crowd, job: Job, is_over: Callable[[], bool]) -> None:
+        """Run a job without any other until `is_over`."""
         others = [other for other in crowd.jobs if other is not job and not other.kept.paused]
         for other in others:
             engine.pause(other)
-        while engine.has_work and not engine.has_chosen(job) and job.state == "open":
+        while engine.has_work and job.state == "open" and not is_over():
             self._step(engine, crowd, [job])
         for other in reversed(others):
             engine.resume(other)
@@ -361,6 +370,10 @@ def _call_of(job: Job) -> GenerateCall:
     call = job.work.call
     assert isinstance(call, GenerateCall)
     return call
+
+
+def _passed(moment: float) -> Callable[[], bool]:
+    return lambda: time.monotonic() >= moment
 
 
 def _computed(engine: Engine) -> int:

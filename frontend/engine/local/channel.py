@@ -222,7 +222,7 @@ class Channel:
         self.state = "connecting"
 
     def submit(
-        self, work: Work, payload: Payload = None, *, solo: bool = False
+        self, work: Work, payload: Payload = None, *, solo: bool = False, apart: bool = False
     ) -> tuple[int, asyncio.Future[Delivery]]:
         """Send a request with its payload at the end of this turn of the loop.
 
@@ -238,7 +238,7 @@ class Channel:
             payload.add_reader()
             self._reading[request] = payload
         else:
-            message = Submit(request, work, solo)
+            message = Submit(request, work, solo, apart=apart)
             self._dealer.put(message, payload)
         self._unsent.append(request)
         future: asyncio.Future[Delivery] = self._loop.create_future()
@@ -447,18 +447,17 @@ class Channel:
     def _died(self) -> None:
         if self._dealer is not None:
             self._dealer.drain()
-        suspects = (
-            {request for tag, request in self._arena.flight() if tag == self._tag} if self._arena else set()
-        )
+        flight = self._arena.flight() if self._arena else set()
+        suspects = {request for tag, request in flight if tag == self._tag}
         log.warning(
             "worker %d died with %d requests in flight, %d on the device",
             self.slot,
             len(self._pending),
             len(suspects),
         )
-        self._reset("the worker process died", suspects)
+        self._reset("the worker process died", suspects, alone=len(flight) == 1)
 
-    def _reset(self, why: str, suspects: set[int]) -> None:
+    def _reset(self, why: str, suspects: set[int], *, alone: bool = False) -> None:
         if self.state == "ready":
             self._left_at = time.time()
         pending, self._pending = self._pending, {}
@@ -485,5 +484,6 @@ class Channel:
                 asked.set_exception(WorkerLost(why, retry_after_s=1))
         for request, (future, _) in pending.items():
             if not future.done():
-                future.set_exception(WorkerLost(why, suspect=request in suspects, retry_after_s=1))
+                lost = WorkerLost(why, suspect=request in suspects, alone=alone, retry_after_s=1)
+                future.set_exception(lost)
         self._changed()

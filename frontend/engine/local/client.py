@@ -199,6 +199,6 @@ class Client:
             attempts.work.parts,
             self._copies,
             self._copy_after_s,
-            lambda: self.retries.suspect(attempts),
+            lambda error: self.retries.suspect(attempts),
         )
         return await stream.begun()

@@ -26,7 +26,7 @@ from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.incoming import Incoming
 from frontend.engine.recording import TextMeter
 from frontend.generation.events import Called, Ended, Event, Finished, Generation, Reasoning, Started, Text
-from ipc.errors import DeadlineExceeded
+from ipc.errors import DeadlineExceeded, WorkerLost
 from ipc.wire.generation import CALLED, HELD, REASONING, STARTED, TEXT, WINDOW_NBYTES, Deltas, Finish, Start
 
 TELL_AFTER = WINDOW_NBYTES // 2
@@ -57,7 +57,7 @@ class DeltaStream(Incoming[Event], Generation):
         request: int,
         final: asyncio.Future[Delivery],
         pace: Pace,
-        on_suspect: Callable[[], None] = lambda: None,
+        on_suspect: Callable[[WorkerLost], None] = lambda error: None,
     ) -> None:
         """For the arguments see `Incoming` and `Pace`."""
         super().__init__(channel, request, final, on_suspect)

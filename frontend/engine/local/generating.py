@@ -16,7 +16,7 @@ from frontend.engine.local.client import Client
 from frontend.engine.local.delta_stream import DeltaStream, Pace
 from frontend.engine.local.retry import Attempts
 from frontend.generation.events import Event, Generation, Started
-from ipc.errors import PenstockError
+from ipc.errors import PenstockError, WorkerLost
 from ipc.wire.messages import Work
 
 
@@ -34,12 +34,11 @@ class LocalGeneration(Generation):
         return self
 
     async def _open(self, channel: Channel, attempts: Attempts) -> DeltaStream:
-        number, final = channel.submit(attempts.work, solo=attempts.solo)
+        number, final = channel.submit(attempts.work, solo=attempts.solo, apart=attempts.accused)
         return await DeltaStream(channel, number, final, self._pace, self._suspect).begun()
 
-    def _suspect(self) -> None:
-        # NOTE: a request that runs alone does so until its first token only.
-        self._client.retries.suspect(self._attempts, alone=False)
+    def _suspect(self, error: WorkerLost) -> None:
+        self._client.retries.suspect(self._attempts, alone=error.alone)
 
     @property
     def result(self) -> Answer | None:

@@ -27,7 +27,11 @@ class Incoming(ABC, Generic[T]):
     """The end of the answer, once the iteration has ended without an error."""
 
     def __init__(
-        self, channel: Channel, request: int, final: asyncio.Future[Delivery], on_suspect: Callable[[], None]
+        self,
+        channel: Channel,
+        request: int,
+        final: asyncio.Future[Delivery],
+        on_suspect: Callable[[WorkerLost], None],
     ) -> None:
         """`request` and `final` are what `Channel.submit` gave.
 
@@ -95,7 +99,7 @@ class Incoming(ABC, Generic[T]):
         # NOTE: looked at also so that the loop does not complain of an error that nobody asks for any more.
         error = None if final.cancelled() else final.exception()
         if self.answering and isinstance(error, WorkerLost) and error.suspect:
-            self._on_suspect()
+            self._on_suspect(error)
         self._wake()
 
     def _wake(self) -> None:

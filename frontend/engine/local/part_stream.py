@@ -17,7 +17,7 @@ from frontend.engine.answer import Answer, AnswerStream, CopyBudget
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.incoming import Incoming
-from ipc.errors import LeaseRevoked, PenstockError, ShmExhausted
+from ipc.errors import LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
 from ipc.wire.streams import WINDOW, PartFlow
 
 TELL_AFTER = WINDOW // 2
@@ -35,7 +35,7 @@ class PartStream(Incoming[Delivery], AnswerStream):
         window: int,
         copies: CopyBudget,
         copy_after_s: float,
-        on_suspect: Callable[[], None] = lambda: None,
+        on_suspect: Callable[[WorkerLost], None] = lambda error: None,
     ) -> None:
         """`window` is `Work.parts`; for the others see `Incoming`."""
         super().__init__(channel, request, final, on_suspect)

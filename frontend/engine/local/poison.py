@@ -3,8 +3,10 @@
 1. An input has a name: a hash of the model, the call and the raw tensors (`fingerprint`) that hides them.
 2. An input is *suspect* when its worker died while the flight record of the arena named its request: a thread of that
    worker was working on it, alone or with others.
-3. An input is *poison* when a worker died on it while it was suspect and ran alone. Poison is refused.
-4. Both are rows of the store (`ipc.store`) and end after `limits.poison_ttl_s`. The newest `MOST` rows are kept.
+3. A suspect on which a worker died in the company of others is *accused*. The next worker computes nothing else in
+   those steps, for generated text to its last token.
+4. An input is *poison* when a worker died on it while it was suspect and ran alone. Poison is refused.
+5. All are rows of the store (`ipc.store`) and end after `limits.poison_ttl_s`. The newest `MOST` rows are kept.
    Frontends read the rows once a second; the frontend that saw the death knows at once.
 
 Requests that may run twice are suspect for the time of their own retry only (`frontend.engine.local.retry`): the rows
@@ -27,7 +29,8 @@ from ipc.wire.messages import Call, GenerateCall, InferCall
 
 log = logging.getLogger(__name__)
 
-Verdict = Literal["suspect", "poison"]
+Verdict = Literal["suspect", "accused", "poison"]
+_RANK: dict[Verdict, int] = {"suspect": 0, "accused": 1, "poison": 2}
 MOST = 4096
 
 
@@ -67,7 +70,11 @@ class PoisonList:
         oldest = time.time() - self._ttl_s
         self._own = {name: found for name, found in self._own.items() if found.at >= oldest}
         rows = {name: found.verdict for name, found in self._table.rows().items() if found.at >= oldest}
-        own = {name: found.verdict for name, found in self._own.items() if rows.get(name) != "poison"}
+        own = {
+            name: found.verdict
+            for name, found in self._own.items()
+            if name not in rows or _RANK[found.verdict] > _RANK[rows[name]]
+        }
         self._known = rows | own
 
     def add(self, model: str, call: Call, payload: bytes | memoryview = b"") -> None:
@@ -77,12 +84,15 @@ class PoisonList:
     def suspect(
         self, model: str, call: Call, payload: bytes | memoryview = b"", *, alone: bool = True
     ) -> None:
-        """A worker died on this input, which was not run again: a suspect, or poison if it was one and ran `alone`."""
+        """A worker died on this input, which was not run again: a suspect, or more if it was one, `alone` or not."""
         name = fingerprint(model, call, payload)
-        if name not in self._known:
+        known = self._known.get(name)
+        if known is None:
             self._judge(name, "suspect")
         elif alone:
             self._judge(name, "poison")
+        elif known == "suspect":
+            self._judge(name, "accused")
 
     def __bool__(self) -> bool:
         """Whether any input is known; without one, no request needs a fingerprint."""
@@ -91,6 +101,10 @@ class PoisonList:
     def is_suspect(self, model: str, call: Call, payload: bytes | memoryview = b"") -> bool:
         """Whether a worker died on this input."""
         return fingerprint(model, call, payload) in self._known
+
+    def is_accused(self, model: str, call: Call, payload: bytes | memoryview = b"") -> bool:
+        """Whether workers died on this input more than once, with others on the device."""
+        return self._known.get(fingerprint(model, call, payload)) == "accused"
 
     def holds(self, model: str, call: Call, payload: bytes | memoryview = b"") -> bool:
         """Whether this input is poison, and refused."""
@@ -107,7 +121,7 @@ class PoisonList:
             kept = set(sorted(fresh, key=lambda each: rows[each].at)[1 - MOST :])
             for each in rows.keys() - kept:
                 del rows[each]
-            if verdict == "poison" or name not in rows:
+            if name not in rows or _RANK[verdict] >= _RANK[rows[name].verdict]:
                 rows[name] = judged
 
         def noted(error: Exception | None) -> None:

@@ -86,9 +86,11 @@ class RetryBudget:
 class Attempts:
     """History of one request: how often it ran on a device that died, and how often it was merely lost."""
 
-    def __init__(self, work: Work, payload: Payload = None, *, suspect: bool = False) -> None:
-        """`suspect`: a worker died on this input before, in another request."""
-        self.work, self.payload, self.suspect = work, payload, suspect
+    def __init__(
+        self, work: Work, payload: Payload = None, *, suspect: bool = False, accused: bool = False
+    ) -> None:
+        """`suspect`: a worker died on this input before, in another request; `accused`: more than one."""
+        self.work, self.payload, self.suspect, self.accused = work, payload, suspect, accused
         self.runs = 0
         self.losses = 0
         self.avoid: set[int] = set()
@@ -129,15 +131,16 @@ class Retries:
 
     def begin(self, work: Work, payload: Payload) -> Attempts:
         """A request came in. Raises `InputRefused` for an input that crashed workers before."""
-        suspect = False
+        suspect = accused = False
         if self._poison:
             raw = input_arena.bytes_of(payload)
             if self._poison.holds(work.model, work.call, raw):
                 raise InputRefused("this input crashed worker processes before and is refused for a while")
             once = work.step is not None or isinstance(work.call, GenerateCall)
             suspect = once and self._poison.is_suspect(work.model, work.call, raw)
+            accused = suspect and self._poison.is_accused(work.model, work.call, raw)
         self._budget.count_request()
-        return Attempts(work, payload, suspect=suspect)
+        return Attempts(work, payload, suspect=suspect, accused=accused)
 
     async def again(self, attempts: Attempts, channel: Channel, error: PenstockError) -> bool:
         """Do the next action after an error of a worker; false if the error is the answer to the caller.
@@ -150,8 +153,11 @@ class Retries:
 
     def suspect(self, attempts: Attempts, *, alone: bool = True) -> None:
         """A worker died on a request that does not run again; `alone`: no other was on the device with the request."""
-        work = attempts.work
-        self._poison.suspect(work.model, work.call, input_arena.bytes_of(attempts.payload), alone=alone)
+        work, raw = attempts.work, input_arena.bytes_of(attempts.payload)
+        if alone and attempts.runs:
+            self._poison.add(work.model, work.call, raw)
+        else:
+            self._poison.suspect(work.model, work.call, raw, alone=alone)
 
     async def _leave(self, attempts: Attempts, channel: Channel, error: PenstockError) -> bool:
         channel.leave()
