@@ -28,6 +28,7 @@ class Route:
     path: str
     body: Any = None
     openai: bool = False
+    foreign: str = ""
     admin: bool = False
     good: tuple[int, ...] = (200,)
 
@@ -54,6 +55,13 @@ ROUTES = (
         openai=True,
         good=(200, 400, 404),
     ),
+    Route("POST", "/", {"inputs": "a"}, foreign="tei", good=(200, 424)),
+    Route("POST", "/embed", {"inputs": "a"}, foreign="tei", good=(200, 424)),
+    Route("POST", "/pooling", {"model": "fake/echo", "input": "a"}, foreign="bare"),
+    Route("GET", "/models", foreign="bare"),
+    Route(
+        "POST", "/v2/embed", {"model": "fake/echo", "texts": ["a"], "input_type": "image"}, foreign="cohere"
+    ),
     Route("POST", "/v1/admin/load/fake/echo", {}, admin=True, good=(200, 202, 404)),
     Route("POST", "//v1/admin/load/fake/echo", {}, admin=True, good=(200, 202, 404)),
 )
@@ -64,6 +72,8 @@ OPENAI = {
     429: ("rate_limit_exceeded", "requests"),
 }
 CODES = {401: "UNAUTHORIZED", 403: "FORBIDDEN", 429: "RATE_LIMIT"}
+KINDS = {401: "AuthenticationError", 403: "PermissionDeniedError", 429: "RateLimitError"}
+"""Types of errors of vLLM and infinity."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     named = {"infer": {}, "admin": {"scopes": ["admin"]}, "both": {"scopes": ["infer", "admin"]}, **slow}
     made = write_keys(place / "keys.json", named)
     settings = {"server.keys_file": place / "keys.json", "log.level": "debug", "log.format": "json"}
+    settings["server.compatible"] = "tei"
     with serving(place, settings=settings) as server:
         yield Guarded(server, made)
         shown = [server.get("/metrics").body.decode(), server.log]
@@ -96,6 +107,13 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 def assert_refused(answer: Answer, route: Route, status: int) -> None:
     """The error of a refusal in the form of the route, with the headers that every answer has."""
     assert answer.status == status, answer.body[:300]
+    for name in ("x-request-id", "x-trace-id", "x-sie-server-version"):
+        assert answer.headers[name]
+    assert ("www-authenticate" in answer.headers) == (status == 401)
+    assert ("retry-after" in answer.headers) == (status == 429)
+    if route.foreign:
+        assert_foreign(answer.json(), route.foreign, status)
+        return
     detail = answer.json()["detail"]
     assert detail["code"] == CODES[status] == answer.headers["x-sie-error-code"]
     if route.openai:
@@ -109,10 +127,18 @@ def assert_refused(answer: Answer, route: Route, status: int) -> None:
     else:
         more = {"message": detail["message"]} if route.path.startswith("/v1/models/") else {}
         assert answer.json() == {"detail": detail} | more
-    assert ("www-authenticate" in answer.headers) == (status == 401)
-    assert ("retry-after" in answer.headers) == (status == 429)
-    for name in ("x-request-id", "x-trace-id", "x-sie-server-version"):
-        assert answer.headers[name]
+
+
+def assert_foreign(body: dict[str, Any], form: str, status: int) -> None:
+    """The body of a refusal in the form of another server."""
+    if form == "tei":
+        kind = "Overloaded" if status == 429 else "Validation"
+        assert body == {"error": body["error"], "error_type": kind} and body["error"]
+    elif form == "cohere":
+        assert body == {"message": body["message"]} and body["message"]
+    else:
+        wanted = {"type": KINDS[status], "param": None, "code": status}
+        assert body["error"] == {"message": body["error"]["message"], **wanted} and len(body) == 1
 
 
 @pytest.mark.parametrize("number", range(len(ROUTES)), ids=[f"{r.method} {r.path}" for r in ROUTES])
