@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from frontend.generation.conversation import Conversation, calls_of, text_of
+from frontend.generation.conversation import ROLES, Conversation, calls_of, text_of
 from frontend.generation.errors import InvalidField
+from frontend.http.choices import one_of
 from ipc.settings import Limits
 
 
 class ChatMessage(msgspec.Struct):
     """One message; `content` is text, a list of parts, or null beside `tool_calls`."""
 
-    role: str
+    role: Annotated[str, one_of(ROLES, required=True)]
     content: Any = None
     name: str | None = None
     tool_calls: list[Any] | None = None

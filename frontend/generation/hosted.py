@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from frontend.generation.errors import InvalidField
 from frontend.generation.sampling import SamplingFields
+from frontend.http.choices import one_of
 
 PERMISSIONS = ("auto", "ask", "deny")
+Permission = Annotated[str | None, one_of(PERMISSIONS)]
 
 
 class HostedFields(SamplingFields, kw_only=True):
@@ -20,8 +22,8 @@ class HostedFields(SamplingFields, kw_only=True):
     web_search_options: Any = None
     enable_shell: Any = None
     enable_code_execution: Any = None
-    agent_permission: str | None = None
-    code_execution_permission: str | None = None
+    agent_permission: Permission = None
+    code_execution_permission: Permission = None
     session_id: str | None = None
     files: list[Any] | None = None
     max_tool_rounds: int | None = None

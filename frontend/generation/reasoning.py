@@ -6,12 +6,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from frontend.generation.errors import InvalidField
+from frontend.http.choices import one_of
 
 LEVELS = ("low", "medium", "high", "xhigh", "max")
 _ALIASES = {"none": "off", "minimal": "low"}
+EFFORTS = ("off", *_ALIASES, *LEVELS)
+"""What requests may say, in letters of either case."""
+Effort = Annotated[str | None, one_of(EFFORTS)]
 
 
 def variables_of(
@@ -34,10 +38,9 @@ def variables_of(
 
 def _level(effort: str, field: str) -> str:
     level = effort.strip().lower()
-    level = _ALIASES.get(level, level)
-    if level != "off" and level not in LEVELS:
-        raise InvalidField(field, f"{effort[:64]!a} is not one of off, none, {', '.join(LEVELS)}")
-    return level
+    if level not in EFFORTS:
+        raise InvalidField(field, f"{effort[:64]!a} is not one of {', '.join(EFFORTS)}")
+    return _ALIASES.get(level, level)
 
 
 def template_variables(

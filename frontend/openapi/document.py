@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from http import HTTPStatus
@@ -156,7 +156,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
             "in": "path",
             "required": True,
             "description": word(name),
-            "schema": {"type": "string", "minLength": 1},
+            "schema": _word_schema(operation.words.get(name)),
         }
         for name in _WORD.findall(operation.path)
         if name != "model"
@@ -174,6 +174,11 @@ def _operation(operation: Operation) -> dict[str, Any]:
         made["requestBody"] = {"required": operation.body_required, "content": content}
     made["responses"] = _responses(operation)
     return made
+
+
+def _word_schema(known: Sequence[str] | None) -> dict[str, Any]:
+    """The schema of a name in braces."""
+    return {"type": "string", "minLength": 1} if known is None else {"type": "string", "enum": list(known)}
 
 
 def _responses(operation: Operation) -> dict[str, Any]:

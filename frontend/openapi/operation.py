@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,6 +50,8 @@ class Operation:
     also: dict[int, str] = field(default_factory=dict)
     """Further statuses that are no errors and have the body of `answer`, or none."""
     parameters: tuple[Parameter, ...] = ()
+    words: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What a name in braces may be, where that is a fixed set."""
     timed: bool = False
     streams: bool = False
     """Whether the answer may also be a stream of events."""

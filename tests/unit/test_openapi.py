@@ -13,10 +13,15 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator, validate
 
 from frontend import app
+from frontend.engine.quantize import OUTPUT_DTYPES
+from frontend.generation.conversation import ROLES
+from frontend.generation.hosted import PERMISSIONS
+from frontend.generation.reasoning import EFFORTS
 from frontend.openapi import words
 from frontend.openapi.document import operations, schema
 from frontend.protocols.chat import absent
 from ipc import settings
+from ipc.memory.datatypes import DATATYPES
 from penstock import cli
 
 DOCUMENT: dict[str, Any] = json.loads(schema())
@@ -179,6 +184,78 @@ def _without_words(value: Any, place: str) -> list[str]:
 
 def test_every_field_and_parameter_is_described() -> None:
     assert _without_words({"paths": DOCUMENT["paths"], **DOCUMENT["components"]}, "") == []
+
+
+# Texts of any content, names that clients or models give, and parts that are JSON of several forms.
+FREE_TEXTS = {
+    "content", "data_1", "data_2", "documents", "image", "image_url", "images", "input", "inputs", "instruction",
+    "instructions", "items", "labels", "prompt", "queries", "query", "reasoning", "reasoning_content",
+    "sentences", "source_sentence", "stop", "stop_sequences", "suffix", "system", "text", "text_1", "text_2", "texts",
+    "dry_sequence_breakers", "data", "b64", "chat_template",
+    "id", "key", "model", "model_id", "name", "previous_response_id", "prompt_name", "rank_fields", "session_id",
+    "shared_memory_region", "tool_call_id", "url", "user",
+    "container", "enable_code_execution", "enable_shell", "format", "grammar", "include", "max_tool_calls",
+    "response_format", "stream_options", "summary", "thinking", "tool_choice", "type",
+    "web_search_options", "messages",
+}  # fmt: skip
+
+
+def _schemas_below(node: Any) -> set[str]:
+    """Names of the components that a part of the document refers to, those of components included."""
+    found: set[str] = set()
+    waiting = re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(node))
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            below = json.dumps(DOCUMENT["components"]["schemas"][name])
+            waiting += re.findall(r'"#/components/schemas/([^"]+)"', below)
+    return found
+
+
+def _takes_any_text(schema: dict[str, Any]) -> bool:
+    """Whether a field may be any text, or anything at all."""
+    if "enum" in schema or "const" in schema:
+        return False
+    inner = [*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else ())]
+    return (
+        schema.get("type") == "string"
+        or not set(schema) - {"description", "default"}
+        or any(map(_takes_any_text, inner))
+    )
+
+
+def test_texts_of_requests_are_free_or_have_an_enum() -> None:
+    bodies = [operation.get("requestBody") for operation in described().values()]
+    taking = {
+        (name, field)
+        for name in _schemas_below(bodies)
+        for field, schema in DOCUMENT["components"]["schemas"][name].get("properties", {}).items()
+        if _takes_any_text(schema)
+    }
+    assert {field for _, field in taking} == FREE_TEXTS, sorted(taking)
+    parameters = [one for operation in described().values() for one in operation.get("parameters", ())]
+    [mode] = (one["schema"] for one in parameters if one.get("name") == "mode")
+    assert mode["enum"] == ["live", "ready"]
+
+
+@pytest.mark.parametrize(
+    ("struct", "field", "words"),
+    [
+        ("ChatMessage", "role", ROLES),
+        ("ChatRequest", "reasoning_effort", (*EFFORTS, None)),
+        ("OutputConfig", "effort", (*EFFORTS, None)),
+        ("EncodeParams", "output_dtype", (*OUTPUT_DTYPES, None)),
+        ("EmbeddingsRequest", "encoding_format", ("float", "base64", None)),
+        ("ResponseRequest", "truncation", ("auto", "disabled", None)),
+        ("ResponseRequest", "agent_permission", (*PERMISSIONS, None)),
+        ("Input", "datatype", tuple(DATATYPES)),
+    ],
+)
+def test_words_that_a_handler_checks_are_an_enum(
+    struct: str, field: str, words: tuple[str | None, ...]
+) -> None:
+    assert tuple(DOCUMENT["components"]["schemas"][struct]["properties"][field]["enum"]) == words
 
 
 def test_every_word_describes_a_field() -> None:

@@ -16,7 +16,7 @@ from frontend.generation import bodies
 from frontend.generation.chat_messages import ChatMessage, messages_of
 from frontend.generation.grammars import grammar_of
 from frontend.generation.hosted import HostedFields, refuse_hosted
-from frontend.generation.reasoning import template_variables
+from frontend.generation.reasoning import Effort, template_variables
 from frontend.generation.sampling import alternatives_of, choices_of, ending_of, sampling_of
 from frontend.generation.tools import choice_of, functions_of, tool_use
 from ipc.settings import Limits
@@ -52,7 +52,7 @@ class ChatRequest(HostedFields, kw_only=True):
     response_format: Any = None
     grammar: Any = None
     enable_thinking: bool | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort = None
     chat_template_kwargs: dict[str, Any] | None = None
     truncate_sequence: bool | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import falcon
 import msgspec
@@ -11,9 +11,11 @@ import orjson
 from falcon.asgi import Request, Response
 from msgspec import UNSET, UnsetType
 
+from frontend.http.choices import one_of
 from frontend.http.rendering import off_loop
 from frontend.services import Services
 from ipc.errors import BodyTooLarge, InvalidInput
+from ipc.memory.datatypes import DATATYPES
 
 T = TypeVar("T")
 LONG_NBYTES = 64 << 10
@@ -96,7 +98,7 @@ class Input(msgspec.Struct, gc=False):
 
     name: str
     shape: list[int]
-    datatype: str
+    datatype: Annotated[str, one_of(DATATYPES, required=True)]
     parameters: InputParameters | None = None
     data: msgspec.Raw | UnsetType = UNSET
 

@@ -14,7 +14,7 @@ Inside of a tool_result an image becomes a placeholder, and what is no text its 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,6 +22,7 @@ from frontend.generation.conversation import Conversation, refuse_media, text_of
 from frontend.generation.errors import InvalidField
 from frontend.generation.nested import json_text
 from frontend.generation.tools import MAX_FUNCTIONS
+from frontend.http.choices import one_of
 
 _ROLES = ("user", "assistant", "system")
 _DROPPED = frozenset(("thinking", "redacted_thinking", "server_tool_use"))
@@ -33,7 +34,7 @@ PLACEHOLDER = "[image]"
 class Message(msgspec.Struct):
     """One message; `content` is text or a list of content blocks."""
 
-    role: str
+    role: Annotated[str, one_of(_ROLES, required=True)]
     content: Any
 
 

@@ -17,7 +17,7 @@ from frontend.generation.conversation import Conversation, text_of
 from frontend.generation.errors import InvalidField
 from frontend.generation.grammars import grammar_of
 from frontend.generation.hosted import HostedFields, refuse_hosted
-from frontend.generation.reasoning import variables_of
+from frontend.generation.reasoning import Effort, variables_of
 from frontend.generation.sampling import alternatives_of, ending_of, sampling_of
 from frontend.protocols.messages.blocks import Message, add_message
 from frontend.protocols.messages.message_tools import thinking_of, tools_of
@@ -29,7 +29,7 @@ class OutputConfig(msgspec.Struct):
     """Form of the answer and effort of the reasoning, as newer clients send them."""
 
     format: Any = None
-    effort: str | None = None
+    effort: Effort = None
 
 
 class MessagesRequest(HostedFields, kw_only=True):
@@ -51,7 +51,7 @@ class MessagesRequest(HostedFields, kw_only=True):
     response_format: Any = None
     grammar: Any = None
     enable_thinking: bool | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort = None
     truncate_sequence: bool | None = None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import orjson
@@ -22,7 +22,7 @@ from frontend.generation.grammars import grammar_of
 from frontend.generation.hosted import HostedFields, refuse_hosted
 from frontend.generation.models import DEFAULT
 from frontend.generation.nested import check_depth, json_text
-from frontend.generation.reasoning import variables_of
+from frontend.generation.reasoning import Effort, variables_of
 from frontend.generation.sampling import alternatives_of, choices_of, ending_of, sampling_of
 from frontend.generation.sending import new_id
 from frontend.generation.tools import choice_of, tool_use
@@ -50,7 +50,7 @@ ECHOED = (
 class ReasoningOptions(msgspec.Struct):
     """How hard the model thinks; a summary is never made."""
 
-    effort: str | None = None
+    effort: Effort = None
     summary: Any = None
 
 
@@ -82,7 +82,7 @@ class ResponseRequest(HostedFields, kw_only=True):
     grammar: Any = None
     reasoning: ReasoningOptions | None = None
     text: dict[str, Any] | None = None
-    truncation: str | None = None
+    truncation: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": [*TRUNCATIONS, None]})] = None
 
 
 @dataclass(frozen=True, slots=True)

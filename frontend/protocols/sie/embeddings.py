@@ -17,7 +17,7 @@ from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of, tokens_of
 from frontend.protocols.sie.one_output import OutputPlan
 from frontend.protocols.sie.outputs import dense_of
-from frontend.protocols.sie.schemas import EmbeddingsRequest
+from frontend.protocols.sie.schemas import ENCODINGS, EmbeddingsRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.messages import Chunking, InputItem, ModelStatus
@@ -33,10 +33,9 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, OutputPlan]):
 
     def examine(self, request: EmbeddingsRequest) -> None:
         """A known encoding and overflow policy, and an input of one kind."""
-        if request.encoding_format not in (None, "float", "base64"):
-            raise InvalidInput(
-                f"encoding_format: {request.encoding_format[:64]!r} is not one of float, base64"
-            )
+        form = request.encoding_format
+        if form is not None and form not in ENCODINGS:
+            raise InvalidInput(f"encoding_format: {form[:64]!r} is not one of {', '.join(ENCODINGS)}")
         limits = self.services.settings.limits
         check_inputs(request.input, "input", limits)
         check_wishes(_wishes(request), names_of(request.input, "input"))

@@ -19,10 +19,13 @@ import msgpack
 import msgspec
 from msgspec import Meta
 
+from frontend.engine.quantize import OUTPUT_DTYPES
+from frontend.http.choices import one_of
 from frontend.http.rendering import off_loop
 from frontend.http.values import UNCHECKED_NBYTES, check_values, count, without_long_values
 from frontend.protocols.sie.inputs import Inputs, key_counts
 from frontend.protocols.sie.media import MediaInput
+from ipc.catalog.entries import ENCODE_OUTPUTS
 from ipc.catalog.option_names import OVERFLOW_POLICIES
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
@@ -127,13 +130,8 @@ def keys_of(kind: type[msgspec.Struct]) -> tuple[Key, ...]:
 
 ModelName = Annotated[str, Meta(description="Name of a model, or `name:profile`.")]
 InputType = Literal["query", "document", "passage", "search_query", "search_document"]
-OverflowPolicy = Annotated[
-    Text,
-    Meta(
-        description="What happens to a text that is too long.",
-        extra_json_schema={"enum": [*OVERFLOW_POLICIES, None]},
-    ),
-]
+ENCODINGS = ("float", "base64")
+OverflowPolicy = Annotated[Text, one_of(OVERFLOW_POLICIES, "What happens to a text that is too long.")]
 Keys = tuple[Sequence[Key], Sequence[tuple[Key, int]]]
 
 
@@ -166,8 +164,8 @@ class Item(msgspec.Struct):
 class EncodeParams(msgspec.Struct):
     """Parameters of an encode request; `asks` reads `item_errors` and `warnings`."""
 
-    output_types: list[str] | None = None
-    output_dtype: Text = None
+    output_types: list[Annotated[str, one_of(ENCODE_OUTPUTS, required=True)]] | None = None
+    output_dtype: Annotated[Text, one_of(OUTPUT_DTYPES)] = None
     instruction: Text = None
     is_query: bool | None = None
     options: dict[str, Any] | None = None
@@ -205,7 +203,7 @@ class EmbeddingsRequest(msgspec.Struct):
     input: Annotated[
         Inputs, Meta(description="A text, texts and images, or the token ids of one or more texts.")
     ]
-    encoding_format: Annotated[Text, Meta(description="float, or base64 of little-endian float32.")] = None
+    encoding_format: Annotated[Text, one_of(ENCODINGS, "float, or base64 of little-endian float32.")] = None
     dimensions: Annotated[
         int | None, Meta(description="Width of the vectors, by default that of the model.")
     ] = None

@@ -39,10 +39,13 @@ _READY_STATES = {
 }
 
 
+MODES = ("live", "ready")
+
+
 def is_healthy(services: Services, mode: str) -> bool:
     """Whether the server is `live` or `ready`. Raises `UnknownMode`, and `Draining` while the server stops."""
-    if mode not in ("live", "ready"):
-        raise UnknownMode(f"unknown health mode {mode[:64]!a}; known are live and ready")
+    if mode not in MODES:
+        raise UnknownMode(f"unknown health mode {mode[:64]!a}; known are {' and '.join(MODES)}")
     refuse_while_exiting(services)
     return True if mode == "live" else is_ready(services)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from frontend.openapi.operation import Operation, Parameter
+from frontend.protocols.trtis_v1.management import MODES
 
 OCTETS = "application/octet-stream"
 _FORMAT = Parameter(
@@ -55,6 +56,7 @@ OPERATIONS = (
         "/api/health/{mode}",
         "Whether the server is live or ready; the HTTP status is the answer.",
         closed=False,
+        words={"mode": MODES},
     ),
     _get("/api/status", "The server and all its models, a ServerStatus.", _FORMAT),
     _get("/api/status/{model}", "The server and one model, a ServerStatus.", _FORMAT),
