@@ -43,7 +43,7 @@ class Worker:
         self.cancelled = 0
         self.suspected = 0
 
-    def suspect(self) -> None:
+    def suspect(self, error: WorkerLost) -> None:
         """The input is under suspicion."""
         self.suspected += 1
 
