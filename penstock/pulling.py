@@ -83,7 +83,7 @@ def entry_of(name: str, catalog: Catalog, *, source_alone: bool = False) -> Mode
     except CannotTell as error:
         near = catalog.absence(name)
         reason = error.message + (f"; {near}" if near else "")
-        if not (source_alone and places.is_repository(name)):
+        if not (source_alone and places.is_repository(name)) or isinstance(error, places.NotFetched):
             raise ModelNotFound(reason) from error
     print(f"penstock: {reason}", file=sys.stderr)
     return ModelEntry(name, HubSource(name), adapter="")

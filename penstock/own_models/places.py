@@ -37,6 +37,10 @@ def yaml_of(entry: Mapping[str, Any]) -> str:
     )
 
 
+class NotFetched(CannotTell):
+    """The hub does not give what describes a repository, so its model cannot be fetched either."""
+
+
 class Own(NamedTuple):
     """A model that the catalog lacks: its entry as it stands in a catalog file, and what the operator is told."""
 
@@ -187,5 +191,7 @@ def _repository(repo: str, stated: Mapping[str, Any]) -> Own:
         ]
         root = source.fetch_files(repo, wanted)
     except source.DownloadFailed as error:
-        raise CannotTell(failure.classify(error).message) from error
+        found = failure.classify(error)
+        kind = CannotTell if found.error_class == "UNKNOWN" else NotFetched
+        raise kind(found.message) from error
     return _own(repo, repo, {"kind": "hub", "repo": repo}, ModelFiles(root, sizes), stated)

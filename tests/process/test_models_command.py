@@ -196,7 +196,7 @@ def test_pull_without_a_network_says_so(tmp_path: Path) -> None:
     unreachable = pull(tmp_path, "http://127.0.0.1:9", "my/whole")
     assert unreachable.returncode == 1
     assert "penstock: my/whole: NETWORK: org/whole cannot be had from 127.0.0.1:9 (" in unreachable.stderr
-    for way in ("HTTPS_PROXY", "HF_ENDPOINT", "`penstock models pull`", "copied directory"):
+    for way in ("HTTPS_PROXY", "HF_ENDPOINT", "`penstock models pull ID --to DIR`", "copied directory"):
         assert way in unreachable.stderr
     assert "Traceback" not in offline.stderr + unreachable.stderr
 

@@ -17,6 +17,13 @@ def hub_error(kind: type[errors.HfHubHTTPError], status: int) -> errors.HfHubHTT
     return kind(f"{status} Client Error", response=response)  # type: ignore[arg-type]  # the client vendors httpx
 
 
+def refused() -> httpx.ConnectError:
+    """An error of the hub client with the system's reason behind it."""
+    error = httpx.ConnectError("[Errno 111] Connection refused")
+    error.__cause__ = ConnectionRefusedError(111, "Connection refused")
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "error_class", "retry_after_s"),
     [
@@ -91,6 +98,7 @@ def test_the_message_is_one_short_line_without_directories() -> None:
         (hub_error(errors.HfHubHTTPError, 503), "NETWORK", "hub.example:8443 (it answers 503)"),
         (hub_error(errors.HfHubHTTPError, 407), "NETWORK", "HTTPS_PROXY"),
         (httpx.ConnectError("no route"), "NETWORK", "hub.example:8443 (ConnectError); ways out: HTTPS_PROXY"),
+        (refused(), "NETWORK", "hub.example:8443 (Connection refused); ways out: HTTPS_PROXY"),
         (OSError(28, "No space left on device"), "UNKNOWN", "No space left on device"),
     ],
 )

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipc.catalog.entries import read_entry
+from ipc.catalog.entries import Catalog, read_entry
 from ipc.settings import Settings, load
+from penstock import pulling
 from penstock.cli import main
 from penstock.own_models import serving
 from penstock.own_models.files import MOST_BYTES, CannotTell
@@ -389,6 +390,19 @@ def test_a_repository_of_the_hub_is_read_by_its_small_files(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CannotTell, match="org/absent is not in the hub cache, and HF_HUB_OFFLINE forbids"):
         find("org/absent")
+
+
+def test_where_no_hub_answers_one_try_ends_with_one_message(
+    near_hub: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError(f"the hub client tries again after {seconds} s")
+
+    near_hub({}).close()
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", sleep)
+    assert pulling.run(["org/any"], Catalog([]), None) == 1
+    message = capsys.readouterr().err
+    assert message.count("org/any") == message.count("\n") == 1 and "(Connection refused); ways" in message
 
 
 @pytest.mark.parametrize(

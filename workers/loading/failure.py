@@ -29,7 +29,10 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory",
 _TOO_NEW = ("does not recognize this architecture", "requires you to execute")
 _SECRET = re.compile(r"(?<=://)[^/@\s]+@|\bhf_\w{8,}")
 """Names and passwords in addresses, and tokens of the hub."""
-_WAYS = "HTTPS_PROXY (a proxy), HF_ENDPOINT (a mirror), `penstock models pull`, or a copied directory as its source"
+_WAYS = (
+    "HTTPS_PROXY (a proxy), HF_ENDPOINT (a mirror), or a copied directory: "
+    "`penstock models pull ID --to DIR` where there is a network, then `penstock serve DIR/ID` here"
+)
 _DOWNLOAD = {
     "GATED": "{host} refuses {repo}: accept its terms there and set HF_TOKEN to a token of that account",
     "NOT_FOUND": "{host} has no such repository, revision or file of {repo}, or hides it from this HF_TOKEN",
@@ -74,8 +77,15 @@ def _download(error: BaseException, found: ErrorClass, reason: BaseException) ->
     if failed is None:
         return ""
     kind = "OFFLINE" if found == "NOT_FOUND" and _offline() else found
-    told = f"it answers {status}" if (status := _status(reason)) else type(reason).__name__
+    told = f"it answers {status}" if (status := _status(reason)) else _system_reason(error)
     return _DOWNLOAD.get(kind, "").format(host=failed.host, repo=failed.repo, reason=told)
+
+
+def _system_reason(error: BaseException) -> str:
+    """The system's words for a connection that failed, such as "Connection refused"; else the error's class."""
+    links = list(_chain(error))
+    said = [link.strerror for link in links if isinstance(link, OSError) and link.strerror]
+    return said[-1] if said else type(links[-1]).__name__
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

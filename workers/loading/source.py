@@ -14,15 +14,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tqdm import tqdm  # type: ignore[import-untyped]
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoFile
 
 PICKLED = "pytorch_model*.bin"
 _WEIGHTED = ("Transformer", "Dense", "LayerNorm")
@@ -249,9 +252,8 @@ def size_in_hub(repo: str, revision: str | None) -> tuple[int, int]:
 
     Raises huggingface_hub's errors if neither the cache nor the hub has the sizes.
     """
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
-    from huggingface_hub.hf_api import RepoFile
 
     found: list[Path] = []
     with suppress(LocalEntryNotFoundError):
@@ -260,8 +262,7 @@ def size_in_hub(repo: str, revision: str | None) -> tuple[int, int]:
         )
     if found:
         return sum(path.stat().st_size for path in found), 0
-    listed = HfApi().list_repo_tree(repo, recursive=True, revision=revision)
-    files = [file for file in listed if isinstance(file, RepoFile) and file.path.endswith(".safetensors")]
+    files = [file for file in _listed(repo, revision) if file.path.endswith(".safetensors")]
     unwanted = {file.path for file in files for pattern in _UNWANTED if fnmatch(file.path, pattern)}
     nbytes = sum(file.size for file in files if file.path not in unwanted)
     return nbytes, nbytes
@@ -272,19 +273,29 @@ def files_in_hub(repo: str, most: int) -> dict[str, int]:
 
     Raises `DownloadFailed`, also for a repository of more than `most` files.
     """
-    from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.hf_api import RepoFile
+    from huggingface_hub import constants, snapshot_download
 
     try:
         if constants.HF_HUB_OFFLINE:
             root = Path(snapshot_download(repo, allow_patterns=[], local_files_only=True))
             return {str(p.relative_to(root)): p.stat().st_size for p in root.rglob("*") if p.is_file()}
-        listed = list(islice(HfApi().list_repo_tree(repo, recursive=True), most + 1))
+        listed = list(islice(_listed(repo, None), most + 1))
         if len(listed) > most:
             raise ValueError(f"the repository has more than {most} files")
     except Exception as error:
         raise DownloadFailed(repo) from error
-    return {file.path: file.size for file in listed if isinstance(file, RepoFile)}
+    return {file.path: file.size for file in listed}
+
+
+def _listed(repo: str, revision: str | None) -> Iterator[RepoFile]:
+    """The files of a repository of the hub, with their sizes. Raises huggingface_hub's errors."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    # NOTE: without a network this call fails at once; the listing tries for half a minute.
+    HfApi().model_info(repo, revision=revision or "main")
+    listed = HfApi().list_repo_tree(repo, recursive=True, revision=revision)
+    return (file for file in listed if isinstance(file, RepoFile))
 
 
 def fetch_files(repo: str, names: Sequence[str]) -> Path:
