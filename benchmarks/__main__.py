@@ -21,6 +21,7 @@ NAMES = (
     "cycles",
     "growth",
     "encode",
+    "embed",
     "score",
     "generation",
     "grammars",

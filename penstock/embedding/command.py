@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from ipc.settings import Settings
 from penstock import asking, terminal
 from penstock.embedding.lines import BadInput, Lines
 from penstock.embedding.output import Output
+from penstock.embedding.shown import Shown
 
 DTYPES = ("float32", "float16", "int8", "binary")
 
@@ -82,17 +85,22 @@ def run(options: argparse.Namespace, config: Settings) -> int:
     from penstock.embedding.job import Job, Stopped
     from penstock.http_client import Asker, Unreachable
 
-    output = Output(options.output, _asked(options), restart=options.restart, force=options.force)
-    try:
-        with _source(options.input) as source:
-            job = Job(options, Lines(source, options.field), output)
+    with _source(options.input) as source:
+        shown = Shown("standard input" if options.input == "-" else options.input, _nbytes(source))
+        output = Output(options.output, _asked(options), restart=options.restart, force=options.force)
+        try:
+            job = Job(options, Lines(source, options.field), output, shown)
             asyncio.run(job.run(Asker(url, key, options.in_flight, options.timeout)))
-    except KeyboardInterrupt:
-        return _interrupted(output, "interrupted")
-    except (Stopped, BadInput, Unreachable) as error:
-        return _interrupted(output, str(error))
-    finally:
-        output.close()
+        except KeyboardInterrupt:
+            return _interrupted(output, "interrupted")
+        except BadInput as error:
+            return _interrupted(output, f"{shown.name}: {error}")
+        except (Stopped, Unreachable) as error:
+            return _interrupted(output, str(error))
+        except OSError as error:
+            return _interrupted(output, f"{error.filename or options.output}: {error.strerror or error}")
+        finally:
+            output.close()
     failed = len(output.progress.failed)
     print(f"{output.progress.rows - failed} vectors of {output.progress.width} values in {options.output}")
     if failed:
@@ -101,8 +109,8 @@ def run(options: argparse.Namespace, config: Settings) -> int:
 
 
 def _interrupted(output: Output, why: str) -> int:
-    rows = output.progress.rows
-    more = f"; {rows} lines are done, the same command goes on" if rows else ""
+    rows = output.saved_rows
+    more = f"; {rows:,} lines are done, the same command goes on" if rows else ""
     print(f"penstock: {why}{more}", file=sys.stderr)
     return 1
 
@@ -115,11 +123,19 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def _source(name: str) -> Iterator[BinaryIO]:
+    """The input. Raises `ConfigError` for a file that cannot be read."""
     if name == "-":
         yield sys.stdin.buffer
         return
-    path = Path(name)
-    if not path.is_file():
-        raise ConfigError(f"embed: {name} is no file")
-    with path.open("rb") as file:
+    try:
+        file = os.fdopen(os.open(name, os.O_RDONLY | os.O_CLOEXEC), "rb")
+    except OSError as error:
+        raise ConfigError(f"embed: {name} cannot be read: {error.strerror}") from error
+    with file:
         yield file
+
+
+def _nbytes(source: BinaryIO) -> int | None:
+    """Bytes of a file; None for a pipe or a terminal, whose end nobody knows."""
+    status = os.fstat(source.fileno())
+    return status.st_size if stat.S_ISREG(status.st_mode) else None

@@ -1,4 +1,4 @@
-"""Texts out of a file of JSON lines, in batches, with a digest of all that was read.
+"""Texts out of a file of JSON lines, in windows, with a digest of all that was read.
 
 A line is an object with the text in one field, or a JSON string. The digest proves, when a run is resumed, that the
 lines before are still the same.
@@ -14,8 +14,10 @@ from typing import BinaryIO
 import msgspec
 
 MAX_LINE_NBYTES = 64 << 20
-MAX_BATCH_NBYTES = 4 << 20
-"""A batch ends before its lines have more bytes, so that memory stays bounded where texts are long."""
+MAX_WINDOW_NBYTES = 16 << 20
+"""A window ends before its lines have more bytes, so that memory stays bounded where texts are long."""
+MAX_REQUEST_CHARACTERS = 4 << 20
+"""The same for the texts of a request."""
 _CHUNK_NBYTES = 1 << 20
 
 
@@ -23,18 +25,38 @@ class BadInput(Exception):
     """The input cannot be read on."""
 
 
+Text = tuple[int, str]
+"""A text with its place in its window."""
+
+
 @dataclass(slots=True)
-class Batch:
+class Window:
     """Consecutive lines. `texts` has None for a line without a text, whose reason is in `errors` by its place.
 
-    `first` is the number of the first line, from 0; `end` and `digest` are those of the input after the last line.
+    `first` is the number of the first line, from 0. The lines are bytes `begin` to `end` of the input, and `digest` is
+    that of the input up to there.
     """
 
     first: int
+    begin: int
     texts: list[str | None] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
     end: int = 0
     digest: str = ""
+
+    def requests(self, size: int) -> Iterator[list[Text]]:
+        """The texts, longest first, at most `size` together: a batch of equal lengths costs the model least."""
+        texts = [(place, text) for place, text in enumerate(self.texts) if text is not None]
+        texts.sort(key=lambda text: len(text[1]), reverse=True)
+        request, characters = list[Text](), 0
+        for place, text in texts:
+            if request and (len(request) == size or characters + len(text) > MAX_REQUEST_CHARACTERS):
+                yield request
+                request, characters = [], 0
+            request.append((place, text))
+            characters += len(text)
+        if request:
+            yield request
 
 
 class Lines:
@@ -57,40 +79,39 @@ class Lines:
             raise BadInput("the lines that are done have changed since; --restart begins anew")
         self.row = row
 
-    def batches(self, size: int) -> Iterator[Batch]:
+    def windows(self, size: int) -> Iterator[Window]:
         """The rest of the input, `size` lines at a time. Raises `BadInput` for a line that is too long."""
-        batch, nbytes = Batch(self.row), 0
+        window = Window(self.row, self.offset)
         while line := self._source.readline(MAX_LINE_NBYTES + 1):
             if len(line) > MAX_LINE_NBYTES:
                 raise BadInput(f"line {self.row + 1} is longer than {MAX_LINE_NBYTES} bytes")
-            if batch.texts and nbytes + len(line) > MAX_BATCH_NBYTES:
-                yield self._ended(batch)
-                batch, nbytes = Batch(self.row), 0
+            if window.texts and self.offset - window.begin + len(line) > MAX_WINDOW_NBYTES:
+                yield self._ended(window)
+                window = Window(self.row, self.offset)
             self._take(line)
-            self._add(batch, line)
+            self._add(window, line)
             self.row += 1
-            nbytes += len(line)
-            if len(batch.texts) == size:
-                yield self._ended(batch)
-                batch, nbytes = Batch(self.row), 0
-        if batch.texts:
-            yield self._ended(batch)
+            if len(window.texts) == size:
+                yield self._ended(window)
+                window = Window(self.row, self.offset)
+        if window.texts:
+            yield self._ended(window)
 
     def _take(self, data: bytes) -> None:
         self._hash.update(data)
         self.offset += len(data)
 
-    def _ended(self, batch: Batch) -> Batch:
-        batch.end, batch.digest = self.offset, self._hash.hexdigest()
-        return batch
+    def _ended(self, window: Window) -> Window:
+        window.end, window.digest = self.offset, self._hash.hexdigest()
+        return window
 
-    def _add(self, batch: Batch, line: bytes) -> None:
+    def _add(self, window: Window, line: bytes) -> None:
         text = self._text(line)
         if isinstance(text, ValueError):
-            batch.errors[len(batch.texts)] = str(text)
-            batch.texts.append(None)
+            window.errors[len(window.texts)] = str(text)
+            window.texts.append(None)
         else:
-            batch.texts.append(text)
+            window.texts.append(text)
 
     def _text(self, line: bytes) -> str | ValueError:
         if not line.strip():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import io
 import os
 from pathlib import Path
@@ -17,9 +18,12 @@ from ipc.errors import ConfigError
 from penstock import http_client
 from penstock.cli import main
 from penstock.embedding import job as jobs
+from penstock.embedding import lines
 from penstock.embedding.job import Job, Stopped
 from penstock.embedding.lines import BadInput, Lines
 from penstock.embedding.output import Output
+from penstock.embedding.rows import Rows
+from penstock.embedding.shown import Shown
 from penstock.http_client import Reply
 
 ASKED: dict[str, Any] = {"model": "m", "dtype": "float32"}
@@ -87,10 +91,16 @@ def embedded(
     )  # fmt: skip
     output = Output(path, ASKED, restart=restart, force=False)
     try:
-        asyncio.run(Job(options, Lines(io.BytesIO(content), "text"), output).run(server or Server()))
+        job = Job(options, Lines(io.BytesIO(content), "text"), output, Shown("in.jsonl", len(content)))
+        asyncio.run(job.run(server or Server()))
     finally:
         output.close()
     return np.load(path)
+
+
+def save_after_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(jobs, "WINDOW_REQUESTS", 1)
 
 
 def test_rows_stand_in_the_order_of_the_lines(tmp_path: Path) -> None:
@@ -109,20 +119,43 @@ def test_lines_without_a_vector_are_told_by_number_and_keep_their_row(
     assert [None if np.isnan(row).all() else row.tolist() for row in found] == [
         text and vector(text) for text in rows
     ]
-    told = [line.split(":")[0] for line in capsys.readouterr().err.splitlines() if line.startswith("line")]
-    assert told == [f"line {number}" for number in (1, 2, 4, 5, 7, 9)]
+    told = [line.split(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert told == [f"in.jsonl, line {number}" for number in (1, 2, 4, 5, 7, 9)]
 
 
 def test_a_refused_request_is_split_until_the_text_stands_alone(tmp_path: Path) -> None:
     server = Server()
     embedded(written("a", "b", "c", "poison"), tmp_path / "out.npy", server, batch=4)
-    assert server.sizes == [4, 2, 2, 1, 1]
+    # The longest text comes first.
+    assert server.sizes == [4, 2, 1, 1, 2]
+
+
+def test_texts_of_a_request_are_about_equally_long(tmp_path: Path) -> None:
+    texts = ["x" * length for length in (3, 90, 1, 60, 2, 61, 91, 92)]
+    [window] = Lines(io.BytesIO(written(*texts)), "text").windows(100)
+    assert [[place for place, _ in request] for request in window.requests(3)] == [
+        [7, 6, 1],
+        [5, 3, 0],
+        [4, 2],
+    ]
+    found = embedded(written(*texts), tmp_path / "out.npy", batch=3)
+    assert found.tolist() == [vector(text) for text in texts]
+
+
+def test_windows_and_requests_end_before_they_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_WINDOW_NBYTES", 40)
+    monkeypatch.setattr(lines, "MAX_REQUEST_CHARACTERS", 12)
+    content = written("a" * 5, "b" * 6, "c" * 50, "d" * 7)
+    windows = list(Lines(io.BytesIO(content), "text").windows(100))
+    assert [len(window.texts) for window in windows] == [2, 1, 1]
+    assert [(window.begin, window.end) for window in windows][-1][1] == len(content)
+    assert [len(request) for window in windows for request in window.requests(9)] == [2, 1, 1]
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"text {n}" for n in range(9)] + ["poison"]
     whole = embedded(written(*texts), tmp_path / "whole.npy")
-    monkeypatch.setattr(jobs, "SAVE_EVERY_S", 0.0)
+    save_after_each_request(monkeypatch)
     path, first = tmp_path / "out.npy", Server(stop_after=3)
     with pytest.raises(Stopped, match="401: no key"):
         embedded(written(*texts), path, first)
@@ -140,7 +173,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch
 def test_a_changed_input_or_other_flags_are_not_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "SAVE_EVERY_S", 0.0)
+    save_after_each_request(monkeypatch)
     path = tmp_path / "out.npy"
     with pytest.raises(Stopped):
         embedded(written(*"abcdefgh"), path, Server(stop_after=2))
@@ -155,7 +188,7 @@ def test_a_changed_input_or_other_flags_are_not_resumed(
 def test_rows_that_failed_before_a_run_stopped_keep_their_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "SAVE_EVERY_S", 0.0)
+    save_after_each_request(monkeypatch)
     path, content = tmp_path / "out.npy", b"\n\n\n" + written("a", "b")
     with pytest.raises(Stopped):
         embedded(content, path, Server(stop_after=0), batch=1)
@@ -181,6 +214,95 @@ def test_two_runs_do_not_write_one_file_and_a_file_is_not_replaced_unasked(tmp_p
         Output(path, ASKED, restart=False, force=False)
     with pytest.raises(ConfigError, match=r"must end in \.npy or \.parquet"):
         Output(tmp_path / "out.txt", ASKED, restart=False, force=False)
+
+
+def test_int8_vectors_keep_their_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {**ASKED, "dtype": "int8"}
+    path = tmp_path / "out.npy"
+    for first in (0, 2):
+        output = Output(path, asked, restart=False, force=False)
+        values = np.asarray([[127, -3], [5, first]], np.int8)
+        output.append(values, 3, [1], np.asarray([0.5, first], np.float32))
+        output.save(1, "")
+        output.close()
+    output = Output(path, asked, restart=False, force=False)
+    output.finish()
+    output.close()
+    assert np.load(path).tolist() == [[127, -3], [0, 0], [5, 0], [127, -3], [0, 0], [5, 2]]
+    scales = np.load(tmp_path / "out.scale.npy")
+    assert np.array_equal(scales, [0.5, np.nan, 0, 0.5, np.nan, 2], equal_nan=True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out.npy", "out.scale.npy"]
+
+
+def test_the_scale_of_an_answer_is_read() -> None:
+    values = {b"data": b"\x7f\x00", b"type": "|i1"}
+    body = msgspec.msgpack.encode({"items": [{"dense": {"values": values, "scale": 0.25}}]})
+    found = jobs._Found()
+    jobs._read(body, [4], found)
+    assert found.vectors[4].tolist() == [127, 0] and found.scales == {4: 0.25}
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"[1]\n"])
+def test_an_input_without_a_text_leaves_no_file(content: bytes, tmp_path: Path) -> None:
+    with pytest.raises((BadInput, Stopped), match="no line"):
+        embedded(content, tmp_path / "out.npy")
+    assert not (tmp_path / "out.npy").exists()
+
+
+def test_a_disk_that_fills_is_told_and_the_run_goes_on_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_after_each_request(monkeypatch)
+    monkeypatch.setattr(http_client, "Asker", lambda *_: Server())
+    source, path = tmp_path / "in.jsonl", tmp_path / "out.npy"
+    texts = [f"text {'x' * n}" for n in range(1000)]
+    source.write_bytes(written(*texts))
+    command = ["embed", str(source), str(path), "--model", "org/m", "--batch", "100"]
+    append, calls = Rows.append, 0
+
+    def full(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:  # The first call writes no row.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(*arguments)
+
+    monkeypatch.setattr(Rows, "append", full)
+    assert main(command) == 1
+    told = capsys.readouterr().err
+    assert f"{path}: No space left on device; 200 lines are done, the same command goes on" in told
+    assert not path.exists()
+    assert main(command) == 0
+    assert np.load(path).tolist() == [vector(text) for text in texts]
+
+
+def test_progress_has_share_rate_and_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    shown = Shown("in.jsonl", 4000, lambda: now)
+    shown.begin(1000, 1000)
+    now = 11.0
+    shown.answered(550, 1000.0)
+    assert shown.text(now) == "1,550 lines, 50 %, 50 a second, 22 s left"
+    assert capsys.readouterr().err.splitlines() == ["penstock: 1,000 lines are done already", shown.text(now)]
+    shown.answered(10, 10.0)
+    assert not capsys.readouterr().err
+    assert Shown("standard input", None, lambda: now).text(now + 1) == "0 lines, 0.0 a second"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    shown = Shown("in.jsonl", 4000, lambda: now)
+    now += 1
+    shown.answered(1, 2000.0)
+    shown.error(7, "not JSON")
+    shown.answered(1, 1.0)
+    now += 1
+    shown.answered(1, 1999.0)
+    shown.end()
+    moved = capsys.readouterr().err
+    assert moved.startswith(
+        "\r\x1b[K1 lines, 50 %, 1.0 a second, 1 s left\r\x1b[Kin.jsonl, line 7: not JSON\n\r"
+    )
+    assert moved.endswith("\r\x1b[K3 lines, 100 %, 1.5 a second, 0 s left\n")
 
 
 def test_parquet_has_the_lines_and_null_for_a_line_without_a_vector(tmp_path: Path) -> None:
