@@ -179,6 +179,15 @@ def test_input_items_are_listed_by_pages(server: Server) -> None:
     assert behind == {"object": "list", "data": [], "has_more": False, "first_id": None, "last_id": None}
 
 
+def test_input_items_with_one_id_are_told_apart(server: Server) -> None:
+    given = [{"type": None, "role": "user", "content": str(index), "id": "mine"} for index in range(3)]
+    id_ = server.ask(input=given).json["id"]
+    ids = [item["id"] for item in server.get(f"{id_}/input_items?order=asc").json["data"]]
+    assert (ids[0], len(set(ids))) == ("mine", 3)
+    page = server.get(f"{id_}/input_items?order=asc&limit=1&after={ids[1]}").json
+    assert ([item["id"] for item in page["data"]], page["has_more"]) == ([ids[2]], False)
+
+
 @pytest.mark.parametrize(
     ("query", "field"),
     [

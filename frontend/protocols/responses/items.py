@@ -26,21 +26,27 @@ def item_id(kind: str, response: str, place: str) -> str:
 
 
 def kept_items(given: str | Sequence[Any], response: str) -> list[dict[str, Any]]:
-    """Input items of the response with that id, each with a type and an id. Raises `InvalidField`."""
+    """Input items of the response with that id, each with a type and an id of its own. Raises `InvalidField`."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    kept = []
+    kept: dict[str, dict[str, Any]] = {}
     for index, item in enumerate(given):
         kind = _kind_of(item, f"input[{index}]")
         if kind != REFERENCE:
-            kept.append(_kept(item, kind, item_id(kind, response, f"in{index}")))
-    return kept
+            new_id, id_ = item_id(kind, response, f"in{index}"), item.get("id")
+            # NOTE: pages are asked for by the id of an item, and would never end if two items had the same.
+            if not isinstance(id_, str) or not id_ or id_ in kept:
+                id_ = new_id
+            kept[id_] = _kept(item, kind, id_)
+    return list(kept.values())
 
 
 def _kind_of(item: Any, where: str) -> str:
     if not isinstance(item, dict):
         raise InvalidField(where, "expected an object")
-    kind = item.get("type", "message" if "role" in item else None)
+    kind = item.get("type")
+    if kind is None and "role" in item:
+        kind = "message"
     if not isinstance(kind, str):
         raise InvalidField(f"{where}.type", "expected a string")
     if kind not in PREFIXES and kind != REFERENCE:
@@ -50,9 +56,8 @@ def _kind_of(item: Any, where: str) -> str:
     return kind
 
 
-def _kept(item: dict[str, Any], kind: str, new_id: str) -> dict[str, Any]:
-    given = item.get("id")
-    kept = {**item, "type": kind, "id": given if isinstance(given, str) and given else new_id}
+def _kept(item: dict[str, Any], kind: str, id_: str) -> dict[str, Any]:
+    kept = {**item, "type": kind, "id": id_}
     if kind == "message" and isinstance(item.get("content"), str):
         part = "output_text" if item.get("role") == "assistant" else "input_text"
         kept["content"] = [{"type": part, "text": item["content"]}]
