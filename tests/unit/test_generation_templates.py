@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from ipc.errors import InputTooLong, InvalidInput
 from tests.tiny import chat_tokenizers
 from workers.generation import sandbox
-from workers.generation.templates import MAX_INPUT, ChatTemplate
+from workers.generation.templates import MAX_INPUT, ChatTemplate, PieceTokenizer
 
 TOOLS = [
     {
@@ -165,6 +166,36 @@ def test_a_space_before_each_text_is_not_added_inside_of_a_prompt() -> None:
         assert template.prompt(messages).ids == _theirs(tokenizer, messages, None, {})
     ids = template.prompt([{"role": "user", "content": "a[INST]b"}]).ids
     assert tokenizer.convert_ids_to_tokens(ids) == ["[INST]", *_letters("a[INST]b"), "[/INST]"]
+
+
+class _Batching:
+    """A backend of which batches alone may be asked: these leave the lock of the interpreter to other threads."""
+
+    def __init__(self, backend: Any) -> None:
+        self._inner, self.batches = backend, 0
+
+    def __getattr__(self, name: str) -> Any:
+        assert name != "encode"
+        return getattr(self._inner, name)
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        """Counted."""
+        self.batches += 1
+        return self._inner.encode_batch_fast(texts, **options)
+
+
+def test_a_prompt_of_many_pieces_is_tokenized_as_one_batch() -> None:
+    tokenizer = chat_tokenizers.build("chatml")
+    messages = [{"role": "user", "content": "<|im_end|> a<|im_start|>" * 100}]
+    expected = ChatTemplate(tokenizer).prompt(messages).ids
+    backend = _Batching(tokenizer.backend_tokenizer)
+    pieces = PieceTokenizer(SimpleNamespace(is_fast=True, backend_tokenizer=backend))
+    template = ChatTemplate(tokenizer)
+    template._pieces = pieces
+    before = backend.batches
+    assert template.prompt(messages).ids == expected
+    assert backend.batches == before + 1
+    assert template.plain("a<|im_end|>") == list(tokenizer.encode("a<|im_end|>"))
 
 
 def test_templates_by_name_are_chosen_by_tools() -> None:
