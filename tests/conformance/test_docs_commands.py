@@ -94,7 +94,7 @@ def is_shell(text: str) -> bool:
     """Whether a block without a language, or with a shell's, holds commands."""
     first = text.split("\n", 1)[0]
     words = (
-        r"make|curl|penstock|\.venv/bin/penstock|pip|python3|install|cp|truncate|journalctl|[A-Za-z_]+=\S*"
+        r"make|curl|penstock|\.venv/bin/penstock|pip|python3|install|cp|truncate|export|journalctl|[A-Za-z_]+=\S*"
         r"|\{ printf"
     )
     return re.match(rf"({words})( |$)", first) is not None
@@ -127,8 +127,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("org/name", "BAAI/bge-m3"):
         (place / "srv" / "copies" / name).parent.mkdir(exist_ok=True)
         (place / "srv" / "copies" / name).symlink_to(DIRECTORY)
-    (place / "etc" / "penstock").mkdir(parents=True)
-    (place / "etc" / "penstock" / "keys.yaml").touch(mode=0o600)
+    (place / "keys.yaml").touch(mode=0o600)
     return place
 
 
