@@ -34,7 +34,7 @@ from ipc.wire.messages import EncodeCall, Work
 _RESOLVED = frozenset(
     {
         *("profile", "instruction", "is_query", "overflow_policy", "lora", "lora_id"),
-        *("output_types", "output_dtype", "dimensions", "muvera"),
+        *("output_types", "output_dtype", "dimensions", "muvera", "late_chunking"),
     }
 )
 """Options that a worker does not read: other fields of a call hold their values, or they shape the answer here."""

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from tests.conformance.models import DIMS, SALTED, salt_of
 from tests.conformance.rounding import reference
 from tests.conformance.wire import MSGPACK
 from tests.fakes.adapter import vector_of
+from tests.harness.lifecycle import unload
 from tests.harness.server import Answer, Server, wait_until
 
 HITS, MISSES = "penstock_embedding_cache_hits_total", "penstock_embedding_cache_misses_total"
@@ -105,3 +107,60 @@ def test_a_request_that_comes_again_byte_for_byte_has_the_same_answer_with_times
             assert all(one["queue_ms"] == one["inference_ms"] == 0 for one in times[1:])
             assert all(one["total_ms"] > 0 for one in times)
     wait_until(lambda: sie.metric(HITS, model="org/many") - before >= 3 * 6, 20, "hits")
+
+
+DOCUMENT = "A first line.\nA second line, which is longer.\nThe end."
+
+
+def chunks(server: Server, texts: list[str], rule: object = True, **options: object) -> Answer:
+    body = {
+        "items": [{"text": text} for text in texts],
+        "params": {"options": {"late_chunking": rule, **options}},
+    }
+    return server.post(f"/v1/encode/{SALTED}", body)
+
+
+def test_kept_chunks_are_those_of_the_same_document_and_rule(sie: Server) -> None:
+    salt = salt_of(sie.run_dir.parent).read_text()
+    texts = [DOCUMENT, "", "One line alone."]
+    answers = [chunks(sie, texts) for _ in range(4)]
+    assert [hits(answer) for answer in answers] == [0, 3, 3, 3]
+    assert all(content(answer) == content(answers[0]) for answer in answers)
+    items = [item["chunks"] for item in content(answers[0])[0]]
+    assert [item["num_chunks"] for item in items] == [3, 0, 1]
+    lines = DOCUMENT.splitlines(keepends=True)
+    expected = np.stack([vector_of(salt + line, DIMS) for line in lines])
+    assert np.array_equal(np.float32(items[0]["values"]), expected)
+    assert [DOCUMENT[a:b] for a, b in items[0]["spans"]] == lines
+    turned = chunks(sie, ["Another.", *texts[::-1]])
+    assert hits(turned) == 3
+    assert [item["chunks"] for item in content(turned)[0]][1:] == items[::-1]
+    small = chunks(sie, texts[:1], dimensions=4)
+    assert (hits(small), content(small)[0][0]["chunks"]["dims"]) == (1, 4)
+    assert content(small)[0][0]["chunks"]["spans"] == items[0]["spans"]
+    for spans in ([[0, 13], [14, 45]], [[0, 13], [14, 44]]):
+        found = chunks(sie, texts[:1], {"spans": [spans]})
+        assert hits(found) == 0, "other chunks of the same text"
+        assert content(found)[0][0]["chunks"]["spans"] == spans
+    again = chunks(sie, [texts[2], texts[0]], {"spans": [[[0, 8]], [[0, 13], [14, 45]]]})
+    assert hits(again) == 1, "spans of one text are no matter of the others"
+    assert hits(sie.encode(SALTED, texts[:1])) == 0, "the whole text is another matter"
+
+
+def test_embeddings_of_files_that_have_changed_are_never_served(sie: Server) -> None:
+    salt = salt_of(sie.run_dir.parent)
+    text = "files that change"
+    seen = []
+    for word in ("first ", "other "):
+        if salt.read_text() != word:
+            salt.write_text(word)
+            assert unload(sie, SALTED).status == 200
+        answers = [sie.encode(SALTED, [text]) for _ in range(4)]
+        answers += [sie.post("/v1/embeddings", {"model": SALTED, "input": text}) for _ in range(3)]
+        assert [hits(answer) for answer in answers] == [0, 1, 1, 1, 1, 1, 1]
+        vectors = [content(answer)[0][0]["dense"]["values"] for answer in answers[:4]]
+        vectors += [answer.json()["data"][0]["embedding"] for answer in answers[4:]]
+        expected = vector_of(word + text, DIMS)
+        assert all(np.array_equal(np.float32(vector), expected) for vector in vectors)
+        seen.append(vectors[0])
+    assert seen[0] != seen[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.supervisor.children import FAILURES, HEALTHY_S, MAX_DELAY_S, WINDOW_S, Backoff
+from workers.supervisor.children import FAILURES, HEALTHY_S, MAX_DELAY_S, QUARANTINE_S, WINDOW_S, Backoff
 
 
 def delays(lives_s: list[float], base_s: float = 1.0) -> list[float]:
@@ -39,6 +39,23 @@ def test_a_slot_is_exhausted_by_failures_inside_the_window_only() -> None:
     backoff.failed(5.0, 1.0)
     assert backoff.exhausted(5.0)
     assert not backoff.exhausted(5.0 + WINDOW_S)
+
+
+def test_a_worker_that_is_killed_again_and_again_stays_away_for_minutes() -> None:
+    """Sixteen kills in 80 s over two workers, each of a worker that runs at the time."""
+    slots, back_at, quarantined = [Backoff(), Backoff()], [0.0, 0.0], 0
+    for kill in range(16):
+        now = kill * 5.0
+        running = [at for at in (0, 1) if back_at[at] <= now]
+        if not running:
+            continue
+        victim = running[kill % len(running)]
+        delay = slots[victim].failed(now, 5.0)
+        if slots[victim].exhausted(now) and len(running) == 2:
+            quarantined, delay = quarantined + 1, QUARANTINE_S
+        back_at[victim] = now + delay
+    assert quarantined, "five ends in a minute, while the other worker serves"
+    assert max(back_at) > 80 + WINDOW_S
 
 
 def test_failures_that_are_far_apart_never_exhaust_a_slot() -> None:

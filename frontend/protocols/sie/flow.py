@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import falcon
@@ -103,6 +104,12 @@ def headers_of(phases: Mapping[str, float], cache_hits: int | None) -> list[tupl
     if cache_hits is not None:
         headers.append(("X-Penstock-Cache-Hits", str(cache_hits)))
     return headers
+
+
+@lru_cache(maxsize=256)
+def _repeated_headers(json: bool, items: int) -> tuple[tuple[str, str], ...]:
+    """The headers of a kept answer but the one of the total. Answers with as many items share one tuple."""
+    return ("Content-Type", media_type(json)), *headers_of({}, items)
 
 
 def total_header(scope: RequestScope) -> tuple[str, str]:
@@ -219,7 +226,7 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
             resp.set_headers([*headers_of(scope.phases, scope.cache_hits), total_header(scope)])
             answers, items = self.services.engine.answers, len(plan.call.items)
             if answers is not None and scope.answer_key and scope.cache_hits == items:
-                headers = [("Content-Type", media_type(json)), *headers_of({}, items)]
+                headers = _repeated_headers(json, items)
                 block = timing_of({}, 0.0) if self.kept == "timed" else None
                 whole = repeating.whole_of(scope.model, plan.model, items, headers, parts, block, json=json)
                 answers.keep(scope.answer_key, whole)
