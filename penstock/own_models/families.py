@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from penstock.own_models.files import CannotTell, ModelFiles, number_of, shown
+from penstock.own_models.files import CannotTell, ModelFiles, number_of, shown, undecided
 
 POOLING_FILE = "1_Pooling/config.json"
 _ARCHITECTURES = {
@@ -72,9 +72,9 @@ def _refuse_vision_language(files: ModelFiles) -> None:
     """Raise `CannotTell` for a class that embeds or ranks, whose modules.json suits no family."""
     stated = files.object("config.json").get("architectures")
     if isinstance(stated, list) and stated and str(stated[0]).startswith("Qwen3VL"):
-        raise CannotTell(
-            f"config.json: architectures {shown(stated[0])}: the class embeds or ranks. "
-            "State adapter: qwen3_vl_embedding, or adapter: qwen3_vl_reranker"
+        raise undecided(
+            f"config.json: architectures {shown(stated[0])}: the class embeds or ranks",
+            "adapter: qwen3_vl_embedding, or adapter: qwen3_vl_reranker",
         )
 
 
@@ -96,9 +96,9 @@ def _by_modules(files: ModelFiles) -> Choice | None:
     if {"Dense", "MultiVectorMask"} & set(kinds):
         return Choice("colbert", where)
     if "LogitScore" in kinds:
-        raise CannotTell(
-            f"{where}: nothing says which words answer, and how a pair is written. State adapter: qwen3_reranker with "
-            "loadtime.positive_token, loadtime.negative_token and loadtime.pair_template"
+        raise undecided(
+            f"{where}: nothing says which words answer, and how a pair is written",
+            "adapter: qwen3_reranker with loadtime.positive_token, loadtime.negative_token and loadtime.pair_template",
         )
     if kinds and set(kinds) != {"Transformer"}:
         raise CannotTell(f"{where}: no family here runs these modules")
@@ -121,17 +121,18 @@ def _by_architecture(files: ModelFiles) -> Choice | None:
     if family is not None:
         return Choice(family, where)
     if name.endswith("ForMaskedLM"):
-        raise CannotTell(
+        raise undecided(
             f"{where}: a masked language model gives sparse vectors (SPLADE) or, with a pooling, dense ones, and no "
-            "modules.json says which. State adapter: splade, or adapter: dense with loadtime.pooling"
+            "modules.json says which",
+            "adapter: splade, or adapter: dense with loadtime.pooling",
         )
     if name.endswith("Model"):
         if POOLING_FILE in files.names:
             return Choice("dense", f"{POOLING_FILE} and {where}")
-        raise CannotTell(
+        raise undecided(
             f"{where}: the model gives a vector for each token, and neither modules.json nor {POOLING_FILE} says how "
-            "one vector is made of them. State adapter: dense with loadtime.pooling (cls, mean, lasttoken, max, "
-            "weightedmean) and loadtime.normalize"
+            "one vector is made of them",
+            "adapter: dense with loadtime.pooling (cls, mean, lasttoken, max, weightedmean) and loadtime.normalize",
         )
     raise CannotTell(f"{where}: no family here runs this class. State the adapter if one does all the same")
 

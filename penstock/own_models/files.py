@@ -39,6 +39,13 @@ class CannotTell(ConfigError):
     """The files of a model do not say something that serving needs."""
 
 
+def undecided(reason: str, fields: str) -> CannotTell:
+    """The refusal of files that leave a choice open; `fields` of a catalog entry decide."""
+    return CannotTell(
+        f"{reason}. State {fields}, in an entry that `penstock models add` writes with --field NAME=VALUE"
+    )
+
+
 def shown(value: object) -> str:
     """A value of a file in a message: short, and without characters that a terminal obeys."""
     text = str(value)[: _SHOWN + 1]

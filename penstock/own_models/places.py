@@ -69,8 +69,13 @@ def is_repository(name: str) -> bool:
 def find(name: str, alias: str = "", stated: Mapping[str, Any] | None = None) -> Own:
     """The model that `name` means; `alias` is the id of a directory's model. Raises `CannotTell`."""
     place = _existing(name)
-    if place is None and _PATH.match(name):
-        raise CannotTell(f"{name[:200]}: there is no such directory")
+    if place is None and (_is_file(name) or _PATH.match(name)):
+        file = (
+            "this is a file; name the directory of the model"
+            if _is_file(name)
+            else "there is no such directory"
+        )
+        raise CannotTell(f"{name[:200]}: {file}")
     if place is not None:
         # NOTE: a link gives the id of a model, and may lead elsewhere at the next load.
         root = place.resolve() if ".." in place.parts else place.absolute()
@@ -91,6 +96,14 @@ def _existing(name: str) -> Path | None:
         return None
 
 
+def _is_file(name: str) -> bool:
+    """Whether a name is that of a file."""
+    try:
+        return Path(name).expanduser().is_file()
+    except (OSError, RuntimeError):
+        return False
+
+
 def _directory(name: str, root: Path, alias: str, stated: Mapping[str, Any]) -> Own:
     if (root / OWN_ENTRY).is_file() and not stated:
         return _with_own_entry(name, root, alias)
@@ -100,7 +113,26 @@ def _directory(name: str, root: Path, alias: str, stated: Mapping[str, Any]) -> 
             f"{name}: {model[:200]!a} is no id for a model; give one behind the path: {name}=my-model"
         )
     files = ModelFiles.of_directory(root)
-    return _own(name, model, {"kind": "directory", "path": str(root)}, files, stated)
+    if (root / "snapshots").is_dir() and not files.names:
+        raise CannotTell(
+            f"{name}: a repository in the hub cache; name a directory below {name}/snapshots, or its id"
+        )
+    own = _own(name, model, {"kind": "directory", "path": str(root)}, files, stated)
+    _refuse_damaged(name, root)
+    return own
+
+
+def _refuse_damaged(name: str, root: Path) -> None:
+    """Raise `CannotTell` for weights that a load would refuse, as far as no model library is needed to see them."""
+    # NOTE: imported here, since machines with frontends only have none of the packages of workers.
+    from workers.loading import source
+
+    try:
+        source.check_whole(root)
+    except source.DamagedWeightsError as error:
+        raise CannotTell(f"{name}: {error}") from error
+    except OSError as error:
+        raise CannotTell(f"{name}: the weights cannot be read: {error.strerror}") from error
 
 
 def _with_own_entry(name: str, root: Path, alias: str) -> Own:

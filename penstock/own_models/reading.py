@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.own_models.families import POOLING_FILE, choose, kinds_of, labels_of
-from penstock.own_models.files import CannotTell, ModelFiles, number_of, shown, text_of
+from penstock.own_models.files import CannotTell, ModelFiles, number_of, shown, text_of, undecided
 from workers.adapters.shared.sentence_transformers_layout import (
     PROMPTS_FILE,
     ModelLayout,
@@ -109,11 +109,19 @@ def _check_bounds(files: ModelFiles) -> list[str]:
     return places
 
 
+def _transformer(files: ModelFiles, beside: str) -> Fields:
+    """The configuration of the transformer in `beside`, "" or "name/". Raises `CannotTell` without one."""
+    config = files.object(f"{beside}config.json")
+    if not config:
+        raise CannotTell(f"{shown(beside)}config.json is missing, which describes the transformer")
+    return config
+
+
 def _dense(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
     places = _check_bounds(files)
     layout = _guarded(lambda: read_layout(files.root))
     beside = f"{places[0]}/" if places and places[0] else ""
-    config = files.object(f"{beside}config.json")
+    config = _transformer(files, beside)
     modes, pooled_in = _pooling(files, stated, layout, places)
     normalized = any(module.kind == "Normalize" for module in layout.vector_modules)
     where = "modules.json"
@@ -146,9 +154,9 @@ def _pooling(
         return layout.pooling, f"{at}/config.json" if at else "modules.json"
     stored = files.object(POOLING_FILE)
     if not stored:
-        raise CannotTell(
-            f"neither modules.json nor {POOLING_FILE} says how one vector is made of those of the tokens. "
-            "State loadtime.pooling (cls, mean, lasttoken, max, weightedmean)"
+        raise undecided(
+            f"neither modules.json nor {POOLING_FILE} says how one vector is made of those of the tokens",
+            "loadtime.pooling (cls, mean, lasttoken, max, weightedmean)",
         )
     return _guarded(lambda: pooling_modes(stored)), POOLING_FILE
 
@@ -257,7 +265,7 @@ def _splade(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> 
     places = _check_bounds(files)
     within = "document_0_MLMTransformer/" if "document_0_MLMTransformer/config.json" in files.names else ""
     beside = within or (f"{places[0]}/" if places and places[0] else "")
-    config = files.object(f"{beside}config.json")
+    config = _transformer(files, beside)
     vocabulary = number_of(config, "vocab_size")
     made.fields |= {
         "inputs": ["text"],
@@ -289,7 +297,7 @@ def _colbert(files: ModelFiles, stated: Mapping[str, Any], made: Description) ->
     query, document = (shown(length or "any") for length in lengths)
     made.told.append(Told("lengths", f"query {query}, document {document}", where))
     _tell_width(made, "multivector")
-    _length(files, made, files.object(f"{beside}config.json"), beside, lengths)
+    _length(files, made, _transformer(files, beside), beside, lengths)
 
 
 def _towers(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:

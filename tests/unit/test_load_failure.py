@@ -113,6 +113,16 @@ def test_a_failed_download_names_the_host_and_the_ways_out_and_no_secret(
     assert "secret" not in found.message and "path" not in found.message
 
 
+def test_messages_of_transformers_are_told_by_what_to_do() -> None:
+    code = ValueError(
+        "The repository m contains custom code which must be executed to load the model.\nYou can"
+    )
+    assert (classify(code).error_class, classify(code).permanent) == ("DEPENDENCY", True)
+    assert classify(code).message.endswith("which runs only with worker.trust_remote_code")
+    sizes = classify(RuntimeError("You set `ignore_mismatched_sizes` to `False`, thus raising an error."))
+    assert sizes.message == "config.json does not fit the weights: it describes tensors of other sizes"
+
+
 def test_a_message_keeps_no_secret_of_an_address_or_a_token() -> None:
     found = classify(RuntimeError("401 for url https://me:secret@mirror.example/x with hf_abcdefghijklmn"))
     assert found.message == "401 for url https://mirror.example/x with "

@@ -29,13 +29,15 @@ from workers.repository.opening import open_catalog
 
 BERT = {"architectures": ["BertModel"], "hidden_size": 8, "max_position_embeddings": 512, "vocab_size": 30}
 KINDS = "sentence_transformers.models."
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
+"""A whole file of weights."""
 
 
 def write(root: Path, **files: Any) -> Path:
     """A directory with these JSON files, `__` for a slash and without endings; nobody reads weights and words."""
     root.mkdir(parents=True, exist_ok=True)
-    for name in ("model.safetensors", "vocab.txt"):
-        (root / name).touch()
+    (root / "model.safetensors").write_bytes(NO_TENSORS)
+    (root / "vocab.txt").touch()
     for name, value in files.items():
         path = root / f"{name.replace('__', '/')}.json"
         path.parent.mkdir(exist_ok=True)
@@ -255,6 +257,10 @@ def test_bge_m3_is_known_by_its_heads(tmp_path: Path) -> None:
             r"the layout of the model cannot be read: unknown pooling \x1b[2Jx",
         ),
         ({"modules": modules("Transformer", "Pooling"), "config": BERT}, "1_Pooling/config.json is missing, which"),
+        (
+            {"modules": modules("Transformer", "Pooling"), "1_Pooling__config": POOLING},
+            "config.json is missing, which describes the transformer",
+        ),
         ({"config": architecture("\x1b[31mEvil")}, r"architectures \x1b[31mEvil: no family"),
         (
             {**CASES["dense"][0], "config_sentence_transformers": {"prompts": {"q": 1}}},
@@ -277,6 +283,7 @@ def test_a_directory_without_weights_or_with_a_million_files_is_refused(
 ) -> None:
     root = write(tmp_path / "m", config=architecture("BertForTokenClassification"))
     os.mkfifo(root / "modules.json")
+    os.mkfifo(root / "model.safetensors.index.json")
     assert find(str(root)).entry["adapter"] == "ner", "a pipe is no file"
     (root / "model.safetensors").rename(root / "model.gguf")
     with pytest.raises(CannotTell, match="the format GGUF, which is not loaded"):
@@ -290,6 +297,30 @@ def test_a_directory_without_weights_or_with_a_million_files_is_refused(
         os.mkfifo(root / "below" / str(number))
     with pytest.raises(CannotTell, match="more than 8 files"):
         find(str(root))
+
+
+def test_weights_that_are_cut_off_or_missing_are_refused_before_the_start(tmp_path: Path) -> None:
+    root = write(tmp_path / "m", config=architecture("BertForTokenClassification"))
+    (root / "model.safetensors").write_bytes(NO_TENSORS[:-1])
+    with pytest.raises(CannotTell, match=r"m: model\.safetensors is cut off inside its header"):
+        find(str(root))
+    (root / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(CannotTell, match=r"a pointer of Git LFS, .* fetch the file with `git lfs pull`"):
+        find(str(root))
+    (root / "model.safetensors").write_bytes(NO_TENSORS)
+    write(root, **{"model.safetensors.index": {"weight_map": {"a": "model-2.safetensors"}}})
+    with pytest.raises(CannotTell, match=r"1 of 1 weight files are missing, first model-2\.safetensors"):
+        find(str(root))
+
+
+def test_a_repository_in_the_hub_cache_is_told_from_its_snapshot(tmp_path: Path) -> None:
+    root = tmp_path / "models--org--m"
+    snapshot = write(root / "snapshots" / "abc", config=architecture("BertForTokenClassification"))
+    with pytest.raises(
+        CannotTell, match=r"a repository in the hub cache; name a directory below .*/snapshots, or its"
+    ):
+        find(str(root))
+    assert find(str(snapshot)).entry["id"] == "abc"
 
 
 def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -359,7 +390,7 @@ TEMPLATE = "/{repo_id}/resolve/{revision}/{filename}"
 
 
 def test_a_repository_of_the_hub_is_read_by_its_small_files(
-    near_hub: Any, monkeypatch: pytest.MonkeyPatch
+    near_hub: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = near_hub(
         {
@@ -387,6 +418,15 @@ def test_a_repository_of_the_hub_is_read_by_its_small_files(
         find("org/gguf")
     with pytest.raises(CannotTell, match="has no such repository"):
         find("org/absent")
+    found.close()
+    with pytest.raises(
+        CannotTell, match=r"org/new cannot be had from 127\.0\.0\.1:\d+ \(Connection refused\)"
+    ):
+        find("org/new")
+    [cached] = tmp_path.glob("hub/models--org--new/snapshots/*")
+    for name in ("model.safetensors", "tokenizer.json", "sparse_linear.pt", "colbert_linear.pt"):
+        (cached / name).touch()
+    assert find("org/new").entry == own.entry, "the cache serves while the hub is away"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CannotTell, match="org/absent is not in the hub cache, and HF_HUB_OFFLINE forbids"):
         find("org/absent")
@@ -411,6 +451,7 @@ def test_where_no_hub_answers_one_try_ends_with_one_message(
         ("./nowhere", "./nowhere: there is no such directory"),
         ("~nobody-at-all/x", "~nobody-at-all/x: there is no such directory"),
         ("./" + "x" * 5000, "there is no such directory"),
+        (__file__, "this is a file; name the directory of the model"),
         ("bge-m4", "'bge-m4' is no model of the catalog, no directory, and no id of the hub"),
         ("BAAI/bge-m4", "did you mean 'BAAI/bge-m3'?"),
         ("a/b/c", "no id of the hub"),

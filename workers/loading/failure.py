@@ -26,7 +26,16 @@ ErrorClass = Literal["GATED", "NOT_FOUND", "DEPENDENCY", "OOM", "NETWORK", "FING
 RETRY_AFTER_S: dict[str, float] = {"OOM": 60.0, "NETWORK": 30.0}
 _MOST_CHARACTERS = 300
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
-_TOO_NEW = ("does not recognize this architecture", "requires you to execute")
+_OWN_CODE = ("contains custom code which must be executed", "requires you to execute")
+_TOO_NEW = ("does not recognize this architecture", *_OWN_CODE)
+_MEANINGS = (
+    (_OWN_CODE, "the model needs code of its own repository, which runs only with worker.trust_remote_code"),
+    (
+        ("ignore_mismatched_sizes",),
+        "config.json does not fit the weights: it describes tensors of other sizes",
+    ),
+)
+"""What messages of transformers mean here."""
 _SECRET = re.compile(r"(?<=://)[^/@\s]+@|\bhf_\w{8,}")
 """Names and passwords in addresses, and tokens of the hub."""
 _WAYS = (
@@ -99,7 +108,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _message(error: BaseException) -> str:
-    """The first line of an error, shortened, with directories and secrets cut off."""
+    """The first line of an error, shortened, with directories and secrets cut off; or what the error means here."""
+    meaning = next((meaning for phrases, meaning in _MEANINGS if _says(error, *phrases)), None)
+    if meaning is not None:
+        return meaning
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = _SECRET.sub("", _PATH.sub("", lines[0])) if lines else type(error).__name__
     text = text.encode("utf-8", "replace").decode()  # the name of a file need not be text

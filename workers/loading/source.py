@@ -41,6 +41,8 @@ Progress = Callable[[str, float], None]
 OnBytes = Callable[[int, int], None]
 """Told (bytes done, bytes of all files known so far) of a download."""
 CHUNK_BYTES = 8 << 20
+_LIST_TIMEOUT_S = 10.0
+"""How long the hub may take to list the files of a repository."""
 _DESCRIBING = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
 _CONFIGS = ("config.json", "modules.json", "gliner_config.json")
 _UNWANTED = ("onnx/*", "openvino/*", "consolidated*", "original/*")
@@ -68,10 +70,11 @@ def _belongs(path: Path, directory: Path) -> bool:
 
 def _module_directories(directory: Path) -> list[Path]:
     """The directories of the modules with weights that modules.json names; `directory` without such modules."""
+    stored = directory / "modules.json"
     try:
-        listed = json.loads((directory / "modules.json").read_text(encoding="utf-8"))
+        listed = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else []
         paths = [Path(str(each["path"])) for each in listed if str(each["type"]).endswith(_WEIGHTED)]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         paths = []
     inside = [path for path in paths if not path.is_absolute() and ".." not in path.parts]
     return [directory / path for path in dict.fromkeys(inside)] or [directory]
@@ -110,9 +113,11 @@ def check_whole(directory: Path) -> None:
         found = f"; {other[0]} is in a format that is not loaded" if other else ""
         raise DamagedWeightsError(f"the model has no safetensors weights{found}")
     pickled = {path.parent for path in files if path.suffix == ".bin"}
-    indices = [path for path in directory.rglob("*.safetensors.index.json") if _belongs(path, directory)]
-    for index in [*indices, *(path for place in pickled for path in place.glob("*.bin.index.json"))]:
-        _refuse_incomplete(index)
+    indices = [*directory.rglob("*.safetensors.index.json")]
+    indices += [path for place in pickled for path in place.glob("*.bin.index.json")]
+    for index in indices:
+        if _belongs(index, directory):
+            _refuse_incomplete(index)
     for path in files:
         if path.suffix != ".bin":
             _refuse_damaged(path)
@@ -123,7 +128,7 @@ def _refuse_incomplete(index: Path) -> None:
     try:
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         missing = sorted(shard for shard in shards if not (index.parent / shard).is_file())
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedWeightsError(f"{index.name} is damaged: no map of weights to files") from error
     if missing:
         raise DamagedWeightsError(
@@ -269,20 +274,24 @@ def size_in_hub(repo: str, revision: str | None) -> tuple[int, int]:
 
 
 def files_in_hub(repo: str, most: int) -> dict[str, int]:
-    """Bytes of each file of a repository, by name; of the cached files where the hub must not be asked.
+    """Bytes of each file of a repository, by name; of the cached files where the hub must not or cannot be asked.
 
     Raises `DownloadFailed`, also for a repository of more than `most` files.
     """
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import constants
+    from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
         if constants.HF_HUB_OFFLINE:
-            root = Path(snapshot_download(repo, allow_patterns=[], local_files_only=True))
-            return {str(p.relative_to(root)): p.stat().st_size for p in root.rglob("*") if p.is_file()}
+            return _cached_files(repo)
         listed = list(islice(_listed(repo, None), most + 1))
         if len(listed) > most:
             raise ValueError(f"the repository has more than {most} files")
+    except (RepositoryNotFoundError, ValueError) as error:
+        raise DownloadFailed(repo) from error
     except Exception as error:
+        with suppress(Exception):
+            return _cached_files(repo)
         raise DownloadFailed(repo) from error
     return {file.path: file.size for file in listed}
 
@@ -293,9 +302,23 @@ def _listed(repo: str, revision: str | None) -> Iterator[RepoFile]:
     from huggingface_hub.hf_api import RepoFile
 
     # NOTE: without a network this call fails at once; the listing tries for half a minute.
-    HfApi().model_info(repo, revision=revision or "main")
+    HfApi().model_info(repo, revision=revision or "main", timeout=_LIST_TIMEOUT_S)
     listed = HfApi().list_repo_tree(repo, recursive=True, revision=revision)
     return (file for file in listed if isinstance(file, RepoFile))
+
+
+def _cached_files(repo: str) -> dict[str, int]:
+    """Bytes of each file of a repository in the hub cache, by name.
+
+    Raises huggingface_hub's errors, and FileNotFoundError where the cache has no weights.
+    """
+    from huggingface_hub import snapshot_download
+
+    root = Path(snapshot_download(repo, allow_patterns=[], local_files_only=True))
+    found = {str(p.relative_to(root)): p.stat().st_size for p in root.rglob("*") if p.is_file()}
+    if not any(name.endswith((".safetensors", ".bin", ".gguf")) for name in found):
+        raise FileNotFoundError(f"the hub cache has no weights of {repo}")
+    return found
 
 
 def fetch_files(repo: str, names: Sequence[str]) -> Path:
