@@ -162,7 +162,7 @@ def show(report: Report, samples: Sequence[Sample], count: int) -> None:
         report.note(f"Target: at least {TARGET:g} of the direct loop, by {what}: {ratio:.3f}, {met}.")
 
 
-def run(threads: int, rounds: int, count: int) -> Report:
+def run(threads: int, rounds: int, count: int, form: str | None) -> Report:
     """Measure and save the report."""
     texts = texts_of(count)
     settings = {"threads": threads, "rounds": rounds, "texts": count, "corpus": fingerprint(texts)}
@@ -178,10 +178,10 @@ def run(threads: int, rounds: int, count: int) -> Report:
         _written(place / "one.jsonl", texts[:1])
         _written(place / "all.jsonl", texts)
         work = Work(texts, 0, loops.vectors(CHECKED_TEXTS))
-        form = best_form(report, loops)
-        report.note(f"The best form of the direct loop: {form}.")
+        chosen = form or best_form(report, loops)
+        report.note(f"Form of the direct loop: {chosen}.")
         turns = {
-            LOOP: lambda turn: loop_turn(loops, form, count, turn),
+            LOOP: lambda turn: loop_turn(loops, chosen, count, turn),
             COMMAND: lambda turn: command_turn(server, place, work, turn),
         }
         for turn in range(rounds):
@@ -199,11 +199,12 @@ def main() -> None:
     """Read the command line and run."""
     options = parser(__doc__)
     add_threads(options)
-    options.add_argument("--rounds", type=int, help="default 1, or 3 with --full")
-    options.add_argument("--texts", type=int, help="default 1000, or 10000 with --full")
+    options.add_argument("--rounds", type=int, help="default 2, or 3 with --full")
+    options.add_argument("--texts", type=int, help="default 500, or 10000 with --full")
+    options.add_argument("--form", help="form of the direct loop (default: the best of a trial)")
     chosen = options.parse_args()
-    rounds = chosen.rounds or (3 if chosen.full else 1)
-    run(chosen.threads, rounds, chosen.texts or (10_000 if chosen.full else 1_000))
+    rounds = chosen.rounds or (3 if chosen.full else 2)
+    run(chosen.threads, rounds, chosen.texts or (10_000 if chosen.full else 500), chosen.form)
 
 
 if __name__ == "__main__":
