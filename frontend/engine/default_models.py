@@ -21,16 +21,10 @@ UNNAMED = ("default/not-specified",)
 def default_model(catalog: Catalog, settings: Settings, outputs: Sequence[str], family: str = "") -> str:
     """Name of the model that is meant by a request for one of `outputs`. Raises `ModelNotFound`.
 
-    Where several families have the output, `family` is the one that is meant without a setting.
+    Where several families have the output, `family` is the one that can answer.
     """
-    known = [
-        name
-        for name in catalog
-        if ":" not in name
-        and _gives(catalog, name, outputs)
-        and (not family or catalog[name].adapter == family)
-    ]
-    named = [name for name in settings.server.default_models if _gives(catalog, name, outputs)]
+    known = [name for name in catalog if ":" not in name and _gives(catalog, name, outputs, family)]
+    named = [name for name in settings.server.default_models if _gives(catalog, name, outputs, family)]
     if named or len(known) == 1:
         return (named or known)[0]
     wanted = f"{' or '.join(outputs)}{f' of {family}' if family else ''}"
@@ -58,7 +52,9 @@ def model_named(
     return named if named not in ("", *UNNAMED) else default_model(catalog, settings, outputs, family)
 
 
-def _gives(catalog: Catalog, name: str, outputs: Sequence[str]) -> bool:
-    """Whether a served model of that name takes text and gives one of `outputs`."""
+def _gives(catalog: Catalog, name: str, outputs: Sequence[str], family: str) -> bool:
+    """Whether a served model of that name takes text, gives one of `outputs`, and is of `family` if that is said."""
     entry = catalog.get(name)
-    return entry is not None and "text" in entry.inputs and not entry.outputs.keys().isdisjoint(outputs)
+    if entry is None or "text" not in entry.inputs or (family and entry.adapter != family):
+        return False
+    return not entry.outputs.keys().isdisjoint(outputs)

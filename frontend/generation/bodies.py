@@ -17,6 +17,7 @@ import msgspec
 from falcon.asgi import Request
 
 from frontend.generation.errors import InvalidField, MalformedBody, WrongContentType
+from frontend.http.choices import mismatch_of
 from frontend.http.rendering import off_loop
 from frontend.http.values import check_values
 from frontend.services import Services
@@ -64,7 +65,7 @@ def decode(body: bytes, kind: type[T], max_items: int, aliases: Sequence[tuple[s
     try:
         decoded: T = _decoder(kind).decode(body)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
-        raise _refusal(str(error)) from None
+        raise _refusal(mismatch_of(error)) from None
     except RecursionError:
         raise MalformedBody("body: JSON is nested too deeply") from None
     except (msgspec.DecodeError, ValueError, OverflowError, MemoryError) as error:

@@ -47,10 +47,15 @@ def lengths(work: Work, given: Arrays) -> Arrays:
 
 
 def numbers(work: Work, given: Arrays) -> Arrays:
-    """The last word of each text as its score, and a tenth of the length of a text of its own before it."""
+    """The number that ends each text as its score, and a tenth of the length of a text of its own before it."""
     assert isinstance(work.call, ScoreCall)
-    found = [float((item.text or "").split()[-1]) + len(item.first or "") / 10 for item in work.call.items]
+    found = [_number(item.text or "") + len(item.first or "") / 10 for item in work.call.items]
     return {"score": np.array(found, np.float32)}
+
+
+def _number(text: str) -> float:
+    last = text.rpartition(" ")[2]
+    return float(last) if last.isdecimal() else 0.0
 
 
 def classes(work: Work, given: Arrays) -> Arrays:
@@ -104,8 +109,8 @@ def reading(model: Model) -> Model:
 
 _MODELS: dict[str, tuple[str, Model]] = {
     DENSE: ("dense", reading(lengths)),
-    SCORE: ("score", numbers),
-    CLASSIFIER: ("json", classes),
+    SCORE: ("score", reading(numbers)),
+    CLASSIFIER: ("json", reading(classes)),
     CHAT: ("chat", letters),
 }
 

@@ -10,7 +10,7 @@ from frontend.protocols.foreign.shared_routes import OWNERS, chosen, root_of
 from frontend.protocols.infinity.operations import OPERATIONS as INFINITY
 from frontend.protocols.tei.operations import OPERATIONS as TEI
 from frontend.protocols.vllm.operations import OPERATIONS as VLLM
-from ipc.catalog.entries import Catalog
+from ipc.catalog.entries import Catalog, OutputSpec
 from ipc.errors import ConfigError
 from ipc.settings import load
 from tests.fakes.tensors import entry
@@ -56,5 +56,12 @@ def test_default_models_must_be_served() -> None:
     default_models.check(catalog, ["org/dense", "short"])
     with pytest.raises(ConfigError, match=r"server\.default_models: no model 'org/typo' is served"):
         default_models.check(catalog, ["org/dense", "org/typo"])
+    extractors = [
+        entry(name, adapter=adapter, outputs={"json": OutputSpec()})
+        for name, adapter in (("org/places", "gliner"), ("org/moods", "text_classification"))
+    ]
+    both = load(None, {"server.default_models": "org/places,org/moods"}, {})
+    found = default_models.default_model(Catalog(extractors), both, ("json",), "text_classification")
+    assert found == "org/moods"
     named = load(None, {"server.default_models": "short"}, {})
     assert default_models.default_model(catalog, named, ("dense",)) == "short"

@@ -22,6 +22,10 @@ _KINDS = {
 }
 
 
+_STATUSES = {"RESOURCE_EXHAUSTED": 503}
+"""Statuses that differ from Penstock's own: memory of the device is free again later."""
+
+
 class BareFault(msgspec.Struct):
     """What went wrong."""
 
@@ -45,8 +49,9 @@ FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
 
 def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
     """(status, body, headers) of an error."""
+    status = _STATUSES.get(error.code, error.status)
     # A value that is wrong and a value that is too long are one status here.
-    status = 400 if error.status == HTTPStatus.UNPROCESSABLE_ENTITY else error.status
+    status = 400 if status == HTTPStatus.UNPROCESSABLE_ENTITY else status
     return status, _body(status, text_of(error)), headers_of(error, status)
 
 

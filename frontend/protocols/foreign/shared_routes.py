@@ -18,7 +18,7 @@ from falcon.asgi import Request, Response
 
 from frontend.http.inference import InferenceRoute
 from frontend.services import Services
-from ipc.errors import ConfigError, PenstockError, Unsupported
+from ipc.errors import ConfigError, PenstockError, ResourceExhausted, Unsupported
 
 OWNERS: dict[str, tuple[str, ...]] = {
     "/classify": ("vllm", "infinity"),
@@ -100,12 +100,14 @@ class ServerProtocol:
         self.prefixes: Sequence[str] = ()
         self._inference, self._others = inference, others or {}
         self._errors, self._left_to_sie = errors, left_to_sie
+        self._exhausted_retry_s: float | None = None
 
     def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
         """Add the routes that this server has alone, or that were chosen.
 
         The first owner of a path that nobody chose adds the route that says so.
         """
+        self._exhausted_retry_s = services.settings.limits.exhausted_retry_s
         choice = chosen(services.settings.server.compatible)
         served = []
         routes: dict[str, Callable[[Services], Any]] = {**self._inference, **self._others}
@@ -126,6 +128,8 @@ class ServerProtocol:
         self, error: PenstockError, path: str, req: Request | None = None
     ) -> tuple[int, dict[str, Any], dict[str, str]]:
         """(status, JSON body, headers) of an error."""
+        if isinstance(error, ResourceExhausted) and error.retry_after_s is None:
+            error.retry_after_s = self._exhausted_retry_s
         return self._errors.render(error)
 
     def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from frontend.http.choices import mismatch_of
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 from ipc.wire.field_names import FieldNames
@@ -54,7 +55,7 @@ def read(value: Any, where: str) -> LateChunking | None:
     try:
         found = msgspec.convert(value, LateChunking)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"{where}: {error}") from error
+        raise InvalidInput(f"{where}: {mismatch_of(error)}") from None
     if (found.by is None) == (found.spans is None):
         raise InvalidInput(f"{where}: expected either 'by' or 'spans'")
     if found.spans is not None:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from frontend.engine.quantize import OUTPUT_DTYPES
-from frontend.http.choices import one_of
+from frontend.http.choices import mismatch_of, one_of
 from frontend.http.rendering import off_loop
 from frontend.http.values import UNCHECKED_NBYTES, check_values, count, without_long_values
 from frontend.protocols.sie.inputs import Inputs, key_counts
@@ -49,7 +49,7 @@ def decode(body: bytes, kind: type[T], *, binary: bool) -> T:
     try:
         decoded: T = _decoder(kind, binary).decode(body)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"body: {error}") from error
+        raise InvalidInput(f"body: {mismatch_of(error)}") from None
     except msgspec.DecodeError as error:
         raise InvalidInput(f"body: malformed {form}: {error}") from error
     except RecursionError as error:
