@@ -78,7 +78,7 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
-    """A server with one tiny model or more of every family, and where they lie."""
+    """A server with one tiny model or more of every family, and where they lie; one is served by its path alone."""
     place = tmp_path_factory.mktemp("families")
     written = {
         name: write(place / name)
@@ -99,7 +99,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
         "server.compatible": "tei,vllm:/classify",
         "server.default_models": "tiny/mean,tiny/splade,tiny/colbert-pylate,cross-encoder/logits,tiny/moods",
     }
-    with serving(place, ids, settings) as server:
+    with serving(place, ids, settings, named=[f"{encoders.lone_model(place)}={encoders.LONE}"]) as server:
         yield Families(server, place)
 
 

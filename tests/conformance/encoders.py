@@ -19,6 +19,8 @@ BGE = "BAAI/bge-m3"
 SPLADE, SPLADE_PLAIN, SPLADE_LOOKUP = "tiny/splade", "tiny/splade-plain", "tiny/splade-lookup"
 PYLATE, STANFORD = "tiny/colbert-pylate", "tiny/colbert-stanford"
 INSTRUCTED, MEAN = "tiny/instructed", "tiny/mean"
+LONE = "own/mean"
+"""A model that is served by its path."""
 WINDOW = 16
 """Tokens of the models that texts are split for: the ids that end in `-short`."""
 TEMPLATE = "Instruct: {instruction}\nQuery:{text}"
@@ -68,6 +70,17 @@ def write_models(place: Path) -> list[str]:
             ids.append(str(entry["id"]))
             (place / "catalog" / f"{len(ids)}.yaml").write_text(json.dumps(entry))
     return ids
+
+
+def lone_model(place: Path) -> Path:
+    """A model that no catalog has, whose files are links as in the cache of the hub."""
+    directory = build("dense_mean", place / "blobs")
+    below = place / "Mein Modell \u00fc"
+    for path in directory.rglob("*.*"):
+        link = below / path.relative_to(directory)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    return below
 
 
 @functools.cache

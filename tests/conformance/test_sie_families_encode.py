@@ -88,6 +88,14 @@ def assert_bge(item: Any, directory: Path, text: str, wanted: Sequence[str]) -> 
         assert_rows(item["multivector"]["values"], expected.multivector)
 
 
+def test_a_model_that_is_served_by_its_path_gives_the_vectors_of_the_reference(families: Families) -> None:
+    reference = SentenceTransformer(str(families.place / "blobs"), device="cpu").encode(TEXTS)
+    found = items_of(families.server, encoders.LONE, TEXTS)
+    for item, expected in zip(found, reference, strict=True):
+        assert_rows(item["dense"]["values"], expected)
+    assert f"is served as {encoders.LONE}, from {families.place}" in families.server.log
+
+
 @pytest.mark.parametrize("wanted", [("dense",), ("sparse",), ("multivector",), BGE_OUTPUTS], ids="-".join)
 def test_bge_m3_equals_the_formulas_alone_and_in_a_batch(
     server: Server, place: Path, wanted: tuple[str, ...]

@@ -164,12 +164,16 @@ class Answer:
 
 @dataclass
 class Server:
-    """A running server; `run_dir` holds its sockets and locks, `log` everything its processes wrote."""
+    """A running server; `run_dir` holds its sockets and locks, `log` everything its processes wrote.
+
+    `named` are models for `penstock serve`; without any Gunicorn starts the server.
+    """
 
     port: int
     run_dir: Path
     log_path: Path
     environment: dict[str, str]
+    named: Sequence[str] = ()
     process: subprocess.Popen[bytes] = field(init=False)
 
     @property
@@ -184,7 +188,8 @@ class Server:
 
     def start(self) -> None:
         """Start the arbiter."""
-        command = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn.conf.py")]
+        program = ("penstock", "serve", *self.named) if self.named else ("gunicorn", "-c", "gunicorn.conf.py")
+        command = [sys.executable, "-m", *program]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=self.environment, stdout=log, stderr=log, start_new_session=True
@@ -389,12 +394,15 @@ def serving(
     leftovers: bool = False,
     config: Path | None = None,
     workers: bool = True,
+    named: Sequence[str] = (),
 ) -> Iterator[Server]:
     """A ready server; afterwards it is stopped, its log has no stack, and nothing may be left (unless `leftovers`).
 
+    With `named`, `penstock serve` starts `models` and what these names mean, such as directories.
     Without `workers` only frontends start, which costs a third: for tests of what no worker takes part in.
     """
     server = make_server(tmp_path, models, settings, catalog, config)
+    server.named = (*models, *named) if named else ()
     if not workers:
         server.environment["PENSTOCK_SUPERVISE"] = "0"
     server.start()
