@@ -2,13 +2,15 @@
 
 1. A `Work` with a `GenerateCall` is answered with entries of `Deltas`, then with a `Result` or a `Failure`.
 2. A worker sends each session one `Deltas` a step. The message has what is new for all streams of the session.
-3. The frontend says with `DeltasTaken` how many bytes of text its clients have taken. A worker pauses a stream with
-   more than `WINDOW_NBYTES` that are not taken, and never holds up another stream.
+3. The frontend says with `DeltasTaken` how many bytes (`nbytes_of`) its clients have taken. A worker pauses a stream
+   with more than `WINDOW_NBYTES` that are not taken, and never holds up another stream.
 
 Every stream begins with an entry STARTED. Each choice ends with one entry FINISHED. Entries of one choice are in order.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -19,7 +21,9 @@ STARTED, TEXT, REASONING, CALLED, FINISHED, HELD = range(6)
 a choice goes on with tokens whose text waits, as the text may become a tool call or a stop string."""
 
 WINDOW_NBYTES = 64 << 10
-"""Bytes of text that a worker sends ahead of the client of one stream."""
+"""Bytes that a worker sends ahead of the client of one stream."""
+LOGPROB_NBYTES = 16
+"""Bytes of each log probability on top of its text, about what a message takes for one."""
 
 FINISH_REASONS = ("stop", "length", "tool_calls", "canceled")
 
@@ -31,6 +35,14 @@ class TokenLogprob(Wire, frozen=True):
     raw: bytes
     logprob: float
     top: list[tuple[int, bytes, float]] = msgspec.field(default_factory=list)
+
+
+def nbytes_of(text: str, logprobs: Sequence[TokenLogprob] | None) -> int:
+    """What an entry of text counts for `WINDOW_NBYTES`: its UTF-8, and all of its log probabilities."""
+    nbytes = len(text) if text.isascii() else len(text.encode())
+    if logprobs:
+        nbytes += LOGPROB_NBYTES * sum(1 + len(each.top) for each in logprobs)
+    return nbytes
 
 
 class CalledFunction(Wire, frozen=True):
@@ -79,7 +91,7 @@ class Deltas(Wire, frozen=True, tag="deltas"):
 
 
 class DeltasTaken(Wire, frozen=True, tag="deltas_taken"):
-    """Clients have taken so many bytes (UTF-8) of the texts of these requests."""
+    """Clients have taken so many bytes (`nbytes_of`) of these requests."""
 
     ids: list[int]
     nbytes: list[int]

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ipc.errors import InferenceFailed, QueueFull
 from ipc.settings import Generation, Settings
 from ipc.wire.generation import FINISHED, STARTED, Deltas
-from ipc.wire.messages import Ending, GenerateCall
+from ipc.wire.messages import Ending, GenerateCall, Sampling
 from tests.fakes.clock import Clock
 from tests.fakes.generating import NotedMasks
 from tests.fakes.jobs import make_job, replan
@@ -183,9 +183,11 @@ class Worker:
         solo: bool = False,
         apart: bool = False,
         counts_only: bool = False,
+        logprobs: int | None = None,
     ) -> Job:
         """A request arrives and is prepared. Raises `QueueFull`."""
-        call = GenerateCall(ids=prompt, n=n, ending=Ending(max_tokens=tokens), counts_only=counts_only)
+        ending, sampling = Ending(max_tokens=tokens), Sampling(logprobs=logprobs)
+        call = GenerateCall(ids=prompt, n=n, sampling=sampling, ending=ending, counts_only=counts_only)
         deadline_ns = time.monotonic_ns() + 10**12
         number = len(self.jobs) + 1
         job = make_job(
@@ -511,6 +513,17 @@ def test_a_client_that_does_not_read_holds_nobody_else() -> None:
     assert not worker.turn(), "the device rests while the client does"
     worker.settle()
     assert worker.received.texts[1, 0] == worker.made.greedy([1, 2, 3], 60)
+
+
+def test_log_probabilities_count_for_what_a_client_does_not_read() -> None:
+    worker = Worker()
+    slow = worker.submit([1, 2, 3], 60, logprobs=20)
+    while worker.turn():
+        pass
+    told = len(worker.received.texts[1, 0])
+    assert slow.kept.paused and slow.kept.ahead > WINDOW and told == 1
+    worker.settle()
+    assert len(worker.received.texts[1, 0]) == 60
 
 
 def test_a_call_that_counts_only_never_reaches_the_device() -> None:

@@ -49,7 +49,7 @@ from ipc.metrics.families import NO_KEY
 from ipc.metrics.registry import FrontendMetrics
 from ipc.settings import load
 from ipc.store.store import Store
-from ipc.wire.generation import WINDOW_NBYTES, CalledFunction, Finish, Start, TokenLogprob
+from ipc.wire.generation import LOGPROB_NBYTES, WINDOW_NBYTES, CalledFunction, Finish, Start, TokenLogprob
 from ipc.wire.messages import GenerateCall, Submit, Work
 from tests.fakes.clock import Clock
 from tests.fakes.text_worker import TextWorker
@@ -298,6 +298,24 @@ def test_the_text_of_a_reader_that_comes_back_is_told_at_once(tmp_path: Path) ->
             assert worker.taken == [{request: WINDOW_NBYTES + 1}]
             worker.say((request, 0, "end"))
             assert await reading == [Text(0, "end", 1, None)]
+
+    on_loop(tmp_path, work)
+
+
+def test_log_probabilities_count_as_taken_with_their_text(tmp_path: Path) -> None:
+    token = TokenLogprob(7, b"x", -0.5, [(number, b"y", -2.0) for number in range(20)])
+
+    async def work(frontend: Frontend) -> None:
+        worker = frontend.workers[0]
+        async with generating(frontend) as (request, generation):
+            await anext(generation)
+            worker.say((request, 0, "x"), logprobs={0: [token] * 200})
+            await anext(generation)
+            reading = asyncio.ensure_future(anext(generation))
+            await turn()
+            assert worker.taken == [{request: 1 + 200 * 21 * LOGPROB_NBYTES}]
+            worker.say((request, 0, "end"))
+            await reading
 
     on_loop(tmp_path, work)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ipc.errors import QueueFull
-from ipc.wire.generation import STARTED, WINDOW_NBYTES, Deltas, Start
+from ipc.wire.generation import STARTED, WINDOW_NBYTES, Deltas, Start, nbytes_of
 from ipc.wire.messages import GenerateCall
 from workers.adapters.base import Adapter
 from workers.device import oom
@@ -46,7 +46,7 @@ TURN_S = 0.01
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """What a job keeps besides: bytes of text that were sent and that its client has taken, `runs` once in the engine.
+    """What a job keeps besides: bytes that were sent and that its client has taken, `runs` once in the engine.
 
     The device thread writes all but `taken`, which is the endpoint's.
     """
@@ -260,8 +260,7 @@ class Generations(Strategy):
             assert isinstance(job, Job)
             by_session.setdefault(job.session, []).append((job, emission))
             if emission.text:
-                text = emission.text
-                job.kept.sent += len(text) if text.isascii() else len(text.encode())
+                job.kept.sent += nbytes_of(emission.text, emission.logprobs)
                 grown[job] = None
         for session, entries in by_session.items():
             self._send(session, entries)

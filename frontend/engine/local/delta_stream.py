@@ -27,7 +27,18 @@ from frontend.engine.local.incoming import Incoming
 from frontend.engine.recording import TextMeter
 from frontend.generation.events import Called, Ended, Event, Finished, Generation, Reasoning, Started, Text
 from ipc.errors import DeadlineExceeded, WorkerLost
-from ipc.wire.generation import CALLED, HELD, REASONING, STARTED, TEXT, WINDOW_NBYTES, Deltas, Finish, Start
+from ipc.wire.generation import (
+    CALLED,
+    HELD,
+    REASONING,
+    STARTED,
+    TEXT,
+    WINDOW_NBYTES,
+    Deltas,
+    Finish,
+    Start,
+    nbytes_of,
+)
 
 TELL_AFTER = WINDOW_NBYTES // 2
 """So many bytes of text are taken before the worker is told."""
@@ -101,8 +112,9 @@ class DeltaStream(Incoming[Event], Generation):
         elif make := _PIECES.get(kind):
             text, tokens = deltas.texts[at], deltas.tokens[at]
             self._step(choice, tokens, now_ns)
-            self._waiting.append(make(choice, text, tokens, deltas.logprobs.get(at)))
-            self._waiting_nbytes += len(text) if text.isascii() else len(text.encode())
+            logprobs = deltas.logprobs.get(at)
+            self._waiting.append(make(choice, text, tokens, logprobs))
+            self._waiting_nbytes += nbytes_of(text, logprobs)
         elif kind == HELD:
             self._note_first(now_ns)
             self._last_ns = now_ns
