@@ -20,8 +20,8 @@ _HEAD = """# Errors
 Made by `make docs` from `ipc/errors.py`, `frontend/protocols/sie/errors.py` and `frontend/server/refusal.py`.
 
 Every error is JSON, whatever `Accept` says: `{"detail": {"code": "...", "message": "..."}}`. The message names the
-field, its value and the limit, and never holds a path, an address or a stack. The header `X-SIE-Error-Code` repeats the
-code.
+field, its value and the limit, and never holds a path, an address or a stack trace. The header `X-SIE-Error-Code`
+repeats the code.
 
 Of any server, such as that of `make run`:
 
