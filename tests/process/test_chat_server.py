@@ -82,6 +82,18 @@ def test_a_model_that_generates_text_tokenizes_too(server: Server) -> None:
     assert refused.status == 400 and "token id 1000000 is outside" in refused.json()["error"]["message"]
 
 
+def test_a_conversation_has_the_tokens_of_its_prompt(server: Server, claude: anthropic.Anthropic) -> None:
+    messages: list[Any] = [{"role": "user", "content": PROMPTS[1]}]
+    counted = claude.messages.count_tokens(model=MODEL, messages=messages)
+    body = {"model": MODEL, "messages": messages}
+    tokenized = server.post("/tokenize", body).json()
+    assert tokenized["count"] == len(tokenized["tokens"]) == counted.input_tokens
+    said = server.post("/detokenize", {"model": MODEL, "tokens": tokenized["tokens"]}).json()["prompt"]
+    bare = server.post("/tokenize", {**body, "add_generation_prompt": False}).json()
+    assert messages[0]["content"] in said and bare["tokens"] == tokenized["tokens"][: bare["count"]]
+    assert bare["count"] < tokenized["count"]
+
+
 def test_answers_in_a_crowd_are_those_given_alone(server: Server, client: openai.OpenAI) -> None:
     alone = [ask(client, prompt).choices[0].message.content for prompt in PROMPTS]
     sampled = [
