@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import os
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -49,6 +50,7 @@ class Asker:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._connections = connections
+        self._answered = False
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -76,7 +78,8 @@ class Asker:
     ) -> Reply:
         """The first answer other than `AGAIN`, or the last of `tries`. Raises `Unreachable`.
 
-        A pause is as long as the server asks for, and doubles where the server asks for none.
+        A pause is as long as the server asks for, and doubles where the server asks for none. A server that has
+        answered no request yet is tried once: nothing may be running there.
         """
         for number in range(1, tries + 1):
             try:
@@ -85,7 +88,7 @@ class Asker:
                     return reply
                 pause_s = reply.retry_after_s
             except Unreachable:
-                if number == tries:
+                if number == tries or not self._answered:
                     raise
                 pause_s = 0.0
             await asyncio.sleep(min(pause_s or _FIRST_PAUSE_S * 2 ** (number - 1), _LONGEST_PAUSE_S))
@@ -98,12 +101,22 @@ class Asker:
     async def _ask(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
         try:
             async with self._session.request(method, self.url + path, data=body, headers=headers) as answer:
+                self._answered = True
                 return Reply(answer.status, await answer.read(), _pause_s(answer.headers.get("Retry-After")))
         except TimeoutError:
             raise Unreachable(f"no answer from {self.url} within {self._timeout.total:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            why = str(error) or type(error).__name__
-            raise Unreachable(f"no answer from {self.url}: {why}; is a server running there?") from error
+            raise Unreachable(
+                f"no answer from {self.url}: {_why(error)}; is a server running there?"
+            ) from error
+
+
+def _why(error: Exception) -> str:
+    """Why no answer came, in the system's words where no connection could be made."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.errno or 0
+        return os.strerror(number) if number > 0 else error.strerror or str(error)
+    return str(error) or type(error).__name__
 
 
 def _pause_s(header: str | None) -> float:

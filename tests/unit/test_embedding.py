@@ -340,6 +340,34 @@ def test_a_refused_request_is_tried_again_after_the_pause_that_the_server_asks_f
     assert pauses[2:] == [60.0]
 
 
+def test_only_a_server_that_has_answered_before_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok", b""] * 2
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answers.pop(0))
+        writer.close()
+
+    async def run() -> list[bytes]:
+        server = await asyncio.start_server(answer, "127.0.0.1")
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with http_client.Asker(url, "", 1, 5.0) as client:
+            bodies = [(await client.post_until_answered("/", b"", {}, 3)).body for _ in range(2)]
+        server.close()
+        async with http_client.Asker(url, "", 1, 5.0) as client:
+            with pytest.raises(http_client.Unreachable, match=r"no answer from .*: Connection refused; is a"):
+                await client.post_until_answered("/", b"", {}, 3)
+        return bodies
+
+    monkeypatch.setattr(http_client.asyncio, "sleep", sleep)
+    assert asyncio.run(run()) == [b"ok", b"ok"]
+    assert (pauses, answers) == ([0.5], [b""])
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
