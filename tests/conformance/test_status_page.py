@@ -175,6 +175,23 @@ def test_charts_tell_their_values_to_pointer_and_keys_and_words_explain_themselv
     assert "half of the answers were faster" in page.text("#tip")
 
 
+def test_a_touch_tells_the_values_and_what_has_just_come_is_shown(server: Server, page: Page) -> None:
+    page.look(390, 844, "light")
+    page.command("Emulation.setTouchEmulationEnabled", enabled=True)
+    open_live(page, server)
+    assert server.encode(MODEL, ["one"]).status == 200
+    page.until("Math.max(...past.points('requests', 90).map(point => point[1])) > 0")
+    plot = "document.querySelector('#tile-requests .plot')"
+    x, y = page.evaluate(
+        f"({plot}.scrollIntoView({{block: 'center'}}), "
+        f"(box => [box.right - 8, box.top + 9])({plot}.getBoundingClientRect()))"
+    )
+    page.command("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+    page.until("document.getElementById('tip').innerText.includes('requests/s')")
+    page.command("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    assert page.evaluate("(track => (track.note(10.2, 3), track.all))(new Track())") == [[10.2, 3]]
+
+
 def test_the_colours_follow_the_system(server: Server, page: Page) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     page.look(1440, 900, "light")

@@ -26,11 +26,12 @@ class Rate {
   }
 }
 
-// One point per second of the last seconds: the mean of what was noted in it.
+// One point per second of the last seconds: the mean of what was noted in it. The present second has a point as well.
 class Track {
   constructor() {
     this.points = [];
     this.second = 0;
+    this.now = 0;
     this.sum = 0;
     this.count = 0;
   }
@@ -42,10 +43,15 @@ class Track {
       while (this.points.length && this.points[0][0] < time - LIVE_S - 2) this.points.shift();
       [this.second, this.sum, this.count] = [second, 0, 0];
     }
+    this.now = time;
     if (known(value)) {
       this.sum += value;
       this.count += 1;
     }
+  }
+
+  get all() {
+    return this.count ? [...this.points, [this.now, this.sum / this.count]] : this.points;
   }
 }
 
@@ -81,7 +87,7 @@ class Past {
     const column = KEPT[name];
     const from = this.now - seconds;
     const kept = this.history.filter((point) => column && point[0] >= from).map((point) => [point[0], point[column]]);
-    const live = this.track(name).points.filter(([time]) => time >= from);
+    const live = this.track(name).all.filter(([time]) => time >= from);
     if (seconds <= LIVE_S) return [...kept.filter(([time]) => !live.length || time < live[0][0]), ...live];
     const newest = kept.length ? kept[kept.length - 1][0] : 0;
     const seen = live.filter(([time, value]) => time > newest && known(value)).map(([, value]) => value);
