@@ -27,6 +27,7 @@ _ARCHITECTURES = {
     "Florence2ForConditionalGeneration": "florence2",
     "GLiClassModel": "gliclass",
     "LightOnOcrForConditionalGeneration": "lighton_ocr",
+    "LightOnOCRForConditionalGeneration": "lighton_ocr",
     "GlmOcrForConditionalGeneration": "glm_ocr",
     "PaddleOCRVLForConditionalGeneration": "paddleocr_vl",
     "LayoutLMForQuestionAnswering": "document_qa",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 import yaml
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
@@ -100,6 +101,19 @@ def test_weights_that_a_checkpoint_lacks_are_not_made_up(model: Path) -> None:
     rewrite(model / "config.json", num_hidden_layers=3)
     with pytest.raises(CheckpointError, match=r"lacks weights: encoder\.layer\.2"):
         load_transformer(model, device=CPU, dtype=torch.float32)
+
+
+def test_a_checkpoint_that_names_the_type_of_a_relative_is_read_as_its_own_class(tmp_path: Path) -> None:
+    directory = build("lighton_ocr", tmp_path / "model")
+    stored = json.loads((directory / "config.json").read_text())
+    left = {
+        name: value for name, value in stored.items() if name not in ("tie_word_embeddings", "image_token_id")
+    }
+    write_json(directory / "config.json", {**left, "model_type": "mistral3"})
+    factory = transformers.LightOnOcrForConditionalGeneration
+    loaded = load_transformer(directory, device=CPU, dtype=torch.float32, factory=factory)
+    assert isinstance(loaded.config, transformers.LightOnOcrConfig)
+    assert loaded.config.image_token_id == 151655 and loaded.config.tie_word_embeddings
 
 
 def test_a_vocabulary_that_is_missing_or_damaged_is_not_made_up(model: Path) -> None:

@@ -204,6 +204,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"config": {"architectures": ["VisionEncoderDecoderModel"], "encoder": {"model_type": "donut-swin"}}},
         {"inputs": ["image"], "outputs": {"json": {}}},
     ),
+    "lighton_ocr": ({"config": architecture("LightOnOCRForConditionalGeneration")}, {"inputs": ["image"]}),
     "glm_ocr": ({"config": architecture("GlmOcrForConditionalGeneration")}, {"inputs": ["image"]}),
     "detection": ({"config": architecture("DetrForObjectDetection")}, {"inputs": ["image"]}),
     "gliner": (

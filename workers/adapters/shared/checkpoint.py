@@ -111,6 +111,10 @@ def load_transformer(
     trust = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     described = {**(config_arguments or {}), **trust}
     config = AutoConfig.from_pretrained(str(directory), **described)
+    own = getattr(factory, "config_class", None)
+    if own is not None and not isinstance(config, own):
+        # NOTE: some checkpoints name the type of a relative. LightOnOCR-2 is stored as mistral3.
+        config = own.from_pretrained(str(directory), **{**(config_arguments or {}), "local_files_only": True})
     if factory is None:
         encodes_text = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
         factory = AutoModelForTextEncoding if encodes_text else AutoModel
