@@ -128,7 +128,8 @@ def _text_of_part(part: Any, where: str) -> str:
         return part
     if not isinstance(part, dict):
         raise InvalidField(where, "expected an object with a type")
-    kind = part.get("type", "text")
+    kind = part.get("type")
+    kind = "text" if kind is None else kind
     if not isinstance(kind, str):
         raise InvalidField(f"{where}.type", "expected a string")
     if kind in TEXT_PARTS:

@@ -163,3 +163,13 @@ def test_a_whole_completion_has_its_choices_in_order() -> None:
     answer = completion_answer.answer_of(_TEXT_ENVELOPE, outcome.choices, outcome.counts, ["x", "x"], False)
     assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, "xa"), (1, "xb")]
     assert orjson.dumps(answer["usage"]) == _USAGE
+
+
+def test_offsets_count_the_characters_of_the_text() -> None:
+    halves = [TokenLogprob(number, raw, -1.0) for number, raw in enumerate([b"\xf0\x9f", b"\x98\x80", b"a"])]
+    chunks = CompletionChunks(_TEXT_ENVELOPE, ["ab"], logprobs=True, include_usage=False)
+    _, first, second = chunks.feed(
+        [Text(0, "\U0001f600", logprobs=halves[:2]), Text(0, "a", logprobs=halves[2:])]
+    )
+    assert orjson.loads(first)["choices"][0]["logprobs"]["text_offset"] == [2, 2]
+    assert orjson.loads(second)["choices"][0]["logprobs"]["text_offset"] == [3]

@@ -261,7 +261,7 @@ def test_items_become_messages(server: Server) -> None:
             {
                 "type": "message",
                 "role": "user",
-                "content": [{"type": "input_text", "text": "a"}, {"type": "text", "text": "b"}],
+                "content": [{"type": "input_text", "text": "a"}, {"type": None, "text": "b"}],
             },
             {"type": "reasoning", "id": "rs_1", "summary": [], "content": []},
             {"role": "assistant", "content": [{"type": "output_text", "text": "c", "annotations": []}]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,10 +18,14 @@ OBJECT = "text_completion"
 
 
 class TokenTable:
-    """Log probabilities of one choice in the older form of OpenAI: columns, with offsets in characters of the text."""
+    """Log probabilities of one choice in the older form of OpenAI: columns, with offsets in characters of the text.
+
+    The tokens of a character that lies in several tokens have the offset of the character.
+    """
 
     def __init__(self, start: int = 0) -> None:
         self._offset = start
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def columns(self, tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
         """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}` of further tokens."""
@@ -31,12 +36,11 @@ class TokenTable:
             "text_offset": [],
         }
         for token in tokens:
-            text = text_of_token(token.raw)
-            told["tokens"].append(text)
+            told["tokens"].append(text_of_token(token.raw))
             told["token_logprobs"].append(finite(token.logprob))
             told["top_logprobs"].append({text_of_token(raw): finite(value) for _, raw, value in token.top})
             told["text_offset"].append(self._offset)
-            self._offset += len(text)
+            self._offset += len(self._characters.decode(token.raw))
         return told
 
 
