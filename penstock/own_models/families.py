@@ -2,7 +2,7 @@
 
 The first of these that says something decides:
 
-1. `gliner_config.json`.
+1. `gliner_config.json`, or the type of GLiNER2 in `config.json`.
 2. `modules.json`: the kinds of its modules, the last words of their types.
 3. `architectures` of `config.json`: the class under which transformers has stored the model.
 
@@ -42,6 +42,7 @@ _ENDINGS = {
 }
 """Families of classes by the end of their names."""
 _MOST_LABELS = 100_000
+_GLINER2_TYPE = "extractor"
 
 
 class Choice(NamedTuple):
@@ -55,6 +56,8 @@ def choose(files: ModelFiles) -> Choice:
     """The family of a model. Raises `CannotTell`."""
     if "gliner_config.json" in files.names:
         return Choice("gliner", "gliner_config.json")
+    if _model_type(files.object("config.json")) == _GLINER2_TYPE:
+        return _gliner2(files.object("config.json"))
     _refuse_vision_language(files)
     found = _by_modules(files) or _by_architecture(files)
     if found is not None:
@@ -67,6 +70,16 @@ def choose(files: ModelFiles) -> Choice:
     raise CannotTell(
         "there is no config.json with `architectures`, so nothing says which family the model is of"
     )
+
+
+def _gliner2(config: dict[str, Any]) -> Choice:
+    """GLiNER2 over spans. Raises `CannotTell` for its other architectures, which no family here runs."""
+    architecture = config.get("architecture", "span")
+    if architecture != "span":
+        raise CannotTell(
+            f"config.json: a GLiNER2 of the architecture {shown(architecture)!r}; only span is served"
+        )
+    return Choice("gliner2", f"config.json: model_type {_GLINER2_TYPE}")
 
 
 def _refuse_vision_language(files: ModelFiles) -> None:

@@ -31,6 +31,7 @@ _WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
 _OFFSET_BY_PADDING = ("roberta", "camembert", "mpnet")
 """Parts of the types of models whose table of positions begins with a row of padding."""
 _MOST_PROMPTS = 1000
+_ENCODER_CONFIG = "encoder_config/config.json"
 _HEADS = ("sparse_linear.pt", "colbert_linear.pt")
 
 
@@ -347,6 +348,13 @@ def _gliner(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> 
         made.told.append(Told("tokenizer", f"of {shown(borrowed)}", "gliner_config.json"))
 
 
+def _gliner2(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
+    made.fields |= {"inputs": ["text"], "outputs": {"json": {}}}
+    if _ENCODER_CONFIG in files.names:
+        made.source["files"] = [_ENCODER_CONFIG]
+    made.told.append(Told("length", "found by the load", "no file states a length"))
+
+
 def _picture_reader(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
     made.fields |= {"inputs": ["image"], "outputs": {"json": {}}}
 
@@ -388,6 +396,7 @@ _READERS: dict[str, Callable[[ModelFiles, Mapping[str, Any], Description], None]
     "nli_zero_shot": _extractor,
     "gliclass": _extractor,
     "gliner": _gliner,
+    "gliner2": _gliner2,
     "detection": _picture_reader,
     "owlv2": _picture_reader,
     "grounding_dino": _picture_reader,

@@ -207,6 +207,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "lighton_ocr": ({"config": architecture("LightOnOCRForConditionalGeneration")}, {"inputs": ["image"]}),
     "glm_ocr": ({"config": architecture("GlmOcrForConditionalGeneration")}, {"inputs": ["image"]}),
     "detection": ({"config": architecture("DetrForObjectDetection")}, {"inputs": ["image"]}),
+    "gliner2": (
+        {"config": architecture("SpanExtractorModel", model_type="extractor"), "encoder_config__config": BERT},
+        {"inputs": ["text"], "outputs": {"json": {}}},
+    ),
     "gliner": (
         {"gliner_config": {"max_len": 384, "model_name": "microsoft/deberta-v3-base"}},
         {"outputs": {"json": {}}, "max_sequence_length": 384},
@@ -244,6 +248,7 @@ def test_bge_m3_is_known_by_its_heads(tmp_path: Path) -> None:
         ({"modules": modules("Transformer", "LogitScore")}, "State adapter: qwen3_reranker with"),
         ({"modules": [{"type": "other.Pooling", "path": ""}]}, "unsupported module 'other.Pooling'"),
         ({"config": architecture("Qwen3VLForConditionalGeneration")}, "State adapter: qwen3_vl_embedding, or adapter:"),
+        ({"config": {"model_type": "extractor", "architecture": "boundary"}}, "architecture 'boundary'; only span is"),
         ({"adapter_config": {"base_model_name_or_path": "org/base"}}, "LoRA adapter of org/base, no model"),
         ({"config": "{"}, "config.json: no JSON: "),
         ({"config": "[1]"}, "config.json: expected a JSON object, got list"),
