@@ -84,7 +84,17 @@ class Finisher:
 
     def _remember(self, scope: RequestScope, protocol: str, status: int) -> None:
         if self.recent is not None:
-            ids = (scope.request_id, scope.trace_id)
-            asked = (protocol, scope.operation, scope.model)
-            message = shown_message(scope.message, scope.model) if scope.error else ""
-            self.recent.add(Recent(time.time(), *ids, *asked, status, scope.error, scope.phases, message))
+            self.recent.add(
+                Recent(
+                    time.time(),
+                    scope.request_id,
+                    scope.trace_id,
+                    protocol,
+                    scope.operation,
+                    scope.model,
+                    status,
+                    scope.error,
+                    scope.phases,
+                    shown_message(scope.message, scope.model) if scope.error else "",
+                )
+            )

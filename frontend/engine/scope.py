@@ -6,8 +6,10 @@ import random
 import re
 import time
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from frontend.access.gate import ANONYMOUS, Grant
 from ipc import deadline
@@ -53,8 +55,7 @@ class InferenceRecord:
     uuid: str = ""
 
 
-@dataclass(slots=True)
-class RequestScope:
+class RequestScope(msgspec.Struct, eq=False):
     """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol.
 
     `error` and `message` are those of the error that ended the request.
@@ -87,7 +88,7 @@ class RequestScope:
     cache_hits: int | None = None
     answer_key: bytes = b""
     inference: InferenceRecord | None = None
-    phases: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, float] = {}
     http: HttpRecord | None = None
 
     def names(self, model: str) -> None:
@@ -148,11 +149,11 @@ def scope_of_request(req: Request, limits: Limits) -> RequestScope:
 
 def scope_of_ids(given: str, traceparent: str, limits: Limits) -> RequestScope:
     """Make a scope from the caller's ids; new ids replace ids that are not safe to echo."""
-    request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{random.getrandbits(128):032x}"
-    parent = _parent(traceparent)
+    request_id = given if given and _REQUEST_ID.fullmatch(given) else f"req_{_fresh_id()}"
+    parent = _parent(traceparent) if traceparent else ""
     return RequestScope(
         request_id=request_id,
-        trace_id=parent[3:35] or f"{random.getrandbits(128):032x}",
+        trace_id=parent[3:35] or _fresh_id(),
         parent=parent,
         started=time.perf_counter(),
         deadline_ns=deadline.after(limits.request_timeout_s),
@@ -175,8 +176,12 @@ def _parent(traceparent: str) -> str:
 
 def plain_scope() -> RequestScope:
     """Context of a request that was refused before its own could be made."""
-    request_id, trace_id = random.getrandbits(128), random.getrandbits(128)
-    return RequestScope(f"req_{request_id:032x}", f"{trace_id:032x}", "", time.perf_counter(), 0)
+    return RequestScope(f"req_{_fresh_id()}", _fresh_id(), "", time.perf_counter(), 0)
+
+
+def _fresh_id() -> str:
+    """32 hexadecimal digits."""
+    return random.randbytes(16).hex()
 
 
 def common_headers(made: RequestScope, server: Server) -> dict[str, str]:

@@ -62,30 +62,29 @@ class Protocols:
     def of(self, path: str) -> WireProtocol:
         """The protocol with the longest prefix of whole segments of `path`; the first protocol, if none fits."""
         # PERF: called for every request, so the time does not grow with the number of prefixes.
-        whole, folders = f"{path}/", self._folders
-        end = whole.rfind("/", 0, self._longest) + 1
-        while end:
+        whole, folders, best, end = f"{path}/", self._folders, self._known[0], 0
+        while end := whole.find("/", end) + 1:
             found = folders.get(whole[:end])
-            if found is not None:
-                return found
-            end = whole.rfind("/", 0, end - 1) + 1
-        return self._known[0]
+            if found is None:
+                break
+            best = found[-1] if found else best
+        return best
 
     @cached_property
-    def _folders(self) -> dict[str, WireProtocol]:
-        """Protocols by prefix, with a slash at its end; of two protocols with one prefix the first.
+    def _folders(self) -> dict[str, list[WireProtocol]]:
+        """The protocols with a prefix by prefix, the first protocol last, and an empty list for folders above a prefix.
 
         Made at the first request: protocols learn which of their routes are served when they are mounted.
         """
-        return {
-            prefix if prefix.endswith("/") else f"{prefix}/": protocol
-            for protocol in reversed(self._known)
-            for prefix in protocol.prefixes
-        }
-
-    @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self._folders), default=0)
+        found: dict[str, list[WireProtocol]] = {}
+        for protocol in reversed(self._known):
+            for prefix in protocol.prefixes:
+                folder = ""
+                for segment in prefix.rstrip("/").split("/"):
+                    folder += f"{segment}/"
+                    found.setdefault(folder, [])
+                found[folder].append(protocol)
+        return found
 
 
 def protocols() -> Protocols:

@@ -112,13 +112,9 @@ def test_a_timed_answer_has_the_times_of_each_request(json: bool, pack: Any, loa
     parts = [body[:3], memoryview(body[3:at]), part, body[at + len(part) :]]
     block = timing_of({}, 0.0)
     answer = repeating.whole_of("name", "m", 1, [], parts, block, json=json)
-    for seconds in (0.25, 100.0):
-        scope = plain_scope()
-        scope.started -= seconds
-        made = load(repeating.body_of(answer, scope))
-        total = made["timing"]["total_ms"]
-        assert total >= seconds * 1e3
+    for total in (0.25, 100.0):
+        made = load(repeating.body_of(answer, total))
         assert made == {"items": [1], "timing": block | {"total_ms": total}, "usage": 2}
         assert list(made["timing"]) == list(block)
     plain = repeating.whole_of("name", "m", 3, [], [b"a", b"b", b"c"], None, json=json)
-    assert repeating.body_of(plain, plain_scope()) == b"abc"
+    assert repeating.body_of(plain, 1.0) == b"abc"

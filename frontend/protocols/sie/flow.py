@@ -112,10 +112,9 @@ def _repeated_headers(json: bool, items: int) -> tuple[tuple[str, str], ...]:
     return ("Content-Type", media_type(json)), *headers_of({}, items)
 
 
-def total_header(scope: RequestScope) -> tuple[str, str]:
-    """The header of the total, which becomes a phase of the request."""
-    scope.phases["total"] = total = scope.elapsed_ms()
-    return "X-Total-Time", f"{total:.2f}"
+def total_header(total_ms: float) -> tuple[str, str]:
+    """The timing header of the total."""
+    return "X-Total-Time", f"{total_ms:.2f}"
 
 
 def timing_of(phases: Mapping[str, float], total_ms: float) -> dict[str, float | None]:
@@ -188,8 +187,9 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         if not model:
             scope.names(answer.name)
         scope.cache_hits = answer.items
-        resp.data = repeating.body_of(answer, scope)
-        resp.set_headers([*answer.headers, total_header(scope)])
+        scope.phases["total"] = total = scope.elapsed_ms()
+        resp.data = repeating.body_of(answer, total)
+        resp.set_headers([*answer.headers, total_header(total)])
         return True
 
     async def _answer(
@@ -223,7 +223,9 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
             parts = await self.render(reply, plan, request, scope, beside, json)
             scope.phases.setdefault("encode", (time.perf_counter() - began) * 1e3)
             resp.content_type = media_type(json)
-            resp.set_headers([*headers_of(scope.phases, scope.cache_hits), total_header(scope)])
+            times = headers_of(scope.phases, scope.cache_hits)
+            scope.phases["total"] = total = scope.elapsed_ms()
+            resp.set_headers([*times, total_header(total)])
             answers, items = self.services.engine.answers, len(plan.call.items)
             if answers is not None and scope.answer_key and scope.cache_hits == items:
                 headers = _repeated_headers(json, items)

@@ -26,8 +26,11 @@ def check_machine_profile(req: Request, services: Services) -> None:
 
     Raises `NoReplica` if the answer depends on the workers' devices and no worker has reported a device yet.
     """
-    asked, server = req.get_header(HEADER), services.settings.server
-    if asked is None or not (server.machine_profile or server.machine_profile_strict):
+    server = services.settings.server
+    if not (server.machine_profile or server.machine_profile_strict):
+        return
+    asked = req.get_header(HEADER)
+    if asked is None:
         return
     own = profiles_of(server, [worker.name for worker in services.directory.workers()])
     if asked.strip().lower() in (profile.lower() for profile in own):

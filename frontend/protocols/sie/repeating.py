@@ -57,8 +57,8 @@ def whole_of(
     return WholeAnswer(name, model, items, headers, b"".join([*parts[:-2], head]), tail + parts[-1], write)
 
 
-def body_of(answer: WholeAnswer, scope: RequestScope) -> bytes:
+def body_of(answer: WholeAnswer, total_ms: float) -> bytes:
     """The body with the time of this request."""
     if answer.total is None:
         return answer.before
-    return answer.before + answer.total(scope.elapsed_ms()) + answer.after
+    return answer.before + answer.total(total_ms) + answer.after
