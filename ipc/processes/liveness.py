@@ -127,6 +127,15 @@ def start_ticks(pid: int) -> int:
     return int(stat.rpartition(b")")[2].split()[19])
 
 
+def processor_ticks(pid: int) -> int:
+    """Processor time that all threads of a process have used, in clock ticks; 0 when the process is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    return sum(map(int, stat.rpartition(b")")[2].split()[11:13]))
+
+
 def own_identity() -> str:
     """Tells this process from all others of this host, also from those before the last boot."""
     return f"{_boot()} {os.getpid()} {start_ticks(os.getpid())}"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ipc.processes.liveness import processor_ticks
 from ipc.processes.paths import prepare_run_dir
 from ipc.processes.starting import Notifier
 from ipc.settings import load
@@ -54,13 +55,8 @@ def test_a_ready_worker_without_heartbeats_is_killed_long_before_a_step_counts_a
     slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert slot._settings.worker.heartbeat_timeout_s == 2.0 < slot._settings.worker.hang_timeout_s
-    assert slot.start_if_due()
-    clock = Clock.of(slots, monkeypatch)
-    sent: list[int] = []
-    monkeypatch.setattr(slot, "signal", sent.append)
-    worker = Notifier(str(slot.listener.path))
-    assert worker.send(ready=1)
-    slot.heard()
+    monkeypatch.setattr(slots, "processor_ticks", lambda pid: 7)
+    clock, worker, sent = _ready(slot, monkeypatch)
     for _ in range(30):
         clock.now += 1.9
         assert worker.send(watchdog=1)
@@ -72,6 +68,54 @@ def test_a_ready_worker_without_heartbeats_is_killed_long_before_a_step_counts_a
     assert sent == [signal.SIGKILL]
     slot.reap(others_healthy=True)
     slot.close()
+
+
+def _ready(slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Notifier, list[int]]:
+    """The slot's process is ready: the clock, what the process speaks through, and the signals to the process."""
+    assert slot.start_if_due()
+    clock = Clock.of(slots, monkeypatch)
+    sent: list[int] = []
+    monkeypatch.setattr(slot, "signal", sent.append)
+    worker = Notifier(str(slot.listener.path))
+    assert worker.send(ready=1)
+    slot.heard()
+    return clock, worker, sent
+
+
+@pytest.mark.parametrize("works_on", [True, False])
+def test_a_silent_worker_that_uses_the_processor_has_the_time_of_a_hang(
+    slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch, works_on: bool
+) -> None:
+    ticks = [0]
+    monkeypatch.setattr(slots, "processor_ticks", lambda pid: ticks[0])
+    clock, _, sent = _ready(slot, monkeypatch)
+    for _ in range(117):
+        clock.now += 0.5
+        ticks[0] += 5
+        slot.kill_if_silent()
+    assert not sent, "one call of C code holds the lock of the interpreter for 58 s"
+    # Then the process stands still, or works for longer than any step may take.
+    clock.now += 1.1
+    ticks[0] += works_on
+    slot.kill_if_silent()
+    assert bool(sent) is not works_on
+    if works_on:
+        ticks[0] += 1
+        clock.now += 1.0
+        slot.kill_if_silent()
+    assert sent == [signal.SIGKILL]
+    slot.reap(others_healthy=True)
+    slot.close()
+
+
+def test_the_processor_time_of_a_process_grows() -> None:
+    before = processor_ticks(os.getpid())
+    while processor_ticks(os.getpid()) == before:
+        pass
+    assert processor_ticks(os.getpid()) > before
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert processor_ticks(gone.pid) == 0
 
 
 def test_a_slot_goes_to_a_spare_before_a_new_process_is_started(

@@ -22,7 +22,7 @@ from ipc.machine import count_gpus
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
 from ipc.processes import sweep
-from ipc.processes.liveness import SlotLock, SlotTaken
+from ipc.processes.liveness import SlotLock, SlotTaken, processor_ticks
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.processes.starting import Listener
 from ipc.settings import Settings
@@ -50,7 +50,8 @@ class WorkerSlot:
         self.misconfigured = False
         self._child: Child | None = None
         self._backoff = Backoff(settings.worker.restart_backoff_s, settings.worker.healthy_after_s)
-        self._started = self._heard = self._start_at = self._stopping_since = 0.0
+        self._started = self._heard = self._start_at = self._stopping_since = self._ran = 0.0
+        self._ticks = 0
         self._killed_for = ""
         self.proven = False
 
@@ -108,12 +109,25 @@ class WorkerSlot:
         limit, since = worker.load_stall_s, self._heard
         if self.state == "ready":
             limit = worker.heartbeat_timeout_s
+            if self._is_running(now, limit):
+                limit = max(limit, worker.hang_timeout_s)
         elif self.state == "stopping":
             limit, since = worker.drain_timeout_s + STOP_GRACE_S, self._stopping_since
         if self.pidfd >= 0 and now - since > limit and not self._killed_for:
             log.error("worker %d (%s) is killed after %.1f s", self.slot, self.state, now - since)
             self._killed_for = "hang"
             self.signal(signal.SIGKILL)
+
+    def _is_running(self, now: float, limit: float) -> bool:
+        """Whether the process has used processor time within the last half of `limit`, as far as looks tell.
+
+        NOTE: one long call of C code, such as the tokenizer of a grammar, may hold the lock of the interpreter for
+        seconds. A process that is stopped or waits for itself uses none.
+        """
+        ticks = 0 if self._child is None else processor_ticks(self._child.pid)
+        if ticks != self._ticks:
+            self._ticks, self._ran = ticks, now
+        return now - self._ran <= limit / 2
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, if there is one."""
