@@ -21,6 +21,7 @@ from frontend.openapi.operation import EVENTS, HTML, JSON, TEXT, Operation, Para
 from frontend.openapi.words import described, word
 from frontend.protocols.chat.operations import OPERATIONS as CHAT
 from frontend.protocols.cohere.operations import OPERATIONS as COHERE
+from frontend.protocols.foreign.shared_routes import OWNERS
 from frontend.protocols.infinity.operations import OPERATIONS as INFINITY
 from frontend.protocols.kserve_v2.operations import OPERATIONS as KSERVE
 from frontend.protocols.messages.operations import OPERATIONS as MESSAGES
@@ -108,7 +109,10 @@ def document(operations: Iterable[Operation], version: str) -> dict[str, Any]:
 
 
 def _merged(operations: Iterable[Operation]) -> Iterable[Operation]:
-    """One operation for each method and path: those of several protocols have any of their bodies and answers."""
+    """One operation for each method and path: those of several protocols have any of their bodies and answers.
+
+    A path in the form of a chosen server answers in the form of SIE where none is chosen.
+    """
     groups: dict[tuple[str, str], list[Operation]] = {}
     for operation in operations:
         groups.setdefault((operation.path, operation.method), []).append(operation)
@@ -117,7 +121,11 @@ def _merged(operations: Iterable[Operation]) -> Iterable[Operation]:
         if len(group) == 1:
             yield first
             continue
-        errors = {status: _distinct(one.errors.get(status) for one in group) for status in first.errors}
+        forms = [one.errors for one in group]
+        if first.path in OWNERS:
+            forms.append({HTTPStatus.NOT_IMPLEMENTED: ErrorResponse})
+        statuses = sorted({status for errors in forms for status in errors})
+        errors = {int(status): _distinct(errors.get(status) for errors in forms) for status in statuses}
         yield replace(
             first,
             body=_distinct(one.body for one in group),

@@ -29,7 +29,11 @@ LEAST_SUCCESSES = min(10, EXAMPLES // 15)
 LIMIT_S = 1800
 LEFT_OUT = "^/v1/admin/|/(un)?load/?|^/v2/cudasharedmemory/"
 """A load of a broken model is answered 502, CUDA memory without a GPU 501, and an unload harms the others."""
-SETTINGS = {"shared_memory.enabled": "true", "repository.control": "explicit"}
+SETTINGS = {
+    "shared_memory.enabled": "true",
+    "repository.control": "explicit",
+    "server.compatible": "tei,vllm:/classify",
+}
 
 
 def examples() -> dict[str, str]:

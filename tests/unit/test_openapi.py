@@ -20,6 +20,7 @@ from frontend.generation.reasoning import EFFORTS
 from frontend.openapi import words
 from frontend.openapi.document import operations, schema
 from frontend.protocols.chat import absent
+from frontend.protocols.foreign.shared_routes import OWNERS
 from ipc import settings
 from ipc.memory.datatypes import DATATYPES
 from penstock import cli
@@ -147,6 +148,21 @@ def test_answers_have_their_statuses_headers_and_bodies() -> None:
                 assert resolved(entry["schema"])
     names = [operation["operationId"] for operation in described().values()]
     assert len(names) == len(set(names))
+
+
+def test_routes_of_several_servers_have_the_errors_of_each() -> None:
+    for path, owners in OWNERS.items():
+        responses = described()["post", path]["responses"]
+        forms = {
+            status: {
+                found.rpartition("/")[2] for found in re.findall(r'"(#[^"]+)"', json.dumps(answer["content"]))
+            }
+            for status, answer in responses.items()
+        }
+        bare = {"BareError"} if set(owners) & {"vllm", "infinity"} else set()
+        tei = {"TeiError"} if "tei" in owners else set()
+        assert forms["501"] == {"ErrorResponse"} | bare | tei
+        assert forms.get("400", set()) == bare and forms.get("422", set()) == tei
 
 
 def test_every_component_is_used() -> None:
