@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from ipc.errors import ConfigError
 from ipc.settings import Settings
+from penstock import terminal
 
 _PATH = "/v1/chat/completions"
 _SILENCE_S = 120.0
@@ -44,6 +45,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--system", metavar="TEXT", help="the message of the system, before all others")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token")
+    terminal.with_examples(
+        parser,
+        ("chat", "talks to the server's model"),
+        ("chat my-model --system 'Answer in one sentence.' --temperature 0", "with a message of the system"),
+        ("chat < question.txt", "each line of a file is a question"),
+    )
 
 
 def run(options: argparse.Namespace, config: Settings) -> int:

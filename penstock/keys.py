@@ -33,6 +33,11 @@ _HEAD = ("NAME", "ID", "SCOPES", "REQUESTS/S", "BURST", "SHARE")
 def add_parser(commands: Any, add_flags: Callable[[argparse.ArgumentParser], None]) -> None:
     """Add `keys ...`; `add_flags` adds the flags that name settings, among them the file."""
     parser = commands.add_parser("keys", help="make, list, check and revoke API keys")
+    terminal.with_examples(
+        parser,
+        ("keys new web", "makes a key and its entry"),
+        ("keys list --file keys.json", "the keys of a file"),
+    )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     new = actions.add_parser(
         "new", help="print a fresh key (on standard error, once) and its entry for server.keys_file"

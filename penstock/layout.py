@@ -16,7 +16,7 @@ from typing import Any
 
 from ipc.memory.datatypes import BYTES, DATATYPES
 from ipc.settings import Settings
-from penstock import asking
+from penstock import asking, terminal
 
 UNKNOWN_SIZE = 2
 """Size shown for a dimension of any size."""
@@ -30,6 +30,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("model", help="name of the model")
     asking.add_arguments(parser)
+    terminal.with_examples(parser, ("layout my-model", "the request of a model that takes tensors"))
 
 
 def run(options: argparse.Namespace, config: Settings) -> int:

@@ -26,6 +26,11 @@ AddFlags = Callable[[argparse.ArgumentParser], None]
 def add_parsers(commands: Any, add_flags: AddFlags) -> None:
     """Add `models ...` and `verify` to the commands; `add_flags` adds what all commands understand."""
     models = commands.add_parser("models", help="list, show, pull or verify models of the catalog")
+    terminal.with_examples(
+        models,
+        ("models list", "all models of the catalog"),
+        ("models add ./my-model", "writes the entry of a model of one's own"),
+    )
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="all models of the catalog in a table")
     listing.add_argument("--family", help="only this family, for example dense")
@@ -34,6 +39,14 @@ def add_parsers(commands: Any, add_flags: AddFlags) -> None:
     showing = actions.add_parser("show", help="everything that the catalog says of one model")
     showing.add_argument("model", metavar="MODEL")
     showing.add_argument("--json", action="store_true", help="print JSON")
+    terminal.with_examples(
+        listing,
+        ("models list", "all models of the catalog"),
+        ("models list --output sparse --json", "models that give sparse vectors, for a script"),
+    )
+    terminal.with_examples(
+        showing, ("models show BAAI/bge-m3", "everything that the catalog says of a model")
+    )
     pull = actions.add_parser("pull", help="download models from the hub, of the catalog or by their ids")
     pull.add_argument("model", metavar="MODEL", nargs="+")
     pull.add_argument(
@@ -49,6 +62,7 @@ def add_parsers(commands: Any, add_flags: AddFlags) -> None:
     alone = commands.add_parser("verify", help="the same as `models verify`")
     for parser in (verify, alone):
         verification.add_arguments(parser)
+        terminal.with_examples(parser, ("verify BAAI/bge-m3", "compares with the model's reference library"))
     for parser in (listing, showing, pull, actions.choices["add"], verify, alone):
         add_flags(parser)
 

@@ -36,7 +36,7 @@ MOST_DIFFERENCE, MOST_COMPARED = 8, 100
 """Of names that are compared with an unknown one: difference in characters, and how many."""
 LORA_PART = "[A-Za-z0-9._-]{1,64}"
 ID = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}(:[A-Za-z0-9._-]{1,64})?$"
-_ID_LINE = re.compile(rb"^(?:sie_)?id:[ \t]*['\"]?([^\s'\"#]+)", re.MULTILINE)
+ID_LINE = re.compile(rb"^(?:sie_)?id:[ \t]*['\"]?([^\s'\"#]+)", re.MULTILINE)
 _FIELD = re.compile(r"^[\w.-]+(?=: )")
 _UNLISTED = (
     "; only `penstock serve` finds a model by its path or hub id, `penstock models add` writes its entry"
@@ -458,7 +458,7 @@ def _place_of(text: str) -> list[str]:
 def _stand_in(data: bytes, raw: Any) -> ModelEntry | None:
     """An entry with the name that a bad file gives, for requests of every kind; None where the file gives none."""
     stated = raw if isinstance(raw, dict) else {}
-    found = _ID_LINE.search(data)
+    found = ID_LINE.search(data)
     name = (
         stated.get("id")
         or stated.get(sie_layout.KEY)

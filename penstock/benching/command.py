@@ -108,7 +108,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
         return 1
     found = figures.figures(samples, elapsed_s, options.items)
     if options.json:
-        print(terminal.as_json({"model": options.model, "protocol": options.protocol, "url": url, **found}))
+        print(terminal.as_json({"url": url, **_conditions(options), **found}))
     else:
         print("\n".join(figures.lines(found)))
     if options.plot and found["succeeded"]:
@@ -116,6 +116,22 @@ def run(options: argparse.Namespace, config: Settings) -> int:
         # NOTE: with --json the output is one object, so the picture goes beside it.
         print("\n".join(["", *plot]), file=sys.stderr if options.json else sys.stdout)
     return 0 if found["succeeded"] else 1
+
+
+def _conditions(options: argparse.Namespace) -> dict[str, Any]:
+    """What a reader of the figures needs to run the same load again."""
+    is_chat, own_text = options.protocol == "chat", options.text is not None
+    load = {
+        "connections": None if options.rate else options.connections,
+        "rate": options.rate,
+        "duration_s": options.duration,
+        "requests": options.requests,
+        "items": options.items,
+        "words": None if own_text else options.tokens,
+        "text": options.text,
+        "max_tokens": options.max_tokens if is_chat else None,
+    }
+    return {"model": options.model, "protocol": options.protocol, "load": load}
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -13,14 +13,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ipc.errors import ConfigError
 from ipc.settings import Settings
 from penstock import asking, terminal
 from penstock.embedding.lines import BadInput, Lines
-from penstock.embedding.output import Output
 from penstock.embedding.shown import Shown
+
+if TYPE_CHECKING:
+    from penstock.embedding.output import Output
 
 DTYPES = ("float32", "float16", "int8", "binary")
 
@@ -83,6 +85,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
     url, key = asking.url_of(options, config), asking.key_of(options)
     # Imported here: only this command needs the HTTP client.
     from penstock.embedding.job import Job, Stopped
+    from penstock.embedding.output import Output
     from penstock.http_client import Asker, Unreachable
 
     with _source(options.input) as source:

@@ -17,6 +17,7 @@ from ipc import machine, settings
 from ipc.catalog.entries import Catalog, ModelEntry, read_entries
 from ipc.errors import ConfigError
 from ipc.settings import Settings
+from penstock import terminal
 from penstock.tuning import settings_file, trial
 from penstock.tuning.search import (
     CPU_TOKENS,
@@ -46,6 +47,11 @@ def add_parser(commands: Any, add_flags: Any) -> None:
     parser.add_argument("--seconds", type=float, metavar="S", help="length of a trial (default 9, quick 3)")
     parser.add_argument(
         "--write", metavar="FILE", type=Path, help="write the settings into this file without asking"
+    )
+    terminal.with_examples(
+        parser,
+        ("tune BAAI/bge-m3 --quick", "a few settings, about a minute"),
+        ("tune BAAI/bge-m3 --write settings.yaml", "writes the best settings into a file"),
     )
     add_flags(parser)
 

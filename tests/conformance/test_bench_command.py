@@ -18,7 +18,16 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize("protocol", ["encode", "embeddings"])
+MODELS = {
+    "encode": "fake/echo",
+    "embeddings": "fake/echo",
+    "kserve": "fake/echo",
+    "score": "fake/score",
+    "rerank": "fake/score",
+}
+
+
+@pytest.mark.parametrize("protocol", MODELS)
 def test_a_load_gives_figures(protocol: str, fakes: Server, capsys: pytest.CaptureFixture[str]) -> None:
     flags = (
         "--protocol",
@@ -32,12 +41,13 @@ def test_a_load_gives_figures(protocol: str, fakes: Server, capsys: pytest.Captu
         "--json",
         "--plot",
     )
-    assert main(["bench", "fake/echo", "--url", fakes.url, *flags]) == 0
+    assert main(["bench", MODELS[protocol], "--url", fakes.url, *flags]) == 0
     printed = capsys.readouterr()
     found = json.loads(printed.out)
+    assert found["load"]["connections"] == 2 and found["load"]["items"] == 3
     assert (found["requests"], found["succeeded"], found["errors"]) == (6, 6, {})
     assert 0 < found["latency_ms"]["p50"] <= found["latency_ms"]["p99"] <= found["latency_ms"]["max"]
-    assert (found["tokens_per_s"] is not None) == (protocol == "embeddings")
+    assert (found["tokens_per_s"] is not None) == (protocol in ("embeddings", "rerank"))
     assert "#" in printed.err
 
 

@@ -103,10 +103,3 @@ def test_what_cannot_be_revoked_leaves_the_file_alone(file: Path, capsys: pytest
     assert main(["keys", "revoke", "web", "--file", str(file)]) == 3
     assert "by hand" in capsys.readouterr().err and len(api_keys.read(file)) == 2
     assert main(["keys", "list"]) == 3
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_completion_script_knows_commands_and_flags(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert "status" in script and "keys" in script and "run-dir" in script

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ipc.errors import ConfigError
-from penstock.cli import flags_of, parser
+from penstock.cli import flags_of
+from penstock.parsing import parser
 
 
 def settings(*arguments: str) -> dict[str, str]:

@@ -1,0 +1,141 @@
+"""The commands of `penstock` with their flags, and what a mistyped command line is told."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from ipc.version import VERSION
+from penstock import clients, keys, models, printing, status, sweeping, terminal
+from penstock.tuning import command as tuning
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors name the nearest command and the help."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message, and exit with 2."""
+        if message.endswith(("required: COMMAND", "required: ACTION")):
+            [choice] = [one for one in self._actions if isinstance(one, argparse._SubParsersAction)]
+            message = f"expected one of {', '.join(choice.choices)}"
+        self.exit(2, f"{self.format_usage()}penstock: {message}; see {self.prog} --help\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            names = list(action.choices)
+            near = difflib.get_close_matches(str(value), names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(names)}"
+            self.error(f"{value!r} is no {str(action.metavar).lower()} of {self.prog}; {hint}")
+        super()._check_value(action, value)
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="settings file (default: $PENSTOCK_CONFIG)")
+    parser.add_argument(
+        "--catalog", metavar="DIR", action="append", default=[], help="directory of model files; may repeat"
+    )
+    parser.add_argument("--models", metavar="ID,ID", help="serve only these models: ids of the catalog")
+    parser.add_argument("--bind", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:8080)")
+    parser.add_argument(
+        "--workers", metavar="N", help="GPU processes (default: one per GPU, on CPU one for four cores)"
+    )
+    parser.add_argument(
+        "--frontends", metavar="N", help="HTTP processes (default: one per two cores, at most 4)"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), help="where models run; cuda never falls back to the CPU"
+    )
+    parser.add_argument(
+        "--set", metavar="SECTION.FIELD=VALUE", action="append", default=[], help="any setting; may repeat"
+    )
+
+
+def _named(parser: argparse.ArgumentParser) -> None:
+    """Models by position, of commands that read a model which the catalog lacks from the model's files."""
+    parser.add_argument(
+        "named",
+        metavar="MODEL",
+        nargs="*",
+        help="serve only these models: ids of the catalog or of the hub, directories; ID=NAME adds a name",
+    )
+
+
+def _serving(parser: argparse.ArgumentParser) -> None:
+    """Flags of `serve` alone, under the names that mistral.rs gives them."""
+    parser.add_argument("--host", metavar="HOST", help="host of the address to listen on (default 127.0.0.1)")
+    parser.add_argument(
+        "-p", "--port", metavar="PORT", help="port of the address to listen on (default 8080)"
+    )
+    parser.add_argument("--max-seqs", metavar="N", help="texts that a model generates at once (default 32)")
+    parser.add_argument(
+        "--prefix-cache-n", metavar="N", help="0: never reuse what is known of a prompt's beginning"
+    )
+    parser.add_argument(
+        "--disable-request-id-header", action="store_true", help="answers without X-Request-ID"
+    )
+    parser.add_argument("--disable-metrics", action="store_true", help="no /metrics, nothing counted for it")
+    parser.add_argument("--access-log", action="store_true", help="two lines for each HTTP request")
+    parser.add_argument("--access-log-health", action="store_true", help="... also for probes")
+    parser.add_argument("--access-log-format", choices=("text", "json"), help="form of all lines of the log")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    root = Parser(prog="penstock", description="Inference server for chat, embeddings and more.")
+    root.add_argument("--version", action="version", version=VERSION)
+    terminal.with_examples(
+        root,
+        ("serve sentence-transformers/all-MiniLM-L6-v2", "starts a server with one model"),
+        ("models list", "the models of the catalog"),
+        ("COMMAND --help", "flags and examples of a command"),
+    )
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve", help="start the server: gunicorn -c gunicorn.conf.py with these settings"
+    )
+    _serving(serve)
+    check = commands.add_parser("check", help="validate settings and catalog; exit 3 when wrong")
+    look = commands.add_parser("doctor", help="look at devices, limits, shared memory, ports, versions")
+    for examined in (check, look):
+        examined.add_argument("--json", action="store_true", help="print JSON")
+    worker = commands.add_parser(
+        "worker", help="start one worker by hand, for frontends without a supervisor"
+    )
+    for each in (serve, check, look, worker):
+        _common(each)
+        _named(each)
+    worker.add_argument("--slot", type=int, required=True, help="number of the worker, from 0")
+    _examples({"serve": serve, "check": check, "doctor": look, "worker": worker})
+    sweeping.add_parser(commands, _common)
+    status.add_parser(commands, _common)
+    clients.add_parsers(commands)
+    models.add_parsers(commands, _common)
+    tuning.add_parser(commands, _common)
+    keys.add_parser(commands, _common)
+    printing.add_parsers(commands)
+    return root
+
+
+_EXAMPLES = {
+    "serve": (
+        ("serve", "serves all models of the catalog whose files are on this machine"),
+        ("serve BAAI/bge-m3 ./my-model=mine --port 9000", "serves a model of the hub and a directory"),
+        ("serve --config settings.yaml", "with a file of settings"),
+    ),
+    "check": (
+        ("check --config settings.yaml", "validates the settings and the catalog that they name"),
+        ("check --catalog models --json", "the same for a script"),
+    ),
+    "doctor": (
+        ("doctor", "looks at this machine with the default settings"),
+        ("doctor --device cuda --json", "with a GPU, for a script"),
+    ),
+    "worker": (("worker --slot 0 --config settings.yaml", "runs the worker of slot 0"),),
+}
+
+
+def _examples(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    for name, each in parsers.items():
+        terminal.with_examples(each, *_EXAMPLES[name])

@@ -1,0 +1,74 @@
+"""The command line as a whole: completion, examples, and what a mistyped command is told."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import main
+from penstock.parsing import parser
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_knows_commands_and_flags(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "status" in script and "keys" in script and "run-dir" in script
+    assert "penstock completion names" in script
+
+
+def test_a_shell_is_given_the_names_of_the_settings_file_and_its_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    catalog, config = tmp_path / "models", tmp_path / "settings.yaml"
+    catalog.mkdir()
+    (catalog / "a.yaml").write_text("adapter: dense\nid: org/broken\n  - not YAML")
+    (catalog / "b.yaml").write_text("sie_id: 'org/sie'  # of another server\nloras:\n  id: inner\n")
+    config.write_text(f"catalog: {{dirs: [{catalog}], models: [./here=named, org/sie]}}")
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(config))
+    assert main(["completion", "names"]) == 0
+    assert capsys.readouterr().out.split() == ["named", "org/broken", "org/sie"]
+    config.write_text("nothing: true")
+    assert main(["completion", "names"]) == 0
+    assert "BAAI/bge-m3" in capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ([], "penstock: expected one of serve, check,"),
+        (["srve"], "'srve' is no command of penstock; did you mean 'serve'?"),
+        (["keys", "lst"], "'lst' is no action of penstock keys; did you mean 'list'?"),
+        (["keys", "zzz"], "expected new, list, check, revoke; see penstock keys --help"),
+        (["models"], "expected one of list, show, pull, add, verify"),
+    ],
+)
+def test_a_mistyped_command_is_answered_with_the_nearest(
+    line: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line)
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_each_help_ends_with_examples() -> None:
+    def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+        yield parser
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for child in action.choices.values():
+                    yield from commands(child)
+
+    missing = [each.prog for each in commands(parser()) if "examples:\n  penstock" not in (each.epilog or "")]
+    assert missing == []
+
+
+def test_a_check_for_a_script_has_the_mistakes_of_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--set", "server.nope=1", "--json"]) == 3
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert not printed.err and not found["valid"] and "nope" in found["mistakes"][0]
