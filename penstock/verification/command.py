@@ -106,6 +106,7 @@ def compare(entry: ModelEntry, settings: Settings) -> Report:
     from transformers.utils import logging as transformers_logging
 
     from penstock.verification import references
+    from penstock.verification.opening import Opening
     from penstock.verification.ours import Ours
 
     chatter: Any = transformers_logging
@@ -114,7 +115,7 @@ def compare(entry: ModelEntry, settings: Settings) -> Report:
     references.refuse_unsupported(entry.adapter)
     ours = Ours(entry, settings)
     device, precision = ours.device, str(ours.dtype).removeprefix("torch.")
-    opening = references.Opening(
+    opening = Opening(
         entry, ours.directory, device, ours.adapter.max_sequence_length, settings.worker.trust_remote_code
     )
     mine = answers(ours, entry)

@@ -7,61 +7,22 @@ A reference has the methods `encode`, `score` and `extract` that its family need
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
 
 from ipc import extras
-from ipc.catalog.entries import ModelEntry
 from ipc.errors import DependencyConflict, Unsupported
 from ipc.wire.extraction import Classification, Entity, Extraction
 from ipc.wire.messages import InputItem
+from penstock.verification.conversations import Embedder, Reranker
+from penstock.verification.opening import Opening
 from penstock.verification.samples import opened
-from workers.adapters.shared.prompting import Prompts
 
 Array = np.ndarray[Any, Any]
-
-
-class Opening(msgspec.Struct, frozen=True):
-    """A model's files and the conditions of the comparison; `length` is in tokens, the reference runs in float32."""
-
-    entry: ModelEntry
-    directory: Path
-    device: torch.device
-    length: int
-    trust_remote_code: bool
-
-    @property
-    def place(self) -> str:
-        """The directory as text."""
-        return str(self.directory)
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Arguments that the model classes of sentence-transformers share."""
-        return {
-            "device": str(self.device),
-            "local_files_only": True,
-            "trust_remote_code": self.trust_remote_code,
-            "model_kwargs": {"dtype": torch.float32},
-        }
-
-    def prompted(self, texts: list[str], *, is_query: bool) -> list[str]:
-        """The texts with the catalog's prompts, for models without stored prompts."""
-        options = self.entry.runtime
-        prompts = Prompts(
-            named=options.get("prompts", {}),
-            query_template=options.get("query_template"),
-            document_template=options.get("document_template"),
-            default_instruction=options.get("default_instruction"),
-        )
-        before, after = prompts.affixes(None, is_query)
-        return [f"{before}{text}{after}" for text in texts]
 
 
 _JUDGE = (
@@ -336,6 +297,8 @@ _OTHERS: dict[str, Callable[[Opening], Any]] = {
     "clip": TwoTowers,
     "siglip": TwoTowers,
     "qwen3_reranker": YesOrNo,
+    "qwen3_vl_embedding": Embedder,
+    "qwen3_vl_reranker": Reranker,
     "ner": Entities,
     "text_classification": Classes,
     "nli_zero_shot": ZeroShotClasses,

@@ -113,6 +113,8 @@ def test_a_model_that_agrees_ends_with_0(
         ("colbert_stanford", "colbert", "{multivector: {dims: 128}, score: {}}"),
         ("rr_bert", "cross_encoder", "{score: {}}"),
         ("rr_qwen3", "qwen3_reranker", "{score: {}}"),
+        ("qwen3_vl", "qwen3_vl_embedding", "{dense: {dims: 64}}\ninputs: [text, image]"),
+        ("qwen3_vl", "qwen3_vl_reranker", "{score: {}}\ninputs: [text, image]"),
         ("ner", "ner", "{json: {}}"),
         ("classifier", "text_classification", "{json: {}}"),
         ("nli", "nli_zero_shot", "{json: {}}"),
