@@ -362,7 +362,7 @@ def test_version_prints_the_version(environment: dict[str, str]) -> None:
 
 def doctor(environment: dict[str, str], tmp_path: Path, port: int, *more: str) -> tuple[int, list[str]]:
     """Exit code and lines of `penstock doctor` on a machine without a GPU."""
-    pairs = (f"run.dir={tmp_path / 'run'}", *more)
+    pairs = (f"run.dir={tmp_path / 'run'}", f"grpc.bind=127.0.0.1:{free_port()}", *more)
     flags = ("--bind", f"127.0.0.1:{port}", "--device", "cpu", "--workers", "1", "--frontends", "1")
     arguments = [part for pair in pairs for part in ("--set", pair)]
     done = penstock(environment, "doctor", *FAKES, *flags, *arguments)
