@@ -88,13 +88,15 @@ def _run_command(server: Server, source: Path, output: Path) -> tuple[float, flo
         [*command, "--model", MINILM, "--url", f"http://{host}:{port}"],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
+    assert process.stderr is not None
+    told = process.stderr.read().decode(errors="replace")
     _, status, used = os.wait4(process.pid, 0)
     wall_s = time.perf_counter() - since
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise RuntimeError(f"penstock embed ended with {process.returncode}")
+        raise RuntimeError(f"penstock embed ended with {process.returncode}: {told[-1000:]}")
     return wall_s, used.ru_utime + used.ru_stime
 
 

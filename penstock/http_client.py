@@ -6,7 +6,7 @@ import asyncio
 import email.utils
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -74,9 +74,14 @@ class Asker:
         return await self._ask("POST", path, body, headers)
 
     async def post_until_answered(
-        self, path: str, body: bytes, headers: Mapping[str, str], tries: int
+        self,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        tries: int,
+        again: Collection[int] = AGAIN,
     ) -> Reply:
-        """The first answer other than `AGAIN`, or the last of `tries`. Raises `Unreachable`.
+        """The first answer other than `again`, or the last of `tries`. Raises `Unreachable`.
 
         A pause is as long as the server asks for, and doubles where the server asks for none. A server that has
         answered no request yet is tried once: nothing may be running there.
@@ -84,7 +89,7 @@ class Asker:
         for number in range(1, tries + 1):
             try:
                 reply = await self.post(path, body, headers)
-                if reply.status not in AGAIN or number == tries:
+                if reply.status not in again or number == tries:
                     return reply
                 pause_s = reply.retry_after_s
             except Unreachable:

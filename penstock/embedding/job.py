@@ -26,13 +26,13 @@ import numpy as np
 from penstock.embedding.lines import BadInput, Lines, Text, Window
 from penstock.embedding.output import Output
 from penstock.embedding.shown import Shown
-from penstock.http_client import Asker
+from penstock.http_client import AGAIN, Asker
 
 WINDOW_REQUESTS = 8
 """Requests of a window. More make texts of a request hardly more alike, and an interruption loses two windows."""
 SAVE_EVERY_S = 2.0
-_SPLIT = (400, 413, 422, 500)
-"""Statuses of answers whose cause may be one text."""
+_SPLIT = (400, 413, 422, 500, 504)
+"""Statuses of answers whose cause may be one text, or more texts than the server computes in time."""
 _HEADERS = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
 
 
@@ -138,7 +138,9 @@ class Job:
         body = msgspec.msgpack.encode(
             {"items": [{"text": text} for _, text in texts], "params": self._params}
         )
-        reply = await asker.post_until_answered(self._path, body, _HEADERS, self._options.tries)
+        # NOTE: half of a request that came too late may come in time; the same request would be late again.
+        again = AGAIN if len(texts) == 1 else set(AGAIN).difference(_SPLIT)
+        reply = await asker.post_until_answered(self._path, body, _HEADERS, self._options.tries, again)
         if reply.status == 200:
             _read(reply.body, [place for place, _ in texts], found)
         elif reply.status not in _SPLIT:

@@ -18,6 +18,8 @@ MAX_WINDOW_NBYTES = 16 << 20
 """A window ends before its lines have more bytes, so that memory stays bounded where texts are long."""
 MAX_REQUEST_CHARACTERS = 4 << 20
 """The same for the texts of a request."""
+LARGE_REQUEST_CHARACTERS, LEAST_TEXTS = 64 << 10, 16
+"""A request of long texts ends with so many characters, and not before so many texts: each is about equal work."""
 _CHUNK_NBYTES = 1 << 20
 
 
@@ -50,7 +52,9 @@ class Window:
         texts.sort(key=lambda text: len(text[1]), reverse=True)
         request, characters = list[Text](), 0
         for place, text in texts:
-            if request and (len(request) == size or characters + len(text) > MAX_REQUEST_CHARACTERS):
+            total = characters + len(text)
+            large = total > LARGE_REQUEST_CHARACTERS and len(request) >= LEAST_TEXTS
+            if request and (large or len(request) == size or total > MAX_REQUEST_CHARACTERS):
                 yield request
                 request, characters = [], 0
             request.append((place, text))

@@ -45,8 +45,9 @@ class Server:
 
     url = "http://server"
 
-    def __init__(self, stop_after: int | None = None) -> None:
+    def __init__(self, stop_after: int | None = None, most_texts: int = 0) -> None:
         self.sizes: list[int] = []
+        self._most_texts = most_texts
         self._stop_after = stop_after
 
     async def __aenter__(self) -> Server:
@@ -55,12 +56,17 @@ class Server:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def post_until_answered(self, path: str, body: bytes, headers: Any, tries: int) -> Reply:
+    async def post_until_answered(
+        self, path: str, body: bytes, headers: Any, tries: int, again: Any
+    ) -> Reply:
         assert path == "/v1/encode/org/m"
         texts = [item["text"] for item in msgspec.msgpack.decode(body)["items"]]
         if self._stop_after is not None and len(self.sizes) >= self._stop_after:
             return Reply(401, b'{"detail": {"message": "no key"}}')
         self.sizes.append(len(texts))
+        if self._most_texts and len(texts) > self._most_texts:
+            assert 504 not in again
+            return Reply(504, b'{"detail": {"message": "too late"}}')
         if any("poison" in text for text in texts):
             return Reply(400, b'{"detail": {"code": "INVALID_INPUT", "message": "poison"}}')
         items = [
@@ -128,6 +134,20 @@ def test_a_refused_request_is_split_until_the_text_stands_alone(tmp_path: Path) 
     embedded(written("a", "b", "c", "poison"), tmp_path / "out.npy", server, batch=4)
     # The longest text comes first.
     assert server.sizes == [4, 2, 1, 1, 2]
+
+
+def test_a_request_that_the_server_answers_too_late_is_split(tmp_path: Path) -> None:
+    server = Server(most_texts=1)
+    found = embedded(written("a", "b", "c"), tmp_path / "out.npy", server, batch=4)
+    assert server.sizes == [3, 1, 2, 1, 1] and len(found) == 3
+
+
+def test_long_texts_make_requests_of_fewer_texts() -> None:
+    content = written(*["x" * 3000] * 60, *["y"] * 60)
+    [window] = Lines(io.BytesIO(content), "text").windows(200)
+    assert [len(request) for request in window.requests(50)] == [21, 21, 50, 28]
+    [window] = Lines(io.BytesIO(written(*["x" * 9000] * 40)), "text").windows(200)
+    assert [len(request) for request in window.requests(50)] == [16, 16, 8]
 
 
 def test_texts_of_a_request_are_about_equally_long(tmp_path: Path) -> None:
