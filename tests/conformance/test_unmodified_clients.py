@@ -132,6 +132,10 @@ def test_the_hubs_inference_client(server: Server) -> None:
     for text, row in zip(TEXTS, wanted, strict=True):
         found = client.feature_extraction(text, model=f"{server.url}/embed")
         np.testing.assert_allclose(found, [row], atol=1e-6)
+    # With the address of the server alone the client asks the root, which TEI answers by the task of its model.
+    np.testing.assert_allclose(
+        InferenceClient(server.url).feature_extraction(TEXTS[1]), wanted[1:2], atol=1e-6
+    )
     whole = client.feature_extraction(TEXTS, model=f"{server.url}/embed", normalize=True)  # type: ignore[arg-type]
     np.testing.assert_allclose(whole, wanted, atol=1e-6)
     cosines = client.sentence_similarity(TEXTS[0], other_sentences=TEXTS, model=f"{server.url}/similarity")
