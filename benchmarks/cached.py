@@ -4,8 +4,8 @@
    nothing, so that a miss shows the way to the worker and back.
 2. In every round each route of each server is loaded from 16 connections: `/healthz`, which is HTTP alone, encode with
    an answer in JSON and in msgpack, and embeddings. All requests have the same text.
-3. The frontend's processor time is read around each load. The ratio of two such times in one round hardly depends on
-   what else the machine does.
+3. The frontend's processor time is read around each load. Loads are short and rounds are many: the ratio of two such
+   times in one round hardly depends on what else the machine does.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _show(report: Report, samples: list[Sample]) -> None:
 def main() -> None:
     """Read the command line and run."""
     chosen = parser(__doc__).parse_args()
-    run(*((5, 8) if chosen.full else (3, 3)))
+    run(*((25, 2) if chosen.full else (9, 1)))
 
 
 if __name__ == "__main__":

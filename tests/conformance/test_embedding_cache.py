@@ -10,7 +10,7 @@ from tests.conformance.models import DIMS, SALTED, salt_of
 from tests.conformance.rounding import reference
 from tests.conformance.wire import MSGPACK
 from tests.fakes.adapter import vector_of
-from tests.harness.lifecycle import unload
+from tests.harness.lifecycle import state, unload
 from tests.harness.server import Answer, Server, wait_until
 
 HITS, MISSES = "penstock_embedding_cache_hits_total", "penstock_embedding_cache_misses_total"
@@ -164,3 +164,7 @@ def test_embeddings_of_files_that_have_changed_are_never_served(sie: Server) -> 
         assert all(np.array_equal(np.float32(vector), expected) for vector in vectors)
         seen.append(vectors[0])
     assert seen[0] != seen[1]
+    assert unload(sie, SALTED).status == 200
+    again = sie.encode(SALTED, [text])
+    assert (hits(again), content(again)[0][0]["dense"]["values"]) == (1, seen[1]), "the files are the same"
+    assert state(sie, SALTED) == "loaded", "a model is loaded before it answers, also from the cache"

@@ -20,7 +20,7 @@ from ipc import deadline
 from ipc.catalog.entries import Catalog
 from ipc.errors import InferenceFailed, InputTooLong, InvalidInput, LeaseRevoked, QueueFull
 from ipc.settings import Cache, Settings
-from ipc.wire.messages import EncodeCall, InputItem, ItemError, ModelStatus, Result, Timing, Work
+from ipc.wire.messages import Chunking, EncodeCall, InputItem, ItemError, ModelStatus, Result, Timing, Work
 from tests.fakes.adapter import vector_of
 from tests.fakes.engine import InProcessDirectory, InProcessEngine
 from tests.fakes.lease import FakeLease
@@ -271,6 +271,13 @@ def test_all_that_decides_a_result_decides_the_key() -> None:
         key(options={"prompts": 2}),
         key(options={"prompts": "1"}),
         key(overflow="error"),
+        key(chunking=Chunking("sentences")),
+        key(chunking=Chunking("sentences", 2)),
+        key(chunking=Chunking("tokens", 32)),
+        key(chunking=Chunking("tokens", 32, 8)),
+        key(item=InputItem("text", spans=[(0, 2)])),
+        key(item=InputItem("text", spans=[(0, 2), (2, 4)])),
+        key(item=InputItem("text", first="")),
         key(item=InputItem("text ")),
         key(item=InputItem("")),
         key(item=InputItem(None, [1, 2])),
@@ -287,6 +294,8 @@ def test_all_that_decides_a_result_decides_the_key() -> None:
 def test_what_only_shapes_the_answer_does_not_decide_the_key() -> None:
     assert key() == key(outputs=["sparse", "dense"])
     shaping = {"output_dtype": "int8", "dimensions": 4, "profile": "default", "overflow_policy": "default"}
+    # The spans lie in the items, and a rule in the call.
+    shaping |= {"late_chunking": {"spans": [[[0, 2]], [[0, 4]]]}}
     assert key() == key(options={"prompts": 1, **shaping})
     one, other = InputItem("", None, [], {"a": 1, "b": 2}), InputItem("", None, [], {"b": 2, "a": 1})
     assert key(item=one) == key(item=other)
