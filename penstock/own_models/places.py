@@ -105,6 +105,9 @@ def _is_file(name: str) -> bool:
 
 
 def _directory(name: str, root: Path, alias: str, stated: Mapping[str, Any]) -> Own:
+    if not str(root).isprintable():
+        # NOTE: bytes that are no UTF-8 are no text either. A catalog file and the title of a process are text.
+        raise CannotTell(f"{name[:200]!a}: a path must be printable text; make a link with another name")
     if (root / OWN_ENTRY).is_file() and not stated:
         return _with_own_entry(name, root, alias)
     model = alias or root.name

@@ -135,6 +135,11 @@ def _dense(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> N
     made.told.append(Told("pooling", " and ".join(modes), pooled_in))
     made.told.append(Told("normalization", "yes" if normalized else "no", where))
     _tell_width(made, "dense")
+    shorter = number_of(files.object(PROMPTS_FILE), "truncate_dim")
+    if shorter is not None:
+        made.told.append(
+            Told("truncation", f"none; ask for dimensions={shorter}", f"{PROMPTS_FILE}: truncate_dim")
+        )
     _prompts(files, made)
     _length(files, made, config, beside)
     made.fields["loadtime"] = {

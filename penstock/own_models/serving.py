@@ -40,6 +40,10 @@ def resolve(config: Settings) -> dict[str, str]:
             continue
         found = _find(model, names, reading)
         name = str(found.entry["id"])
+        if name == served_names.RESERVED:
+            raise ConfigError(
+                f"{model}: {name!r} stands for the model of generated text; name it: {model}=other-name"
+            )
         if name in own or name in reading.entries:
             raise ConfigError(
                 f"{model}: the catalog, or another model, has the id {name!r}; name it: {model}=other-name"

@@ -319,6 +319,22 @@ def test_weights_that_are_cut_off_or_missing_are_refused_before_the_start(tmp_pa
         find(str(root))
 
 
+def test_a_path_that_is_no_text_is_refused_without_a_stack(tmp_path: Path) -> None:
+    root = write(
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xff")),
+        config=architecture("BertForTokenClassification"),
+    )
+    with pytest.raises(CannotTell, match="a path must be printable text; make a link") as refused:
+        find(str(root), "m")
+    assert refused.value.message.isascii()
+
+
+def test_a_length_of_vectors_that_the_server_leaves_to_requests_is_told(tmp_path: Path) -> None:
+    prompts = {"config_sentence_transformers": {"truncate_dim": 4}}
+    own = find(str(write(tmp_path / "m", **CASES["dense"][0] | prompts)))
+    assert told(own)["truncation"] == "none; ask for dimensions=4"
+
+
 def test_a_repository_in_the_hub_cache_is_told_from_its_snapshot(tmp_path: Path) -> None:
     root = tmp_path / "models--org--m"
     snapshot = write(root / "snapshots" / "abc", config=architecture("BertForTokenClassification"))
@@ -487,6 +503,8 @@ def test_ids_of_own_models_are_unique_and_known_models_are_not_read(tmp_path: Pa
     assert resolve("fake/echo=e") == {}
     with pytest.raises(Exception, match="another model, has the id 'm'; name it:"):
         resolve(str(root), str(tmp_path / "two" / "m"))
+    with pytest.raises(Exception, match="'default' stands for the model of generated text; name it"):
+        resolve(f"{root}=default")
     with pytest.raises(Exception, match=r"'.bad' is no id for a model"):
         resolve(str(tmp_path / "two" / ".bad"))
     with pytest.raises(Exception, match="the catalog, or another model, has the id 'fake/echo'; name it:"):
