@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import msgspec
 from falcon.asgi import Request
 
 from frontend.engine.finishing import Outcome
@@ -82,7 +83,9 @@ class Runs:
         finally:
             self._starting -= 1
         scope: RequestScope = req.context.penstock
-        run_scope = replace(scope, span=None, phases={}, http=None, started=time.perf_counter())
+        run_scope = msgspec.structs.replace(
+            scope, span=None, phases={}, http=None, started=time.perf_counter()
+        )
         # The request is counted when its run ends.
         scope.operation = ""
         run = self._runs[begun["id"]] = _Run(begun, Output(begun), run_scope)
