@@ -17,7 +17,7 @@ import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 import yaml
@@ -141,8 +141,7 @@ def _cells(fields: dict[str, Any]) -> tuple[str, ...]:
 
 def _check(entries: tuple[api_keys.KeyEntry, ...], *, as_json: bool) -> int:
     """Look up the key, which is never printed."""
-    key = os.environ.get(asking.KEY_VARIABLE, "") if sys.stdin.isatty() else sys.stdin.readline(4096)
-    key = key.strip() or os.environ.get(asking.KEY_VARIABLE, "").strip()
+    key = _line().strip() or os.environ.get(asking.KEY_VARIABLE, "").strip()
     if not key:
         raise ConfigError(f"keys check: no key on standard input nor in {asking.KEY_VARIABLE}")
     public = api_keys.id_of(key)
@@ -155,6 +154,17 @@ def _check(entries: tuple[api_keys.KeyEntry, ...], *, as_json: bool) -> int:
         print(f"penstock: id {public}: {why}", file=sys.stderr)
         return 1
     return _list((entry,), as_json=as_json)
+
+
+def _line() -> str:
+    """The first line of standard input; empty where that is a terminal or closed."""
+    stream: TextIO | None = sys.stdin
+    if stream is None or stream.isatty():
+        return ""
+    try:
+        return stream.readline(4096)
+    except UnicodeDecodeError:
+        return "no text"
 
 
 def _revoke(path: Path, entries: tuple[api_keys.KeyEntry, ...], options: argparse.Namespace) -> int:

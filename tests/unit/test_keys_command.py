@@ -72,6 +72,9 @@ def test_check_says_whose_a_key_is(
     assert check(api_keys.fresh())[1].endswith("the file has no key with this id\n")
     assert check("hello") == (1, "penstock: this text has not the form of a key\n")
     assert check("")[0] == 3
+    for closed_or_bytes, code in ((None, 3), (io.TextIOWrapper(io.BytesIO(b"\xff\n"), "utf-8"), 1)):
+        monkeypatch.setattr("sys.stdin", closed_or_bytes)
+        assert main(["keys", "check", "--file", str(file)]) == code
     monkeypatch.setenv("PENSTOCK_KEY", KEYS["web"])
     assert json.loads(check("")[1])[0]["name"] == "web"
 
