@@ -124,8 +124,8 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adapters that requests may name, in PEFT's layout. `adapter` is a family, "package.module:Class", or
     "adapter.py:Class" of a file beside the entry's, whose content `code` stands for. No batch has more than
     `max_batch_tokens`. `preload` false keeps the model out of what `catalog.preload: auto` loads. `served_name`
-    is a further name of the model, or several. `error` says for clients why the model cannot be loaded, where its file
-    is wrong.
+    is a further name of the model, or several. With `replaces` the entry takes the place of that of an earlier catalog
+    directory. `error` says for clients why the model cannot be loaded, where its file is wrong.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=ID)]
@@ -148,6 +148,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     preload: bool = True
     # NOTE: a `ServedName` here, beside another type, makes msgspec 0.22 crash at the end of the process.
     served_name: str | tuple[ServedName, ...] = ()
+    replaces: bool = False
     code: str = ""
     error: str = ""
     description: str = ""
@@ -545,8 +546,8 @@ def files_below(root: Path, endings: tuple[str, ...] = (".yaml",)) -> list[Path]
 def read_entries(dirs: Iterable[str]) -> Reading:
     """Every `*.yaml` below `dirs` (empty: the shipped catalog).
 
-    The model of a bad file is there with its error, and so is one that two files define. Raises `ConfigError` for a
-    missing directory.
+    The model of a bad file is there with its error, and so is one that two files define, unless the file of a later
+    directory `replaces` the other. Raises `ConfigError` for a missing directory.
     """
     roots = [Path(d) for d in dirs] or [asset("config/models")]
     found = Reading({}, {}, [])
@@ -562,11 +563,12 @@ def read_entries(dirs: Iterable[str]) -> Reading:
                 if error.entry is None:
                     continue
                 entry = error.entry
-            if entry.id in entries:
+            replacing = entry.replaces and not places.get(entry.id, root).is_relative_to(root)
+            if entry.id in entries and not replacing:
                 for place in (places[entry.id], path):
                     bad.append(_bad(place, f"id: {entry.id!r} is defined in two files", entry))
                 entry = bad[-1].entry or entry
-            places.setdefault(entry.id, path)
+            places[entry.id] = path if replacing else places.get(entry.id, path)
             entries[entry.id] = entry
     return found
 

@@ -42,11 +42,15 @@ class NotFetched(CannotTell):
 
 
 class Own(NamedTuple):
-    """A model that the catalog lacks: its entry as it stands in a catalog file, and what the operator is told."""
+    """A model that the catalog lacks: its entry as it stands in a catalog file, and what the operator is told.
+
+    `complete`: the directory brings the whole entry, with its id.
+    """
 
     name: str
     entry: dict[str, Any]
     told: list[Told]
+    complete: bool = False
 
     @property
     def text(self) -> str:
@@ -150,7 +154,7 @@ def _with_own_entry(name: str, root: Path, alias: str) -> Own:
     _refuse_reaching_out(entry, root)
     raw["source"] = {"kind": "directory", "path": str(root)}
     raw |= {"id": alias} if alias else {}
-    return Own(name, raw, [Told("everything", entry.adapter, OWN_ENTRY)])
+    return Own(name, raw, [Told("everything", entry.adapter, OWN_ENTRY)], complete=not alias)
 
 
 def _bounded_yaml(path: Path) -> dict[str, Any]:

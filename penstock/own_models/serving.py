@@ -3,7 +3,8 @@
 1. Names of `catalog.models` that the catalog has stay as they are.
 2. The entry of any other is read from the model's files and written below the run directory. The directory is named by
    its content, so that another start with other models changes nothing for a server that runs.
-3. Server and workers read this directory after the catalog's own.
+3. Server and workers read this directory after the catalog's own. A directory that brings an entry with an id of the
+   catalog, such as a copy of `penstock models pull --to`, is served in place of the catalog's model.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ def resolve(config: Settings) -> dict[str, str]:
             raise ConfigError(
                 f"{model}: {name!r} stands for the model of generated text; name it: {model}=other-name"
             )
-        if name in own or name in reading.entries:
+        taken = name in reading.entries
+        if name in own or (taken and not found.complete):
             raise ConfigError(
                 f"{model}: the catalog, or another model, has the id {name!r}; name it: {model}=other-name"
             )
-        own[name] = found
+        own[name] = found._replace(entry=found.entry | {"replaces": True}) if taken else found
         models += _with_names(name, [each for each in names if each != name])
     if not own:
         return {}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipc.catalog.entries import Catalog, read_entry
+from ipc.catalog.entries import Catalog, DirectorySource, load_catalog, read_entry
 from ipc.settings import Settings, load
 from penstock import pulling
 from penstock.cli import main
@@ -509,6 +509,15 @@ def test_ids_of_own_models_are_unique_and_known_models_are_not_read(tmp_path: Pa
         resolve(str(tmp_path / "two" / ".bad"))
     with pytest.raises(Exception, match="the catalog, or another model, has the id 'fake/echo'; name it:"):
         resolve(f"{root}=fake/echo")
+    copy = write(tmp_path / "copy", config=architecture("BertForTokenClassification"))
+    entry = {"id": "fake/echo", "source": {"kind": "directory", "path": "."}, "adapter": "ner"}
+    (copy / OWN_ENTRY).write_text(json.dumps(entry))
+    served = resolve(str(copy), "fake/slow")
+    catalog = load_catalog(served["catalog.dirs"].split(","), served["catalog.models"].split(","))
+    assert catalog.reading.bad == [] and [each.id for each in catalog.sources] == ["fake/echo", "fake/slow"]
+    assert catalog["fake/echo"].source == DirectorySource(str(copy)), "a copy takes the catalog's place"
+    with pytest.raises(Exception, match="another model, has the id 'fake/echo'; name it:"):
+        resolve(f"{root}=fake/echo", str(copy))
     made = resolve(f"{root}=a", f"{root}=b", f"{tmp_path}/two/m=c", "fake/echo=e")
     assert made["catalog.models"] == "a=b,c,fake/echo=e"
     fakes, own = made["catalog.dirs"].split(",")

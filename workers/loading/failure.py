@@ -38,16 +38,16 @@ _MEANINGS = (
 """What messages of transformers mean here."""
 _SECRET = re.compile(r"(?<=://)[^/@\s]+@|\bhf_\w{8,}")
 """Names and passwords in addresses, and tokens of the hub."""
-_WAYS = (
-    "HTTPS_PROXY (a proxy), HF_ENDPOINT (a mirror), or a copied directory: "
-    "`penstock models pull ID --to DIR` where there is a network, then `penstock serve DIR/ID` here"
+_COPY = (
+    "a copied directory: `penstock models pull ID --to DIR` where there is a network, "
+    "then `penstock serve DIR/ID` here"
 )
+_WAYS = f"HTTPS_PROXY (a proxy), HF_ENDPOINT (a mirror), or {_COPY}"
 _DOWNLOAD = {
     "GATED": "{host} refuses {repo}: accept its terms there and set HF_TOKEN to a token of that account",
     "NOT_FOUND": "{host} has no such repository, revision or file of {repo}, or hides it from this HF_TOKEN",
     "NETWORK": "{repo} cannot be had from {host} ({reason}); ways out: " + _WAYS,
-    "OFFLINE": "{repo} is not in the hub cache, and HF_HUB_OFFLINE forbids downloads; fetch it with "
-    "`penstock models pull` where there is a network, or name a copied directory as its source",
+    "OFFLINE": "{repo} is not in the hub cache, and HF_HUB_OFFLINE forbids downloads; way out: " + _COPY,
 }
 """Messages of failed downloads."""
 _PATH = re.compile(r"(?<![\w:/])/(?:[\w.+@~-]+/)+")
