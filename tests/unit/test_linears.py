@@ -46,6 +46,35 @@ def test_layers_are_replaced_only_where_they_agree_and_are_faster(monkeypatch: p
 
 
 @needs_onednn
+def test_a_small_model_keeps_the_plain_form_for_single_rows_and_counts_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(linears, "_is_better", lambda layers, rows: tuple(rows) != (1,))
+    plain = nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 32)).eval()
+    wanted, single = plain(torch.ones(3, 32)).detach(), plain(torch.ones(1, 1, 32)).detach()
+    before = parameter_bytes(plain)
+    weights = sum(layer.weight.nbytes for layer in plain)
+    assert linears.lay_out_linears(plain, linears.GENERATED_ROWS) == 2
+    assert parameter_bytes(plain) == before + weights
+    with torch.inference_mode():
+        assert torch.equal(plain(torch.ones(1, 1, 32)), single), "the same product as before"
+        monkeypatch.setattr(linears.F, "linear", None)
+        assert torch.allclose(plain(torch.ones(3, 32)), wanted, atol=1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize(("rows", "most"), [((), 1 << 30), (linears.GENERATED_ROWS, 1)])
+def test_batches_of_texts_and_large_models_have_one_form(
+    rows: tuple[int, ...], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linears, "KEPT_NBYTES", most)
+    monkeypatch.setattr(linears, "_is_better", lambda layers, rows: tuple(rows) != (1,))
+    model = nn.Sequential(nn.Linear(32, 48)).eval()
+    before = parameter_bytes(model)
+    assert linears.lay_out_linears(model, rows) == 1 and parameter_bytes(model) == before
+
+
+@needs_onednn
 def test_a_layer_that_disagrees_is_not_better(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         linears.LaidOutLinear, "forward", lambda self, rows: rows.new_zeros(len(rows), self.out_features)

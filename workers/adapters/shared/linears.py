@@ -7,7 +7,8 @@ is faster, the layers of that shape are replaced. Otherwise, and where torch lac
 A trial has as many rows as a batch if that is cheap: the gain grows with the rows, and short trials are decided by
 chance. Models that generate compute few rows at a time, and oneDNN may lose there. Their trials have those numbers of
 rows, and several layers of a shape in turn, since the processor's caches would hold the weights of a single layer.
-Processor time of the calling thread counts, as other work on the machine affects that time least.
+Layers of a small model also keep their plain weight for a single row, where oneDNN is not faster with one. Processor
+time of the calling thread counts, as other work on the machine affects that time least. Short trials are repeated.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import geometric_mean
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
@@ -26,9 +28,12 @@ TRIAL_ROWS = (256, 2048)
 """Fewest and most rows of a trial."""
 TRIAL_PRODUCTS = 1 << 29
 """Multiplications of one run of a trial, about 10 ms of a core."""
-TRIALS = 5
-TRIAL_LAYERS = 4
-"""Layers of one shape in a trial of few rows."""
+TRIALS, TRIAL_S, MOST_TRIALS = 5, 0.03, 40
+"""Runs of a form: at least so many, then until they took so many seconds each, and at most so many."""
+TRIAL_NBYTES = 64 << 20
+"""Weights of one shape in a trial of few rows, which exceed the caches of most processors."""
+KEPT_NBYTES = 1 << 30
+"""Models with more weights in linear layers do not keep both forms of a layer."""
 LEAST_GAIN, MOST_LOSS = 1.05, 0.95
 """The mean gain that is worth a change, and the least gain at any number of rows."""
 GENERATED_ROWS = (1, 8, 32)
@@ -37,18 +42,27 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
 class LaidOutLinear(nn.Module):
-    """`nn.Linear` for inference with the weight in oneDNN's layout; `weight` has shape and dtype but no data."""
+    """`nn.Linear` for inference with the weight in oneDNN's layout; `weight` has shape and dtype but no data.
 
-    def __init__(self, linear: nn.Linear) -> None:
+    A layer that `keeps_plain` computes a single row with the plain weight.
+    """
+
+    _plain: Tensor | None
+
+    def __init__(self, linear: nn.Linear, *, keeps_plain: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self.weight = nn.Parameter(torch.empty_like(linear.weight, device="meta"), requires_grad=False)
         self._laid_out = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
         self._run = torch.ops.mkldnn._linear_pointwise
+        # NOTE: a buffer, so that the memory of the model counts this form too.
+        self.register_buffer("_plain", linear.weight.detach() if keeps_plain else None, persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
+        if self._plain is not None and rows.numel() == self.in_features:
+            return F.linear(rows, self._plain, self.bias)
         result: Tensor = self._run(rows, self._laid_out, self.bias, "none", [], "")
         return result
 
@@ -64,10 +78,14 @@ def lay_out_linears(model: nn.Module, rows: Sequence[int] = ()) -> int:
         kind = (child.in_features, child.out_features, child.weight.dtype, child.bias is not None)
         kinds.setdefault(kind, []).append((parent, name, child))
     replaced = 0
+    nbytes = sum(child.weight.nbytes for places in kinds.values() for *_, child in places)
     for places in kinds.values():
-        if _is_better([child for *_, child in places[:TRIAL_LAYERS]], rows):
+        layers = [child for *_, child in places]
+        layers = layers[: -(-TRIAL_NBYTES // layers[0].weight.nbytes)]
+        keeps_plain = 1 in rows and nbytes <= KEPT_NBYTES and not _is_better(layers, (1,))
+        if _is_better(layers, [count for count in rows if count > 1] if keeps_plain else rows):
             for parent, name, child in places:
-                setattr(parent, name, LaidOutLinear(child))
+                setattr(parent, name, LaidOutLinear(child, keeps_plain=keeps_plain))
             replaced += len(places)
     if replaced:
         log.debug("%d linear layers laid out for oneDNN", replaced)
@@ -126,9 +144,12 @@ def _is_better(layers: Sequence[nn.Linear], rows: Sequence[int]) -> bool:
 def _best_s(*runs: Callable[[], object]) -> list[float]:
     """Least processor time of each run, in seconds. The runs take turns, so that a disturbance affects all."""
     best = [float("inf")] * len(runs)
-    for _ in range(TRIALS):
+    trials, spent = 0, 0.0
+    while trials < TRIALS or (trials < MOST_TRIALS and spent < TRIAL_S * len(runs)):
         for at, run in enumerate(runs):
             began = time.thread_time()
             run()
-            best[at] = min(best[at], time.thread_time() - began)
+            took = time.thread_time() - began
+            best[at], spent = min(best[at], took), spent + took
+        trials += 1
     return best
