@@ -198,6 +198,17 @@ def test_a_prompt_of_many_pieces_is_tokenized_as_one_batch() -> None:
     assert template.plain("a<|im_end|>") == list(tokenizer.encode("a<|im_end|>"))
 
 
+def test_a_tokenizer_that_cuts_and_pads_texts_does_neither_to_prompts() -> None:
+    tokenizer = chat_tokenizers.build("chatml")
+    messages = [{"role": "user", "content": "a b c <|im_end|> and more text than that <|im_end|> x"}]
+    expected = ChatTemplate(tokenizer).prompt(messages).ids
+    tokenizer.backend_tokenizer.enable_padding(pad_id=0)
+    tokenizer.backend_tokenizer.enable_truncation(8)
+    template = ChatTemplate(tokenizer)
+    assert template.prompt(messages).ids == expected
+    assert len(template.plain("a b c " * 10)) > 8
+
+
 def test_templates_by_name_are_chosen_by_tools() -> None:
     named = {"default": "D{{ messages[0].content }}", "tool_use": "T{{ tools | length }}", "rag": "R"}
     tokenizer = chat_tokenizers.build("chatml", named)

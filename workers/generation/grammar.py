@@ -12,7 +12,6 @@ The tokenizer of llguidance is made with the first grammar, as it takes seconds 
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import threading
@@ -28,6 +27,7 @@ from workers.generation.answers import ANSWER, ANY_OBJECT, AnswerGrammar, Budget
 from workers.generation.formats.table import Format
 from workers.generation.grammar_trial import LIMITS, Trial, error_of
 from workers.generation.request import Matcher
+from workers.generation.templates import switch_off_limits
 
 MOST_TALK = 512
 """Most tokens of text before a forced call."""
@@ -88,6 +88,7 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocabulary: int, end_ids: Sequence[int], form: Format) -> None:
         """`vocabulary` is the number of logits of the model, `end_ids` are its end tokens."""
         self._tokenizer, self._end_ids, self._form = tokenizer, list(end_ids), form
+        switch_off_limits(tokenizer)
         self._vocabulary = max(vocabulary, len(tokenizer), max(tokenizer.get_vocab().values()) + 1)
         self._lock = threading.Lock()
         self._guided: LLTokenizer | None = None
@@ -127,9 +128,6 @@ class Grammars:
             if backend is None or not self._end_ids:
                 lack = "end token" if backend else "fast tokenizer"
                 raise InvalidInput(f"grammars: not offered for this model, which has no {lack}")
-            backend = copy.copy(backend)
-            backend.no_padding()
-            backend.no_truncation()
             text = backend.to_str()
             try:
                 guided = LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._end_ids)

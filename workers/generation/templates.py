@@ -187,6 +187,17 @@ class Marking:
         return text
 
 
+def switch_off_limits(tokenizer: Any) -> None:
+    """Let a tokenizer neither cut nor pad, as files of models that were trained further often say for training.
+
+    NOTE: at the load only. A tokenizer that works for another thread cannot be changed.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_padding()
+        backend.no_truncation()
+
+
 class PieceTokenizer:
     """Tokenizes text of which some pieces must not become control tokens.
 
@@ -197,6 +208,7 @@ class PieceTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None) if tokenizer.is_fast else None
+        switch_off_limits(tokenizer)
         [self._newline] = self._ordinary(["\n"])
         self._texts: dict[str, list[int]] = {}
         """Token ids of control tokens that stand as text."""
