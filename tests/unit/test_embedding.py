@@ -7,6 +7,7 @@ import asyncio
 import errno
 import io
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from penstock.embedding.lines import BadInput, Lines
 from penstock.embedding.output import Output
 from penstock.embedding.rows import Rows
 from penstock.embedding.shown import Shown
-from penstock.http_client import Reply
+from penstock.http_client import Reply, Unreachable
 
 ASKED: dict[str, Any] = {"model": "m", "dtype": "float32"}
 
@@ -188,6 +189,32 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch
     assert sum(second.sizes) < sum(first.sizes) + len(texts)
     assert np.array_equal(found, whole, equal_nan=True)
     assert sum(first.sizes) > 0 and len(found) == 10
+
+
+def test_a_server_that_is_killed_leaves_a_run_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Killed(Server):
+        async def post_until_answered(self, *asked: Any) -> Reply:
+            if len(self.sizes) == 3:
+                raise Unreachable("no answer from http://server")
+            return await super().post_until_answered(*asked)
+
+    save_after_each_request(monkeypatch)
+    source, path = tmp_path / "in.jsonl", tmp_path / "out.npy"
+    texts = [f"text {n}" for n in range(10)]
+    source.write_bytes(written(*texts))
+    command = ["embed", str(source), str(path), "--model", "org/m", "--batch", "2"]
+    monkeypatch.setattr(http_client, "Asker", lambda *_: Killed())
+    assert main(command) == 1 and not path.exists()
+    told = re.search(r"http://server; (\d) lines are done, the same command goes on", capsys.readouterr().err)
+    assert told
+    second = Server()
+    monkeypatch.setattr(http_client, "Asker", lambda *_: second)
+    assert main(command) == 0 and f"{told[1]} lines are done already" in capsys.readouterr().err
+    assert sum(second.sizes) == 10 - int(told[1]) < 10 and np.load(path).tolist() == [
+        vector(text) for text in texts
+    ]
 
 
 def test_a_changed_input_or_other_flags_are_not_resumed(
