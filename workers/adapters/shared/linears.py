@@ -28,8 +28,8 @@ TRIAL_ROWS = (256, 2048)
 """Fewest and most rows of a trial."""
 TRIAL_PRODUCTS = 1 << 29
 """Multiplications of one run of a trial, about 10 ms of a core."""
-TRIALS, TRIAL_S, MOST_TRIALS = 5, 0.03, 40
-"""Runs of a form: at least so many, then until they took so many seconds each, and at most so many."""
+TRIALS, TRIAL_S, MOST_TRIALS = 5, 0.03, 20
+"""Runs of a form: at least so many; with few rows then until they took so many seconds, and at most so many."""
 TRIAL_NBYTES = 64 << 20
 """Weights of one shape in a trial of few rows, which exceed the caches of most processors."""
 KEPT_NBYTES = 1 << 30
@@ -136,16 +136,17 @@ def _is_better(layers: Sequence[nn.Linear], rows: Sequence[int]) -> bool:
         plain, laid_out = _best_s(
             lambda near=near: [layer(near) for layer in layers[: len(others)]],  # type: ignore[misc]
             lambda near=near: [other(near) for other in others],  # type: ignore[misc]
+            trial_s=TRIAL_S if rows else 0.0,
         )
         gains.append(plain / laid_out)
     return geometric_mean(gains) > LEAST_GAIN and min(gains) > MOST_LOSS
 
 
-def _best_s(*runs: Callable[[], object]) -> list[float]:
+def _best_s(*runs: Callable[[], object], trial_s: float) -> list[float]:
     """Least processor time of each run, in seconds. The runs take turns, so that a disturbance affects all."""
     best = [float("inf")] * len(runs)
     trials, spent = 0, 0.0
-    while trials < TRIALS or (trials < MOST_TRIALS and spent < TRIAL_S * len(runs)):
+    while trials < TRIALS or (trials < MOST_TRIALS and spent < trial_s * len(runs)):
         for at, run in enumerate(runs):
             began = time.thread_time()
             run()
