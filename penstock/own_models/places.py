@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from ipc import extras
 from ipc.catalog import served_names, yaml_text
 from ipc.catalog.entries import ADAPTER_FILE, BadFile, DirectorySource, ModelEntry, read_entry
 from penstock.own_models.files import DESCRIBING, MOST_BYTES, MOST_FILES, CannotTell, ModelFiles, shown
@@ -131,9 +132,10 @@ def _directory(name: str, root: Path, alias: str, stated: Mapping[str, Any]) -> 
 
 def _refuse_damaged(name: str, root: Path) -> None:
     """Raise `CannotTell` for weights that a load would refuse, as far as no model library is needed to see them."""
-    # NOTE: imported here, since machines with frontends only have none of the packages of workers.
-    from workers.loading import source
-
+    try:
+        from workers.loading import source
+    except ImportError:
+        return  # a machine with frontends only has none of the packages of workers, and loads nothing
     try:
         source.check_whole(root)
     except source.DamagedWeightsError as error:
@@ -218,9 +220,10 @@ def _refuse_without_tokenizer(files: ModelFiles, made: Description) -> None:
 
 
 def _repository(repo: str, stated: Mapping[str, Any]) -> Own:
-    # NOTE: imported here, since machines with frontends only have none of the packages of workers.
-    from workers.loading import failure, source
-
+    try:
+        from workers.loading import failure, source
+    except ImportError as error:
+        raise CannotTell(f"{repo}: a model of the hub needs {extras.needed('worker')}: {error}") from error
     try:
         sizes = source.files_in_hub(repo, MOST_FILES)
         wanted = [

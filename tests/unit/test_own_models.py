@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -317,6 +318,17 @@ def test_weights_that_are_cut_off_or_missing_are_refused_before_the_start(tmp_pa
     write(root, **{"model.safetensors.index": {"weight_map": {"a": "model-2.safetensors"}}})
     with pytest.raises(CannotTell, match=r"1 of 1 weight files are missing, first model-2\.safetensors"):
         find(str(root))
+
+
+def test_a_machine_with_frontends_only_reads_directories_and_no_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write(tmp_path / "m", config=architecture("BertForTokenClassification"))
+    monkeypatch.setitem(sys.modules, "workers.loading.source", None)
+    monkeypatch.delattr("workers.loading.source")
+    assert find(str(root)).entry["adapter"] == "ner"
+    with pytest.raises(CannotTell, match=r"org/new: a model of the hub needs the extra worker"):
+        find("org/new")
 
 
 def test_a_path_that_is_no_text_is_refused_without_a_stack(tmp_path: Path) -> None:
