@@ -31,7 +31,8 @@ class Operation:
 
     `{model}` in a path is a model's name and may hold slashes; other names in braces are words. `body` is the struct of
     requests, `answer` the type of answers (None: text), in each media type of `media`; a tuple means any of its types.
-    `errors` maps further statuses to the struct of their body (None: text). `timed` answers carry the timing headers.
+    `errors` maps further statuses to the struct of their body, or to several (None: text). `timed` answers carry the
+    timing headers.
     """
 
     method: Literal["get", "post", "delete"]
@@ -46,7 +47,9 @@ class Operation:
     """Whether the answer is a list of `answer`."""
     media: tuple[str, ...] = (JSON,)
     request_media: tuple[str, ...] = ()
-    errors: dict[int, type[msgspec.Struct] | None] = field(default_factory=dict)
+    errors: Mapping[int, type[msgspec.Struct] | tuple[type[msgspec.Struct], ...] | None] = field(
+        default_factory=dict
+    )
     also: dict[int, str] = field(default_factory=dict)
     """Further statuses that are no errors and have the body of `answer`, or none."""
     parameters: tuple[Parameter, ...] = ()

@@ -281,3 +281,10 @@ def test_every_word_describes_a_field() -> None:
         for field in found.get("properties", {}):
             known |= {field, f"{name.rpartition('.')[2]}.{field}"}
     assert set(words._WORDS) <= known
+
+
+@pytest.mark.parametrize("act", ["unload", "reload", "status"])
+def test_control_of_models_refuses_in_the_form_of_errors_and_fails_in_its_own(act: str) -> None:
+    answer = described()["post", f"/v1/models/{act}"]["responses"]["400"]
+    forms = answer["content"]["application/json"]["schema"]["anyOf"]
+    assert [form["$ref"].rpartition("/")[2] for form in forms] == ["ControlAnswer", "ErrorAnswer"]

@@ -91,7 +91,7 @@ def _control(path: str, summary: str, *also: int) -> Operation:
         "models",
         body=ModelRequest,
         answer=ControlAnswer,
-        errors=errors | {400: ControlAnswer, 404: ControlAnswer},
+        errors={**errors, 400: (ControlAnswer, ErrorAnswer), 404: ControlAnswer},
         error_code_header=False,
         request_media=(JSON,),
         example={"model_id": "Qwen/Qwen3-0.6B"},
