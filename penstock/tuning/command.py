@@ -45,9 +45,11 @@ def add_parser(commands: Any, add_flags: Any) -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--quick", action="store_true", help="fewer settings, shorter; about a minute")
     parser.add_argument("--seconds", type=float, metavar="S", help="length of a trial (default 9, quick 3)")
-    parser.add_argument(
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument(
         "--write", metavar="FILE", type=Path, help="write the settings into this file without asking"
     )
+    shown.add_argument("--json", action="store_true", help="print JSON, and write nothing")
     terminal.with_examples(
         parser,
         ("tune BAAI/bge-m3 --quick", "a few settings, about a minute"),
@@ -80,8 +82,12 @@ def run(options: argparse.Namespace, config: Settings, flags: Mapping[str, str])
     for result in search(space, once):
         results.append(result)
         progress.done(_told(result, OPERATIONS[operation]))
-    print(table(results, OPERATIONS[operation]))
     chosen = best([one for one in results if one.choice.precision == space.precisions[0]])
+    if options.json:
+        found = {"model": entry.id, "unit": OPERATIONS[operation], "results": results}
+        print(terminal.as_json(found | {"settings": chosen.choice.settings if chosen else None}))
+        return 0 if chosen else 1
+    print(table(results, OPERATIONS[operation]))
     if chosen is None:
         print("penstock: no trial succeeded", file=sys.stderr)
         return 1

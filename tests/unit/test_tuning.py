@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 from pathlib import Path
 
@@ -148,7 +149,8 @@ def test_what_is_tried_follows_cores_gpus_and_settings(monkeypatch: pytest.Monke
 def options(**given: object) -> argparse.Namespace:
     """The options of the command."""
     return argparse.Namespace(
-        **{"model": "fake/echo", "quick": True, "seconds": 1.0, "write": None, "config": None} | given
+        **{"model": "fake/echo", "quick": True, "seconds": 1.0, "write": None, "config": None, "json": False}
+        | given
     )
 
 
@@ -181,6 +183,18 @@ def test_the_table_and_the_settings_are_printed(
     assert lines[1].split() == ["2", "1", "2048", "float32", "120.0", "2.0", "1.0", "200"]
     assert "worker:\n  count: 2\n  torch_threads: 1\n" in told.out
     assert "2/2 after" in told.err
+
+
+def test_a_script_gets_all_results_and_the_best_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tuned(monkeypatch, {1: 100.0, 2: 0.0}, json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["unit"] == "texts" and found["settings"]["worker.count"] == 1
+    by_workers = {one["choice"]["workers"]: one for one in found["results"]}
+    assert by_workers[1]["measured"]["rate"] == 100.0 and by_workers[2]["failure"] == "it fell over"
+    assert tuned(monkeypatch, {1: 0.0, 2: 0.0}, json=True) == 1
+    assert json.loads(capsys.readouterr().out)["settings"] is None
 
 
 def test_a_file_given_is_written_and_one_in_use_only_after_a_yes(
