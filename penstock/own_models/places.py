@@ -235,5 +235,5 @@ def _repository(repo: str, stated: Mapping[str, Any]) -> Own:
     except source.DownloadFailed as error:
         found = failure.classify(error)
         kind = CannotTell if found.error_class == "UNKNOWN" else NotFetched
-        raise kind(found.message) from error
+        raise kind(f"{repo}: {found.error_class}: {found.message}") from error
     return _own(repo, repo, {"kind": "hub", "repo": repo}, ModelFiles(root, sizes), stated)

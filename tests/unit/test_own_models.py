@@ -476,7 +476,8 @@ def test_where_no_hub_answers_one_try_ends_with_one_message(
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", sleep)
     assert pulling.run(["org/any"], Catalog([]), None) == 1
     message = capsys.readouterr().err
-    assert message.count("org/any") == message.count("\n") == 1 and "(Connection refused); ways" in message
+    assert message.startswith("penstock: org/any: NETWORK: org/any cannot be had from ")
+    assert message.count("\n") == 1 and "(Connection refused); ways" in message
 
 
 @pytest.mark.parametrize(
