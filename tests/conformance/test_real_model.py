@@ -122,7 +122,7 @@ def test_a_vector_does_not_depend_on_its_neighbours(server: Server) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [30, pytest.param(2000, marks=pytest.mark.long)])
 def test_passages_in_mixed_concurrent_requests_get_the_models_vectors(server: Server, count: int) -> None:
     texts = list(passages(count))
     chosen = random.Random(11)
