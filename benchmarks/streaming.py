@@ -116,9 +116,10 @@ class Readers:
         """Begin one more stream."""
         connection = socket.create_connection(self._address)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # NOTE: the clock is read before. A server on the same core may answer before sending returns.
+        stream = Streamed(time.perf_counter(), whole=bytearray() if self._keep else None)
         connection.sendall(request)
         connection.setblocking(False)
-        stream = Streamed(time.perf_counter(), whole=bytearray() if self._keep else None)
         self.streams.append(stream)
         self._selector.register(connection, selectors.EVENT_READ, stream)
         return stream
