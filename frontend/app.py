@@ -114,7 +114,8 @@ def create(config: Settings | None = None) -> Application:
     app.add_error_handler(PenstockError, errors.penstock)
     for path in ("/healthz", "/livez"):
         app.add_route(path, health.LivenessResource())
-    app.add_route("/readyz", health.ReadinessResource(services))
+    for path in ("/readyz", "/ping"):
+        app.add_route(path, health.ReadinessResource(services))
     app.add_route("/metrics", health.MetricsResource(services))
     app.add_route("/health", health.HealthResource())
     page.mount(app, services)

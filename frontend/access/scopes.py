@@ -13,6 +13,7 @@ OPEN = frozenset(
         "/healthz",
         "/livez",
         "/readyz",
+        "/ping",
         "/health",
         "/api/health/live",
         "/api/health/ready",

@@ -37,6 +37,11 @@ def default_model(catalog: Catalog, settings: Settings, outputs: Sequence[str], 
     )
 
 
+def is_served(catalog: Catalog, outputs: Sequence[str], family: str = "") -> bool:
+    """Whether a served model takes text, gives one of `outputs`, and is of `family` if that is said."""
+    return any(_gives(catalog, name, outputs, family) for name in catalog)
+
+
 def check(catalog: Catalog, names: Sequence[str]) -> None:
     """Raise `ConfigError` for a name in `server.default_models` that no served model has."""
     unknown = next((name for name in names if name not in catalog), None)
@@ -53,7 +58,7 @@ def model_named(
 
 
 def _gives(catalog: Catalog, name: str, outputs: Sequence[str], family: str) -> bool:
-    """Whether a served model of that name takes text, gives one of `outputs`, and is of `family` if that is said."""
+    """`is_served` of the model of that name."""
     entry = catalog.get(name)
     if entry is None or "text" not in entry.inputs or (family and entry.adapter != family):
         return False

@@ -29,7 +29,7 @@ NO_MODEL = "none"
 UNMATCHED = "<unmatched>"
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH"))
 _UNCOUNTED = ("/docs", "/redoc", "/openapi.json", "/api-doc/openapi.json")
-_PROBES = frozenset(("/", "/health", "/healthz", "/livez", "/readyz", "/metrics"))
+_PROBES = frozenset(("/", "/health", "/healthz", "/livez", "/readyz", "/ping", "/metrics"))
 _SHOWN_PATH = 200
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]

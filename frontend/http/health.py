@@ -1,4 +1,4 @@
-"""The routes of probes (`/healthz`, `/readyz`, `/health`) and of `/metrics`."""
+"""The routes of probes (`/healthz`, `/readyz`, `/ping`, `/health`) and of `/metrics`."""
 
 from __future__ import annotations
 

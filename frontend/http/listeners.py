@@ -19,7 +19,7 @@ from ipc.errors import ConfigError
 from ipc.settings import Server, Settings
 
 _METRICS = "/metrics"
-_HEALTH = frozenset(("/livez", "/readyz", "/healthz", "/health", "/api/health"))
+_HEALTH = frozenset(("/livez", "/readyz", "/ping", "/healthz", "/health", "/api/health"))
 _HEALTH_FOLDERS = ("/v2/health/", "/api/health/")
 _IDS = (b"x-request-id", b"traceparent")
 

@@ -260,6 +260,16 @@ SERVER = (
         parameters=(_READY,),
         closed=False,
     ),
+    Operation(
+        "get",
+        "/ping",
+        "The same as /readyz, under the name that SageMaker asks.",
+        "server",
+        media=(TEXT,),
+        errors={404: ErrorResponse, 503: None},
+        parameters=(_READY,),
+        closed=False,
+    ),
     Operation("get", "/livez", "Whether the process lives.", "server", media=(TEXT,), closed=False),
     Operation(
         "get",

@@ -55,7 +55,7 @@ def _within(bound: int, trace_id: str, parent: str) -> bool:
     return int(trace_id[16:], 16) < bound
 
 
-UNTRACED = frozenset({"/healthz", "/livez", "/readyz", "/health", "/metrics"})
+UNTRACED = frozenset({"/healthz", "/livez", "/readyz", "/ping", "/health", "/metrics"})
 """Paths that machines ask for every few seconds."""
 MAX_PATH_CHARACTERS = 256
 

@@ -135,11 +135,9 @@ def _dense(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> N
     made.told.append(Told("pooling", " and ".join(modes), pooled_in))
     made.told.append(Told("normalization", "yes" if normalized else "no", where))
     _tell_width(made, "dense")
-    shorter = number_of(files.object(PROMPTS_FILE), "truncate_dim")
-    if shorter is not None:
-        made.told.append(
-            Told("truncation", f"none; ask for dimensions={shorter}", f"{PROMPTS_FILE}: truncate_dim")
-        )
+    if layout.truncate_dim is not None:
+        kept = f"the first {layout.truncate_dim} values of a vector"
+        made.told.append(Told("truncation", kept, f"{PROMPTS_FILE}: truncate_dim"))
     _prompts(files, made)
     _length(files, made, config, beside)
     made.fields["loadtime"] = {
@@ -168,9 +166,10 @@ def _pooling(
 
 
 def _width(config: Fields, layout: ModelLayout, modes: int) -> int | None:
-    """Width of the vector: that of the last Dense, else of the transformer, once for each pooling."""
+    """Width of the vector: that of the last Dense, else of the transformer, once for each pooling; cut where stored."""
     tokens = _last_dense(layout.token_modules) or _width_of(config)
-    return _last_dense(layout.vector_modules) or (tokens * modes if tokens else None)
+    whole = _last_dense(layout.vector_modules) or (tokens * modes if tokens else None)
+    return whole and min(whole, layout.truncate_dim or whole)
 
 
 def _width_of(config: Fields) -> int | None:

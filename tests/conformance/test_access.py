@@ -65,7 +65,7 @@ ROUTES = (
     Route("POST", "/v1/admin/load/fake/echo", {}, admin=True, good=(200, 202, 404)),
     Route("POST", "//v1/admin/load/fake/echo", {}, admin=True, good=(200, 202, 404)),
 )
-OPEN = ("/", "/healthz", "/livez", "/readyz", "/health", "/metrics")
+OPEN = ("/", "/healthz", "/livez", "/readyz", "/ping", "/health", "/metrics")
 OPENAI = {
     401: ("invalid_api_key", "invalid_request_error"),
     403: ("insufficient_permissions", "invalid_request_error"),

@@ -113,13 +113,13 @@ def test_predict_reads_pairs_as_transformers_does(server: Server, tiny_extractor
         reference({"text": first, "text_pair": second}, truncation="longest_first") for first, second in pairs
     ]
     batch = [[TEXTS[3]], *map(list, pairs)]
-    found = asked(server, "/predict", {"inputs": batch, "truncate": True})
+    found = asked(server, "/predict", {"inputs": batch})
     alone = [asked(server, "/predict", {"inputs": one}) for one in (TEXTS[3], list(pairs[0]))]
     for classes, expected in zip([*found[1:], *found[:2]], [*wanted, *alone], strict=True):
         assert [one["label"] for one in classes] == [one["label"] for one in expected]
         assert np.allclose([one["score"] for one in classes], [one["score"] for one in expected], atol=1e-5)
     assert found[1] != found[2]
-    refused = asked(server, "/predict", {"inputs": batch}, 413)
+    refused = asked(server, "/predict", {"inputs": batch, "truncate": False}, 413)
     assert refused["error"].startswith("inputs[4]: ") and "in both texts" in refused["error"]
 
 

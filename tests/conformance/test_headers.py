@@ -115,6 +115,7 @@ CASES = [
             "/healthz",
             "/livez",
             "/readyz",
+            "/ping",
             "/health",
             "/metrics",
             "/openapi.json",

@@ -355,7 +355,13 @@ def test_operations_that_are_not_offered_say_so(sie: Server, operation: str) -> 
 
 
 def test_probes_answer_in_plain_text(sie: Server) -> None:
-    for path, text in (("/healthz", b"ok"), ("/livez", b"ok"), ("/readyz", b"ok"), ("/health", b"OK")):
+    for path, text in (
+        ("/healthz", b"ok"),
+        ("/livez", b"ok"),
+        ("/readyz", b"ok"),
+        ("/ping", b"ok"),
+        ("/health", b"OK"),
+    ):
         answer = sie.get(path)
         assert answer.status == 200 and answer.body == text
         assert answer.headers["content-type"].startswith("text/plain")

@@ -42,7 +42,16 @@ def test_metrics_are_on_their_own_address_and_on_the_main_one(server: Server) ->
 
 @pytest.mark.parametrize(
     "path",
-    ["/livez", "/readyz", "/healthz", "/health", "/v2/health/live", "/v2/health/ready", "/api/health/ready"],
+    [
+        "/livez",
+        "/readyz",
+        "/ping",
+        "/healthz",
+        "/health",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/api/health/ready",
+    ],
 )
 def test_health_is_on_its_own_address_and_on_the_main_one(server: Server, path: str) -> None:
     for place in (server, at(server, "health")):

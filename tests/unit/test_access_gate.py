@@ -53,6 +53,7 @@ PATHS = {
         "/healthz",
         "/livez",
         "/readyz",
+        "/ping",
         "/health",
         "/metrics",
         "/docs",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,20 @@ def test_vectors_equal_sentence_transformers(directory_of: Callable[[str], Path]
     assert got.dtype == np.float32
     assert adapter.dims == {"dense": wanted.shape[1]}
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * max(1.0, float(np.abs(wanted).max())))
+
+
+def test_a_stored_number_of_values_is_kept_as_sentence_transformers_does(
+    directory_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    texts = mixed_lengths()[:4]
+    for width in (5, 10**6):
+        directory = shutil.copytree(directory_of("dense_mean"), tmp_path / str(width))
+        stored = directory / "config_sentence_transformers.json"
+        stored.write_text(json.dumps({**json.loads(stored.read_text()), "truncate_dim": width}))
+        adapter = load(directory)
+        wanted = reference(directory, texts)
+        assert adapter.dims == {"dense": wanted.shape[1]}
+        np.testing.assert_allclose(encode(adapter, texts), wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["dense_cls", "dense_last", "dense_weighted"])

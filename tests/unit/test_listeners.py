@@ -21,6 +21,7 @@ TOGETHER = Server(metrics_bind="127.0.0.1:8002", health_bind="127.0.0.1:8002", m
 HEALTH = (
     "/livez",
     "/readyz",
+    "/ping",
     "/healthz",
     "/health",
     "/v2/health/live",

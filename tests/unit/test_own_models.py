@@ -341,10 +341,17 @@ def test_a_path_that_is_no_text_is_refused_without_a_stack(tmp_path: Path) -> No
     assert refused.value.message.isascii()
 
 
-def test_a_length_of_vectors_that_the_server_leaves_to_requests_is_told(tmp_path: Path) -> None:
-    prompts = {"config_sentence_transformers": {"truncate_dim": 4}}
-    own = find(str(write(tmp_path / "m", **CASES["dense"][0] | prompts)))
-    assert told(own)["truncation"] == "none; ask for dimensions=4"
+def test_a_stored_length_of_vectors_is_told(tmp_path: Path) -> None:
+    files = CASES["dense"][0]
+    own = find(str(write(tmp_path / "m", **files | {"config_sentence_transformers": {"truncate_dim": 4}})))
+    assert told(own)["truncation"] == "the first 4 values of a vector"
+    assert told(own)["width"] == "4" and own.entry["outputs"]["dense"]["dims"] == 4
+    for at, wrong in enumerate((0, -1, True, "4", 4.0, [4])):
+        root = write(
+            tmp_path / f"m-{at}", **files | {"config_sentence_transformers": {"truncate_dim": wrong}}
+        )
+        with pytest.raises(CannotTell, match="truncate_dim: expected a whole number above 0"):
+            find(str(root))
 
 
 def test_a_repository_in_the_hub_cache_is_told_from_its_snapshot(tmp_path: Path) -> None:

@@ -157,6 +157,10 @@ def test_the_default_prompt_that_sentence_transformers_stored_stands_before_the_
     assert [list(pair.payload.ids) for pair in given] == [list(pair.payload.ids) for pair in same]
 
 
+def test_the_label_of_a_cross_encoder_is_told(place: Path) -> None:
+    assert load(CrossEncoderAdapter, place / "rr_bert").own_labels == ["LABEL_0"]
+
+
 def test_a_classifier_with_several_labels_is_no_cross_encoder(place: Path) -> None:
     with pytest.raises(ValueError, match="one label, this model has 3"):
         load(CrossEncoderAdapter, place / "rr_bert_three")

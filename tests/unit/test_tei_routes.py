@@ -61,14 +61,15 @@ def test_vectors_are_cut_before_they_are_made_of_length_1(make: Make) -> None:
 @pytest.mark.parametrize(
     ("fields", "overflow"),
     [
-        ({}, "error"),
         ({"truncate": False, "truncation_direction": "left"}, "error"),
+        ({}, "truncate"),
+        ({"truncate": None, "truncation_direction": "left"}, "truncate_left"),
         ({"truncate": True}, "truncate"),
         ({"truncate": True, "truncation_direction": "Right"}, "truncate"),
         ({"truncate": True, "truncation_direction": "left"}, "truncate_left"),
     ],
 )
-def test_what_is_too_long_is_refused_unless_it_may_be_cut(
+def test_what_is_too_long_is_cut_unless_the_request_says_no(
     make: Make, fields: dict[str, Any], overflow: str
 ) -> None:
     server = make()
@@ -173,6 +174,23 @@ def test_wrong_pairs_are_refused(make: Make) -> None:
         assert (status, kind) == (422, "Validation") and said in text
 
 
+def test_predict_of_a_reranker_gives_its_one_class(make: Make) -> None:
+    server = make(served=(DENSE, SCORE))
+    [alone] = server.post("/predict", {"inputs": ["ab", "c 3"]}).json
+    assert alone == {"score": pytest.approx(3.2), "label": "LABEL_0"}
+    found = server.post("/predict", {"inputs": [["", "d 2"], ["ab", "c 3"]], "raw_scores": True}).json
+    assert [[one["score"] for one in classes] for classes in found] == [[2], [pytest.approx(3.2)]]
+    call = next(server.calls)
+    assert (call.overflow, call.options["activation"]) == ("truncate", "identity")
+    for inputs, said in (("a", "inputs: "), (["a"], "inputs: "), ([["a", "b"], ["c"]], "inputs[1]: ")):
+        status, kind, text = refusal(server.post("/predict", {"inputs": inputs}))
+        assert (status, kind) == (422, "Validation") and text.startswith(
+            f"{said}model '{SCORE}' scores pairs"
+        )
+    status, kind, text = refusal(make(served=(DENSE,)).post("/predict", {"inputs": ["a", "b"]}))
+    assert (status, kind) == (424, "Backend") and "no served model gives json" in text
+
+
 def test_the_only_model_that_can_answer_does(make: Make) -> None:
     server = make(served=(DENSE,))
     assert server.post("/embed", {"inputs": "a", "model": "ignored"}).status_code == 200
@@ -221,6 +239,7 @@ def test_several_models_need_a_choice(make: Make) -> None:
     assert server.post("/rerank", {"query": "q", "texts": ["1"]}).status_code == 200
     info = server.client.simulate_get("/info").json
     assert (info["model_id"], info["model_type"]) == (SCORE, {"reranker": {"id2label": {}, "label2id": {}}})
+    assert info["auto_truncate"] is True and info["served_model_name"] == SCORE
     assert info["max_input_length"] == 40 and info["max_client_batch_size"] == 10000
 
 

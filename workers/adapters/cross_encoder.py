@@ -53,6 +53,11 @@ class CrossEncoderAdapter(ScoreAdapter):
         """Bytes held by weights and buffers."""
         return self._model.memory_bytes
 
+    @property
+    def own_labels(self) -> Sequence[str]:
+        """The one label."""
+        return self._model.labels
+
     @classmethod
     def load(cls, context: LoadContext) -> CrossEncoderAdapter:
         """Load tokenizer and weights; progress phases are "tokenizer" and "weights".

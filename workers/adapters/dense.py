@@ -5,7 +5,7 @@ Serves any directory in the sentence-transformers layout and plain transformers 
 1. `prepare` puts the prompt around each text and tokenizes; a text that is too long may become several windows.
 2. `collate` packs the sequences into one row without padding.
 3. `encode` runs the transformer, pools each sequence, applies the layers after the pooling (Dense, LayerNorm,
-   Normalize), all in fp32, and restores the order of the items.
+   Normalize), all in fp32, and restores the order of the items. A stored `truncate_dim` cuts the vectors last.
 
 With late chunking the pooling takes the tokens of each chunk in turn (`workers.adapters.shared.chunking`).
 """
@@ -60,7 +60,7 @@ class DenseAdapter(TextAdapter):
 
     def __init__(self, text: TextModel, layout: ModelLayout) -> None:
         """Put the parts together; `layout.pooling` is resolved."""
-        self._pooling = layout.pooling or ("mean",)
+        self._pooling, self._kept = layout.pooling or ("mean",), layout.truncate_dim
         last = layout.vector_modules[-1:]
         self._normalize = bool(last) and last[0].kind == "Normalize"
         before = layout.vector_modules[:-1] if self._normalize else layout.vector_modules
@@ -141,8 +141,12 @@ class DenseAdapter(TextAdapter):
                 rows = self._token_head(rows.float())
             vectors = self._vector_head(pool(rows, packed.layout, self._pooling, packed.skips))
             found.append(vectors.index_select(0, packed.restore))
-        vectors = mean_of_windows(found, batch)
-        return F.normalize(vectors, p=2, dim=-1) if self._normalize else vectors
+        return self._finished(mean_of_windows(found, batch))
+
+    def _finished(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Vectors of length 1 where the model ends so, and of those the values that are kept."""
+        whole = F.normalize(vectors, p=2, dim=-1) if self._normalize else vectors
+        return whole[:, : self._kept]
 
     @torch.inference_mode()
     def encode_chunks(self, batch: TextBatch) -> ChunkRows:
@@ -156,9 +160,8 @@ class DenseAdapter(TextAdapter):
                 first + batch.payloads[at].extra.ranges for first, at in zip(firsts, row.owners, strict=True)
             ]
             found.append(means(rows, np.concatenate(ranges)))
-        vectors = self._vector_head(torch.cat(found))
         spans = [payload.extra.spans for payload in batch.payloads]
-        return ChunkRows(F.normalize(vectors, p=2, dim=-1) if self._normalize else vectors, spans)
+        return ChunkRows(self._finished(self._vector_head(torch.cat(found))), spans)
 
     def _proof_width(self) -> int:
         """The width of the vector of an empty text. Raises RuntimeError for values that are not finite."""

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
-from frontend.engine.options import resolve
+from frontend.engine.options import Resolved, resolve
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.foreign.options import FUNCTION
 from frontend.protocols.sie.convert import check_used
@@ -19,7 +19,7 @@ from ipc.errors import InvalidInput
 from ipc.wire import extraction
 from ipc.wire.extraction import Classification
 from ipc.wire.field_names import FieldNames
-from ipc.wire.messages import ExtractCall, InputItem, ModelStatus
+from ipc.wire.messages import ExtractCall, InputItem, ModelStatus, ScoreCall
 
 FAMILY = "text_classification"
 ENTRY_NBYTES = 64
@@ -43,7 +43,7 @@ class ClassesPlan:
     """What to run and on which entry; `labels` are those of the model, in the order of its outputs."""
 
     model: str
-    call: ExtractCall
+    call: ExtractCall | ScoreCall
     labels: list[str]
 
 
@@ -75,16 +75,27 @@ class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
         self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
     ) -> ClassesPlan:
         """A call for all classes. Raises `InvalidInput` for a model that is no classifier of whole texts."""
-        check_used(request.options, entry, status)
         if FUNCTION not in status.uses:
             raise InvalidInput(f"model: '{entry.id}' is no classifier of whole texts with labels of its own")
-        names = FieldNames(f"{self.field}[{{}}]", f"{self.field}[{{}}]", options="")
-        catalog, limits = self.services.catalog, self.services.settings.limits
-        found = resolve(entry, request.options, None, catalog, len(inputs), limits, names)
+        found = self.resolve(request.options, entry, len(inputs), status)
         call = ExtractCall(
-            inputs, [], None, found.instruction, found.options, found.overflow, found.lora, names
+            inputs, [], None, found.instruction, found.options, found.overflow, found.lora, self.names
         )
         return ClassesPlan(found.entry.id, call, status.labels)
+
+    @property
+    def names(self) -> FieldNames:
+        """How messages name texts, and the first texts of pairs."""
+        place = f"{self.field}[{{}}]"
+        return FieldNames(place, place, query=place, options="")
+
+    def resolve(
+        self, options: dict[str, Any], entry: ModelEntry, items: int, status: ModelStatus
+    ) -> Resolved:
+        """Options above those of the model. Raises `InvalidInput` for an option that the model does not read."""
+        check_used(options, entry, status)
+        catalog, limits = self.services.catalog, self.services.settings.limits
+        return resolve(entry, options, None, catalog, items, limits, self.names)
 
 
 def classes_of(reply: Answer) -> list[list[Classification]]:

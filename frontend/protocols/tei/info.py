@@ -24,6 +24,7 @@ class Info(msgspec.Struct):
     model_id: Annotated[str, Meta(description="Name of the model.")]
     model_sha: Annotated[str | None, Meta(description="Revision on the hub, where the catalog names one.")]
     model_dtype: Annotated[str, Meta(description="Precision of the weights, `auto` if the device decides.")]
+    served_model_name: Annotated[str, Meta(description="A further name of the model, or its name.")]
     model_type: Annotated[
         dict[str, dict[str, Any]],
         Meta(description="`embedding`, `classifier` or `reranker`, with its facts."),
@@ -35,7 +36,9 @@ class Info(msgspec.Struct):
     max_batch_tokens: Annotated[int, Meta(description="Tokens of a batch; 0: the device decides.")]
     max_batch_requests: Annotated[int | None, Meta(description="Items of a batch.")]
     max_client_batch_size: Annotated[int, Meta(description="Inputs of a request.")]
-    auto_truncate: Annotated[bool, Meta(description="Always false: a request asks for truncation.")]
+    auto_truncate: Annotated[
+        bool, Meta(description="Always true: long inputs are cut unless a request says no.")
+    ]
     tokenization_workers: Annotated[int, Meta(description="Threads of a worker that tokenize.")]
     version: Annotated[str, Meta(description="Version of Penstock.")]
     sha: Annotated[str | None, Meta(description="Always null.")] = None
@@ -62,13 +65,14 @@ class InfoResource:
             entry.id,
             source.revision if isinstance(source, HubSource) else None,
             entry.precision or settings.worker.precision,
+            next(iter(entry.served_names), entry.id),
             _kind(entry, status.labels),
             settings.server.max_connections,
             entry.max_sequence_length or status.max_sequence_length or None,
             entry.max_batch_tokens or settings.batch.max_tokens,
             settings.batch.max_items,
             settings.limits.max_items,
-            False,
+            True,
             settings.worker.prepare_threads,
             VERSION,
         )

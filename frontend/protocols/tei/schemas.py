@@ -15,7 +15,9 @@ from frontend.protocols.sie.schemas import Key, Keys
 from ipc.errors import InvalidInput
 from ipc.wire.messages import InputItem
 
-Truncate = Annotated[bool | None, Meta(description="Cut what is too long; else a long input is refused.")]
+Truncate = Annotated[
+    bool | None, Meta(description="Cut what is too long, the default; with false a long input is refused.")
+]
 Direction = Annotated[
     Literal["left", "right", "Left", "Right"] | None, Meta(description="The side that `truncate` cuts.")
 ]
@@ -29,7 +31,7 @@ TextsOrIds = Annotated[
 
 
 class Truncating(msgspec.Struct, kw_only=True):
-    """What all requests say about inputs that are too long."""
+    """What all requests say about inputs that are too long: TEI cuts them since its version 1.9."""
 
     truncate: Truncate = None
     truncation_direction: Direction = None
@@ -41,7 +43,7 @@ class Truncating(msgspec.Struct, kw_only=True):
     @property
     def overflow(self) -> dict[str, Any]:
         """The option of a call that they stand for."""
-        if not self.truncate:
+        if self.truncate is False:
             return {"overflow_policy": "error"}
         left = (self.truncation_direction or "").lower() == "left"
         return {"overflow_policy": "truncate_left" if left else "truncate_text"}

@@ -15,7 +15,7 @@ from frontend.engine.scope import RequestScope
 from frontend.http.inference import InferenceRoute
 from frontend.protocols.tei.embed import EmbedAllResource, EmbedResource, EmbedSparseResource
 from frontend.protocols.tei.info import OUTPUTS
-from frontend.protocols.tei.predict import PredictResource
+from frontend.protocols.tei.predict import ClassesResource
 from frontend.protocols.tei.rerank import RerankResource
 from frontend.services import Services
 
@@ -24,7 +24,7 @@ _ROUTES: dict[str, type[InferenceRoute]] = {
     "sparse": EmbedSparseResource,
     "multivector": EmbedAllResource,
     "score": RerankResource,
-    "json": PredictResource,
+    "json": ClassesResource,
 }
 
 

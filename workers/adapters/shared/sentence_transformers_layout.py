@@ -4,7 +4,7 @@
 
 1. `modules.json` lists the modules: a Transformer, token layers, a Pooling, vector layers.
 2. Settings of the Transformer lie beside its weights in `sentence_bert_config.json` or a file of an older name.
-3. `config_sentence_transformers.json` holds the prompts.
+3. `config_sentence_transformers.json` holds the prompts, and how many values of a vector are kept.
 
 A directory without `modules.json` is a plain transformers checkpoint: mean pooling for encoders, last token for
 decoders, normalised. Unknown modules are refused by name.
@@ -71,7 +71,8 @@ class ModuleConfig:
 class ModelLayout:
     """The settings in a model directory. Without a stored pooling, `pooling` is None.
 
-    `*_arguments` go to the loaders of transformers.
+    `*_arguments` go to the loaders of transformers. Of each vector the first `truncate_dim` values are kept, after all
+    layers, as sentence-transformers 6.2 does (`sentence_transformer/model.py`); None keeps all.
     """
 
     transformer: Path
@@ -84,6 +85,7 @@ class ModelLayout:
     pooling: tuple[str, ...] | None = None
     include_prompt: bool = True
     vector_modules: tuple[ModuleConfig, ...] = ()
+    truncate_dim: int | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
 
@@ -106,6 +108,16 @@ def read_layout(directory: Path) -> ModelLayout:
         pooling=pooling_modes(pooling),
         include_prompt=bool(pooling.get("include_prompt", True)),
         vector_modules=_heads(modules[at + 1 :], "sentence_embedding"),
+        truncate_dim=_truncate_dim(read_json(directory / PROMPTS_FILE)),
+    )
+
+
+def _truncate_dim(stored: Mapping[str, Any]) -> int | None:
+    width = stored.get("truncate_dim")
+    if width is None or (type(width) is int and width > 0):
+        return width
+    raise UnsupportedLayoutError(
+        f"{PROMPTS_FILE}: truncate_dim: expected a whole number above 0, got {width!r:.64}"
     )
 
 
