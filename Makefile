@@ -4,6 +4,8 @@ PYTHON ?= python3
 PORT ?= 8080
 VENV ?= .venv
 ARGS ?=
+# Rounds of `make test-fault`: a number bounds them.
+ROUNDS ?= long
 # An extra package index, for instance https://download.pytorch.org/whl/cpu for the small CPU build of torch.
 TORCH_INDEX ?=
 
@@ -49,7 +51,7 @@ test-long: $(STAMP)dev ## run the tests that take long, which the default suite 
 	$(BIN)/python -m pytest -q -m long --timeout=600 tests $(ARGS)
 
 test-fault: $(STAMP)dev ## kill, stop and starve processes for many rounds
-	TEST_FAULT_ROUNDS=long $(BIN)/python -m pytest -q -m "not gpu" --timeout=3600 tests/fault $(ARGS)
+	TEST_FAULT_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -m "not gpu" --timeout=3600 tests/fault $(ARGS)
 
 test-fuzz: $(STAMP)dev ## hostile inputs to all readers, hostile sessions and generated requests to a server (half an hour)
 	-$(PIP_INSTALL) '.[fuzz]'

@@ -1,4 +1,6 @@
-"""Fault tests, named after the fault; real processes, real kills. `TEST_FAULT_ROUNDS=long` runs many rounds.
+"""Fault tests, named after the fault; real processes, real kills.
+
+`TEST_FAULT_ROUNDS=long` runs many rounds, and a number in place of `long` as many of these at most.
 
 Every server here has at least three models loaded, so that a fault that one model meets is met beside others.
 """
@@ -18,7 +20,8 @@ BESIDE = ("fake/echo", "fake/slow", "fake/wide")
 
 def rounds(short: int, long: int) -> int:
     """How often a fault is injected."""
-    return long if os.environ.get("TEST_FAULT_ROUNDS") == "long" else short
+    wanted = os.environ.get("TEST_FAULT_ROUNDS") or str(short)
+    return long if wanted == "long" else max(short, min(long, int(wanted)))
 
 
 def three(models: Sequence[str]) -> tuple[str, ...]:
