@@ -53,8 +53,7 @@ def unharmed(warm_server: tuple[Server, int, int]) -> Iterator[Server]:
     assert server.frontend_pids() == [pid], "the frontend was replaced"
     wait_until(
         lambda: private_bytes(pid) - before <= MAX_GROWTH_BYTES,
-        20,
-        "the memory of the bad request given back",
+        what="the memory of the bad request given back",
     )
 
 

@@ -50,8 +50,8 @@ def test_kept_items_are_answered_as_they_were_and_the_others_are_computed(sie: S
     items, usage = content(first)
     assert [content(more)[0][at] for at in (0, 2)] == [items[2], items[0]]
     assert [content(more)[1]["tokens"][at] for at in (0, 2)] == [usage["tokens"][2], usage["tokens"][0]]
-    wait_until(lambda: sie.metric(HITS, model="org/many") - before[HITS] == 5, 20, "hits")
-    wait_until(lambda: sie.metric(MISSES, model="org/many") - before[MISSES] == 4, 20, "misses")
+    wait_until(lambda: sie.metric(HITS, model="org/many") - before[HITS] == 5, what="hits")
+    wait_until(lambda: sie.metric(MISSES, model="org/many") - before[MISSES] == 4, what="misses")
     assert sie.metric(BYTES, model="org/many") - before[BYTES] > 4 * 4 * len(items[0]["dense"]["values"])
 
 
@@ -106,7 +106,7 @@ def test_a_request_that_comes_again_byte_for_byte_has_the_same_answer_with_times
             assert list(times[0]) == list(times[-1])
             assert all(one["queue_ms"] == one["inference_ms"] == 0 for one in times[1:])
             assert all(one["total_ms"] > 0 for one in times)
-    wait_until(lambda: sie.metric(HITS, model="org/many") - before >= 3 * 6, 20, "hits")
+    wait_until(lambda: sie.metric(HITS, model="org/many") - before >= 3 * 6, what="hits")
 
 
 DOCUMENT = "A first line.\nA second line, which is longer.\nThe end."

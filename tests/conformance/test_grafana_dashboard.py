@@ -174,7 +174,7 @@ def test_every_query_is_answered_and_has_values_under_load(tmp_path: Path) -> No
             return {title for title, _ in open_ones} <= set(ONLY_AFTER_FAULTS)
 
         try:
-            wait_until(settled, 60, "a value for every query")
+            wait_until(settled, what="a value for every query")
         except AssertionError as error:
             raise AssertionError(f"without values: {open_ones}") from error
     assert {title for title, _ in open_ones} <= set(ONLY_AFTER_FAULTS)

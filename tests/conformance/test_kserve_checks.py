@@ -124,7 +124,7 @@ def test_a_timeout_ends_the_wait_for_a_busy_device(server: Server, rpc: Rpc) -> 
         assert busy.exception() is None, "it had begun"
         return call.exception(), answer if answer.status != 200 else None
 
-    error, answer = wait_until(lambda: all(found := over_both()) and found, 60, "a busy device")
+    error, answer = wait_until(lambda: all(found := over_both()) and found, what="a busy device")
     assert (error.code().name, error.details()) == ("UNAVAILABLE", "Request timeout expired")
     assert int(trailers_of(error)["retry-after"]) >= 1
     assert (answer.status, answer.error) == (503, "Request timeout expired")
@@ -136,14 +136,16 @@ def test_a_timeout_does_not_end_what_runs(server: Server, rpc: Rpc) -> None:
         posted = post(server, "/v2/models/slow/infer", slow_json(1500, parameters={"timeout": 1_000_000}))
         return rpc.start("ModelInfer", hurried(1500, 1000)).exception() is None and posted.status == 200
 
-    wait_until(answered, 60, "a device that begins both in time")
+    wait_until(answered, what="a device that begins both in time")
 
 
 def test_the_deadline_of_a_client_ends_what_runs(server: Server, rpc: Rpc) -> None:
     assert failure_of(lambda: rpc.call("ModelInfer", slow(1500), 0.2)).code().name == "DEADLINE_EXCEEDED"
     found = post(server, "/v2/models/slow/infer", slow_json(1500), X_Request_Timeout="0.2")
     assert found.status == 504, found.head
-    wait_until(lambda: post(server, "/v2/models/slow/infer", slow_json(1)).status == 200, 20, "an idle model")
+    wait_until(
+        lambda: post(server, "/v2/models/slow/infer", slow_json(1)).status == 200, what="an idle model"
+    )
 
 
 def test_a_full_queue(server: Server, rpc: Rpc) -> None:
@@ -171,8 +173,7 @@ def test_a_model_that_is_loading_and_one_that_was_unloaded(server: Server, rpc: 
         index = "/v2/repository/index"
         wait_until(
             lambda: "LOADING" in {one["state"] for one in server.post(index, {}).json()},
-            20,
-            "the begin of the load",
+            what="the begin of the load",
         )
         found = post(server, path, body)
         assert found.status == 503 and "is loading" in found.error and "% of it is done" in found.error
@@ -184,7 +185,7 @@ def test_a_model_that_is_loading_and_one_that_was_unloaded(server: Server, rpc: 
         assert loading.result(30).status == 200
     assert post(server, path, body).status == 200
     assert server.post("/v2/repository/models/late/unload", {}).status == 200
-    wait_until(lambda: post(server, path, body).status == 404, 20, "the unload")
+    wait_until(lambda: post(server, path, body).status == 404, what="the unload")
     assert "has no available versions" in post(server, path, body).error
     assert "has no available versions" in failure_of(lambda: rpc.call("ModelInfer", asked)).details()
     assert server.get("/v2/health/ready").status == 200

@@ -226,7 +226,7 @@ def _slowly() -> Iterator[pb.ModelInferRequest]:
     """Two requests with time for several pings between them."""
     yield text_request("fake/echo", "a")
     until = time.monotonic() + 4
-    wait_until(lambda: time.monotonic() > until, 10)
+    wait_until(lambda: time.monotonic() > until)
     yield text_request("fake/echo", "b")
 
 

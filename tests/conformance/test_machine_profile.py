@@ -38,8 +38,8 @@ def reload_with(server: Server, place: Path, **settings: object) -> None:
     (place / "server.yaml").write_text(json.dumps({"server": settings}))
     before = server.frontend_pids()
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: not any(map(alive, before)), 30, "the end of the old frontends")
-    wait_until(lambda: server.get("/readyz").status == 200, 30, "readiness")
+    wait_until(lambda: not any(map(alive, before)), what="the end of the old frontends")
+    wait_until(lambda: server.get("/readyz").status == 200, what="readiness")
 
 
 @pytest.mark.parametrize("gpu_type", ["", "L4"])

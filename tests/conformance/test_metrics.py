@@ -131,7 +131,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
     running = make_server(tmp_path_factory.mktemp("metrics"), MODELS, SETTINGS)
     running.start()
     try:
-        wait_until(lambda: says(running, "/readyz", b"loading"), 60, "a worker that loads")
+        wait_until(lambda: says(running, "/readyz", b"loading"), what="a worker that loads")
         early = scrape(running)
         running.wait_ready()
         yield running, early
@@ -256,7 +256,7 @@ def slow_reader(server: Server, look: Look) -> None:
     with RawClient(server.port, receive_nbytes=4096) as client:
         client.encode("fake/large", [f"slow {number}" for number in range(10)])
         wait_until(lambda: moved(look, "penstock_shm_bytes_used", "penstock_shm_leases"), what="a lease")
-        wait_until(lambda: moved(look, "penstock_shm_leases_revoked_total", reason="age"), 30, "its end")
+        wait_until(lambda: moved(look, "penstock_shm_leases_revoked_total", reason="age"), what="its end")
 
 
 def crash(server: Server, look: Look) -> None:
@@ -304,7 +304,7 @@ def test_a_frontend_that_dies_with_a_lease_is_counted(server: Server) -> None:
         frontend = server.frontend_pids()[0]
         os.kill(frontend, signal.SIGKILL)
     wait_until(lambda: frontend not in server.frontend_pids(), what="its death")
-    wait_until(lambda: says(server, "/livez", b"ok"), 20, "a new frontend")
+    wait_until(lambda: says(server, "/livez", b"ok"), what="a new frontend")
     wait_until(
         lambda: server.metric("penstock_shm_leases_revoked_total", reason="session") > 0, what="its count"
     )
@@ -373,10 +373,10 @@ def test_counters_go_on_and_files_stay_bounded_over_restarts(tmp_path: Path) -> 
         before, worker = set(server.frontend_pids()), server.worker_pid()
         assert worker is not None
         server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: not any(map(alive, before)), 20, "a reload")
+        wait_until(lambda: not any(map(alive, before)), what="a reload")
         os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: server.worker_pid() not in (None, worker), 20, "a new worker")
-        wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
+        wait_until(lambda: server.worker_pid() not in (None, worker), what="a new worker")
+        wait_until(lambda: server.get("/readyz").status == 200, what="readiness")
         encode_and_count(server, 2)
         names = {path.stem.rpartition("_")[2] for path in (server.run_dir / "metrics").iterdir()}
         assert names <= {"frontend-0", "frontend-1", "worker-0", "supervisor", "history"}

@@ -80,7 +80,7 @@ def prometheus(tmp_path: Path, server: Server) -> Iterator[Prometheus]:
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=tmp_path)
     try:
         found = Prometheus(port)
-        wait_until(lambda: process.poll() is not None or found.get("status/buildinfo"), 30, "Prometheus")
+        wait_until(lambda: process.poll() is not None or found.get("status/buildinfo"), what="Prometheus")
         assert process.poll() is None, log.read_text()
         yield found
     finally:
@@ -97,7 +97,7 @@ def test_the_shipped_configuration_scrapes_a_server_evaluates_its_rules_and_sees
         for number in range(5):
             assert server.encode("fake/echo", [f"text {number}"]).status == 200
         wait_until(
-            lambda: found.value('penstock_requests_total{model="fake/echo",code="200"}') == 5, 20, "data"
+            lambda: found.value('penstock_requests_total{model="fake/echo",code="200"}') == 5, what="data"
         )
         assert found.value('up{job="penstock"}') == 1
         target = found.get("targets")["activeTargets"][0]
@@ -107,15 +107,15 @@ def test_the_shipped_configuration_scrapes_a_server_evaluates_its_rules_and_sees
         answered = "penstock_request_duration_seconds_bucket{phase='total',outcome='ok'}"
         quantile = f"histogram_quantile(0.5, sum by (le) ({answered}))"
         assert 0 < found.value(quantile) < 10
-        wait_until(lambda: rules_evaluated(found), 20, "the evaluation of all rules")
+        wait_until(lambda: rules_evaluated(found), what="the evaluation of all rules")
         unwell = {rule["name"]: rule["lastError"] for rule in rules(found) if rule["health"] != "ok"}
         assert not unwell
         assert {rule["type"] for rule in rules(found)} == {"recording", "alerting"}
         wait_until(lambda: found.value("instance:penstock_in_flight:sum") >= 0, what="a recorded series")
         assert "PenstockDown" not in alerts(found)
         server.stop()
-        wait_until(lambda: found.value('up{job="penstock"}') == 0, 20, "a failed scrape")
-        wait_until(lambda: "PenstockDown" in alerts(found), 20, "a pending alert")
+        wait_until(lambda: found.value('up{job="penstock"}') == 0, what="a failed scrape")
+        wait_until(lambda: "PenstockDown" in alerts(found), what="a pending alert")
 
 
 def alerts(found: Prometheus) -> set[str]:

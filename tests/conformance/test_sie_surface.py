@@ -175,7 +175,7 @@ def test_a_loading_model_is_waited_for_then_answered_503_and_served_once_it_is_l
             except OSError:
                 return ""
 
-        wait_until(lambda: state("early") == "loaded" and state() == "loading", 60, "the load")
+        wait_until(lambda: state("early") == "loaded" and state() == "loading", what="the load")
         assert server.get("/readyz").status == 503
         assert server.encode("early", ["a"]).status == 200, "a loaded model does not wait for another one"
         answer = server.encode("late", ["a"])
@@ -195,7 +195,7 @@ def test_a_loading_model_is_waited_for_then_answered_503_and_served_once_it_is_l
         assert answer.json()["error"]["code"] == "model_not_available"
         assert server.get("/v1/models/late").json()["loaded"] is False
         hold.unlink()
-        wait_until(lambda: state() == "loaded", 30, "the end of the load")
+        wait_until(lambda: state() == "loaded", what="the end of the load")
         assert server.encode("late", ["a"]).status == 200
         server.stop()
         server.assert_nothing_left()
@@ -215,7 +215,7 @@ def test_a_request_that_waits_for_a_load_goes_on_when_it_ends(tmp_path: Path) ->
             except OSError:
                 return False
 
-        wait_until(listening, 30, "the listener")
+        wait_until(listening, what="the listener")
         assert server.encode("fake/late", ["a"]).status == 200
         server.stop()
     finally:

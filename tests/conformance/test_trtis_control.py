@@ -95,7 +95,7 @@ def test_a_model_comes_and_goes_by_its_name(server: Server, load: str, unload: s
     assert refused == {""}, "a load that was answered holds for every frontend"
     assert WAYS[load](server, "load", "add_sub").code == pb.SUCCESS
     assert WAYS[unload](server, "unload", "add_sub").code == pb.SUCCESS
-    wait_until(lambda: ready_state(server) == "MODEL_UNAVAILABLE", 20, "the end of the unloading")
+    wait_until(lambda: ready_state(server) == "MODEL_UNAVAILABLE", what="the end of the unloading")
     for _ in range(LOOKS):
         assert refusal(server)
     assert WAYS[unload](server, "unload", "add_sub").code == pb.SUCCESS, "it is what was asked for"

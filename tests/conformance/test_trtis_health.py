@@ -44,9 +44,9 @@ def strict(server: Server, request: pytest.FixtureRequest) -> bool:
     Path(server.environment["PENSTOCK_CONFIG"]).write_text(f"trtis: {{strict_readiness: {chosen}}}\n")
     old = server.frontend_pids()
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: not any(map(alive, old)), 30, "the end of the old frontends")
+    wait_until(lambda: not any(map(alive, old)), what="the end of the old frontends")
     server.wait_ready()
-    wait_until(lambda: status(server, "broken").ready_state == pb.MODEL_UNAVAILABLE, 60, "the failure")
+    wait_until(lambda: status(server, "broken").ready_state == pb.MODEL_UNAVAILABLE, what="the failure")
     return chosen
 
 
@@ -105,7 +105,7 @@ def test_without_a_worker_the_server_is_not_ready(tmp_path: Path) -> None:
         "echo", 'batch_size: 1 input { name: "text" dims: 1 batch_byte_size: 5 } id: 7', (b"\1\0\0\0a",)
     )
     try:
-        wait_until(lambda: lives(server), 60, "the frontend")
+        wait_until(lambda: lives(server), what="the frontend")
         assert server.get("/api/health/ready").status == 400
         with grpc.insecure_channel(address_of(server)) as channel:
             for over in TRANSPORTS.values():
@@ -134,7 +134,7 @@ def test_kept_connections_hear_that_the_server_exits_but_nothing_of_a_reload(tmp
     repository = write_repository(tmp_path / "models", ("add_sub",))
     settings = {"repository.dirs": repository, "server.drain_s": DRAIN_S}
     with serving(tmp_path, ("fake/echo",), settings) as server:
-        wait_until(lambda: server.get("/api/health/ready").status == 200, 60, "readiness")
+        wait_until(lambda: server.get("/api/health/ready").status == 200, what="readiness")
         with RawClient(server.port) as kept:
             assert ask(kept, "/api/status/add_sub")[0] == 200
             [old] = server.frontend_pids()
@@ -142,7 +142,7 @@ def test_kept_connections_hear_that_the_server_exits_but_nothing_of_a_reload(tmp
             wait_until(lambda: set(server.frontend_pids()) - {old}, DRAIN_S, "the new frontend")
             code, headers, _ = ask(kept, "/api/status/add_sub")
             assert (code, headers["connection"]) == (200, "close")
-        wait_until(lambda: server.get("/api/health/ready").status == 200, 60, "readiness")
+        wait_until(lambda: server.get("/api/health/ready").status == 200, what="readiness")
         wait_until(lambda: old not in server.frontend_pids(), DRAIN_S * 2, "the end of the old frontend")
         paths = ("/api/health/live", "/api/health/ready", "/api/status", "/api/status/add_sub")
         clients = [RawClient(server.port) for _ in range(len(paths) + 1)]

@@ -139,8 +139,8 @@ def test_what_is_removed_stays_in_the_status_with_its_counts(server: Server, stu
     repository = Path(server.environment["PENSTOCK_REPOSITORY__DIRS"])
     shutil.rmtree(repository / "fading" / "2")
     ready, gone = "MODEL_READY", "MODEL_UNAVAILABLE"
-    wait_until(lambda: shown() == {1: (ready, 0), 2: (gone, 1), 3: (ready, 0)}, 30, "the version's end")
+    wait_until(lambda: shown() == {1: (ready, 0), 2: (gone, 1), 3: (ready, 0)}, what="the version's end")
     shutil.rmtree(repository / "fading")
-    wait_until(lambda: shown() == {1: (gone, 0), 2: (gone, 1), 3: (gone, 0)}, 30, "the model's end")
+    wait_until(lambda: shown() == {1: (gone, 0), 2: (gone, 1), 3: (gone, 0)}, what="the model's end")
     whole = pb.ServerStatus.FromString(server.get("/api/status?format=binary").body)
     assert whole.model_status["fading"].version_status[2].ready_state == pb.MODEL_UNAVAILABLE

@@ -250,7 +250,7 @@ def check_repository(address: str) -> None:
         assert states()["versions_all", "2"] == ("READY", "")
         assert states()["broken", "1"][0] == "UNAVAILABLE" and states()["broken", "1"][1]
         client.unload_model("versions_all")
-        wait_until(lambda: states()["versions_all", "2"] == ("UNAVAILABLE", "unloaded"), 20, "the unload")
+        wait_until(lambda: states()["versions_all", "2"] == ("UNAVAILABLE", "unloaded"), what="the unload")
         assert not client.is_model_ready("versions_all") and client.is_server_ready()
         refused(lambda: client.infer("versions_all", image), "NOT_FOUND", "has no available versions")
         client.load_model("versions_all")

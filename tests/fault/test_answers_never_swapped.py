@@ -57,19 +57,18 @@ def test_no_answer_is_wrong_under_random_kills(tmp_path: Path) -> None:
         "limits.restart_wait_s": 30,
     }
     with serving(tmp_path, settings=settings) as server:
-        wait_until(lambda: server.metric("penstock_worker_up") == 2, 30, "two workers")
+        wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers")
         killer = Killer(server, seed=20)
         with Load(server.port, clients=CLIENTS) as load:
             for _ in range(rounds(short=5, long=2000)):
                 before, resume = load.done, time.monotonic() + killer.pause_s()
                 wait_until(
                     lambda seen=before, at=resume: load.done > seen + 5 and time.monotonic() > at,
-                    60,
-                    "traffic",
+                    what="traffic",
                 )
                 killer.kill()
             seen = load.done
-            wait_until(lambda: load.done > seen + 200, 60, "traffic after the last kill")
+            wait_until(lambda: load.done > seen + 200, what="traffic after the last kill")
             outcome = load.stop()
         assert killer.killed["worker"] and killer.killed["frontend"]
         assert outcome.wrong == 0
@@ -80,6 +79,5 @@ def test_no_answer_is_wrong_under_random_kills(tmp_path: Path) -> None:
             lambda: (
                 (server.metric("penstock_shm_bytes_used"), server.metric("penstock_shm_leases")) == (0, 0)
             ),
-            10,
-            "empty arenas",
+            what="empty arenas",
         )

@@ -72,7 +72,7 @@ def test_queued_work_of_clients_that_left_goes_at_once_and_never_runs(server: Se
         began = time.monotonic()
         for client in leaving:
             client.close()
-        wait_until(lambda: cancelled(server, "queued") == dropped + 8, 5, "eight cancellations")
+        wait_until(lambda: cancelled(server, "queued") == dropped + 8, what="eight cancellations")
         took_s = time.monotonic() - began
         assert in_flight(server, 1)
         status, body = staying.json()
@@ -92,7 +92,7 @@ def test_work_on_the_device_ends_with_its_batch_and_the_rest_is_dropped(server: 
     client.encode(MODEL, [f"{number} {LONG_TEXT}" for number in range(2 * STAYING)])
     wait_until(lambda: batches(server) > ran, what="the first batch")
     client.close()
-    wait_until(lambda: cancelled(server, "running") > 0, 5, "a cancellation")
+    wait_until(lambda: cancelled(server, "running") > 0, what="a cancellation")
     wait_quiet(server)
     assert batches(server) - ran < STAYING, "the device went on for a client that had left"
 
@@ -131,8 +131,8 @@ def test_a_client_that_leaves_while_a_worker_starts_costs_no_work(server: Server
     with RawClient(server.port) as client:
         client.encode(MODEL, [f"nobody waits for {number} {LONG_TEXT}" for number in range(STAYING)])
         wait_until(lambda: client_is_read(server, client), what="the request at the frontend")
-    wait_until(lambda: answered(server, "499") == gone + 1, 5, "the end of the request")
-    wait_until(lambda: server.get("/readyz").status == 200, 40, "the next worker")
+    wait_until(lambda: answered(server, "499") == gone + 1, what="the end of the request")
+    wait_until(lambda: server.get("/readyz").status == 200, what="the next worker")
     wait_quiet(server)
 
 
@@ -168,5 +168,5 @@ def test_a_client_that_leaves_behind_a_large_body_is_noticed(server: Server, ite
     with RawClient(server.port) as client:
         client.encode(MODEL, [f"{number} {LONG_TEXT}" for number in range(items)])
         wait_until(lambda: in_flight(server, 1), what="the request in work")
-    wait_until(lambda: answered(server, "499") == before + 1, 15, "the end of the request")
+    wait_until(lambda: answered(server, "499") == before + 1, what="the end of the request")
     wait_quiet(server)

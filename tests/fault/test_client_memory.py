@@ -41,7 +41,7 @@ def server_of(tmp_path: Path, **settings: Any) -> Iterator[Server]:
         **settings,
     }
     with serving(tmp_path, ("fake/echo",), chosen) as running:
-        wait_until(lambda: _ready(running), 30, "the models")
+        wait_until(lambda: _ready(running), what="the models")
         yield running
 
 
@@ -125,15 +125,15 @@ def test_an_object_that_shrinks_and_grows_all_the_time_harms_only_its_requests(s
             for _ in range(rounds(short=40, long=3000)):
                 memory.truncate(chance.choice((0, 1, NBYTES - 1, NBYTES, NBYTES + 4097, 2 * NBYTES)))
                 until = len(asking.answers)
-                wait_until(lambda until=until: len(asking.answers) > until, 30, "the next answer")
+                wait_until(lambda until=until: len(asking.answers) > until, what="the next answer")
             memory.truncate(2 * NBYTES)
             good = asking.good()
-            wait_until(lambda: asking.good() > good, 30, "a good answer")
+            wait_until(lambda: asking.good() > good, what="a good answer")
         refused_for_their_memory(asking.answers)
         assert any(answer.status == 400 for answer in asking.answers)
         check_whole(server, memory, "r")
         assert server.worker_pid() == worker
-        wait_until(lambda: not descriptors(worker), 10, "the object to be closed")
+        wait_until(lambda: not descriptors(worker), what="the object to be closed")
         assert unregister(server, "r").status == 200
 
 
@@ -144,16 +144,17 @@ def test_unregistering_under_load_ends_in_unknown_regions_and_nothing_stays_open
         with Asking(server, through("r")) as asking:
             for _ in range(rounds(short=5, long=300)):
                 good = asking.good()
-                wait_until(lambda good=good: asking.good() > good, 30, "a good answer")
+                wait_until(lambda good=good: asking.good() > good, what="a good answer")
                 assert unregister(server, "r").status == 200
                 # The name is taken until the requests that use the region have ended.
                 wait_until(
-                    lambda: register(server, "r", memory.key, 2 * NBYTES).status == 200, 30, "the next region"
+                    lambda: register(server, "r", memory.key, 2 * NBYTES).status == 200,
+                    what="the next region",
                 )
             unregister(server, "r")
         refused_for_their_memory(asking.answers)
         assert infer(server, "identity_fp32", through("r")).status == 404
-        wait_until(lambda: not descriptors(worker), 10, "the object to be closed")
+        wait_until(lambda: not descriptors(worker), what="the object to be closed")
 
 
 @pytest.mark.long
@@ -169,14 +170,14 @@ def test_a_request_that_has_begun_keeps_memory_that_is_unregistered_and_unlinked
         answers: list[Answer] = []
         thread = threading.Thread(target=lambda: answers.append(infer(server, "slow", request)))
         thread.start()
-        wait_until(lambda: descriptors(server.worker_pid()), 20, "the request to begin")
+        wait_until(lambda: descriptors(server.worker_pid()), what="the request to begin")
         unregister(server, "r")
         memory.path.unlink()
         thread.join(60)
         assert answers[0].status == 200, answers[0].body
         assert np.frombuffer(held.read(), np.float32)[1] == 1500
         held.close()
-        wait_until(lambda: not descriptors(server.worker_pid()), 10, "the object to be closed")
+        wait_until(lambda: not descriptors(server.worker_pid()), what="the object to be closed")
 
 
 @pytest.mark.long
@@ -191,13 +192,13 @@ def test_regions_stay_when_frontends_and_workers_are_killed(tmp_path: Path) -> N
             frontend, worker = server.frontend_pids()[0], server.worker_pid()
             assert worker is not None
             os.kill(frontend, signal.SIGKILL)
-            wait_until(lambda gone=frontend: server.frontend_pids() not in ([], [gone]), 30, "a frontend")
-            wait_until(lambda: _ready(server), 30, "the server")
+            wait_until(lambda gone=frontend: server.frontend_pids() not in ([], [gone]), what="a frontend")
+            wait_until(lambda: _ready(server), what="the server")
             assert [region["name"] for region in server.get("/v2/systemsharedmemory/status").json()] == ["r"]
             check_whole(server, memory, "r")
             os.kill(worker, signal.SIGKILL)
-            wait_until(lambda gone=worker: server.worker_pid() not in (None, gone), 30, "a worker")
-            wait_until(lambda: _ready(server), 40, "the models")
+            wait_until(lambda gone=worker: server.worker_pid() not in (None, gone), what="a worker")
+            wait_until(lambda: _ready(server), what="the models")
             check_whole(server, memory, "r")
         assert memory.path.exists()
 

@@ -41,7 +41,7 @@ def assert_starts_again(server: Server) -> None:
 def assert_serves(server: Server) -> None:
     """A started server becomes ready, with one arena and one socket per worker."""
     server.wait_ready()
-    wait_until(lambda: server.metric("penstock_worker_up") == 2, 30, "two workers")
+    wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers")
     assert server.encode("fake/echo", ["after the restart"]).status == 200
     assert len(server.arenas()) == 2
     assert len(list(server.run_dir.glob("worker-*.sock"))) == 2
@@ -64,10 +64,12 @@ def test_a_start_before_the_frontends_of_a_dead_arbiter_have_ended_waits_for_the
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait(10)
         server.start()
-        wait_until(lambda: server.owner_pid() == server.process.pid, 30, "the new owner of the run directory")
+        wait_until(
+            lambda: server.owner_pid() == server.process.pid, what="the new owner of the run directory"
+        )
         assert server.process.poll() is None
         assert server.log.count("starts in") == starts, "it began before the addresses were free"
-    wait_until(lambda: server.supervisor_pid() not in (None, supervisor), 30, "the new supervisor")
+    wait_until(lambda: server.supervisor_pid() not in (None, supervisor), what="the new supervisor")
     assert_serves(server)
 
 
@@ -83,6 +85,6 @@ def test_after_the_death_of_the_supervisor_the_server_ends_as_a_unit(server: Ser
 
 def test_after_the_death_of_everything_at_once_the_next_start_needs_no_hand(server: Server) -> None:
     server.kill_all_processes()
-    wait_until(lambda: not server.pids(), 10, "the end of all processes")
+    wait_until(lambda: not server.pids(), what="the end of all processes")
     assert len(server.arenas()) == 2
     assert_starts_again(server)

@@ -81,7 +81,7 @@ def test_leases_of_a_killed_frontend_come_back_and_it_is_replaced(server: Server
             victims = {wait_until(lambda c=c: owner(server, c), what="owner") for c in (connection, second)}
             for victim in victims:
                 os.kill(victim, signal.SIGKILL)
-            wait_until(lambda: _asked(server) == (0, 0), 5, "an empty arena")
+            wait_until(lambda: _asked(server) == (0, 0), what="an empty arena")
             wait_until(
                 lambda gone=victims: (
                     len(server.frontend_pids()) == 2 and not gone & {*server.frontend_pids()}
@@ -90,7 +90,7 @@ def test_leases_of_a_killed_frontend_come_back_and_it_is_replaced(server: Server
             )
     assert server.worker_pid() == worker
     wait_until(lambda: sessions(worker) == 2, what="two sessions again")
-    wait_until(lambda: psutil.Process(worker).num_fds() <= descriptors, 10, "the same number of descriptors")
+    wait_until(lambda: psutil.Process(worker).num_fds() <= descriptors, what="the same number of descriptors")
 
 
 def _asked(server: Server) -> tuple[float, float] | None:
@@ -104,14 +104,14 @@ def _asked(server: Server) -> tuple[float, float] | None:
 def test_only_connections_of_the_killed_frontend_fail(server: Server) -> None:
     wait_until(lambda: len(server.frontend_pids()) == 2, what="two frontends")
     with Load(server.port, clients=16, model="fake/slow") as load:
-        wait_until(lambda: load.done > 100, 30, "traffic")
+        wait_until(lambda: load.done > 100, what="traffic")
         victim = server.frontend_pids()[0]
         served = len(
             [c for c in psutil.Process(victim).net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]
         )
         os.kill(victim, signal.SIGKILL)
         seen = load.done
-        wait_until(lambda: load.done > seen + 100, 30, "traffic afterwards")
+        wait_until(lambda: load.done > seen + 100, what="traffic afterwards")
         outcome = load.stop()
     assert len(outcome.broken) <= served
     assert set(outcome.statuses) == {200}

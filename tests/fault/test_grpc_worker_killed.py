@@ -25,17 +25,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_unary_rpcs_survive_the_death_of_one_of_two_workers(server: Server) -> None:
-    wait_until(lambda: server.starts(0) and server.starts(1), 30, "two workers")
+    wait_until(lambda: server.starts(0) and server.starts(1), what="two workers")
     with RpcLoad(address_of(server), clients=8, model="fake/slow") as load:
         for kill in range(rounds(short=1, long=50)):
             before = load.done
-            wait_until(lambda seen=before: load.done > seen + 30, 30, "traffic")
+            wait_until(lambda seen=before: load.done > seen + 30, what="traffic")
             slot = kill % 2
             victim, starts = server.worker_pid(slot), server.starts(slot)
             assert victim is not None
             os.kill(victim, signal.SIGKILL)
-            wait_until(lambda at=slot, seen=starts: server.starts(at) > seen, 60, "its return")
-            wait_until(lambda: server.metric("penstock_worker_up") == 2, 40, "both workers")
+            wait_until(lambda at=slot, seen=starts: server.starts(at) > seen, what="its return")
+            wait_until(lambda: server.metric("penstock_worker_up") == 2, what="both workers")
         assert set(load.stop()) == {"OK"}, (load.statuses, load.details[:3])
 
 
@@ -82,7 +82,7 @@ def test_a_stream_answers_each_message_once_though_the_only_worker_dies(tmp_path
             answer.error_message or is_vector_of(text, answer.infer_response)
             for text, answer in zip(texts, told, strict=True)
         )
-        wait_until(lambda: server.get("/readyz").status == 200, 40, "the worker's return")
+        wait_until(lambda: server.get("/readyz").status == 200, what="the worker's return")
         talk.say("after")
         assert is_vector_of("after", next(answers).infer_response)
         talk.end()
@@ -97,6 +97,6 @@ def test_a_client_that_dies_in_a_stream_leaves_nothing_behind(server: Server) ->
         talk.say(f"message {number} " + "word " * 300)
     next(answers)
     rpc.channel.close()
-    wait_until(lambda: server.metric("penstock_requests_in_flight") == 0, 30, "the end of its requests")
-    wait_until(lambda: server.metric("penstock_queue_depth") == 0, 30, "an empty queue")
+    wait_until(lambda: server.metric("penstock_requests_in_flight") == 0, what="the end of its requests")
+    wait_until(lambda: server.metric("penstock_queue_depth") == 0, what="an empty queue")
     talk.end()

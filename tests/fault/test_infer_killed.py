@@ -211,16 +211,16 @@ def test_a_killed_frontend_that_holds_blocks_leaves_nothing(running: Workers, tm
         [sys.executable, "-c", FRONTEND, "3000", str(marker)], cwd=ROOT, env=running.environment
     )
     try:
-        wait_until(marker.exists, 30, "the request on the device")
+        wait_until(marker.exists, what="the request on the device")
         pid = running.processes[0].pid
-        wait_until(lambda: ".f5." in _maps(pid), 5, "the mapping")
+        wait_until(lambda: ".f5." in _maps(pid), what="the mapping")
     finally:
         frontend.send_signal(signal.SIGKILL)
         frontend.wait()
     assert len(running.paths.arenas("f5")) == 1
     with SlotLock(running.paths.lock("worker-9")):
         assert any(".f5." in name for name in sweep(running.paths))
-    wait_until(lambda: ".f5." not in _maps(pid), 10, "the end of the worker's mapping")
+    wait_until(lambda: ".f5." not in _maps(pid), what="the end of the worker's mapping")
 
     async def work(client: Client) -> None:
         call, block = await filled(client, drawn(3))

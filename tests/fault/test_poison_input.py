@@ -89,7 +89,7 @@ def test_one_poison_among_64_requests_costs_two_processes_and_no_other_answer(se
     assert poisoned.status == 500
     assert poisoned.json()["detail"]["code"] == "WORKER_CRASHED"
     wait_until(lambda: deaths(server) - before == 2, what="two deaths")
-    wait_until(lambda: server.metric("penstock_worker_up") == 2, 40, "both workers' return")
+    wait_until(lambda: server.metric("penstock_worker_up") == 2, what="both workers' return")
 
     again = server.encode(MODEL, ["#crash"])
     assert again.status == 500

@@ -20,14 +20,14 @@ PATIENT = {"server.drain_s": 5}
 def more_answers(load: Load, count: int = 100) -> None:
     """Wait until `count` more requests are answered."""
     before = load.done
-    wait_until(lambda: load.done >= before + count, 30, "traffic")
+    wait_until(lambda: load.done >= before + count, what="traffic")
 
 
 def reload(server: Server, load: Load) -> None:
     """SIGHUP, and wait until all frontends are new ones."""
     before = set(server.frontend_pids())
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: not any(alive(pid) for pid in before), 30, "the end of the old frontends")
+    wait_until(lambda: not any(alive(pid) for pid in before), what="the end of the old frontends")
     more_answers(load)
     assert server.frontend_pids()
     assert not before & set(server.frontend_pids())
@@ -73,9 +73,9 @@ def test_the_drain_of_one_of_two_workers_fails_no_request(tmp_path: Path) -> Non
                 drained, starts = server.worker_pid(slot), server.starts(slot)
                 assert drained is not None
                 os.kill(drained, signal.SIGTERM)
-                wait_until(lambda pid=drained: not alive(pid), 20, "the end of the drained worker")
-                wait_until(lambda at=slot, seen=starts: server.starts(at) > seen, 40, "its successor")
-                wait_until(lambda: server.metric("penstock_worker_up") == 2, 20, "two workers again")
+                wait_until(lambda pid=drained: not alive(pid), what="the end of the drained worker")
+                wait_until(lambda at=slot, seen=starts: server.starts(at) > seen, what="its successor")
+                wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers again")
             assert_none_failed(load)
         assert "has drained" in server.log
         assert "signal-" not in server.log
@@ -92,7 +92,7 @@ def test_a_reload_applies_good_settings_and_refuses_broken_ones_without_a_failed
             more_answers(load)
             config.write_text(broken)
             reload(server, load)
-            wait_until(lambda seen=number: server.log.count("is refused") > seen, 20, "a refusal")
+            wait_until(lambda seen=number: server.log.count("is refused") > seen, what="a refusal")
             assert server.process.poll() is None
             assert server.encode("fake/echo", list("abc")).status == 200
             assert server.encode("fake/echo", list("abcd")).status == 400
@@ -119,17 +119,17 @@ def test_a_broken_or_vanished_catalog_stops_no_frontend_and_no_worker_that_start
         assert_none_failed(load)
         frontend = server.frontend_pids()[0]
         os.kill(frontend, signal.SIGKILL)
-        wait_until(lambda: server.frontend_pids() not in ([], [frontend]), 20, "a new frontend")
-        wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
+        wait_until(lambda: server.frontend_pids() not in ([], [frontend]), what="a new frontend")
+        wait_until(lambda: server.get("/readyz").status == 200, what="readiness")
         assert server.encode("fake/echo", ["served"]).status == 200
         worker = wait_until(server.worker_pid, what="a worker")
         os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: server.worker_pid() not in (None, worker), 20, "its successor")
-        wait_until(lambda: server.get("/readyz").status == 200, 20, "a worker with the catalog of before")
+        wait_until(lambda: server.worker_pid() not in (None, worker), what="its successor")
+        wait_until(lambda: server.get("/readyz").status == 200, what="a worker with the catalog of before")
         assert "bad catalog file: " in server.log
         assert server.encode("fake/echo", ["served"]).status == 200
         (catalog / "echo.yaml").unlink()
         worker = wait_until(server.worker_pid, what="a worker")
         os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: server.worker_pid() not in (None, worker), 20, "its successor")
-        wait_until(lambda: server.get("/readyz").status == 200, 20, "a worker without any catalog file")
+        wait_until(lambda: server.worker_pid() not in (None, worker), what="its successor")
+        wait_until(lambda: server.get("/readyz").status == 200, what="a worker without any catalog file")

@@ -33,7 +33,7 @@ def waiting_spare(server: Server) -> int:
         taken = {server.worker_pid(slot) for slot in (0, 1)}
         return next((pid for pid in spare_pids(server) if pid in server.pids() and pid not in taken), None)
 
-    pid: int = wait_until(found, 40, "a spare")
+    pid: int = wait_until(found, what="a spare")
     return pid
 
 
@@ -43,7 +43,7 @@ def test_slots_come_back_whatever_dies_with_or_after_the_spare(tmp_path: Path) -
     with serving(tmp_path, settings={**SETTINGS, "worker.count": 2}) as server:
         draw = random.Random(3)
         for number in range(rounds(short=6, long=30)):
-            wait_until(lambda: server.metric("penstock_worker_up") == 2, 60, "both workers")
+            wait_until(lambda: server.metric("penstock_worker_up") == 2, what="both workers")
             spare, workers = waiting_spare(server), [server.worker_pid(slot) for slot in (0, 1)]
             lives = [server.starts(slot) for slot in (0, 1)]
             if number % 3 == 0:
@@ -52,11 +52,11 @@ def test_slots_come_back_whatever_dies_with_or_after_the_spare(tmp_path: Path) -
                 kill(*workers, spare)
             else:
                 kill(workers[0])
-                wait_until(lambda spare=spare: f"(pid {spare}, a spare)" in server.log, 40, "the assignment")
+                wait_until(lambda spare=spare: f"(pid {spare}, a spare)" in server.log, what="the assignment")
                 time.sleep(draw.uniform(0, 0.3))  # the fault itself, not a wait for something
                 kill(spare)
-            wait_until(lambda before=lives[0]: server.starts(0) > before, 60, "a new life")
-        wait_until(lambda: server.metric("penstock_worker_up") == 2, 60, "both workers")
+            wait_until(lambda before=lives[0]: server.starts(0) > before, what="a new life")
+        wait_until(lambda: server.metric("penstock_worker_up") == 2, what="both workers")
         assert server.encode("fake/echo", ["again"]).status == 200
 
 

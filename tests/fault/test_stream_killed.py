@@ -226,11 +226,10 @@ def _with_a_kill(server: Server, parts: int) -> Iterator[Any]:
     """A request of so many parts, the death of its worker once it has begun, and another request."""
     yield message(parts, "lost", sleep_ms=5)
     before = server.metric("penstock_stream_parts_total")
-    wait_until(lambda: server.metric("penstock_stream_parts_total") > before, 20, "a beginning")
+    wait_until(lambda: server.metric("penstock_stream_parts_total") > before, what="a beginning")
     pid = killed(server)
     wait_until(
         lambda: server.get("/readyz").status == 503 or server.worker_pid() not in (None, pid),
-        20,
-        "the death to be noticed, or a successor",
+        what="the death to be noticed, or a successor",
     )
     yield message(2, "next", empty_final=True)

@@ -23,7 +23,7 @@ def test_a_request_that_waits_for_a_load_outlives_the_worker_that_loads(tmp_path
         ThreadPoolExecutor(1) as pool,
     ):
         waiting = pool.submit(server.encode, late, ["patience"])
-        wait_until(lambda: state(server, late) == "loading", 10, "the load")
+        wait_until(lambda: state(server, late) == "loading", what="the load")
         os.kill(wait_until(server.worker_pid), signal.SIGKILL)
         assert waiting.result(60).status == 200
 
@@ -54,16 +54,16 @@ def test_a_model_that_keeps_its_worker_busy_gets_another_one(tmp_path: Path) -> 
     busy, quiet = models.write("org/busy", batch_ms=40), models.write("org/quiet")
     settings = {"worker.count": 2, "batch.max_items": 1}
     with serving_models(tmp_path, models, settings) as server:
-        wait_until(lambda: server.metric("penstock_worker_up") == 2, 30, "two workers")
+        wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers")
         assert server.encode(quiet, ["x"]).status == 200
         with Load(server.port, clients=48, model=busy) as running:
-            wait_until(lambda: running.done > 20, 30, "traffic")
+            wait_until(lambda: running.done > 20, what="traffic")
             assert server.metric("sie_model_loaded", model=busy) >= 1
 
             def replicas() -> float:
                 return server.metric("penstock_model_state", model=busy, state="loaded")
 
-            wait_until(lambda: replicas() == 2, 30, "the second copy")
+            wait_until(lambda: replicas() == 2, what="the second copy")
             outcome = running.stop()
         assert outcome.failed == 0, (outcome.statuses, outcome.bodies[:2])
         assert server.metric("penstock_model_state", model=quiet, state="loaded") == 1, "the cold one stays"

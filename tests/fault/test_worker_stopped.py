@@ -43,19 +43,19 @@ def lenient(tmp_path: Path) -> Iterator[Server]:
 
 def both_up(server: Server) -> None:
     """Wait until two workers answer."""
-    wait_until(lambda: server.metric("penstock_worker_up") == 2, 40, "two workers")
+    wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers")
 
 
 def test_a_stopped_worker_is_killed_and_replaced_and_no_request_fails(server: Server) -> None:
     both_up(server)
     with Load(server.port, clients=8, model=MODEL) as load:
-        wait_until(lambda: load.done > 40, 30, "traffic")
+        wait_until(lambda: load.done > 40, what="traffic")
         victim = wait_until(lambda: server.worker_pid(0), what="a worker")
         os.kill(victim, signal.SIGSTOP)
         stopped = time.monotonic()
         wait_until(lambda: not alive(victim), HANG_TIMEOUT_S + 10, "the end of the stopped worker")
         assert time.monotonic() - stopped > HANG_TIMEOUT_S / 2
-        wait_until(lambda: server.worker_pid(0) not in (None, victim), 40, "its successor")
+        wait_until(lambda: server.worker_pid(0) not in (None, victim), what="its successor")
         both_up(server)
         outcome = load.stop()
     assert outcome.failed == 0, (outcome.statuses, outcome.broken[:5], outcome.bodies[:3])
@@ -81,13 +81,13 @@ def test_an_input_that_hangs_the_device_is_refused_and_bystanders_survive(server
     both_up(server)
     before = server.metric("penstock_worker_restarts_total")
     with Load(server.port, clients=8, model=MODEL) as load, ThreadPoolExecutor(1) as pool:
-        wait_until(lambda: load.done > 40, 30, "traffic")
+        wait_until(lambda: load.done > 40, what="traffic")
         answer = pool.submit(server.encode, MODEL, ["#hang"]).result(60)
         assert answer.status == 500
         assert answer.json()["detail"]["code"] == "WORKER_CRASHED"
         both_up(server)
         seen = load.done
-        wait_until(lambda: load.done > seen + 40, 30, "traffic afterwards")
+        wait_until(lambda: load.done > seen + 40, what="traffic afterwards")
         outcome = load.stop()
     assert outcome.failed == 0, (outcome.statuses, outcome.broken[:5], outcome.bodies[:3])
     wait_until(lambda: server.metric("penstock_worker_restarts_total") == before + 2, what="two restarts")
@@ -116,7 +116,7 @@ def test_a_step_of_ten_seconds_ends_no_worker_and_others_go_elsewhere(tmp_path: 
         assert {run(server, 1.0) for _ in range(30)} == {200}, "the model usually takes a millisecond"
         with Load(server.port, clients=8, model=MODEL) as load, ThreadPoolExecutor(1) as pool:
             long = pool.submit(run, server, 10_000.0)
-            wait_until(lambda: load.done > 40, 30, "traffic")
+            wait_until(lambda: load.done > 40, what="traffic")
             assert long.result(60) == 200
             outcome = load.stop()
         assert outcome.failed == 0, (outcome.statuses, outcome.broken[:5], outcome.bodies[:3])

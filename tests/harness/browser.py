@@ -129,7 +129,7 @@ def browser_page(tmp_path: Path) -> Iterator[Page]:
             [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"], stdout=log, stderr=log
         )
     try:
-        port = int(wait_until(lambda: _debug_port(profile, process), 60, "the browser's port"))
+        port = int(wait_until(lambda: _debug_port(profile, process), what="the browser's port"))
         with connect(
             _tab(port), max_size=64 << 20, max_queue=None, ping_interval=None, compression=None, proxy=None
         ) as socket:

@@ -97,7 +97,7 @@ def proxied(name: str, server_port: int, grpc_address: str, place: Path) -> Iter
     with (place / f"{name}.out").open("wb") as out:
         process = subprocess.Popen([required_tool(name), *flags], stdout=out, stderr=out)
     try:
-        wait_until(lambda: process.poll() is not None or _answers(proxy), 20, f"{name} answers")
+        wait_until(lambda: process.poll() is not None or _answers(proxy), what=f"{name} answers")
         assert process.poll() is None, (place / f"{name}.out").read_text()
         yield proxy
     except BaseException:

@@ -64,7 +64,7 @@ def wait_joined(server: Server) -> None:
         states = [device["state"] for device in frame["devices"]]
         return frame["ready"] and states == ["ready"] * workers
 
-    wait_until(lambda: len(server.frontend_pids()) == count, 60, "all frontends")
+    wait_until(lambda: len(server.frontend_pids()) == count, what="all frontends")
     for pid in server.frontend_pids():
         with only_frontend(server, pid), watching(server, open_timeout=60) as viewer:
             frame_when(viewer, joined, what="all workers at all frontends")

@@ -140,7 +140,7 @@ class Workers:
                 seen, since = now, time.monotonic()
             return time.monotonic() - since > 6 * EVERY_S
 
-        wait_until(rested, 20, "rest of the counters")
+        wait_until(rested, what="rest of the counters")
         return seen
 
     def _copied_now(self) -> dict[str, float]:
@@ -195,7 +195,7 @@ def workers(
         for slot in range(count):
             running.start(slot)
         wait_until(
-            lambda: all(running.paths.worker_socket(slot).exists() for slot in range(count)), 60, "sockets"
+            lambda: all(running.paths.worker_socket(slot).exists() for slot in range(count)), what="sockets"
         )
         yield running
     finally:

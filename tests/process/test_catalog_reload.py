@@ -31,7 +31,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Mo
 def test_a_new_model_appears_and_is_loaded_when_asked_for(world: tuple[Server, Models]) -> None:
     server, models = world
     models.write("org/new")
-    wait_until(lambda: state(server, "org/new") != "MODEL_NOT_FOUND", 30, "the new model")
+    wait_until(lambda: state(server, "org/new") != "MODEL_NOT_FOUND", what="the new model")
     answer = server.encode("org/new", ["hello"])
     assert np.allclose(answer.json()["items"][0]["dense"]["values"], vector_of("hello", 16), atol=1e-6)
     assert server.metric("sie_requests_total", model="org/new", status="success") == 1
@@ -40,12 +40,12 @@ def test_a_new_model_appears_and_is_loaded_when_asked_for(world: tuple[Server, M
 def test_a_changed_model_is_loaded_anew_and_no_request_fails_meanwhile(world: tuple[Server, Models]) -> None:
     server, models = world
     with Load(server.port, clients=4, model="org/changes") as running:
-        wait_until(lambda: running.done > 20, 20, "traffic")
+        wait_until(lambda: running.done > 20, what="traffic")
         models.write("org/changes", dims=24)
-        wait_until(lambda: info(server, "org/changes")["dims"] == {"dense": 24}, 30, "the change")
-        wait_until(lambda: server.metric(UNLOADS, model="org/changes") == 1, 30, "the old one's end")
+        wait_until(lambda: info(server, "org/changes")["dims"] == {"dense": 24}, what="the change")
+        wait_until(lambda: server.metric(UNLOADS, model="org/changes") == 1, what="the old one's end")
         seen = running.done
-        wait_until(lambda: running.done > seen + 20, 20, "traffic after it")
+        wait_until(lambda: running.done > seen + 20, what="traffic after it")
         outcome = running.stop()
     assert outcome.failed == 0, (outcome.statuses, outcome.broken[:3], outcome.bodies[:3])
     values = server.encode("org/changes", ["hello"]).json()["items"][0]["dense"]["values"]
@@ -57,8 +57,8 @@ def test_a_changed_model_is_loaded_anew_and_no_request_fails_meanwhile(world: tu
 def test_a_removed_model_is_unloaded_and_unknown(world: tuple[Server, Models]) -> None:
     server, models = world
     models.remove("org/goes")
-    wait_until(lambda: server.encode("org/goes", ["x"]).status == 404, 30, "the removal")
-    wait_until(lambda: server.metric("sie_model_loaded", model="org/goes") == 0, 30, "the unloading")
+    wait_until(lambda: server.encode("org/goes", ["x"]).status == 404, what="the removal")
+    wait_until(lambda: server.metric("sie_model_loaded", model="org/goes") == 0, what="the unloading")
     assert server.encode("org/stays", ["x"]).status == 200
 
 
@@ -67,10 +67,10 @@ def test_a_broken_file_changes_nothing_and_is_told_with_file_and_field(world: tu
     models.write_text("org/breaks", "id: org/breaks\nsource: {kind: directory, path: /x}\nadaptor: dense\n")
     models.write("org/beside")
     place = "org-breaks.yaml:3: Object contains unknown field `adaptor`"
-    wait_until(lambda: place in server.log, 30, "the refusal in the worker")
-    wait_until(lambda: state(server, "org/beside") != "MODEL_NOT_FOUND", 30, "what else has changed")
+    wait_until(lambda: place in server.log, what="the refusal in the worker")
+    wait_until(lambda: state(server, "org/beside") != "MODEL_NOT_FOUND", what="what else has changed")
     assert server.encode("org/breaks", ["x"]).status == 200
     assert server.encode("org/stays", ["x"]).status == 200
     models.write("org/breaks")
     models.write("org/mended")
-    wait_until(lambda: state(server, "org/mended") != "MODEL_NOT_FOUND", 30, "the mended catalog")
+    wait_until(lambda: state(server, "org/mended") != "MODEL_NOT_FOUND", what="the mended catalog")

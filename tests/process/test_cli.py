@@ -145,7 +145,7 @@ def test_serve_starts_a_server_with_the_settings_of_its_flags(served: Server) ->
     wait_until(lambda: "8 MiB arena" in served.log, what="the start-up block")
     before = served.frontend_pids()
     served.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: not any(map(alive, before)) and served.frontend_pids(), 30, "the new frontend")
+    wait_until(lambda: not any(map(alive, before)) and served.frontend_pids(), what="the new frontend")
     assert "reloading: new frontends start" in served.log
     unserved = "the catalog has the model, but this server does not serve 'fake/slow': start it with --models fake/slow"
     named = {"model": "fake/slow", "input": "x"}

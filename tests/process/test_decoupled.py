@@ -66,8 +66,8 @@ def record(tmp_path: Path) -> tuple[Path, Callable[[], list[str]]]:
 def nothing_is_left(server: Server) -> Iterator[None]:
     """After each test no request is in work and the arena is free."""
     yield
-    wait_until(lambda: server.metric("penstock_requests_in_flight") == 0, 20, "the end of all requests")
-    wait_until(lambda: server.metric("penstock_shm_bytes_used") == 0, 20, "a free arena")
+    wait_until(lambda: server.metric("penstock_requests_in_flight") == 0, what="the end of all requests")
+    wait_until(lambda: server.metric("penstock_shm_bytes_used") == 0, what="a free arena")
 
 
 class Talk:
@@ -170,7 +170,7 @@ def test_cancelling_a_stream_stops_the_model(
         answers = rpc.stream([message(1_000_000, sleep_ms=1, record=path)])
         assert number_of(next(answers)) == 0
         answers.cancel()
-        wait_until(lambda: "closed" in noted(), 20, "the end of the generator")
+        wait_until(lambda: "closed" in noted(), what="the end of the generator")
 
 
 def test_a_slow_reader_of_a_stream_holds_the_model_up_and_no_memory(
@@ -188,7 +188,7 @@ def test_a_slow_reader_of_a_stream_holds_the_model_up_and_no_memory(
         assert now.rss - now.shared - before.rss + before.shared < 48 * MIB
         assert server.post(f"/v2/models/{MODEL}/generate", {"COUNT": 1}).json()["OUTPUT"] == 0
         answers.cancel()
-    wait_until(lambda: "closed" in noted(), 20, "the end of the generator")
+    wait_until(lambda: "closed" in noted(), what="the end of the generator")
 
 
 def test_a_client_that_never_reads_is_sent_away_after_its_deadline(tmp_path: Path) -> None:
@@ -199,10 +199,10 @@ def test_a_client_that_never_reads_is_sent_away_after_its_deadline(tmp_path: Pat
         answers = rpc.stream([message(1000, width=MIB // 4, record=path)])
         assert number_of(next(answers)) == 0
         assert server.metric("penstock_requests_in_flight") == 1
-        wait_until(lambda: "closed" in noted(), 20, "the end of the generator")
+        wait_until(lambda: "closed" in noted(), what="the end of the generator")
         # The client is still there and holds its window shut.
-        wait_until(lambda: server.metric("penstock_requests_in_flight") == 0, 20, "the end of the request")
-        wait_until(lambda: server.metric("penstock_shm_bytes_used") == 0, 20, "a free arena")
+        wait_until(lambda: server.metric("penstock_requests_in_flight") == 0, what="the end of the request")
+        wait_until(lambda: server.metric("penstock_shm_bytes_used") == 0, what="a free arena")
         # What had been sent is there to be read; then the stream is over.
         with pytest.raises(grpc.RpcError) as ended:
             for _ in answers:
@@ -220,7 +220,7 @@ def _until_at_rest(noted: Callable[[], list[str]]) -> int:
             seen, since = now, time.monotonic()
         return time.monotonic() - since > 1.0
 
-    wait_until(rested, 30, "rest")
+    wait_until(rested, what="rest")
     return seen
 
 
@@ -265,7 +265,7 @@ def test_a_client_that_hangs_up_stops_the_model(
     path, noted = record
     with Events(server, 1_000_000, sleep_ms=1, record=path) as events:
         assert next(iter(events))["OUTPUT"] == 0
-    wait_until(lambda: "closed" in noted(), 20, "the end of the generator")
+    wait_until(lambda: "closed" in noted(), what="the end of the generator")
 
 
 def test_a_client_that_does_not_read_its_events_holds_the_model_up(
@@ -276,7 +276,7 @@ def test_a_client_that_does_not_read_its_events_holds_the_model_up(
         assert next(iter(events))["OUTPUT"][0] == 0
         assert _until_at_rest(noted) < 400, "events of 40 kB were made for a client that does not read"
         assert server.encode("fake/echo", ["others"]).status == 200
-    wait_until(lambda: "closed" in noted(), 20, "the end of the generator")
+    wait_until(lambda: "closed" in noted(), what="the end of the generator")
 
 
 def test_calls_with_one_response_refuse_a_decoupled_model(server: Server) -> None:

@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_all_frontends_serve_one_port_and_only_they_load_grpc(server: Server) -> None:
     slots = [f"frontend-{slot}" for slot in (0, 1)]
     with RpcLoad(address_of(server), clients=4, fresh=True) as load:
-        wait_until(lambda: all(_served_by(server, slot) for slot in slots), 30, "traffic at both frontends")
+        wait_until(lambda: all(_served_by(server, slot) for slot in slots), what="traffic at both frontends")
         assert set(load.stop()) == {"OK"}, load.details[:3]
     assert not maps_grpc(server.process.pid)
     assert all(map(maps_grpc, server.frontend_pids()))
@@ -92,10 +92,10 @@ def test_reloads_under_load_fail_no_rpc(tmp_path: Path) -> None:
     ):
         for _ in range(3):
             before, seen = set(server.frontend_pids()), kept.done
-            wait_until(lambda seen=seen: kept.done > seen + 50, 30, "traffic")
+            wait_until(lambda seen=seen: kept.done > seen + 50, what="traffic")
             server.process.send_signal(signal.SIGHUP)
             wait_until(
-                lambda pids=before: not any(alive(pid) for pid in pids), 30, "the end of the old frontends"
+                lambda pids=before: not any(alive(pid) for pid in pids), what="the end of the old frontends"
             )
         for load in (kept, fresh):
             assert set(load.stop()) == {"OK"}, (load.statuses, load.details[:3])

@@ -43,7 +43,7 @@ def test_models_of_a_mirror_load_with_their_token_and_failures_say_what_to_do(tm
             assert unload(server, "org/gated").status == 200 and load(server, "org/gated").status == 200
             assert state(server, "org/gated") == "loaded", "what the cache has needs no hub"
             last = wait_until(
-                lambda: info(server, "org/late")["last_error"], 60, "the end of the client's tries"
+                lambda: info(server, "org/late")["last_error"], what="the end of the client's tries"
             )
             log = server.log
         finally:

@@ -43,7 +43,7 @@ def replace_frontends(server: Server) -> None:
     """SIGHUP, and wait until all frontends are new ones."""
     before = server.frontend_pids()
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: not any(alive(pid) for pid in before), 30, "the end of the old frontends")
+    wait_until(lambda: not any(alive(pid) for pid in before), what="the end of the old frontends")
     server.wait_ready()
 
 
@@ -177,7 +177,7 @@ def test_a_reload_takes_new_keys_in_and_old_ones_out_and_refuses_a_broken_file(
         for number, (spoil, why) in enumerate(broken, 1):
             spoil()
             server.process.send_signal(signal.SIGHUP)
-            wait_until(lambda seen=number: server.log.count("the old one stays") == seen, 20, "a refusal")
+            wait_until(lambda seen=number: server.log.count("the old one stays") == seen, what="a refusal")
             assert why in server.log
             server.wait_ready()
             assert [status(server, known[name]) for name in ("old", "kept", "new")] == [401, 200, 200]
@@ -212,5 +212,5 @@ def test_all_frontends_draw_on_one_rate(tmp_path: Path) -> None:
         found = [status(server, known["web"]) for _ in range(40)]
         assert found.count(200) == 12 and found.count(429) == 28
         os.kill(server.frontend_pids()[0], signal.SIGKILL)
-        wait_until(lambda: len(server.frontend_pids()) == 3, 20, "another frontend")
+        wait_until(lambda: len(server.frontend_pids()) == 3, what="another frontend")
         assert status(server, known["web"]) == 429, "a frontend that died takes no debt along"

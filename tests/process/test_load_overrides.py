@@ -99,7 +99,7 @@ def patient(ask: Callable[[], Answer]) -> Answer:
         answer = ask()
         return None if answer.status == 503 else answer
 
-    found: Answer = wait_until(answered, 60, "an answer")
+    found: Answer = wait_until(answered, what="an answer")
     return found
 
 
@@ -139,12 +139,12 @@ def test_a_configuration_holds_on_every_process_until_the_unload_and_a_plain_loa
 
 def test_a_configuration_outlives_the_worker(server: Server) -> None:
     assert load(server, "add_sub", config=config_of(server, max_batch_size=3)).status == 200
-    wait_until(lambda: server.starts(0) and server.starts(1), 60, "two workers")
+    wait_until(lambda: server.starts(0) and server.starts(1), what="two workers")
     for slot in (0, 1):
         pid, starts = server.worker_pid(slot), server.starts(slot)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda slot=slot, starts=starts: server.starts(slot) > starts, 60, "its return")
+        wait_until(lambda slot=slot, starts=starts: server.starts(slot) > starts, what="its return")
     for _ in range(8):
         assert [patient(lambda count=count: infer(server, count)).status for count in (3, 4)] == [200, 400]
         assert patient(lambda: server.get("/v2/models/add_sub/config")).json()["max_batch_size"] == 3
@@ -164,7 +164,7 @@ def asking(server: Server, count: int) -> Iterator[Counter[int]]:
     with ThreadPoolExecutor(2) as threads:
         clients = [threads.submit(client) for _ in range(2)]
         try:
-            wait_until(lambda: statuses.total() >= 4, 60, "traffic")
+            wait_until(lambda: statuses.total() >= 4, what="traffic")
             yield statuses
         finally:
             over.set()
@@ -208,7 +208,7 @@ def test_requests_on_their_way_do_not_load_what_is_unloaded(server: Server) -> N
         for _ in range(3):
             unload(server, "add_sub")
             gone = statuses[404]
-            wait_until(lambda gone=gone: statuses[404] >= gone + 20, 30, "the end of the model")
+            wait_until(lambda gone=gone: statuses[404] >= gone + 20, what="the end of the model")
             assert [rows(server, 2) for _ in range(4)] == [404] * 4
             assert load(server, "add_sub").status == 200
     assert set(statuses) == {200, 404}
@@ -266,7 +266,7 @@ def test_files_make_a_model_that_the_repository_does_not_have(server: Server, tm
     assert load(server, "brought").status == 200, "a load that brings nothing keeps the files"
     assert (rows(server, 4, "brought"), rows(server, 5, "brought")) == (200, 400)
     unload(server, "brought")
-    wait_until(lambda: rows(server, 4, "brought") == 404, 30, "the end of the model")
+    wait_until(lambda: rows(server, 4, "brought") == 404, what="the end of the model")
     assert not kept(server)
     for _ in range(4):
         assert load(server, "brought").status == 500, "there is no model of that name without the files"
@@ -358,12 +358,14 @@ def test_an_override_in_force_outlives_frontends(server: Server) -> None:
     left.mkdir()
     old = server.frontend_pids()
     os.kill(old[0], signal.SIGKILL)
-    wait_until(lambda: len(server.frontend_pids()) == 2 and old[0] not in server.frontend_pids(), 60, "two")
+    wait_until(lambda: len(server.frontend_pids()) == 2 and old[0] not in server.frontend_pids(), what="two")
     assert_batch(server, 3)
-    wait_until(lambda: not left.exists(), 30, "the end of what a dead process left")
+    wait_until(lambda: not left.exists(), what="the end of what a dead process left")
     old = server.frontend_pids()
     os.kill(server.process.pid, signal.SIGHUP)
-    wait_until(lambda: len(server.frontend_pids()) == 2 and not {*old} & {*server.frontend_pids()}, 60, "new")
+    wait_until(
+        lambda: len(server.frontend_pids()) == 2 and not {*old} & {*server.frontend_pids()}, what="new"
+    )
     assert_batch(server, 3)
     restore(server)
     assert_batch(server, 8)
@@ -381,12 +383,14 @@ def killed_in_a_load(server: Server, **parameters: Any) -> bool:
     overrides, old = overrides_of(server), server.frontend_pids()
     with ThreadPoolExecutor(1) as threads:
         lost = threads.submit(load, server, "brought", **parameters)
-        wait_until(lambda: overrides.get("brought") or lost.done(), 30, "the load")
+        wait_until(lambda: overrides.get("brought") or lost.done(), what="the load")
         for pid in old:
             os.kill(pid, signal.SIGKILL)
         error = lost.exception(30)
     assert error is None or isinstance(error, OSError | HTTPException)
-    wait_until(lambda: len(server.frontend_pids()) == 2 and not {*old} & {*server.frontend_pids()}, 60, "new")
+    wait_until(
+        lambda: len(server.frontend_pids()) == 2 and not {*old} & {*server.frontend_pids()}, what="new"
+    )
     server.wait_ready()
     return error is not None
 
@@ -424,7 +428,7 @@ def test_a_second_start_changes_nothing_and_says_who_runs(server: Server, superv
     assert load(server, "add_sub", config=config_of(server, max_batch_size=2)).status == 200
     with client_object(64) as memory:
         assert register(server, "mine", memory.key, 64).status == 200
-        wait_until(lambda: (server.run_dir / "announced").exists(), 60, "the start announced")
+        wait_until(lambda: (server.run_dir / "announced").exists(), what="the start announced")
         before, arenas = files_of(server), server.arenas()
         done = subprocess.run(
             [sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py"],

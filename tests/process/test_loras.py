@@ -97,7 +97,7 @@ def patient(server: Server, lora: str | None, texts: list[str] = TEXTS) -> np.nd
         answer = ask(server, lora, texts)
         return None if answer.status == 503 and "retry-after" in answer.headers else answer
 
-    return vectors(wait_until(answered, 30, f"an answer with {lora}"))
+    return vectors(wait_until(answered, what=f"an answer with {lora}"))
 
 
 def assert_loading(answer: Answer) -> None:

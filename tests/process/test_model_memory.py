@@ -52,11 +52,11 @@ def test_no_queued_request_is_lost_when_more_models_are_asked_for_than_fit(budge
     loads = [Load(server.port, clients=3, model=name) for name in WIDE]
     for running in loads:
         running.__enter__()
-    wait_until(lambda: all(running.done > 10 for running in loads), 60, "answers for every model")
+    wait_until(lambda: all(running.done > 10 for running in loads), what="answers for every model")
     outcomes = [running.stop() for running in loads]
     assert [outcome.failed for outcome in outcomes] == [0, 0, 0, 0], [o.bodies[:2] for o in outcomes]
     assert server.metric("penstock_model_unloads_total", reason="memory") >= 2
-    wait_until(lambda: server.metric("sie_model_memory_bytes") <= BUDGET_BYTES, 10, "the budget")
+    wait_until(lambda: server.metric("sie_model_memory_bytes") <= BUDGET_BYTES, what="the budget")
 
 
 def test_the_model_whose_batches_are_longest_ago_goes_and_pinned_ones_stay(budgeted: Server) -> None:
@@ -81,7 +81,7 @@ def test_a_model_larger_than_the_budget_is_served_all_the_same_and_the_last_one_
         use(server, large)
         assert state(server, large) == "loaded"
         use(server, small)
-        wait_until(lambda: states(server, [large, small]) == ["available", "loaded"], 10, "relief")
+        wait_until(lambda: states(server, [large, small]) == ["available", "loaded"], what="relief")
 
 
 @pytest.mark.long
@@ -91,7 +91,7 @@ def test_an_idle_model_is_unloaded_and_comes_back(tmp_path: Path) -> None:
     settings = {"worker.idle_unload_s": 1, "catalog.pinned": kept}
     with serving_models(tmp_path, models, settings) as server:
         use(server, idle, kept)
-        wait_until(lambda: state(server, idle) == "available", 15, "idle unload")
+        wait_until(lambda: state(server, idle) == "available", what="idle unload")
         assert server.metric("sie_idle_evictions_total", model=idle) == 1
         assert state(server, kept) == "loaded"
         use(server, idle)

@@ -73,7 +73,7 @@ def test_loads_run_beside_serving_and_beside_each_other(server: Server) -> None:
     wait_until(lambda: state(server, "org/long") == "loading")
     began = time.monotonic()
     with Load(server.port, clients=4, model="org/busy") as running:
-        wait_until(lambda: running.done > 50, 30, "traffic beside a load")
+        wait_until(lambda: running.done > 50, what="traffic beside a load")
         vector(server.encode("org/early", ["beside"]))
     assert time.monotonic() - began < 30
     assert running.outcome.failed == 0
@@ -195,7 +195,7 @@ def test_no_request_is_lost_while_its_model_is_unloaded_again_and_again(server: 
     with Load(server.port, clients=8, model="org/busy") as running:
         for _ in range(5):
             seen = running.done
-            wait_until(lambda seen=seen: running.done > seen + 40, 30, "traffic")
+            wait_until(lambda seen=seen: running.done > seen + 40, what="traffic")
             assert unload(server, "org/busy").status in (200, 202)
         outcome = running.stop()
     assert outcome.failed == 0, (outcome.statuses, outcome.broken[:3], outcome.bodies[:3])
@@ -211,7 +211,7 @@ def test_without_waiting_a_loading_model_is_a_503_that_clients_retry(tmp_path: P
         assert (answer.status, answer.json()["detail"]["code"]) == (503, "MODEL_NOT_LOADED")
         assert answer.headers["x-sie-error-code"] == "MODEL_LOADING"
         assert int(answer.headers["retry-after"]) >= 1
-        wait_until(lambda: server.encode(late, ["x"]).status == 200, 20, "the load")
+        wait_until(lambda: server.encode(late, ["x"]).status == 200, what="the load")
         gone = server.post(f"/v1/admin/load/{late}", {})
         assert (gone.status, gone.json()) == (404, {"detail": "Not Found"}), "switched off"
 

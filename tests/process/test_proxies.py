@@ -390,24 +390,24 @@ def kill_worker(edge: Edge) -> None:
     """kill -9, and wait for the next life."""
     server, starts = edge.server, edge.server.starts(0)
     os.kill(wait_until(server.worker_pid, what="a worker"), signal.SIGKILL)
-    wait_until(lambda: server.starts(0) > starts, 60, "the next worker")
+    wait_until(lambda: server.starts(0) > starts, what="the next worker")
 
 
 def kill_frontend(edge: Edge) -> None:
     """kill -9 to one of two, and wait for another."""
     server = edge.server
-    before = set(wait_until(lambda: len(pids := server.frontend_pids()) == 2 and pids, 30, "two frontends"))
+    before = set(wait_until(lambda: len(pids := server.frontend_pids()) == 2 and pids, what="two frontends"))
     os.kill(min(before), signal.SIGKILL)
-    wait_until(lambda: len(set(server.frontend_pids()) - {min(before)}) == 2, 60, "a new frontend")
+    wait_until(lambda: len(set(server.frontend_pids()) - {min(before)}) == 2, what="a new frontend")
 
 
 def reload(edge: Edge) -> None:
     """SIGHUP, and wait until all frontends are new ones."""
     server = edge.server
-    before = wait_until(lambda: len(pids := server.frontend_pids()) == 2 and pids, 30, "two frontends")
+    before = wait_until(lambda: len(pids := server.frontend_pids()) == 2 and pids, what="two frontends")
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: not any(alive(pid) for pid in before), 60, "the end of the old frontends")
-    wait_until(lambda: len(server.frontend_pids()) == 2, 60, "two new frontends")
+    wait_until(lambda: not any(alive(pid) for pid in before), what="the end of the old frontends")
+    wait_until(lambda: len(server.frontend_pids()) == 2, what="two new frontends")
 
 
 EVENTS = (reload, kill_worker, kill_frontend)
@@ -426,8 +426,7 @@ def run_events(edge: Edge, rounds: int) -> None:
                 seen = {name: load.done for name, load in loads.items()}
                 wait_until(
                     lambda seen=seen: all(load.done >= seen[name] + 50 for name, load in loads.items()),
-                    60,
-                    "traffic",
+                    what="traffic",
                 )
         for name, load in loads.items():
             outcome = load.stop()

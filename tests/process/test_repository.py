@@ -90,7 +90,7 @@ def test_files_that_change_take_effect_while_others_are_served(world: tuple[Serv
             assert infer(server, "steady") == [1] * 4
             return bool(condition())
 
-        wait_until(holds, 30, what)
+        wait_until(holds, what=what)
 
     programs.write_version(models / "changing", 2, ALL)
     until(lambda: infer(server, "changing") == [2] * 4, "a new version")
@@ -131,17 +131,17 @@ def test_a_new_latest_version_takes_over_without_a_gap_and_a_broken_one_not_at_a
         return answers[-1]
 
     programs.write_version(models / "rolling", 1, LATEST)
-    wait_until(lambda: infer(server, "rolling") == [1] * 4, 30, "the first version")
+    wait_until(lambda: infer(server, "rolling") == [1] * 4, what="the first version")
     programs.write_version(models / "rolling", 2, LATEST)
-    wait_until(lambda: answer() == [2] * 4, 30, "the second version")
-    wait_until(lambda: answer() and infer(server, "rolling", 1) == 404, 30, "the end of the first")
+    wait_until(lambda: answer() == [2] * 4, what="the second version")
+    wait_until(lambda: answer() and infer(server, "rolling", 1) == 404, what="the end of the first")
     (models / "rolling" / "3").mkdir()
     (models / "rolling" / "3" / "model.pt2").write_bytes(b"nonsense")
-    wait_until(lambda: answer() and state(server, "rolling@3") == "UNAVAILABLE", 30, "a broken version")
+    wait_until(lambda: answer() and state(server, "rolling@3") == "UNAVAILABLE", what="a broken version")
     assert [answer() for _ in range(20)] == [[2] * 4] * 20
     assert {str(each) for each in answers} == {str([1] * 4), str([2] * 4)}, "no request failed"
     programs.write_version(models / "rolling", 3, LATEST)
-    wait_until(lambda: answer() == [3] * 4, 30, "the version, mended")
+    wait_until(lambda: answer() == [3] * 4, what="the version, mended")
     assert not [each for each in answers if isinstance(each, int)]
 
 
@@ -163,7 +163,7 @@ def by_name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
     with serving(root, models=(), settings=settings) as server:
         both = {"model": "first@1", "state": "loaded"}
         wait_until(
-            lambda: server.metric("penstock_model_state", **both) == 2, 60, "the model on both workers"
+            lambda: server.metric("penstock_model_state", **both) == 2, what="the model on both workers"
         )
         yield server, models
 
@@ -182,11 +182,11 @@ def test_explicit_control_loads_what_is_named_and_follows_what_is_loaded(
     assert load(server, "later").status == 200
     assert infer(server, "later") == [1] * 4
     programs.write_version(models / "later", 3, LATEST)
-    wait_until(lambda: infer(server, "later") == [3] * 4, 30, "the new version of a loaded model")
+    wait_until(lambda: infer(server, "later") == [3] * 4, what="the new version of a loaded model")
     programs.write_version(models / "unasked", 1, LATEST)
-    wait_until(lambda: state(server, "unasked@1") == "UNAVAILABLE", 30, "a model that nobody has asked for")
+    wait_until(lambda: state(server, "unasked@1") == "UNAVAILABLE", what="a model that nobody has asked for")
     assert server.post("/v2/repository/models/first/unload", {}).status == 200
-    wait_until(lambda: infer(server, "first") == 404, 30, "the unloading")
+    wait_until(lambda: infer(server, "first") == 404, what="the unloading")
     assert infer(server, "unasked") == 404
 
 
@@ -235,7 +235,7 @@ def test_two_thousand_models_are_announced_once_and_answer(tmp_path: Path) -> No
         for name in (names[0], names[-1]):
             answer = server.post(f"/v2/models/{name}/infer", {"inputs": [tensor]})
             assert answer.json()["outputs"][0]["data"] == [3.0]
-        wait_until(lambda: {state for state, _ in index(server).values()} == {"READY"}, 60, "all models")
+        wait_until(lambda: {state for state, _ in index(server).values()} == {"READY"}, what="all models")
         assert len(index(server)) == len(names)
         assert server.starts(0) == 1 and server.log.count("Penstock 0.1.0 is ready") == 1
         assert server.metric("penstock_model_state", state="loaded") == len(names)

@@ -132,7 +132,7 @@ def test_a_frontend_that_a_reload_replaces_leaves_its_probes_to_the_next_one(tmp
 
             assert ready(kept) == 200
             server.process.send_signal(signal.SIGHUP)
-            wait_until(lambda: ready(polled) == 503, 30, "the drain of the old frontend")
+            wait_until(lambda: ready(polled) == 503, what="the drain of the old frontend")
             assert not any(b"draining" in health.get("/readyz").body for _ in range(20))
             assert ready(kept) == 503, "the old one was there all the time"
 
@@ -198,9 +198,9 @@ def test_a_reload_keeps_the_addresses_and_refuses_others(tmp_path: Path) -> None
         write(version_header="9.9.9")
         server.process.send_signal(signal.SIGHUP)
         wait_until(
-            lambda: server.get("/healthz").headers["x-sie-server-version"] == "9.9.9", 30, "the new frontend"
+            lambda: server.get("/healthz").headers["x-sie-server-version"] == "9.9.9", what="the new frontend"
         )
-        wait_until(lambda: at(server, "health").get("/livez").status == 200, 30, "the new frontend's health")
+        wait_until(lambda: at(server, "health").get("/livez").status == 200, what="the new frontend's health")
         assert at(server, "metrics").get("/metrics").status == 200
 
 

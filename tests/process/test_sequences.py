@@ -66,8 +66,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             loaded = {"model": f"{model}@1", "state": "loaded"}
             wait_until(
                 lambda labels=loaded: running.metric("penstock_model_state", **labels) == WORKERS,
-                60,
-                f"{model} on both workers",
+                what=f"{model} on both workers",
             )
         yield running
 
@@ -208,14 +207,13 @@ def test_sequences_are_counted_and_expire(server: Server) -> None:
     def active() -> float:
         return server.metric("penstock_sequences", model="accumulator@1", state="active")
 
-    wait_until(lambda: active() == 0, 20, "no sequence")
+    wait_until(lambda: active() == 0, what="no sequence")
     name, before = next(_names), server.metric("penstock_sequences_expired_total", model="accumulator@1")
     over_v2_http(server, "accumulator", name, 1, True, False)
-    wait_until(lambda: active() == 1, 10, "the sequence")
+    wait_until(lambda: active() == 1, what="the sequence")
     wait_until(
         lambda: server.metric("penstock_sequences_expired_total", model="accumulator@1") == before + 1,
-        20,
-        "its expiry",
+        what="its expiry",
     )
     with pytest.raises(AssertionError, match="of the sequence: it expired after 5000000 microseconds"):
         over_v2_http(server, "accumulator", name, 1, False, False)

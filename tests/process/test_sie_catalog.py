@@ -61,7 +61,7 @@ def test_code_beside_the_catalog_runs_where_it_is_allowed_and_is_followed(tmp_pa
         assert set(info(server, "org/own")["profiles"]) == {"default", "shout"}
         write(tmp_path, mark="?")
         changed = vector_of("HELLO?", 16)
-        wait_until(lambda: np.allclose(values("org/own:shout"), changed, atol=1e-6), 15, "the changed code")
+        wait_until(lambda: np.allclose(values("org/own:shout"), changed, atol=1e-6), what="the changed code")
 
 
 @pytest.mark.parametrize("preload", ["auto", pytest.param("", marks=pytest.mark.long)])

@@ -19,17 +19,17 @@ def test_a_killed_worker_is_served_again_by_the_process_that_was_the_spare(tmp_p
     settings = {"worker.spare": 1, "worker.count": 1}
     # The notify socket of a supervisor that is killed is left to the next start.
     with serving(tmp_path, settings=settings, leftovers=True) as server:
-        spare = wait_until(lambda: spare_pids(server), 30, "a spare")[0]
+        spare = wait_until(lambda: spare_pids(server), what="a spare")[0]
         worker = server.worker_pid()
         assert worker not in (None, spare)
         os.kill(worker or 0, signal.SIGKILL)
-        wait_until(lambda: server.starts(0) == 2, 40, "the worker's return")
+        wait_until(lambda: server.starts(0) == 2, what="the worker's return")
         assert server.worker_pid() == spare
         assert server.encode("fake/echo", ["again"]).status == 200
-        second = wait_until(lambda: spare_pids(server)[1:], 30, "another spare")[0]
+        second = wait_until(lambda: spare_pids(server)[1:], what="another spare")[0]
         os.kill(second, signal.SIGKILL)
-        third = wait_until(lambda: spare_pids(server)[2:], 30, "one in the place of the dead spare")[0]
+        third = wait_until(lambda: spare_pids(server)[2:], what="one in the place of the dead spare")[0]
         assert third in server.pids()
         os.kill(server.supervisor_pid() or 0, signal.SIGKILL)
-        wait_until(lambda: not server.pids(), 40, "the end of all processes, the spare's too")
+        wait_until(lambda: not server.pids(), what="the end of all processes, the spare's too")
         assert not server.arenas()

@@ -20,7 +20,7 @@ def starting(tmp_path: Path, models: tuple[str, ...], **settings: object) -> Ite
     server = make_server(tmp_path, models, settings)
     server.start()
     try:
-        wait_until(lambda: answers(server), 30, "a frontend")
+        wait_until(lambda: answers(server), what="a frontend")
         yield server
         assert server.stop() == 0
         server.assert_nothing_left()
@@ -52,8 +52,8 @@ def test_the_start_up_block_is_printed_once_with_url_models_and_devices(server: 
     wait_until(lambda: " is ready\n" in server.log, what="the block")
     before = set(server.frontend_pids())
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: not any(map(alive, before)), 20, "new frontends")
-    wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
+    wait_until(lambda: not any(map(alive, before)), what="new frontends")
+    wait_until(lambda: server.get("/readyz").status == 200, what="readiness")
     lines = server.log.splitlines()
     block = lines[next(at for at, line in enumerate(lines) if line.startswith("Penstock ")) :][:9]
     assert f"http://localhost:{server.port}" in block[1]
@@ -87,7 +87,7 @@ def test_a_model_that_fails_to_load_is_reported_and_the_others_are_served(server
 
 def test_a_server_none_of_whose_models_loads_is_alive_but_not_ready(tmp_path: Path) -> None:
     with starting(tmp_path, ("fake/broken",)) as server:
-        wait_until(lambda: b"no model could be loaded" in server.get("/readyz").body, 20, "the reason")
+        wait_until(lambda: b"no model could be loaded" in server.get("/readyz").body, what="the reason")
         assert server.get("/readyz").status == 503
         assert server.get("/healthz").status == 200
         assert server.encode("fake/broken", ["x"]).status == 502
@@ -99,7 +99,7 @@ def test_requests_wait_for_a_model_that_loads_and_for_one_whose_turn_has_not_com
     with starting(tmp_path, ("fake/late", "fake/echo"), **{"worker.load_threads": 1}) as server:
         assert server.get("/readyz").status == 503
         assert server.get("/healthz").status == 200
-        wait_until(lambda: joined(server), 20, "the worker")
+        wait_until(lambda: joined(server), what="the worker")
         assert server.metric("penstock_model_state", model="fake/echo", state="loaded") == 0
         with ThreadPoolExecutor(2) as pool:
             statuses = pool.map(
@@ -115,7 +115,7 @@ def test_a_short_wait_for_a_load_ends_with_503_model_loading(tmp_path: Path) -> 
     settings = {"limits.load_wait_s": 0.2, "limits.restart_wait_s": 0.2}
     with starting(tmp_path, ("fake/late", "fake/echo"), **settings) as server:
         unjoined = server.encode("fake/late", ["x"])
-        wait_until(lambda: joined(server), 20, "the worker")
+        wait_until(lambda: joined(server), what="the worker")
         loading = server.encode("fake/late", ["x"])
         assert server.get("/readyz").status == 503
         assert server.get("/healthz").status == 200
@@ -131,7 +131,7 @@ def test_a_short_wait_for_a_load_ends_with_503_model_loading(tmp_path: Path) -> 
         ]
         assert sum(refused) == 2
         assert refused[1] >= 1
-        wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
+        wait_until(lambda: server.get("/readyz").status == 200, what="readiness")
         assert server.encode("fake/late", ["x"]).status == 200
 
 
@@ -143,8 +143,8 @@ def test_every_line_of_a_start_with_a_real_model_a_reload_and_a_stop_is_json(tmp
         wait_until(lambda: " is ready; url " in server.log, what="the line of the start")
         before = server.frontend_pids()
         server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: not any(map(alive, before)) and server.frontend_pids(), 30, "the new frontend")
-        wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
+        wait_until(lambda: not any(map(alive, before)) and server.frontend_pids(), what="the new frontend")
+        wait_until(lambda: server.get("/readyz").status == 200, what="readiness")
         assert server.stop() == 0
         lines = [json.loads(line) for line in server.log.splitlines()]
     assert all(line.keys() >= {"time", "level", "source", "message"} for line in lines)

@@ -119,14 +119,14 @@ def assert_silent_while_stopped(found: Site, pid: int) -> None:
 def test_a_worker_started_by_hand_is_served_and_both_units_report_to_systemd(tmp_path: Path) -> None:
     with site(tmp_path) as found:
         server = found.server
-        wait_until(lambda: answers(server, "/livez") == 200, 30, "a frontend")
+        wait_until(lambda: answers(server, "/livez") == 200, what="a frontend")
         found.frontend.wait_pings()
         assert not found.frontend.is_ready(), "READY without a worker"
         assert answers(server, "/readyz") == 503
         assert "no worker" in found.frontend.listen()["STATUS"]
         with found.running_worker() as worker:
-            wait_until(found.worker.is_ready, 30, "READY=1 from the worker")
-            wait_until(found.frontend.is_ready, 30, "READY=1 from the frontend")
+            wait_until(found.worker.is_ready, what="READY=1 from the worker")
+            wait_until(found.frontend.is_ready, what="READY=1 from the frontend")
             assert found.worker.fields["STATUS"] == "1/1 models ready"
             assert answers(server, "/readyz") == 200
             assert server.encode("fake/echo", ["by hand"]).status == 200
@@ -138,13 +138,13 @@ def test_a_worker_started_by_hand_is_served_and_both_units_report_to_systemd(tmp
             found.worker.listen()
             worker.send_signal(signal.SIGTERM)
             wait_until(
-                lambda: found.worker.listen() and worker.poll() is not None, 20, "the end of the worker"
+                lambda: found.worker.listen() and worker.poll() is not None, what="the end of the worker"
             )
             assert worker.returncode == 0, found.log.read_text()
             assert found.worker.listen().get("STOPPING") == "1"
         wait_until(lambda: answers(server, "/readyz") == 503, what="readiness lost with the worker")
         with found.running_worker() as successor:
-            wait_until(lambda: answers(server, "/readyz") == 200, 30, "the successor's readiness")
+            wait_until(lambda: answers(server, "/readyz") == 200, what="the successor's readiness")
             assert server.encode("fake/echo", ["again"]).status == 200
             successor.send_signal(signal.SIGTERM)
             assert successor.wait(20) == 0
@@ -164,18 +164,18 @@ def assert_slot_is_held(server: Server) -> None:
 def test_a_worker_holds_its_slot_and_outlives_a_restart_of_the_frontends(tmp_path: Path) -> None:
     with site(tmp_path) as found, found.running_worker() as worker:
         server = found.server
-        wait_until(lambda: blocks(server) == 1, 30, "the first start-up block")
+        wait_until(lambda: blocks(server) == 1, what="the first start-up block")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0
         assert worker.poll() is None
         server.start()
-        wait_until(lambda: blocks(server) == 2, 30, "the second start-up block")
+        wait_until(lambda: blocks(server) == 2, what="the second start-up block")
         assert_slot_is_held(server)
         assert server.encode("fake/echo", ["kept"]).status == 200
         assert server.worker_pid() == worker.pid
         worker.send_signal(signal.SIGTERM)
         # It says STOPPING before it ends, and says so again until somebody listens.
-        wait_until(lambda: found.worker.listen() and worker.poll() is not None, 20, "the end of the worker")
+        wait_until(lambda: found.worker.listen() and worker.poll() is not None, what="the end of the worker")
         assert worker.returncode == 0
 
 
@@ -183,7 +183,7 @@ def test_a_worker_holds_its_slot_and_outlives_a_restart_of_the_frontends(tmp_pat
 def test_ready_is_told_again_when_nobody_listened_at_first(tmp_path: Path) -> None:
     # While the model loads, pings fill the socket, which the kernel bounds to net.unix.max_dgram_qlen messages.
     with site(tmp_path, "fake/late") as found, found.running_worker() as worker:
-        wait_until(lambda: answers(found.server, "/readyz") == 200, 30, "readiness")
+        wait_until(lambda: answers(found.server, "/readyz") == 200, what="readiness")
         found.frontend.wait_pings()
         wait_until(found.worker.is_ready, what="READY=1 from the worker")
         wait_until(found.frontend.is_ready, what="READY=1 from the frontend")

@@ -108,7 +108,7 @@ def test_a_model_goes_and_comes_back_by_its_name(server: Server) -> None:
     assert states(server, "versions_all") == [(str(number), "READY", "") for number in (1, 2, 3)]
     assert load(server, "versions_all", "unload").status == 200
     gone = [(str(number), "UNAVAILABLE", "unloaded") for number in (1, 2, 3)]
-    wait_until(lambda: states(server, "versions_all") == gone, 20, "the end of the unloading")
+    wait_until(lambda: states(server, "versions_all") == gone, what="the end of the unloading")
     request = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
     for _ in range(LOOKS):
         answer = infer(server, "versions_all", request)
@@ -124,7 +124,9 @@ def test_a_catalog_model_is_unloaded_like_any_other(server: Server) -> None:
     assert load(server, "fake/echo").status == 200
     assert states(server, "fake/echo") == [("1", "READY", "")]
     assert load(server, "fake/echo", "unload").status == 200
-    wait_until(lambda: states(server, "fake/echo") == [("1", "UNAVAILABLE", "unloaded")], 20, "the unloading")
+    wait_until(
+        lambda: states(server, "fake/echo") == [("1", "UNAVAILABLE", "unloaded")], what="the unloading"
+    )
     request = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}]}
     for _ in range(LOOKS):
         assert infer(server, "fake/echo", request).status == 404
@@ -169,12 +171,12 @@ def test_a_worker_that_starts_again_keeps_to_what_was_asked_by_name(server: Serv
     load(server, "add_sub")
     load(server, "variable")
     load(server, "variable", "unload")
-    wait_until(lambda: states(server, "variable")[0][1] == "UNAVAILABLE", 20, "the unloading")
+    wait_until(lambda: states(server, "variable")[0][1] == "UNAVAILABLE", what="the unloading")
     before = server.worker_pid()
     assert before is not None
     os.kill(before, signal.SIGKILL)
-    wait_until(lambda: server.worker_pid() not in (None, before), 30, "another worker")
-    wait_until(lambda: infer(server, "add_sub", add_sub()).status == 200, 40, "the model")
+    wait_until(lambda: server.worker_pid() not in (None, before), what="another worker")
+    wait_until(lambda: infer(server, "add_sub", add_sub()).status == 200, what="the model")
     assert states(server, "variable")[0][1] == "UNAVAILABLE"
 
 

@@ -126,7 +126,7 @@ def test_two_requests_in_one_batch_are_linked_to_each_other(traced: tuple[Server
         same = abs(batches[0].start_ns - batches[1].start_ns) < 1_000_000
         return (first[0], second[0]) if same else None
 
-    first, second = wait_until(together, 30, "a batch with both requests")
+    first, second = wait_until(together, what="a batch with both requests")
     roots = {(found.trace_id, found.span_id) for t in (first, second) if (found := collector.server_span(t))}
     for trace_id in (first, second):
         batch = arrived(collector, trace_id)["batch"]

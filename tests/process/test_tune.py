@@ -59,12 +59,12 @@ def test_a_killed_tune_leaves_no_server_and_the_next_one_deletes_its_files(tmp_p
         below: list[int] = []
         try:
             # The arbiter, the supervisor, a frontend and a worker, which has made its arena.
-            wait_until(lambda: list(tmp_path.glob("penstock.penstock-tune-*")), 60, "arenas of a trial")
-            wait_until(lambda: len(descendants(tune.pid)) >= 4, 60, "processes of a trial")
+            wait_until(lambda: list(tmp_path.glob("penstock.penstock-tune-*")), what="arenas of a trial")
+            wait_until(lambda: len(descendants(tune.pid)) >= 4, what="processes of a trial")
             below = descendants(tune.pid)
             tune.kill()
             tune.wait()
-            wait_until(lambda: not any(map(alive, below)), 60, "the end of the trial's server")
+            wait_until(lambda: not any(map(alive, below)), what="the end of the trial's server")
             assert len(list(Path(trials).iterdir())) == 1, "nobody was there to delete it"
             left = tmp_path / f"penstock.{next(Path(trials).iterdir()).name}.0.00"
             left.touch()

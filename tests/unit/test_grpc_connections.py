@@ -43,7 +43,7 @@ def test_the_frame_is_that_of_rfc_9113() -> None:
 def test_a_connection_that_has_said_hello_is_asked_once(pair: Pair) -> None:
     server, client, port = pair
     server.sendall(b"settings")
-    wait_until(lambda: connections._is_between_frames(server), 5, "the acknowledgement")
+    wait_until(lambda: connections._is_between_frames(server), what="the acknowledgement")
     assert read(client) == b"settings"
     asyncio.run(connections.ask_all_to_leave(port, 1))
     assert read(client) == connections.GOAWAY
@@ -74,7 +74,7 @@ def test_a_connection_with_bytes_on_their_way_is_left_alone(pair: Pair) -> None:
     while len(got) < sent:
         got += client.recv(65536)
     assert got == b"x" * sent
-    wait_until(lambda: connections._is_between_frames(server), 5, "the acknowledgement")
+    wait_until(lambda: connections._is_between_frames(server), what="the acknowledgement")
     assert connections._ask_new_peers(port, set())
     client.settimeout(5)
     assert client.recv(100) == connections.GOAWAY
@@ -83,7 +83,7 @@ def test_a_connection_with_bytes_on_their_way_is_left_alone(pair: Pair) -> None:
 def test_connections_of_other_ports_are_left_alone(pair: Pair) -> None:
     server, client, port = pair
     server.sendall(b"settings")
-    wait_until(lambda: connections._is_between_frames(server), 5, "the acknowledgement")
+    wait_until(lambda: connections._is_between_frames(server), what="the acknowledgement")
     assert not connections._ask_new_peers(port + 1 if port < 65535 else port - 1, set())
     assert read(client) == b"settings"
 

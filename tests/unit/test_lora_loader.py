@@ -107,7 +107,7 @@ class Worker:
                 return (error,)
             return (None,)
 
-        found: tuple[PenstockError | None] = wait_until(attempt, 10, f"an outcome of {name}")
+        found: tuple[PenstockError | None] = wait_until(attempt, what=f"an outcome of {name}")
         return found[0]
 
 
@@ -343,7 +343,7 @@ def test_a_model_that_is_unloaded_meanwhile_forgets_its_adapters(tmp_path: Path)
     worker.instance.drain("idle", 0.0)
     worker.instance.rest()
     gate.set()
-    wait_until(lambda: worker.loader.running == 0, 10, "the end of the load")
+    wait_until(lambda: worker.loader.running == 0, what="the end of the load")
     assert worker.instance.loras == {} and worker.instance.memory_bytes == 0
 
 
