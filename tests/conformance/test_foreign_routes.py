@@ -123,7 +123,7 @@ def test_predict_reads_pairs_as_transformers_does(server: Server, tiny_extractor
     assert refused["error"].startswith("inputs[4]: ") and "in both texts" in refused["error"]
 
 
-def test_the_routes_of_vllm(server: Server) -> None:
+def test_the_routes_of_vllm(server: Server, tiny_extractors: Path) -> None:
     plain = [entry["values"] for entry in encoded(server, MEAN, "dense")]
     pooled = asked(server, "/pooling", {"model": MEAN, "input": TEXTS})["data"]
     assert np.array_equal([one["data"] for one in pooled], plain)
@@ -153,6 +153,12 @@ def test_the_routes_of_vllm(server: Server) -> None:
         scores = sorted((entry["score"] for entry in wanted["classifications"]), reverse=True)
         assert one["label"] == wanted["classifications"][0]["label"] and one["num_classes"] == len(scores)
         assert sorted(one["probs"], reverse=True) == scores
+    labels = asked(server, "/classify", {"input": TEXTS[0]})["data"]
+    moods = AutoTokenizer.from_pretrained(tiny_extractors / "classifier")
+    ids = moods(TEXTS[0])["input_ids"]
+    assert asked(server, "/classify", {"input": ids})["data"] == labels
+    refused = asked(server, "/classify", {"input": [ids, [10**6]]}, 400)
+    assert "input[1]: token id 1000000 is outside" in refused["error"]["message"]
 
 
 def test_images_come_to_the_embeddings_of_infinity(server: Server) -> None:

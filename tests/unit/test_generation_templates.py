@@ -92,6 +92,28 @@ def test_prompts_of_ordinary_content_are_those_of_transformers(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", chat_tokenizers.KINDS)
+def test_a_prompt_that_ends_in_its_last_message_is_that_of_transformers(kind: str) -> None:
+    tokenizer = chat_tokenizers.build(kind)
+    template = ChatTemplate(tokenizer)
+    continuing = {"add_generation_prompt": False, "continue_final_message": True}
+    asked = {"role": "user", "content": "Hello"}
+    for said in ("It is", "", "It is \n", " \u65e5\u672c <"):
+        messages = [asked, {"role": "assistant", "content": said}]
+        expected = _theirs(tokenizer, messages, None, continuing)
+        prompt = template.prompt(messages, None, continuing)
+        assert prompt.ids == expected
+    hidden = "a\ufdd1\ufdd1 b"
+    prompt = template.prompt([{"role": "user", "content": hidden}, messages[-1]], None, continuing)
+    assert prompt.text.rstrip().endswith(said.strip())
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    with pytest.raises(InvalidInput, match="continue_final_message: the last message has no text"):
+        template.prompt([asked, called], None, continuing)
+    silent = ChatTemplate(tokenizer, "{{ messages[0].content }}")
+    with pytest.raises(InvalidInput, match="leaves the last message out"):
+        silent.prompt(messages, None, continuing)
+
+
+@pytest.mark.parametrize("kind", chat_tokenizers.KINDS)
 def test_control_tokens_in_user_text_stay_text(kind: str) -> None:
     tokenizer = chat_tokenizers.build(kind)
     facts = chat_tokenizers.KINDS[kind]

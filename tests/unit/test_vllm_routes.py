@@ -69,6 +69,8 @@ def test_long_inputs_are_cut_only_where_the_request_says_so(server: VectorServer
     body = {"input": ["a", "x" * 41]}
     assert refused(server, "/pooling", body) == "inputs[1]: 41, the limit is 40"
     answered(server, "/pooling", {**body, "truncate_prompt_tokens": -1})
+    answered(server, "/pooling", {**body, "truncate_prompt_tokens": -1, "truncation_side": "left"})
+    assert next(server.calls).overflow == "truncate_left"
     assert "cannot cut texts" in refused(server, "/pooling", {**body, "truncate_prompt_tokens": 8})
     assert "-1" in refused(server, "/pooling", {**body, "truncate_prompt_tokens": -2})
 
@@ -134,6 +136,7 @@ def test_rerank_returns_the_best_documents(server: VectorServer) -> None:
         {"index": 2, "document": {"text": "c 2"}, "relevance_score": 2},
     ]
     assert len(answered(server, "/rerank", {**body, "top_n": 0})["results"]) == 3
+    assert len(answered(server, "/rerank", {**body, "documents": "a 1"})["results"]) == 1
     assert "documents: may not be empty" in refused(server, "/rerank", {**body, "documents": []})
     assert "does not support rerank" in refused(server, "/rerank", {**body, "model": DENSE})
 
@@ -149,6 +152,24 @@ def test_classify_gives_probabilities_in_the_order_of_the_labels(server: VectorS
     )
     assert answered(server, "/classify", {"input": "a", "activation": False})["data"][0]["probs"] == [-1, 2]
     assert "is no classifier" in refused(server, "/classify", {"model": DENSE, "input": "a"})
+    assert len(answered(server, "/classify", {"input": [[5, 6], [7]]})["data"]) == 2
+    assert [item.ids for item in next(server.calls).items] == [[5, 6], [7]]
+    assert "got a mix" in refused(server, "/classify", {"input": ["a", 1]})
+    assert "input[1]: may not be empty" in refused(server, "/classify", {"input": [[1], []]})
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"add_special_tokens": False},
+        {"embed_dtype": "float16"},
+        {"endianness": "big"},
+        {"padding": "max_length"},
+    ],
+)
+def test_fields_that_would_change_the_answer_are_refused(server: VectorServer, field: dict[str, Any]) -> None:
+    [name] = field
+    assert name in refused(server, "/pooling", {"input": "a", **field})
 
 
 def test_tokenize_and_detokenize(server: VectorServer) -> None:
@@ -183,7 +204,10 @@ WRONG_CONVERSATIONS: list[tuple[Any, str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages[0]"),
     ({"messages": [{"role": "user", "content": "x" * ((1 << 20) + 1)}]}, "limits.max_text_bytes"),
     ({"messages": [{"role": "user", "content": "a"}] * 10_001}, "more than 10000 messages"),
-    ({"messages": SAID, "continue_final_message": True}, "continue_final_message: not offered"),
+    (
+        {"messages": SAID, "continue_final_message": True, "add_generation_prompt": True},
+        "cannot be true beside",
+    ),
     ({"messages": SAID, "add_special_tokens": True}, "add_special_tokens: not offered"),
     ({"messages": SAID, "chat_template": "{{ 1 }}"}, "chat_template: not offered"),
     ({"messages": SAID, "chat_template_kwargs": {"enable_thinking": 3}}, "enable_thinking"),
@@ -212,5 +236,8 @@ def test_tokenize_renders_conversations(tmp_path: Path) -> None:
     assert prompt.variables == {"enable_thinking": False, "add_generation_prompt": True}
     server.post("/tokenize", {"messages": SAID, "add_generation_prompt": False, "model": CHAT})
     assert next(server.calls).prompt.variables == {"add_generation_prompt": False}
+    server.post("/tokenize", {"messages": SAID, "continue_final_message": True, "model": CHAT})
+    continuing = {"add_generation_prompt": False, "continue_final_message": True}
+    assert next(server.calls).prompt.variables == continuing
     for wrong, said in WRONG_CONVERSATIONS:
         assert said in refused(server, "/tokenize", wrong), wrong

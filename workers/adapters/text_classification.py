@@ -23,6 +23,7 @@ from workers.adapters.shared.extracting import NOT_FINITE, OffsetTokenizer, rank
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import TokenSequence
 from workers.adapters.shared.pairs import PairTokenizer
+from workers.adapters.shared.token_reading import TokenReader
 
 FUNCTIONS = ("auto", "sigmoid", "softmax", "none")
 _Read = tuple[TokenSequence, Excess | None]
@@ -56,6 +57,11 @@ class TextClassificationAdapter(ClassifierAdapter[SequenceClassifier]):
         self._tokenizer, self._own = tokenizer, classifier.labels
 
     @cached_property
+    def _reader(self) -> TokenReader:
+        """For token ids in place of a text."""
+        return TokenReader(self.tokenizer)
+
+    @cached_property
     def _pairs(self) -> PairTokenizer:
         """Made for the first pair: most classifiers never get one. Two threads may make one each."""
         return PairTokenizer(self.tokenizer, self._limit, "longest_first")
@@ -84,7 +90,7 @@ class TextClassificationAdapter(ClassifierAdapter[SequenceClassifier]):
         )
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
-        """Tokenize texts, and pairs of texts as one sequence."""
+        """Tokenize texts, those of token ids, and pairs of texts as one sequence."""
         assert isinstance(call, ExtractCall)
         wanted = self.wanted_of(call)
         texts = self._texts([item for item in items if item.first is None], call.overflow)
@@ -96,8 +102,11 @@ class TextClassificationAdapter(ClassifierAdapter[SequenceClassifier]):
         ]
 
     def _texts(self, items: Sequence[InputItem], overflow: str) -> Iterator[_Read]:
-        for [window], excess in self._tokenizer.windows([text_of(item) for item in items], overflow):
+        for [window], excess in self._tokenizer.windows([self._text(item) for item in items], overflow):
             yield window.sequence, excess
+
+    def _text(self, item: InputItem) -> str:
+        return text_of(item) if item.ids is None else self._reader.text_of(item, keep_special=False)
 
     def _joined(self, items: Sequence[InputItem], overflow: str) -> Iterator[_Read]:
         firsts = self._pairs.halves([item.first or "" for item in items])

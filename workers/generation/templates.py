@@ -6,6 +6,8 @@
 3. The rendered text is split at the marks. Marked control tokens are tokenized as the plain text that they are, all
    else as transformers' `apply_chat_template` does. Without marks the ids are the same as those of transformers.
 
+With the variable `continue_final_message` the prompt ends within the last message, which an answer continues.
+
 A mark is a pair of noncharacters around a control token. A single mark stands where a string of the request ends with
 the beginning of a control token, so that two strings that the template joins make no control token either.
 """
@@ -29,6 +31,8 @@ MAX_DEPTH = 64
 _BEGIN, _END = "\ufdd0", "\ufdd1"
 _ESCAPED = {r"\ufdd0": _BEGIN, r"\ufdd1": _END}
 _MARK = re.compile("[\ufdd0\ufdd1]")
+_HERE = f"{_END}{_END} "
+"""Stands behind the last message where the prompt shall end. The space shows whether a template strips messages."""
 _WANTS_NINE = re.compile(r"\bid\s*\|\s*length\s*!=\s*9\b")
 """A template that refuses ids of calls without nine characters, which is what Mistral's models write."""
 _LOOKS_LIKE_CONTROL = re.compile(r"<[|｜].*>|<.*[|｜]>|\[/?[A-Z_]{3,}\]|</?(tool_call|tool_response|think)>")
@@ -86,9 +90,14 @@ class ChatTemplate:
         if self._wants_nine:
             messages = [_with_short_ids(message) for message in messages]
         marked = [self._marked_message(message) for message in messages]
-        text = self._rendered(marked, self._control.mark(tools), self._control.mark(dict(variables or {})))
+        others = self._control.mark(dict(variables or {}))
+        continues = others.pop("continue_final_message", False)
+        if continues:
+            marked[-1]["content"] = f"{_continued(marked)}{_HERE}"
+        text = self._rendered(marked, self._control.mark(tools), others)
         for escaped, mark in _ESCAPED.items():
             text = text.replace(escaped, mark)
+        text = _cut_here(text) if continues else text
         return Prompt(self._pieces.encode(text, self._control), _MARK.sub("", text))
 
     def plain(self, text: str) -> list[int]:
@@ -286,6 +295,27 @@ def _control_tokens(tokenizer: Any, templates: str) -> frozenset[str]:
         or (token.content in templates and not token.content.isspace())
         or _LOOKS_LIKE_CONTROL.fullmatch(token.content)
     )
+
+
+def _continued(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the last message. Raises `InvalidInput` for a message without text."""
+    content = messages[-1].get("content") if messages else None
+    if not isinstance(content, str):
+        raise InvalidInput("continue_final_message: the last message has no text to continue")
+    return content
+
+
+def _cut_here(text: str) -> str:
+    """The prompt up to the end of the last message, by transformers' rule (chat_template_utils.py).
+
+    Raises `InvalidInput` where the template leaves the message out.
+    """
+    before, found, behind = text.rpartition(_HERE.rstrip())
+    if not found:
+        raise InvalidInput(
+            "continue_final_message: the chat template of the model leaves the last message out"
+        )
+    return before if behind.startswith(" ") else before.rstrip()
 
 
 def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:

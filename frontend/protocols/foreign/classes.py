@@ -27,15 +27,19 @@ ENTRY_NBYTES = 64
 
 
 class ClassifyBody(Body, Protocol):
+    """A request for classes."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the call."""
+
+
+class TextsBody(ClassifyBody, Protocol):
     """A request with texts to classify."""
 
     @property
     def items(self) -> Sequence[InputItem]:
         """Texts and pairs of texts. Raises `InvalidInput` for what no classifier takes."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +52,11 @@ class ClassesPlan:
 
 
 R = TypeVar("R", bound=ClassifyBody)
+T = TypeVar("T", bound=TextsBody)
 
 
 class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
-    """Checks and calls; `field` is the name of the texts. Always JSON."""
+    """The call; `field` is the name of the inputs. Always JSON."""
 
     always_json = True
     field = "input"
@@ -59,17 +64,6 @@ class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
     def model_of(self, request: R) -> str:
         """The model that the request names, or the classifier."""
         return model_named(request, self.services.catalog, self.services.settings, ("json",), FAMILY)
-
-    def examine(self, request: R) -> None:
-        """Texts that some model could take."""
-        limits, items = self.services.settings.limits, request.items
-        check_count(len(items), self.field, limits)
-        for texts in ([item.text or "" for item in items], [item.first or "" for item in items]):
-            check_texts(texts, f"{self.field}[{{}}]", limits)
-
-    def check(self, request: R, entry: ModelEntry) -> list[InputItem]:
-        """The texts as workers take them."""
-        return list(request.items)
 
     def plan(
         self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
@@ -96,6 +90,21 @@ class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
         check_used(options, entry, status)
         catalog, limits = self.services.catalog, self.services.settings.limits
         return resolve(entry, options, None, catalog, items, limits, self.names)
+
+
+class TextClassesResource(ClassifyResource[T], Generic[T]):
+    """Checks of texts and pairs of texts."""
+
+    def examine(self, request: T) -> None:
+        """Texts that some model could take."""
+        limits, items = self.services.settings.limits, request.items
+        check_count(len(items), self.field, limits)
+        for texts in ([item.text or "" for item in items], [item.first or "" for item in items]):
+            check_texts(texts, f"{self.field}[{{}}]", limits)
+
+    def check(self, request: T, entry: ModelEntry) -> list[InputItem]:
+        """The texts as workers take them."""
+        return list(request.items)
 
 
 def classes_of(reply: Answer) -> list[list[Classification]]:

@@ -8,13 +8,13 @@ from typing import Any
 from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
-from frontend.protocols.foreign.classes import ENTRY_NBYTES, ClassesPlan, ClassifyResource, labelled
+from frontend.protocols.foreign.classes import ENTRY_NBYTES, ClassesPlan, TextClassesResource, labelled
 from frontend.protocols.infinity.envelope import around
 from frontend.protocols.infinity.schemas import InfinityClassifyRequest
 from frontend.protocols.sie.render import json_list
 
 
-class InfinityClassifyResource(ClassifyResource[InfinityClassifyRequest]):
+class InfinityClassifyResource(TextClassesResource[InfinityClassifyRequest]):
     """Score and label of each class."""
 
     operation = "classify"

@@ -17,7 +17,13 @@ from frontend.engine.default_models import default_model, is_served
 from frontend.engine.scope import RequestScope
 from frontend.http.inference import InferenceRoute
 from frontend.http.sending import Buffer
-from frontend.protocols.foreign.classes import ENTRY_NBYTES, FAMILY, ClassesPlan, ClassifyResource, labelled
+from frontend.protocols.foreign.classes import (
+    ENTRY_NBYTES,
+    FAMILY,
+    ClassesPlan,
+    TextClassesResource,
+    labelled,
+)
 from frontend.protocols.foreign.options import activation
 from frontend.protocols.sie.render import json_list
 from frontend.protocols.tei.schemas import PredictRequest
@@ -30,7 +36,7 @@ _ONLY_LABEL = "LABEL_0"
 """What transformers calls the only class of a model whose configuration names none."""
 
 
-class ClassesResource(ClassifyResource[PredictRequest]):
+class ClassesResource(TextClassesResource[PredictRequest]):
     """Classes of a text as one array, those of a batch as an array of arrays."""
 
     operation = "predict"

@@ -9,9 +9,12 @@ from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
 from frontend.protocols.foreign.classes import ClassesPlan, ClassifyResource, classes_of
+from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from frontend.protocols.sie.render import json_list
 from frontend.protocols.vllm.envelope import around
 from frontend.protocols.vllm.schemas import ClassifyRequest
+from ipc.catalog.entries import ModelEntry
+from ipc.wire.messages import InputItem
 
 _NUMBER_NBYTES = 20
 """About how long a number is."""
@@ -22,6 +25,14 @@ class VllmClassifyResource(ClassifyResource[ClassifyRequest]):
 
     operation = "classify"
     body = ClassifyRequest
+
+    def examine(self, request: ClassifyRequest) -> None:
+        """Inputs of one kind."""
+        check_inputs(request.input, "input", self.services.settings.limits)
+
+    def check(self, request: ClassifyRequest, entry: ModelEntry) -> list[InputItem]:
+        """The texts and token ids as workers take them."""
+        return inputs_of(request.input, "input", entry)
 
     async def render(
         self,

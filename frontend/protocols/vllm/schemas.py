@@ -15,7 +15,7 @@ from frontend.protocols.sie.inputs import Inputs, TokenId
 from frontend.protocols.sie.schemas import Key, Keys
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
-from ipc.wire.messages import GenerateCall, InputItem
+from ipc.wire.messages import GenerateCall
 
 ModelName = Annotated[
     str | None, Meta(description="Name of the model; without a name the only model that can answer.")
@@ -25,6 +25,9 @@ Cut = Annotated[
     Meta(
         description="Cut texts at so many tokens, with -1 at the length of the model; else refuse long texts."
     ),
+]
+TextsOrIds = Annotated[
+    Inputs, Meta(description="A text, several texts, the token ids of one text, or those of several texts.")
 ]
 Texts = Annotated[str | list[str], Meta(description="A text, or several texts.")]
 OnOff = Annotated[bool | None, Meta(description="False gives the bare logits.")]
@@ -52,29 +55,44 @@ class Cutting(Naming, kw_only=True):
     """What requests say about inputs that are too long."""
 
     truncate_prompt_tokens: Cut = None
+    truncation_side: Annotated[
+        Literal["left", "right"] | None, Meta(description="The side that is cut, by default the right one.")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, Meta(description="Must be true, the default: models read their special tokens.")
+    ] = None
+    padding: Annotated[
+        Literal["do_not_pad"] | None, Meta(description="Texts are not padded to the model's length.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.add_special_tokens is False:
+            raise ValueError("add_special_tokens: false is not offered, leave the field out")
 
     @property
     def cut(self) -> dict[str, Any]:
-        """The options of a call that it stands for."""
+        """The options of a call that the fields stand for."""
         most = self.truncate_prompt_tokens
         if most is None:
             return {"overflow_policy": "error"}
-        return {"overflow_policy": "truncate_text", "max_tokens": None if most == -1 else most}
+        policy = "truncate_left" if self.truncation_side == "left" else "truncate_text"
+        return {"overflow_policy": policy, "max_tokens": None if most == -1 else most}
 
 
 class PoolingRequest(Cutting, kw_only=True):
     """Body of POST /pooling."""
 
-    input: Annotated[
-        Inputs,
-        Meta(description="A text, several texts, the token ids of one text, or those of several texts."),
-    ]
+    input: TextsOrIds
     task: Annotated[
         Literal["embed", "token_embed"] | None,
         Meta(description="One vector for each input, or one for each token; by default what the model has."),
     ] = None
     encoding_format: Annotated[
         Literal["float", "base64"] | None, Meta(description="Numbers, or base64 of little-endian float32.")
+    ] = None
+    embed_dtype: Annotated[Literal["float32"] | None, Meta(description="Numbers in base64.")] = None
+    endianness: Annotated[
+        Literal["native", "little"] | None, Meta(description="Order of bytes in base64.")
     ] = None
     dimensions: Annotated[
         int | None, Meta(description="Only the first so many values of the vector of each input.")
@@ -145,7 +163,7 @@ class DocumentsRequest(Scoring, kw_only=True):
     """Body of POST /rerank."""
 
     query: Annotated[str, Meta(description="What the documents should answer.")]
-    documents: Annotated[list[str], Meta(description="The texts to order.")]
+    documents: Annotated[Texts, Meta(description="The text or texts to order.")]
     top_n: Annotated[
         Annotated[int, Meta(ge=0)] | None, Meta(description="Only the best so many; 0 for all.")
     ] = None
@@ -153,7 +171,7 @@ class DocumentsRequest(Scoring, kw_only=True):
     @property
     def texts(self) -> list[str]:
         """The documents."""
-        return self.documents
+        return _listed(self.documents)
 
     @property
     def most(self) -> int | None:
@@ -169,14 +187,9 @@ class DocumentsRequest(Scoring, kw_only=True):
 class ClassifyRequest(Cutting, kw_only=True):
     """Body of POST /classify."""
 
-    input: Texts
+    input: TextsOrIds
     activation: OnOff = None
     use_activation: OnOff = None
-
-    @property
-    def items(self) -> list[InputItem]:
-        """The texts."""
-        return list(map(InputItem, _listed(self.input)))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -202,7 +215,10 @@ class PromptRequest(Naming, kw_only=True):
     add_generation_prompt: Annotated[
         bool | None, Meta(description="End the conversation with the beginning of an answer; the default.")
     ] = None
-    continue_final_message: Annotated[bool | None, Meta(description="Refused when true.")] = None
+    continue_final_message: Annotated[
+        bool | None,
+        Meta(description="End with the last message, unfinished; excludes a true `add_generation_prompt`."),
+    ] = None
     tools: Annotated[list[Any] | None, Meta(description="Functions for the chat template, at most 128.")] = (
         None
     )
@@ -227,20 +243,26 @@ class PromptRequest(Naming, kw_only=True):
         if self.messages is None:
             return None
         refused = {
-            "continue_final_message": self.continue_final_message,
             "add_special_tokens": self.add_special_tokens,
             "chat_template": self.chat_template is not None,
         }
         for name, given in refused.items():
             if given:
                 raise InvalidInput(f"{name}: not offered with messages, leave the field out")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidInput("continue_final_message: cannot be true beside add_generation_prompt")
         functions = functions_of(self.tools, {})
         variables = template_variables(None, None, self.chat_template_kwargs)
         return GenerateCall(
             messages=messages_of(self.messages, limits),
             tools=tool_use(functions, choice_of(None, [one.name for one in functions]), None),
-            variables={**variables, "add_generation_prompt": self.add_generation_prompt is not False},
+            variables={**variables, **self._ending()},
         )
+
+    def _ending(self) -> dict[str, bool]:
+        if self.continue_final_message:
+            return {"add_generation_prompt": False, "continue_final_message": True}
+        return {"add_generation_prompt": self.add_generation_prompt is not False}
 
 
 class TokenIdsRequest(Naming, kw_only=True):
