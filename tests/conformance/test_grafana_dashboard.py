@@ -142,7 +142,7 @@ def load(server: Server) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        thread.join(30)
+        thread.join(60)
 
 
 def numbers(samples: list[Any]) -> list[float]:

@@ -182,7 +182,7 @@ def test_a_model_that_is_loading_and_one_that_was_unloaded(server: Server, rpc: 
         assert error.code() is grpc.StatusCode.UNAVAILABLE and "is loading" in error.details()
         assert not rpc.call("ModelReady", pb.ModelReadyRequest(name="late")).ready
         (place / "go").touch()
-        assert loading.result(30).status == 200
+        assert loading.result(60).status == 200
     assert post(server, path, body).status == 200
     assert server.post("/v2/repository/models/late/unload", {}).status == 200
     wait_until(lambda: post(server, path, body).status == 404, what="the unload")

@@ -85,7 +85,7 @@ def prometheus(tmp_path: Path, server: Server) -> Iterator[Prometheus]:
         yield found
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 @pytest.mark.long

@@ -156,7 +156,7 @@ def test_kept_connections_hear_that_the_server_exits_but_nothing_of_a_reload(tmp
         assert ask(clients[-1], "/api/infer/add_sub", GOOD, b"".join(RAW))[0] == 200
         for client in clients:
             client.close()
-        assert server.process.wait(40) == 0
+        assert server.process.wait(60) == 0
         wait_until(lambda: not server.pids(), what="the end of all processes")
 
 

@@ -325,7 +325,7 @@ def check_async_infer(address: str) -> None:
         for _ in range(20):
             client.async_infer("add_sub", pair(), lambda result, error: done.put((result, error)))
         for _ in range(20):
-            result, error = done.get(timeout=30)
+            result, error = done.get(timeout=60)
             assert error is None, error
             expect_sum(result)
 
@@ -340,7 +340,7 @@ def check_stream_in_request_order(address: str) -> None:
             a = np.full((1, 16), number, np.int32)
             client.async_stream_infer("add_sub", pair(a), request_id=str(number))
         for number in range(30):
-            result, error = done.get(timeout=30)
+            result, error = done.get(timeout=60)
             assert error is None, error
             response = result.get_response()
             assert response.id == str(number)
@@ -357,7 +357,7 @@ def check_stream_goes_on_after_an_error(address: str) -> None:
         client.async_stream_infer("add_sub", pair(), request_id="good")
         client.async_stream_infer("unknown", pair(), request_id="bad")
         client.async_stream_infer("add_sub", pair(), request_id="again")
-        told = [done.get(timeout=30) for _ in range(3)]
+        told = [done.get(timeout=60) for _ in range(3)]
         assert [error is None for _, error in told] == [True, False, True]
         assert "Request for unknown model: 'unknown'" in told[1][1].message()
         client.stop_stream()
@@ -374,20 +374,20 @@ def check_decoupled_stream(address: str) -> None:
                 "countdown", counted, request_id=str(count), enable_empty_final_response=True
             )
             for number in range(count):
-                result, error = done.get(timeout=30)
+                result, error = done.get(timeout=60)
                 assert error is None, error
                 assert result.as_numpy("OUTPUT").tolist() == [number]
                 response = result.get_response()
                 assert response.id == str(count)
                 assert not response.parameters["triton_final_response"].bool_param
-            result, error = done.get(timeout=30)
+            result, error = done.get(timeout=60)
             assert error is None, error
             response = result.get_response()
             assert response.id == str(count) and not response.outputs
             assert response.parameters["triton_final_response"].bool_param
         client.async_stream_infer("countdown", [tensor("COUNT", np.array([0], np.int32), "INT32")])
         client.async_stream_infer("countdown", [tensor("COUNT", np.array([2], np.int32), "INT32")])
-        assert [done.get(timeout=30)[0].as_numpy("OUTPUT").tolist() for _ in range(2)] == [[0], [1]]
+        assert [done.get(timeout=60)[0].as_numpy("OUTPUT").tolist() for _ in range(2)] == [[0], [1]]
         client.stop_stream()
         assert done.empty(), "a response that nobody asked for"
         counted = [tensor("COUNT", np.array([1], np.int32), "INT32")]
@@ -400,7 +400,7 @@ def check_decoupled_stream_is_cancelled(address: str) -> None:
         client.start_stream(lambda result, error: done.put((result, error)))
         counted = [tensor("COUNT", np.array([1_000_000], np.int32), "INT32")]
         client.async_stream_infer("countdown", counted, parameters={"sleep_ms": 1})
-        result, error = done.get(timeout=30)
+        result, error = done.get(timeout=60)
         assert error is None and result.as_numpy("OUTPUT").tolist() == [0]
         client.stop_stream(cancel_requests=True)
 
@@ -412,7 +412,7 @@ def check_stream_that_wants_grpc_errors_ends_with_one(address: str) -> None:
             lambda result, error: done.put((result, error)), headers={"triton_grpc_error": "true"}
         )
         client.async_stream_infer("unknown", pair(), request_id="bad")
-        _, error = done.get(timeout=30)
+        _, error = done.get(timeout=60)
         assert error.status() == "StatusCode.NOT_FOUND", error
         client.stop_stream()
 
@@ -439,7 +439,7 @@ def check_sequences_in_a_stream(address: str) -> None:
             )
         totals = []
         for _ in range(5):
-            result, error = done.get(timeout=30)
+            result, error = done.get(timeout=60)
             assert error is None, error
             totals.append(int(result.as_numpy("OUTPUT")[0, 0]))
         assert totals == [1, 3, 6, 10, 15]

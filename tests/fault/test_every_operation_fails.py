@@ -124,7 +124,7 @@ class Peer:
         done = threading.Event()
         self.endpoint.post(work)
         self.endpoint.post(done.set)
-        assert done.wait(5), f"the endpoint's loop has ended: {self.error!r}"
+        assert done.wait(60), f"the endpoint's loop has ended: {self.error!r}"
 
     def drop_all(self) -> None:
         """End every session, as the death of its process would."""
@@ -134,7 +134,7 @@ class Peer:
     def close(self) -> None:
         """Stop the loop and remove the arena."""
         self.endpoint.stop()
-        self._thread.join(5)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         self.endpoint.close()
         self.arena.close()

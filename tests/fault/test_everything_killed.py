@@ -50,7 +50,7 @@ def assert_serves(server: Server) -> None:
 
 def test_after_the_death_of_the_arbiter_everything_ends(server: Server) -> None:
     os.kill(server.process.pid, signal.SIGKILL)
-    server.process.wait(10)
+    server.process.wait(60)
     wait_until(lambda: not server.pids(), GONE_AFTER_S, "the end of all processes")
     server.assert_nothing_left()
     assert_starts_again(server)
@@ -62,7 +62,7 @@ def test_a_start_before_the_frontends_of_a_dead_arbiter_have_ended_waits_for_the
     starts, supervisor = server.log.count("starts in"), server.supervisor_pid()
     with stopped(*server.frontend_pids()):
         os.kill(server.process.pid, signal.SIGKILL)
-        server.process.wait(10)
+        server.process.wait(60)
         server.start()
         wait_until(
             lambda: server.owner_pid() == server.process.pid, what="the new owner of the run directory"
@@ -78,7 +78,7 @@ def test_after_the_death_of_the_supervisor_the_server_ends_as_a_unit(server: Ser
     assert supervisor is not None
     os.kill(supervisor, signal.SIGKILL)
     wait_until(lambda: not server.pids(), GONE_AFTER_S, "the end of all processes")
-    assert server.process.wait(10) != 0
+    assert server.process.wait(60) != 0
     assert not server.arenas()
     assert_starts_again(server)
 

@@ -128,7 +128,7 @@ def test_an_input_that_kills_workers_is_refused_and_another_with_the_same_shape_
             with block, pytest.raises(WorkerCrashed):
                 await client.call(*request_of("large", call, block))
             for slot in (0, 1):
-                running.processes[slot].wait(10)
+                running.processes[slot].wait(60)
                 running.start(slot)
             call, block = await filled(client, drawn(1), do="crash")
             with block, pytest.raises(InputRefused):

@@ -154,7 +154,7 @@ def test_a_start_that_kills_its_worker_every_time_is_refused(tmp_path: Path) -> 
             for name in (1, 2):
                 with pytest.raises(SequenceLost):
                     await add(client, name, 7, start=True, do="crash")
-                running.processes[0].wait(20)
+                running.processes[0].wait(60)
                 running.start(0)
                 await client.ready("sums", deadline.after(60))
             with pytest.raises(InputRefused):

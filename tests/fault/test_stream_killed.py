@@ -128,7 +128,7 @@ def test_an_input_that_crashes_its_first_step_costs_two_workers_and_is_refused(
         with pytest.raises(InputRefused):
             await client.stream(*poison)
         for slot in (0, 1):
-            running.processes[slot].wait(20)
+            running.processes[slot].wait(60)
             running.start(slot)
         await client.wait(lambda: running._all_loaded(client), deadline.after(60))
         assert await all_of(client, asking("parts", 2)) == [0, 1]
@@ -153,7 +153,7 @@ def test_an_input_that_crashes_in_the_middle_of_its_stream_twice_is_refused(
         with pytest.raises(InputRefused):
             await client.stream(*asking("parts", 9, do="crash", at=2))
         for slot in (0, 1):
-            running.processes[slot].wait(20)
+            running.processes[slot].wait(60)
             running.start(slot)
         await client.wait(lambda: running._all_loaded(client), deadline.after(60))
         assert await all_of(client, asking("parts", 2)) == [0, 1]

@@ -136,7 +136,7 @@ def browser_page(tmp_path: Path) -> Iterator[Page]:
             yield Page(socket)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def _debug_port(profile: Path, process: subprocess.Popen[bytes]) -> str:

@@ -105,7 +105,7 @@ def proxied(name: str, server_port: int, grpc_address: str, place: Path) -> Iter
         raise
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def _answers(proxy: Proxy) -> bool:

@@ -326,7 +326,7 @@ class Server:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
+            self.process.wait(60)
 
     def assert_no_stack(self) -> None:
         """The log has no stack of anything but the code of a model: no mistake of a client prints one."""

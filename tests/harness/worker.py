@@ -156,7 +156,7 @@ class Workers:
         for process in self.processes.values():
             process.terminate()
         for process in self.processes.values():
-            process.wait(30)
+            process.wait(60)
         for slot in self.processes:
             assert not self.paths.arenas(slot), "an arena is left"
 

@@ -188,7 +188,7 @@ def _end(server: Server) -> None:
     if server.process.poll() is None:
         server.signal(signal.SIGQUIT)
         try:
-            server.process.wait(10)
+            server.process.wait(60)
         except subprocess.TimeoutExpired:
             server.process.kill()
             server.process.wait()

@@ -153,6 +153,6 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(server: RecordedServer) -> No
         os.write(screen, b"go on\n")
         wait_until(lambda: shows(b"The end"), what="the second answer")
         os.write(screen, b"\x04")
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     said = [message["content"] for message in server.engine.calls[1].messages]
     assert said == ["a tale", "Once upon", "go on"]

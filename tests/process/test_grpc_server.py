@@ -117,7 +117,7 @@ def test_a_stop_finishes_what_runs_and_ends_watches_and_streams(tmp_path: Path) 
             error = failure_of(lambda: list(answers))
             assert error.code() is grpc.StatusCode.UNAVAILABLE
             assert trailers_of(error)["penstock-code"] == "DRAINING"
-        assert server.process.wait(30) == 0
+        assert server.process.wait(60) == 0
         wait_until(lambda: not server.pids(), what="the end of all processes")
 
 

@@ -162,7 +162,7 @@ def test_probes_of_life_are_answered_while_the_server_drains_and_no_address_outl
             assert scrape.answer()[0] == 200
             assert busy.answer()[0] == 200
             assert not _accepts(metrics)
-        assert server.process.wait(30) == 0
+        assert server.process.wait(60) == 0
         assert not _accepts(health)
         wait_until(lambda: not server.pids(), what="the end of all processes")
 

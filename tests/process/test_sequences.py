@@ -154,7 +154,7 @@ def test_more_sequences_than_slots_go_on_over_every_protocol_and_frontend(server
     def sequence(seed: int) -> tuple[list[int], list[int]]:
         name = next(_names)
         numbers = [int(number) for number in np.random.default_rng(seed).integers(-1000, 1000, 6)]
-        together.wait(30)
+        together.wait(60)
         found = [
             PROTOCOLS[(seed + at) % 4](server, model, name, number, at == 0, at == 5)
             for at, number in enumerate(numbers)

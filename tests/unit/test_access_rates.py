@@ -103,5 +103,5 @@ def test_forked_processes_draw_on_one_burst() -> None:
         process.start()
     counts = [queue.get() for _ in processes]
     for process in processes:
-        process.join(10)
+        process.join(60)
     assert burst <= sum(counts) <= burst + 5, counts

@@ -22,7 +22,7 @@ DISCONNECT = {"type": "http.disconnect"}
 
 def run(test: Callable[[], Awaitable[Any]]) -> None:
     """Run a test on a loop of its own."""
-    asyncio.run(asyncio.wait_for(test(), 20))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
 
 
 def part(body: bytes, more: bool = True) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def test_nobody_is_forgotten_who_waits_while_holders_go_in_other_threads() -> No
     for _ in range(2000):
         place = room.reserve(1)
         while place is None:
-            assert turn.wait(20), "a place ended and nobody was woken"
+            assert turn.wait(60), "a place ended and nobody was woken"
             turn.clear()
             place = room.reserve(1)
         held = [place]

@@ -69,14 +69,14 @@ def test_a_connection_with_bytes_on_their_way_is_left_alone(pair: Pair) -> None:
             sent += server.send(b"x" * 65536)
     assert not connections._is_between_frames(server)
     assert connections._ask_new_peers(port, set())
-    client.settimeout(5)
+    client.settimeout(60)
     got = b""
     while len(got) < sent:
         got += client.recv(65536)
     assert got == b"x" * sent
     wait_until(lambda: connections._is_between_frames(server), what="the acknowledgement")
     assert connections._ask_new_peers(port, set())
-    client.settimeout(5)
+    client.settimeout(60)
     assert client.recv(100) == connections.GOAWAY
 
 

@@ -113,7 +113,7 @@ def serve(root: Path, rpc: FakeRpc, during: Callable[[Contract, Services], Any] 
         contract = Contract(services)
         method = Method(contract.answer, "infer", failed=lambda call, message, error: error.message.encode())
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 runner = Unary(services, contract, method, "/s/m", FORM)
                 served = Rpc("/s/m", rpc)
                 serving = asyncio.ensure_future(Streams(8).serve(runner, served))

@@ -81,7 +81,7 @@ def play(root: Path, session: Callable[[Contract, Ask], Awaitable[None]]) -> lis
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
-            async with asyncio.timeout(30), aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            async with asyncio.timeout(60), aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 await session(contract, channel.unary_unary(f"/{contract.descriptor.full_name}/ModelInfer"))
                 places = server.door._places
                 while places.free < places.limit or server._core.underway.running:  # noqa: ASYNC110
@@ -181,7 +181,7 @@ def test_a_fault_of_a_refusal_costs_its_rpc_alone(tmp_path: Path) -> None:
         await server.start()
         places, door._places = door._places, Places(0)
         try:
-            async with asyncio.timeout(30), aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            async with asyncio.timeout(60), aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 ask = channel.unary_unary(f"/{contract.descriptor.full_name}/ModelInfer")
                 with pytest.raises(aio.AioRpcError, match="internal error"):
                     await ask(b"", timeout=10)

@@ -190,7 +190,7 @@ def test_a_reading_is_shared_only_by_those_who_asked_before_it_began(
     def look(self: StatisticsReader) -> ServerStatistics:
         began.append(ServerStatistics())
         first.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return began[-1]
 
     monkeypatch.setattr(StatisticsReader, "look", look)

@@ -118,7 +118,7 @@ def on_loop(root: Path, test: Callable[[Frontend], Awaitable[None]]) -> None:
 
     async def run() -> None:
         frontend = Frontend(root)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await test(frontend)
         await turn()
         assert frontend.is_idle

@@ -130,7 +130,7 @@ def test_the_first_request_begins_one_load_and_memory_is_counted(tmp_path: Path)
 
     def fit(name: str) -> FittedLora:
         fitted.append(name)
-        gate.wait(10)
+        gate.wait(60)
         return Ten({})
 
     worker = Worker(tmp_path, 2, fit)
@@ -166,7 +166,7 @@ def test_an_adapter_in_line_for_a_thread_is_told_as_loading(tmp_path: Path) -> N
     go_on = threading.Event()
 
     def fit(name: str) -> FittedLora:
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return Ten({})
 
     worker = Worker(tmp_path, 2, fit)
@@ -333,7 +333,7 @@ def test_a_model_that_is_unloaded_meanwhile_forgets_its_adapters(tmp_path: Path)
     gate = threading.Event()
 
     def fit(name: str) -> FittedLora:
-        gate.wait(10)
+        gate.wait(60)
         return Ten({})
 
     worker = Worker(tmp_path, 1, fit)

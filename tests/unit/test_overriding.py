@@ -179,7 +179,7 @@ def test_files_of_a_client_that_has_gone_are_deleted_before_the_next_load(
 
     def slow(self: Overrides, model: str, config: str, files: Mapping[str, bytes]) -> Any:
         writing.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return real(self, model, config, files)
 
     async def work() -> None:

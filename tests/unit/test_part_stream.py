@@ -117,7 +117,7 @@ def on_loop(work: Callable[[], Awaitable[None]]) -> None:
     """Run a test that is a coroutine."""
 
     async def run() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await work()
 
     asyncio.run(run())

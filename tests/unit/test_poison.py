@@ -89,7 +89,7 @@ def test_the_event_loop_alone_changes_what_is_known(paths: RunPaths, monkeypatch
         name = poison_module.fingerprint("m", CALL)
         poison.suspect("m", CALL)
         poison._own = Own(poison._own)  # type: ignore[assignment]
-        await asyncio.wait_for(done.wait(), 20)
+        await asyncio.wait_for(done.wait(), 60)
         assert poison._known == {name: "suspect"}
 
     done = asyncio.Event()

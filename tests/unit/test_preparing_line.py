@@ -81,7 +81,7 @@ def test_a_thread_for_short_texts_takes_no_long_ones() -> None:
     thread = threading.Thread(target=lambda: waiting.append(line.get(quick=True)), daemon=True)
     thread.start()
     line.put(second := job([1]))
-    thread.join(5)
+    thread.join(60)
     assert waiting == [second], "the long one was left where it is"
     assert line.get() is long
 
@@ -109,7 +109,7 @@ def test_a_long_text_wakes_a_thread_that_takes_it_whoever_else_waits() -> None:
         target = take if not quick else partial(line.get, quick=True)
         threading.Thread(target=target, daemon=True).start()
     line.put(long, is_long=True)
-    assert taken.wait(5)
+    assert taken.wait(60)
     line.close()
 
 
@@ -122,5 +122,5 @@ def test_closing_the_line_ends_every_waiting_thread() -> None:
         thread.start()
     line.close()
     for thread in waiting:
-        thread.join(5)
+        thread.join(60)
     assert line.get() is None and not any(thread.is_alive() for thread in waiting)

@@ -129,7 +129,7 @@ class Waiter:
 
     def has_ended(self) -> bool:
         """Whether the last answer was False."""
-        self._thread.join(5)
+        self._thread.join(60)
         return not self._thread.is_alive()
 
 
@@ -147,10 +147,10 @@ def test_the_device_thread_wakes_for_work_for_a_nudge_and_at_the_end() -> None:
 
     device = Waiter(wait)
     waiting.put(job([5]), 0, 1)
-    assert device.answers.get(timeout=5) is True
+    assert device.answers.get(timeout=60) is True
     called.set()
     waiting.nudge()
-    assert device.answers.get(timeout=5) is True
+    assert device.answers.get(timeout=60) is True
     waiting.close()
     assert device.has_ended()
 
@@ -162,7 +162,7 @@ def test_the_forming_thread_wakes_only_for_a_backlog_while_it_is_wanted() -> Non
     with pytest.raises(queue.Empty):
         former.answers.get(timeout=0.05)
     waiting.put(job([10]), 0, 1)
-    assert former.answers.get(timeout=5) is True
+    assert former.answers.get(timeout=60) is True
     waiting.close()
     assert former.has_ended()
 
@@ -175,7 +175,7 @@ def test_a_backlog_that_waited_for_a_busy_device_is_formed_when_it_becomes_busy(
         former.answers.get(timeout=0.05)
     busy.set()
     waiting.device_busy()
-    assert former.answers.get(timeout=5) is True
+    assert former.answers.get(timeout=60) is True
     waiting.close()
     assert former.has_ended()
 
@@ -218,7 +218,7 @@ def test_the_device_thread_sleeps_until_what_gathers_is_due() -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     waiting.put(patient, 0, 1)
-    assert taken.get(timeout=10) == 1, "it woke before anything was due"
+    assert taken.get(timeout=60) == 1, "it woke before anything was due"
     thread.join()
     assert time.monotonic_ns() - now >= 200_000_000
     assert looks <= 4, "it does not look all the time"
@@ -236,5 +236,5 @@ def test_the_thread_that_forms_ahead_is_not_woken_for_what_gathers() -> None:
     with pytest.raises(queue.Empty):
         woken.get(timeout=0.2)
     waiting.put(job([60], group="other"), 0, 1)
-    assert woken.get(timeout=10) is True
+    assert woken.get(timeout=60) is True
     thread.join()

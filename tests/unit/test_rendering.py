@@ -45,7 +45,7 @@ class Gate:
     def wait(self, name: str = "gate") -> None:
         self.order.append(name)
         self.begun.set()
-        assert self.may.wait(20)
+        assert self.may.wait(60)
 
     def note(self, name: str) -> None:
         self.order.append(name)
@@ -64,7 +64,7 @@ def asks(caller: str, work: Coroutine[Any, Any, Any], timeout_s: float = 30) -> 
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 

@@ -167,4 +167,4 @@ def test_a_drain_ends_the_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             async for _ in made.frames():
                 services.drain.begin()
 
-    asyncio.run(asyncio.wait_for(scenario(), 10))
+    asyncio.run(asyncio.wait_for(scenario(), 60))

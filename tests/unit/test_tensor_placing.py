@@ -62,7 +62,7 @@ class Repeated:
         self.threads.append(threading.current_thread().name)
         self.writing.set()
         if self._may_write is not None:
-            assert self._may_write.wait(20)
+            assert self._may_write.wait(60)
         place[:] = self.made(data)
         yield
 
@@ -107,7 +107,7 @@ def on_loop(made: Services, work: Coroutine[Any, Any, T]) -> T:
 
     async def test() -> T:
         try:
-            return await asyncio.wait_for(work, 30)
+            return await asyncio.wait_for(work, 60)
         finally:
             await until(lambda: not made.engine.client.inputs.used_nbytes)
             assert made.bodies.held_nbytes == 0
@@ -119,7 +119,7 @@ def on_loop(made: Services, work: Coroutine[Any, Any, T]) -> T:
 
 async def until(condition: Any) -> None:
     """Wait for it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 

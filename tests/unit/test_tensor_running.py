@@ -114,7 +114,7 @@ def on_loop(made: Services, work: Coroutine[Any, Any, T]) -> T:
 
     async def test() -> T:
         try:
-            return await asyncio.wait_for(work, 20)
+            return await asyncio.wait_for(work, 60)
         finally:
             made.engine.client.inputs.verify()
             assert made.engine.client.inputs.used_nbytes == 0, "every block is given back"

@@ -52,7 +52,7 @@ def run(scenario: Callable[[Stream, AnswerOrder], Coroutine[Any, Any, None]]) ->
     async def main() -> None:
         turns = AnswerOrder()
         stream = Stream(turns)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await scenario(stream, turns)
             found = await asyncio.gather(*stream.tasks, return_exceptions=True)
         assert all(one is None or isinstance(one, asyncio.CancelledError) for one in found), found

@@ -45,7 +45,7 @@ def test_no_number_is_lost_or_given_twice_when_processes_compete(tmp_path: Path)
     workers = [context.Process(target=_take, args=(paths, 500, queue)) for _ in range(4)]
     for worker in workers:
         worker.start()
-    taken = [number for _ in workers for number in queue.get(timeout=30)]
+    taken = [number for _ in workers for number in queue.get(timeout=60)]
     for worker in workers:
         worker.join(timeout=30)
     assert sorted(taken) == list(range(1, 2001))
@@ -61,7 +61,7 @@ def test_a_process_that_holds_every_lock_on_the_file_keeps_nobody_waiting(tmp_pa
         other = multiprocessing.get_context("fork").Process(target=_take, args=(paths, 2, queue))
         other.start()
         try:
-            assert queue.get(timeout=20) == [2, 3]
+            assert queue.get(timeout=60) == [2, 3]
         finally:
             other.kill()
             other.join()
