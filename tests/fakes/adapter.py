@@ -4,6 +4,7 @@ The vector of a text is drawn from the text's hash, so an answer shows which inp
 
     #crash            the process kills itself on the device thread
     #hang             the device thread sleeps for an hour
+    #hold PATH        the device thread sleeps as long as there is a file PATH, whose name has no spaces
     #raise            the forward pass raises
     #nan              the row is not finite
     #unpreparable     preparing raises
@@ -24,6 +25,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -171,6 +173,9 @@ class FakeAdapter(Adapter):
             time.sleep(10)
         if "#hang" in text:
             time.sleep(3600)
+        if "#hold" in text:
+            while Path(text.partition("#hold ")[2].split()[0]).exists():
+                time.sleep(0.01)
         if "#raise" in text:
             raise RuntimeError("fake model failure")
 

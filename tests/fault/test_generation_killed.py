@@ -33,6 +33,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "server.frontends": 2,
         "server.drain_s": 5,
         "worker.count": 2,
+        # Every life counts as a healthy one, or a slot that is killed in every round would be taken out of service.
+        "worker.healthy_after_s": 0.5,
         "generation.max_sequences": RUNNING,
         "catalog.dirs": chat_catalogs(root, context=LONG + 1000),
         "limits.restart_wait_s": 60,
