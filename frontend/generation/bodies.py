@@ -18,6 +18,7 @@ from falcon.asgi import Request
 
 from frontend.generation.errors import InvalidField, MalformedBody, WrongContentType
 from frontend.http.choices import mismatch_of
+from frontend.http.half_characters import fault_of
 from frontend.http.rendering import off_loop
 from frontend.http.values import check_values
 from frontend.services import Services
@@ -69,7 +70,7 @@ def decode(body: bytes, kind: type[T], max_items: int, aliases: Sequence[tuple[s
     except RecursionError:
         raise MalformedBody("body: JSON is nested too deeply") from None
     except (msgspec.DecodeError, ValueError, OverflowError, MemoryError) as error:
-        raise MalformedBody(f"body: malformed JSON: {str(error)[:200]}") from None
+        raise MalformedBody(fault_of(body) or f"body: malformed JSON: {str(error)[:200]}") from None
     for names in aliases:
         _refuse_aliases(decoded, names)
     return decoded

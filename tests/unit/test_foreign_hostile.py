@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -167,6 +168,46 @@ def test_wrong_requests_get_errors_in_the_form_of_the_server(served: tuple[str, 
             refused += found.status_code != 200
         assert refused > 10
     assert all(lease.releases == 1 for lease in server.engine.leases)
+
+
+SIE_BODIES: dict[str, dict[str, Any]] = {
+    f"/v1/encode/{DENSE}": {"items": [{"text": "a"}, {"text": "b"}]},
+    f"/v1/score/{SCORE}": {"query": {"text": "q"}, "items": [{"id": "1", "text": "a"}]},
+    f"/v1/extract/{CLASSIFIER}": {"items": [{"text": "a"}], "params": {"labels": ["b"]}},
+    "/v1/embeddings": {"model": DENSE, "input": ["a", "b"]},
+    "/v1/rerank": {"model": SCORE, "query": "q", "documents": ["1", {"text": "2"}]},
+    "/v1/chat/completions": {"model": DENSE, "messages": [{"role": "user", "content": "a"}]},
+    "/v1/messages": {"model": DENSE, "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]},
+    "/v1/responses": {"model": DENSE, "input": "a"},
+}
+
+
+def half_texts(body: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """(path, kind, body) for each text of a body with half of a character in it, and with a byte that is not UTF-8."""
+    if isinstance(body, str):
+        yield path.lstrip("."), "\\ud83d is half of a character", f"{body}\ud83d \N{TIGER}"
+        yield path.lstrip("."), "byte 0xff of the body is not UTF-8", f"\udcff{body}"
+    elif isinstance(body, list):
+        for at, entry in enumerate(body):
+            for inner, kind, changed in half_texts(entry, f"{path}[{at}]"):
+                yield inner, kind, [*body[:at], changed, *body[at + 1 :]]
+    elif isinstance(body, dict):
+        for name, entry in body.items():
+            for inner, kind, changed in half_texts(entry, f"{path}.{name}"):
+                yield inner, kind, {**body, name: changed}
+
+
+def test_half_of_a_character_is_refused_by_field_and_index(served: tuple[str, VectorServer]) -> None:
+    name, server = served
+    found = 0
+    for path, body in (BODIES[name] | (SIE_BODIES if name == "cohere" else {})).items():
+        for place, kind, changed in half_texts(body):
+            written = json.dumps(changed, ensure_ascii="byte" not in kind)
+            answer = server.post(path, written.encode(errors="surrogateescape"))
+            assert answer.status_code in (400, 422), (path, answer.text)
+            assert f"{place}: {kind}" in answer.text.replace("\\\\", "\\"), (path, answer.text)
+            found += 1
+    assert found > 10
 
 
 BUSY = (

@@ -162,7 +162,7 @@ WRONG_PAIRS: list[tuple[Any, str]] = [
     ({"inputs": [["a", "b"]] * 10_001}, "inputs: 10001 given, the limit is 10000"),
     ({"inputs": [["a", "b"]] * 100_000}, "inputs: 100000 given"),
     ({"inputs": ["x" * ((1 << 20) + 1), "b"]}, "inputs[0]: 1048577 bytes"),
-    (b'{"inputs": ["a", "\\udfff"]}', "malformed JSON"),
+    (b'{"inputs": ["a", "\\udfff"]}', "inputs[1]: \\udfff is half of a character"),
     (b'{"inputs": ' + b"[" * 2000 + b"]" * 2000 + b"}", "inputs"),
 ]
 

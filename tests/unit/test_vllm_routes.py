@@ -117,7 +117,7 @@ WRONG_PAIRS: list[tuple[Any, str]] = [
     ({"text_1": [["q"], ["r"]], "text_2": ["1", "2"]}, "text_1"),
     ({"text_1": ["q", None], "text_2": ["1", "2"]}, "text_1[1]"),
     ({"text_1": {"content": []}, "text_2": "1"}, "text_1"),
-    (b'{"text_1": ["\\ud800", "b"], "text_2": ["1", "2"]}', "malformed JSON"),
+    (b'{"text_1": ["\\ud800", "b"], "text_2": ["1", "2"]}', "text_1[0]: \\ud800 is half"),
     (b'{"text_1": ' + b"[" * 2000 + b"]" * 2000 + b', "text_2": "1"}', "text_1"),
     (b'{"text_1": "a", "text_1": "b", "text_2": "1"}', "occurs twice"),
 ]
@@ -213,7 +213,7 @@ WRONG_CONVERSATIONS: list[tuple[Any, str]] = [
     ({"messages": SAID, "chat_template_kwargs": {"enable_thinking": 3}}, "enable_thinking"),
     ({"messages": SAID, "tools": [1]}, "tools[0]"),
     ({"messages": SAID, "tools": [{"type": "function", "function": {"name": "f"}}] * 129}, "tools"),
-    (b'{"messages": [{"role": "user", "content": "\\udc00"}]}', "malformed JSON"),
+    (b'{"messages": [{"role": "user", "content": "\\udc00"}]}', "messages[0].content: \\udc00 is half"),
     (b'{"messages": [{"role": "user", "content": ' + b"[" * 3000 + b"]" * 3000 + b"}]}", "nested too deeply"),
 ]
 

@@ -12,6 +12,7 @@ from falcon.asgi import Request, Response
 from msgspec import UNSET, UnsetType
 
 from frontend.http.choices import one_of
+from frontend.http.half_characters import fault_of
 from frontend.http.rendering import off_loop
 from frontend.services import Services
 from ipc.errors import BodyTooLarge, InvalidInput
@@ -43,12 +44,11 @@ class Decoder:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
             raise InvalidInput(f"request JSON: {error}") from error
-        except msgspec.DecodeError as error:
-            raise InvalidInput(f"failed to parse the request JSON: {error}") from error
         except RecursionError as error:
             raise InvalidInput(f"request JSON: nested deeper than {MOST_DEPTH} levels") from error
-        except (ValueError, OverflowError, MemoryError) as error:
-            raise InvalidInput(f"failed to parse the request JSON: {str(error)[:200]}") from error
+        except (msgspec.DecodeError, ValueError, OverflowError, MemoryError) as error:
+            fault = fault_of(body) or str(error)[:200]
+            raise InvalidInput(f"failed to parse the request JSON: {fault}") from error
 
 
 def send(resp: Response, value: Any) -> None:

@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from frontend.engine.quantize import OUTPUT_DTYPES
 from frontend.http.choices import mismatch_of, one_of
+from frontend.http.half_characters import fault_of
 from frontend.http.rendering import off_loop
 from frontend.http.values import UNCHECKED_NBYTES, check_values, count, without_long_values
 from frontend.protocols.sie.inputs import Inputs, key_counts
@@ -50,12 +51,11 @@ def decode(body: bytes, kind: type[T], *, binary: bool) -> T:
         decoded: T = _decoder(kind, binary).decode(body)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
         raise InvalidInput(f"body: {mismatch_of(error)}") from None
-    except msgspec.DecodeError as error:
-        raise InvalidInput(f"body: malformed {form}: {error}") from error
     except RecursionError as error:
         raise InvalidInput(f"body: {form} is nested too deeply") from error
-    except (ValueError, OverflowError, MemoryError) as error:
-        raise InvalidInput(f"body: {form} cannot be read: {str(error)[:200]}") from error
+    except (msgspec.DecodeError, ValueError, OverflowError, MemoryError) as error:
+        fault = "" if binary else fault_of(body)
+        raise InvalidInput(fault or f"body: malformed {form}: {str(error)[:200]}") from error
     return decoded
 
 
