@@ -1,4 +1,8 @@
-"""The block that a server prints once it is ready: addresses, models, devices, limits, and what is off."""
+"""The block that a server prints once the start is over: addresses, models, devices, limits, and what is off.
+
+A start without success has a block too, which says what failed and what helps. Should a model be loaded later, the
+block of a server that is ready follows.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,12 @@ import os
 import sys
 from typing import Any
 
+from frontend.engine.interface import NONE_LOADED
 from frontend.services import Services
 from ipc import addresses, logs
 from ipc.version import VERSION
+from ipc.wire.messages import ModelStatus
+from ipc.wire.model_states import folded, models_ready
 
 log = logging.getLogger(__name__)
 
@@ -20,30 +27,39 @@ MOST_MODELS = 12
 
 def summary(services: Services) -> str:
     """One line: models ready and workers up."""
-    states = [services.directory.status(name).state for name in services.catalog]
     up = sum(worker.responsive for worker in services.directory.workers())
-    return f"{states.count('loaded')}/{len(states)} models ready, {up} workers up"
+    return f"{models_ready(_statuses(services))}, {up} workers up"
 
 
-def started(services: Services) -> None:
-    """Print the block, as the first ready frontend of a server. In JSON logs the block is one line."""
+def is_over(ready: bool, why: str) -> bool:
+    """Whether the start is over, by the readiness of the engine: with a model, or without any."""
+    return ready or why == NONE_LOADED
+
+
+def started(services: Services, *, ready: bool = True) -> None:
+    """Print the block, as the first frontend of a server that is ready, or whose models all failed.
+
+    In JSON logs the block is one line.
+    """
     try:
-        os.close(os.open(services.settings.paths.announced(), os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(services.settings.paths.announced(ready=ready), os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         return
-    text = block(services)
+    text = block(services, ready=ready)
     if logs.is_text(services.settings.log, sys.stderr):
         logs.write(text)
     else:
-        log.info("; ".join(" ".join(line.split()) for line in text.splitlines()))
+        line = "; ".join(" ".join(line.split()) for line in text.splitlines())
+        log.log(logging.INFO if ready else logging.ERROR, line)
 
 
-def block(services: Services) -> str:
+def block(services: Services, *, ready: bool = True) -> str:
     """Text of the block."""
     settings = services.settings
     url = _url(settings.server.bind)
     page = "" if addresses.unix_path(settings.server.bind) else " (in a browser: the live page)"
-    lines = [f"Penstock {VERSION} is ready", f"  url        {url}{page}"]
+    head = "is ready" if ready else f"is not ready: {NONE_LOADED}"
+    lines = [f"Penstock {VERSION} {head}", f"  url        {url}{page}"]
     if settings.grpc.enabled:
         lines.append(f"  gRPC       {settings.grpc.bind}")
     for what, apart in (("metrics", settings.server.metrics_bind), ("health", settings.server.health_bind)):
@@ -64,7 +80,7 @@ def block(services: Services) -> str:
         f"  off        {', '.join(_off(services))}",
         "  not built  several hosts",
     ]
-    return "\n".join([*lines, *_example(services, url)])
+    return "\n".join([*lines, *(_example(services, url) if ready else _ways(services))])
 
 
 def _url(bind: str) -> str:
@@ -76,8 +92,11 @@ def _url(bind: str) -> str:
 
 
 def _models(services: Services) -> list[str]:
-    """A line for each model that the start loaded or failed to load, and one line for all others."""
-    statuses = [services.directory.status(name) for name in services.catalog]
+    """A line for each model that the start loaded or failed to load, and one line for all others.
+
+    A profile has a line of its own where the profile's state differs from that of the model.
+    """
+    statuses = [each.status for each in folded(_statuses(services))]
     told = [status for status in statuses if status.state != "available"]
     lines = []
     for status in told[:MOST_MODELS]:
@@ -87,6 +106,21 @@ def _models(services: Services) -> list[str]:
         when = ", loaded when asked for" if services.settings.catalog.on_demand else ""
         lines.append(f"  models     {more}{' more' if lines else ''} in the catalog{when}: see /v1/models")
     return lines
+
+
+def _statuses(services: Services) -> list[ModelStatus]:
+    return [services.directory.status(name) for name in services.catalog]
+
+
+def _ways(services: Services) -> list[str]:
+    """What helps when no model could be loaded: to wait for another try, or to mend the cause."""
+    failed = [status for status in _statuses(services) if status.state == "failed"]
+    lines = []
+    if any(not status.permanent for status in failed):
+        lines.append("  next       the server tries models that failed with NETWORK or OOM again by itself")
+    if any(status.permanent for status in failed):
+        lines.append("  next       mend the cause that a model's line names; stop with Ctrl-C, start again")
+    return [*lines, "  help       docs/troubleshooting.md; `penstock check` looks for mistakes in settings"]
 
 
 def _example(services: Services, url: str) -> list[str]:

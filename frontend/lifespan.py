@@ -3,8 +3,8 @@
 1. Start: take the lowest free frontend slot, bind metrics and logging to the slot, make the services, start the client
    (which finds the workers) and the watch. Workers that are up already tell their models before the first request.
 2. Twice a second the watch writes readiness, joined workers and memory into metrics and to systemd. A frontend without
-   a supervisor ends after `SUPERVISOR_GRACE_S`, so that the server ends as a unit. The first ready frontend prints the
-   start-up block.
+   a supervisor ends after `SUPERVISOR_GRACE_S`, so that the server ends as a unit. The first frontend that is ready
+   prints the start-up block, and so does the first that learns that no model of the start could be loaded.
 3. Every ten seconds one frontend adds a point to the history of the last hour (`frontend.status.history`).
 4. End: say goodbye to the workers, give the slot back.
 """
@@ -52,7 +52,9 @@ class Watch:
     def __init__(self, services: Services, families: metrics.FrontendMetrics) -> None:
         self._services, self._metrics = services, families
         self._notifier = Notifier(os.environ.get("PENSTOCK_NOTIFY_SOCKET", ""))
-        self._told = self._announced = False
+        self._told = False
+        self._announced = set[bool]()
+        """Start-up blocks that are out: true for that of a ready server, false for that of a failed start."""
         self._copied = copies.Reported()
         self._unsupervised_s = 0.0
 
@@ -76,9 +78,9 @@ class Watch:
         self._notifier.send(watchdog=1, status=announce.summary(self._services) if ready else why)
         if supervised:
             await self._check_supervisor()
-        if ready and not self._announced:
-            announce.started(self._services)
-            self._announced = True
+        if announce.is_over(ready, why) and ready not in self._announced:
+            announce.started(self._services, ready=ready)
+            self._announced.add(ready)
 
     def _follow(self) -> None:
         """Follow changes that operators made at other frontends. Unreadable state must not end the watch."""
@@ -97,7 +99,7 @@ class Watch:
 
     def _report(self, ready: bool) -> None:
         self._metrics.ready.set(ready)
-        if ready and not self._announced:
+        if ready and True not in self._announced:
             # The models of repositories are known now, since a worker has told them.
             self._metrics.touch_models(self._services.catalog)
         name = f"frontend-{self._services.slot}"

@@ -25,6 +25,7 @@ from ipc.catalog.entries import (
     check_lists,
     check_lora_dirs,
 )
+from ipc.catalog.ids import profiled
 from ipc.catalog.repository import check_models
 from ipc.settings import Settings
 from penstock import terminal
@@ -160,6 +161,6 @@ def _json(path: Path) -> Any:
 
 def summary(models: Catalog) -> str:
     """The number of served models and the first names. Profiles do not count."""
-    names = [name for name in models if name.rpartition(":")[0] not in models]
+    names = [name for name in models if profiled(name, models) == name]
     shown = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
     return f"{len(names)} model{'' if len(names) == 1 else 's'}: {shown}"

@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
+from ipc.catalog.ids import profiled
 from ipc.errors import ConfigError
 from ipc.processes.paths import RunPaths
 from ipc.settings import Settings
-from ipc.wire.messages import ModelStatus
+from ipc.wire.model_states import Folded, folded
 from penstock import looking, terminal
 from penstock.looking import Frontend, Process, View, Worker
 
@@ -171,25 +172,32 @@ def _worker(worker: Worker) -> tuple[str, ...]:
 
 
 def _models(workers: list[Worker]) -> Iterator[str]:
-    """A table of the models that are not merely available, and the number of the others."""
-    held = [(worker, status) for worker in workers for status in worker.models if status.state != "available"]
+    """A table of the models that are not merely available, and the number of the others.
+
+    A profile has a row of its own where the profile's state differs from that of the model.
+    """
+    told = [(worker, model) for worker in workers for model in folded(worker.models)]
+    held = [(worker, model) for worker, model in told if model.status.state != "available"]
     names = {status.name for worker in workers for status in worker.models}
-    rows = [_model(worker, status) for worker, status in sorted(held, key=lambda pair: pair[1].name)]
+    rows = [_model(worker, model) for worker, model in sorted(held, key=lambda pair: pair[1].status.name)]
     if rows:
         yield ""
         yield from terminal.table([_MODEL_HEAD, *rows])
-    for worker, status in held:
+    for worker, model in held:
+        status = model.status
         if status.error_message:
             note = f"{status.name} on worker {worker.slot}: {status.error_class}: {status.error_message}"
             yield terminal.styled(note, "bad")
-    if others := len(names - {status.name for _, status in held}):
+    models = {profiled(name, names) for name in names}
+    if others := len(models - {profiled(name, names) for _, model in held for name in model.names}):
         noun = "model is" if others == 1 else "models are"
         yield f"{others} more {noun} available and not loaded"
 
 
-def _model(worker: Worker, status: ModelStatus) -> tuple[str, ...]:
-    waiting = sum(queue.items for queue in worker.queues if queue.model == status.name)
-    waiting += sum(each.waiting for each in worker.generations if each.model == status.name)
+def _model(worker: Worker, model: Folded) -> tuple[str, ...]:
+    status = model.status
+    waiting = sum(queue.items for queue in worker.queues if queue.model in model.names)
+    waiting += sum(each.waiting for each in worker.generations if each.model in model.names)
     state = f"{status.state} {status.progress:.0%}" if status.state == "loading" else status.state
     memory = terminal.size(status.memory_bytes) if status.memory_bytes else "-"
     return (status.name, state, str(worker.slot), status.device or worker.device, memory, str(waiting))

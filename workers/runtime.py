@@ -180,9 +180,7 @@ class Runtime:
             self._notify_stopping()
         self.notifier.send(watchdog=1)
         if not self._ready_sent and self.models.preloaded:
-            states = [status.state for status in self.models.statuses()]
-            status = f"{states.count('loaded')}/{len(states)} models ready"
-            self._ready_sent = self.notifier.send(ready=1, status=status)
+            self._ready_sent = self.notifier.send(ready=1, status=self._reporter.models_ready())
 
     def _notify_stopping(self) -> None:
         self._stopping_sent = self.notifier.send(stopping=1, status="draining")

@@ -25,6 +25,8 @@ from ipc.wire.stats import Stats
 Payload = bytes | memoryview | InputBlock | None
 """Raw tensors that go with an infer call: bytes, or a block of this frontend's input arena."""
 
+NONE_LOADED = "no model could be loaded"
+"""Why a server is not ready all of whose models of the start failed to load."""
 STATE_ORDER = ("loaded", "loading", "unloading", "failed", "available")
 """States of a model; over several workers, the first of these states is the state of the model."""
 
@@ -71,7 +73,7 @@ class Engine(ABC):
 
     @abstractmethod
     def ready(self) -> tuple[bool, str]:
-        """Whether traffic is accepted, and the reason."""
+        """Whether traffic is accepted, and the reason, which is `NONE_LOADED` after a start without success."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,11 @@
-"""Ids in the catalog: `<model>@<version>` for a version of a repository model, the name for any other model."""
+"""Ids in the catalog: `<model>@<version>` for a version of a repository model, the name for any other model.
+
+`<model>:<profile>` is a profile of a model.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Container
 
 VERSION_ALONE = 1
 """Version of a catalog model that has no others."""
@@ -25,3 +30,9 @@ def is_repository(entry: str) -> bool:
 def model_of(entry: str) -> str:
     """Full name of the model that a catalog id belongs to."""
     return entry.partition("@")[0]
+
+
+def profiled(entry: str, known: Container[str]) -> str:
+    """The id of the model whose profile `entry` is, if the model is among `known`; else `entry`."""
+    model = entry.rpartition(":")[0]
+    return model if model in known else entry

@@ -44,9 +44,9 @@ class RunPaths:
         """Directory of the per-slot metric files."""
         return self.root / "metrics"
 
-    def announced(self) -> Path:
-        """File that exists once a frontend has printed the start-up block of this server."""
-        return self.root / "announced"
+    def announced(self, *, ready: bool = True) -> Path:
+        """File that exists once a frontend has printed the start-up block, of a server with or without a model."""
+        return self.root / ("announced" if ready else "announced-failure")
 
     def store(self) -> Path:
         """Directory of the small state that the processes of this server share (`ipc.store`)."""

@@ -71,12 +71,17 @@ def sweep(paths: RunPaths) -> list[str]:
     if not any(is_held(path) for path in others):
         shutil.rmtree(paths.metrics(), ignore_errors=True)
         paths.metrics().mkdir(mode=0o700, exist_ok=True)
-        paths.announced().unlink(missing_ok=True)
+        _unlink(_marks(paths))
     return removed
 
 
+def _marks(paths: RunPaths) -> list[Path]:
+    """Files that say which start-up blocks were printed."""
+    return [paths.announced(), paths.announced(ready=False)]
+
+
 def forget(paths: RunPaths, dirs: Collection[str] = ()) -> None:
-    """The server starts: drop regions, loads by name, the start-up mark and the own models of the run before.
+    """The server starts: drop regions, loads by name, the start-up marks and the own models of the run before.
 
     `dirs` are the catalog directories of this run.
     """
@@ -84,6 +89,6 @@ def forget(paths: RunPaths, dirs: Collection[str] = ()) -> None:
         if str(directory) not in dirs:
             shutil.rmtree(directory, ignore_errors=True)
     store.begin(paths)
-    _unlink([paths.announced(), *paths.control().iterdir()])
+    _unlink([*_marks(paths), *paths.control().iterdir()])
     shutil.rmtree(paths.overrides(), ignore_errors=True)
     paths.overrides().mkdir(mode=0o700, exist_ok=True)

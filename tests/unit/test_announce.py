@@ -43,7 +43,7 @@ def test_a_reader_of_the_log_that_stands_still_keeps_no_frontend_waiting(
     root, stuck = logging.getLogger(), Stuck()
     monkeypatch.setattr(root, "handlers", list(root.handlers))
     monkeypatch.setattr(sys, "stderr", stuck)
-    monkeypatch.setattr(announce, "block", lambda services: "the block")
+    monkeypatch.setattr(announce, "block", lambda services, ready: "the block")
     logs.configure(settings.log, "frontend-0", stuck)
     services: Any = SimpleNamespace(settings=settings)
     telling = threading.Thread(target=announce.started, args=(services,), daemon=True)
@@ -55,17 +55,36 @@ def test_a_reader_of_the_log_that_stands_still_keeps_no_frontend_waiting(
 
 
 def block(
-    states: dict[str, str], *, closed: bool = False, bind: str = "127.0.0.1:8080", output: str = "dense"
+    states: dict[str, str],
+    *,
+    closed: bool = False,
+    bind: str = "127.0.0.1:8080",
+    output: str = "dense",
+    ready: bool = True,
 ) -> list[str]:
     """The lines for models in these states."""
+    services = services_of(states, closed=closed, bind=bind, output=output)
+    return announce.block(services, ready=ready).splitlines()
+
+
+def services_of(
+    states: dict[str, str], *, closed: bool = False, bind: str = "127.0.0.1:8080", output: str = "dense"
+) -> Any:
+    """Services of a frontend whose one worker has told these states; `failed: OOM` is a failure of that class."""
     entry = SimpleNamespace(outputs=(output,), inputs=("text",))
-    services: Any = SimpleNamespace(
+
+    def status(name: str) -> ModelStatus:
+        state, _, error = states[name].partition(": ")
+        why = {"error_class": error, "error_message": "no room", "permanent": error != "OOM"} if error else {}
+        return ModelStatus(name, state, "cpu", **why)  # type: ignore[arg-type]
+
+    worker = SimpleNamespace(slot=0, responsive=True, name="cpu", threads=2)
+    return SimpleNamespace(
         settings=Settings(server=Server(bind=bind)),
         catalog=dict.fromkeys(states, entry),
-        directory=SimpleNamespace(status=lambda name: ModelStatus(name, states[name], "cpu"), workers=list),
+        directory=SimpleNamespace(status=status, workers=lambda: [worker]),
         access=SimpleNamespace(closed=closed, entries=[1]),
     )
-    return announce.block(services).splitlines()
 
 
 def test_models_that_wait_to_be_asked_for_share_one_line() -> None:
@@ -109,3 +128,34 @@ def test_a_unix_socket_is_shown_as_curl_takes_it() -> None:
     assert lines[1] == "  url        --unix-socket /run/penstock.sock http://localhost"
     words = shlex.split(lines[-1])
     assert words[1:5] == ["curl", "--unix-socket", "/run/penstock.sock", "http://localhost/v1/embeddings"]
+
+
+def test_profiles_are_told_where_their_state_is_another_and_do_not_count_as_models() -> None:
+    states = {
+        "org/a": "loaded",
+        "org/a:x": "loaded",
+        "org/a:y": "failed: OOM",
+        "org/b": "available",
+        "org/b:x": "loaded",
+    }
+    lines = [line for line in block(states) if line.startswith("  model")]
+    assert lines == [
+        "  model      org/a: loaded on cpu",
+        "  model      org/a:y: failed on cpu (OOM: no room)",
+        "  model      org/b:x: loaded on cpu",
+        "  models     1 more in the catalog, loaded when asked for: see /v1/models",
+    ]
+    assert announce.summary(services_of(states)) == "2/2 models ready, 1 workers up"
+    assert announce.summary(services_of({"a": "failed: OOM", "a:x": "failed: OOM"})).startswith("0/1 models")
+
+
+@pytest.mark.parametrize(
+    ("failed", "advice"), [("failed: OOM", "tries models that failed"), ("failed: GATED", "start again")]
+)
+def test_a_start_without_a_model_says_what_failed_and_what_helps(failed: str, advice: str) -> None:
+    lines = block({"org/a": failed, "org/a:x": failed}, ready=False)
+    assert lines[0].endswith("is not ready: no model could be loaded")
+    assert lines[1].startswith("  url        http://localhost:8080")
+    assert sum(failed.partition(": ")[2] in line for line in lines if line.startswith("  model ")) == 1
+    [next_] = [line for line in lines if line.startswith("  next")]
+    assert advice in next_ and lines[-1].startswith("  help") and not any("curl" in line for line in lines)

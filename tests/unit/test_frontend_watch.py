@@ -12,6 +12,7 @@ import pytest
 
 from frontend import lifespan
 from frontend.access.gate import Gate
+from frontend.engine.interface import NONE_LOADED
 from frontend.engine.local.engine import LocalEngine
 from frontend.lifespan import Watch
 from frontend.services import Services
@@ -63,7 +64,7 @@ def test_a_lack_of_descriptors_does_not_end_the_watch_of_the_supervisor(
             return True
 
         monkeypatch.setattr(lifespan, "is_held", is_held)
-        monkeypatch.setattr(lifespan.announce, "started", lambda services: None)
+        monkeypatch.setattr(lifespan.announce, "started", lambda services, ready: None)
         await watch_until(watched, seen)
 
     with caplog.at_level(logging.ERROR):
@@ -77,7 +78,7 @@ def test_a_start_up_block_that_cannot_be_written_keeps_nothing_else_from_being_t
     async def scenario() -> None:
         seen, looks = asyncio.Event(), 0
 
-        def started(services: Services) -> None:
+        def started(services: Services, *, ready: bool) -> None:
             nonlocal looks
             looks += 1
             if looks <= TURNS:
@@ -109,10 +110,32 @@ def test_state_that_cannot_be_read_keeps_nothing_else_from_being_told(
 
         watched._services.extensions = SimpleNamespace(apply=apply)  # type: ignore[assignment]
         monkeypatch.setattr(lifespan, "is_held", is_held)
-        monkeypatch.setattr(lifespan.announce, "started", lambda services: announced.set())
+        monkeypatch.setattr(lifespan.announce, "started", lambda services, ready: announced.set())
         await watch_until(watched, supervised)
         await watch_until(watched, announced)
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(scenario())
     assert "shared state cannot be read" in caplog.text
+
+
+def test_a_start_without_a_model_is_announced_and_a_model_that_loads_later_as_well(
+    watched: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([(False, "models are loading"), *[(False, NONE_LOADED)] * 3])
+    monkeypatch.setattr(LocalEngine, "ready", lambda self: next(answers, (True, "ok")))
+    monkeypatch.setattr(lifespan, "is_held", lambda path: True)
+
+    async def scenario() -> list[bool]:
+        ended, told = asyncio.Event(), list[bool]()
+
+        def started(services: Services, *, ready: bool) -> None:
+            told.append(ready)
+            if ready:
+                ended.set()
+
+        monkeypatch.setattr(lifespan.announce, "started", started)
+        await watch_until(watched, ended)
+        return told
+
+    assert asyncio.run(scenario()) == [False, True]

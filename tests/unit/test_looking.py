@@ -81,12 +81,16 @@ def _view() -> View:
     process = Process(pid=7, up_s=3700.0)
     models = [
         ModelStatus("org/chat", "loaded", "cuda:0", 3 << 30),
+        ModelStatus("org/chat:long", "loaded", "cuda:0", 3 << 30),
         ModelStatus("org/bad", "failed", error_class="OOM", error_message="no room"),
+        ModelStatus("org/bad:x", "failed", error_class="OOM", error_message="no room"),
         ModelStatus("org/idle", "available"),
+        ModelStatus("org/idle:x", "available"),
     ]
     alive = Worker(
         slot=0, state="serving", restarts=2, process=process, device="A100", requests=5, queued=10, bound=64,
-        memory_used=1 << 30, memory_total=2 << 30, queues=[QueueState("org/chat", 3, 9, 0.1)],
+        memory_used=1 << 30, memory_total=2 << 30,
+        queues=[QueueState("org/chat", 2, 9, 0.1), QueueState("org/chat:long", 1, 9, 0.1)],
         generations=[GenerationStats("org/chat", 8, 8, 4, 0, 0, 0, 0, 0, 0, 0, 0)], models=models,
     )  # fmt: skip
     return View(
@@ -102,7 +106,8 @@ def test_the_lines_tell_processes_models_errors_and_the_rest(monkeypatch: pytest
     assert "worker 0 serving 7 1 h 1 min A100 2 5 10/64 1.0 GiB of 2.0 GiB 0 B of 0 B" in rows
     assert "worker 1 dead - - - 0 - - - -" in rows
     assert "org/chat loaded 0 cuda:0 3.0 GiB 7" in rows
-    assert "org/bad on worker 0: OOM: no room" in rows
+    assert rows.count("org/bad on worker 0: OOM: no room") == 1
+    assert not any(":long" in row or ":x" in row for row in rows), "profiles like their model are folded"
     assert rows[-1] == "1 more model is available and not loaded"
 
 

@@ -15,6 +15,7 @@ from ipc.memory import copies
 from ipc.metrics.families import SEQUENCE_STATES, STATES
 from ipc.metrics.registry import WorkerMetrics
 from ipc.wire.messages import LANES, ModelStatus
+from ipc.wire.model_states import models_ready
 from ipc.wire.stats import GenerationStats, QueueState, Stats
 from workers.device.devices import Device, Monitor
 from workers.endpoint.endpoint import Endpoint
@@ -145,6 +146,10 @@ class Reporter:
             self._budget(status.name)
             self._metrics.sie_loaded.labels(status.name, self._device.uuid).set(status.state == "loaded")
             self._metrics.sie_memory.labels(status.name, self._device.uuid).set(status.memory_bytes)
+
+    def models_ready(self) -> str:
+        """How many of this worker's models are loaded, for a supervisor."""
+        return models_ready(self._models.statuses())
 
 
 class Statistics:

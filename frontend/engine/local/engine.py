@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Collection, Hashable, Sequence
 from contextlib import asynccontextmanager
 
 from frontend.engine.answer import Answer, AnswerStream
-from frontend.engine.interface import Engine, Payload
+from frontend.engine.interface import NONE_LOADED, Engine, Payload
 from frontend.engine.local.client import Client
 from frontend.engine.local.delta_stream import Pace
 from frontend.engine.local.directory import LocalDirectory
@@ -127,5 +127,5 @@ class LocalEngine(Engine):
         # PERF: every probe asks this, so one look ends at the first model that has not failed.
         found = (self.directory.status(name) for name in first)
         if first and all(each.error_class and each.state != "loaded" for each in found):
-            return False, "no model could be loaded"
+            return False, NONE_LOADED
         return True, "ok"
