@@ -18,10 +18,18 @@ from tests.conformance.hostile import MAX_BODY_BYTES, MAX_GROWTH_BYTES, PATH, pr
 from tests.conformance.models import write_catalog
 from tests.conformance.trtis_transports import Stub
 from tests.conformance.wire import FORMS
+from tests.harness.browser import Browser, browser
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import Server, serving, wait_until
 from tests.harness.status import wait_joined
 from tests.tiny.programs import write_repository
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser for the tests of a file."""
+    with browser(tmp_path_factory.mktemp("chromium")) as running:
+        yield running
 
 
 class Families(NamedTuple):

@@ -14,7 +14,7 @@ import pytest
 
 from frontend.openapi.document import operations, schema
 from tests.fakes.generation_server import RecordedServer
-from tests.harness.browser import Page, browser_page
+from tests.harness.browser import Browser, Page
 from tests.harness.server import Server
 
 
@@ -24,8 +24,8 @@ def server(fakes: Server) -> Server:
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    with browser_page(tmp_path) as opened:
+def page(chromium: Browser) -> Iterator[Page]:
+    with chromium.page() as opened:
         yield opened
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from penstock import tiny_chat
 from penstock.tiny_chat import MODEL
-from tests.harness.browser import browser_page
+from tests.harness.browser import Browser
 from tests.harness.server import ROOT, Server, serving, wait_until
 
 TEXT = "a question " * 20
@@ -91,8 +91,8 @@ def asking(server: Server) -> Iterator[None]:
 
 
 @pytest.mark.timeout(120)
-def test_the_live_page_shows_what_the_engine_does(server: Server, tmp_path: Path) -> None:
-    with browser_page(tmp_path) as page:
+def test_the_live_page_shows_what_the_engine_does(server: Server, chromium: Browser) -> None:
+    with chromium.page() as page:
         page.look(1440, 1200, "light")
         page.open(f"{server.url}/")
         page.until("!document.getElementById('generation').hidden")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from frontend.access import api_keys
-from tests.harness.browser import Page, browser_page
+from tests.harness.browser import Browser, Page
 from tests.harness.load import Load
 from tests.harness.server import Server, make_server, serving
 
@@ -60,9 +60,9 @@ def test_a_browser_gets_one_page_that_may_load_and_run_nothing_else(server: Serv
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
+def page(chromium: Browser) -> Iterator[Page]:
     """A tab of a browser that has written nothing to its console at the end."""
-    with browser_page(tmp_path) as opened:
+    with chromium.page() as opened:
         yield opened
         assert opened.console == []
 
@@ -223,12 +223,12 @@ def test_the_example_works_as_it_is_shown(server: Server, page: Page) -> None:
 
 
 @pytest.mark.long
-def test_the_page_comes_back_by_itself_after_the_server_was_away(tmp_path: Path) -> None:
+def test_the_page_comes_back_by_itself_after_the_server_was_away(tmp_path: Path, chromium: Browser) -> None:
     server = make_server(tmp_path)
     server.start()
     try:
         server.wait_ready()
-        with browser_page(tmp_path) as page:
+        with chromium.page() as page:
             open_live(page, server)
             server.stop()
             page.until("!document.getElementById('notice').hidden")
@@ -245,7 +245,9 @@ def test_the_page_comes_back_by_itself_after_the_server_was_away(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_with_keys_the_page_asks_for_one_and_sends_it_to_its_server_only(tmp_path: Path) -> None:
+def test_with_keys_the_page_asks_for_one_and_sends_it_to_its_server_only(
+    tmp_path: Path, chromium: Browser
+) -> None:
     key = api_keys.fresh()
     file = tmp_path / "keys.json"
     file.write_text(json.dumps([{"name": "viewer", "hash": api_keys.hashed(key), "scopes": ["infer"]}]))
@@ -253,7 +255,7 @@ def test_with_keys_the_page_asks_for_one_and_sends_it_to_its_server_only(tmp_pat
     enter = "document.getElementById('key').value = {}, document.getElementById('key-form').requestSubmit()"
     with (
         serving(tmp_path, settings={"server.keys_file": file}) as server,
-        browser_page(tmp_path) as page,
+        chromium.page() as page,
     ):
         page.open(f"{server.url}/")
         page.until("!document.getElementById('key-form').hidden")

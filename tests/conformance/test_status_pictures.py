@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 
 from penstock import tiny_chat
-from tests.harness.browser import Page, browser_page
+from tests.harness.browser import Browser, Page
 from tests.harness.load import Load
 from tests.harness.server import ROOT, Server, serving, stopped
 
@@ -78,9 +78,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def page(tmp_path: Path, server: Server) -> Iterator[Page]:
+def page(chromium: Browser, server: Server) -> Iterator[Page]:
     """The page with its first frame, in a wide window."""
-    with browser_page(tmp_path) as opened:
+    with chromium.page() as opened:
         opened.look(1440, 900, "light")
         opened.open(f"{server.url}/")
         opened.until("document.getElementById('live-text').textContent === 'live'")

@@ -1,18 +1,16 @@
 """A headless Chromium, spoken to over the DevTools protocol: open a page, look at it, take its picture.
 
-`opened(url, tmp_path)` gives a `Page`; everything that the page writes to its console, and every request that it makes,
-is kept for the test.
+`browser(directory)` starts the program and `Browser.page()` opens a tab that shares nothing with other tabs. Everything
+that a page writes to its console, and every request that it makes, is kept for the test.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import http.client
 import itertools
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,15 +38,11 @@ FLAGS = (
 )
 
 
-class Page:
-    """One tab. `console` holds errors and warnings, `requests` the addresses that were asked for."""
+class Peer:
+    """One end of the DevTools protocol: the browser, or a tab."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket, self._ids = socket, itertools.count(1)
-        self.console: list[str] = []
-        self.requests: list[str] = []
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.command(f"{domain}.enable")
 
     def command(self, method: str, **params: Any) -> dict[str, Any]:
         """One command of the DevTools protocol; returns its result."""
@@ -61,6 +55,20 @@ class Page:
                 continue
             assert "error" not in message, f"{method}: {message.get('error')}"
             return dict(message["result"])
+
+    def _note(self, message: dict[str, Any]) -> None:
+        """Take an event in."""
+
+
+class Page(Peer):
+    """One tab. `console` holds errors and warnings, `requests` the addresses that were asked for."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        super().__init__(socket)
+        self.console: list[str] = []
+        self.requests: list[str] = []
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.command(f"{domain}.enable")
 
     def _note(self, message: dict[str, Any]) -> None:
         params = message.get("params", {})
@@ -119,44 +127,54 @@ class Page:
         return data
 
 
+class Browser:
+    """A running Chromium."""
+
+    def __init__(self, port: int, path: str) -> None:
+        self._port, self._path = port, path
+
+    @contextlib.contextmanager
+    def page(self) -> Iterator[Page]:
+        """A new tab with storage and cache of its own; closed at the end."""
+        with self._connected(self._path) as socket:
+            browser = Peer(socket)
+            context = browser.command("Target.createBrowserContext")["browserContextId"]
+            try:
+                tab = browser.command("Target.createTarget", url="about:blank", browserContextId=context)
+                with self._connected(f"/devtools/page/{tab['targetId']}") as page:
+                    yield Page(page)
+            finally:
+                browser.command("Target.disposeBrowserContext", browserContextId=context)
+
+    def _connected(self, path: str) -> ClientConnection:
+        return connect(
+            f"ws://127.0.0.1:{self._port}{path}",
+            max_size=64 << 20, max_queue=None, ping_interval=None, compression=None, proxy=None,
+        )  # fmt: skip
+
+
 @contextlib.contextmanager
-def browser_page(tmp_path: Path) -> Iterator[Page]:
-    """A new tab of a browser of its own; skips the test where there is no Chromium."""
+def browser(directory: Path) -> Iterator[Browser]:
+    """A browser whose profile is in `directory`; skips the test where there is no Chromium."""
     program = required_tool("chromium")
-    profile = tmp_path / "chromium"
-    with (tmp_path / "chromium.log").open("ab") as log:
+    profile = directory / "chromium"
+    with (directory / "chromium.log").open("ab") as log:
         process = subprocess.Popen(
             [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"], stdout=log, stderr=log
         )
     try:
-        port = int(wait_until(lambda: _debug_port(profile, process), what="the browser's port"))
-        with connect(
-            _tab(port), max_size=64 << 20, max_queue=None, ping_interval=None, compression=None, proxy=None
-        ) as socket:
-            yield Page(socket)
+        port, path = wait_until(lambda: _address(profile, process), what="the browser's port")
+        yield Browser(int(port), path)
     finally:
         process.terminate()
         process.wait(60)
 
 
-def _debug_port(profile: Path, process: subprocess.Popen[bytes]) -> str:
+def _address(profile: Path, process: subprocess.Popen[bytes]) -> list[str]:
+    """Port and path of the browser's socket; nothing as long as there is none."""
     assert process.poll() is None, "the browser has ended"
     try:
         lines = (profile / "DevToolsActivePort").read_text().splitlines()
     except FileNotFoundError:
-        return ""
-    return lines[0] if lines else ""
-
-
-def _tab(port: int) -> str:
-    limit = time.monotonic() + 20
-    while True:
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-            connection.request("PUT", "/json/new?about:blank")
-            return str(json.loads(connection.getresponse().read())["webSocketDebuggerUrl"])
-        except (OSError, ValueError):
-            assert time.monotonic() < limit, "the browser gives no tab"
-            time.sleep(0.05)
-        finally:
-            connection.close()
+        return []
+    return lines if len(lines) == 2 else []
