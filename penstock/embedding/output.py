@@ -67,6 +67,9 @@ class Output:
         return [self._rows] if self._scales is None else [self._scales, self._rows]
 
     def _resumed(self, asked: dict[str, Any], *, restart: bool) -> Progress:
+        if restart:
+            # NOTE: an old note beside new rows would be believed after an interruption.
+            self._sidecar.unlink(missing_ok=True)
         try:
             known = msgspec.json.decode(self._sidecar.read_bytes(), type=Progress)
         except FileNotFoundError:
@@ -75,8 +78,6 @@ class Output:
             raise ConfigError(
                 f"embed: {self._sidecar} cannot be read: {error}; --restart begins anew"
             ) from None
-        if restart:
-            return Progress(asked)
         if known.asked != asked:
             other = ", ".join(
                 f"{name} {value}" for name, value in known.asked.items() if asked.get(name) != value

@@ -222,6 +222,23 @@ def test_the_example_works_as_it_is_shown(server: Server, page: Page) -> None:
     assert server.post(address.removeprefix(server.url), json.loads(body)).status == 200
 
 
+def test_a_lost_connection_is_told_though_the_server_answers_nothing(server: Server, page: Page) -> None:
+    """The page asks over HTTP why the connection was lost; neither that nor an earlier loss may hold the page up."""
+    open_live(page, server)
+    page.evaluate(
+        "window.fetch = (_, { signal } = {}) => new Promise((_, no) => signal?.addEventListener('abort', no));"
+        "AbortSignal.timeout = () => (window.limit = new AbortController()).signal;"
+        "window.told = []; window.lost = new Stream();"
+        "lost.again = (why) => told.push(why); lost.say = (tone, text) => told.push(text);"
+    )
+    page.evaluate("lost.lost(false); window.limit?.abort()")
+    page.until("told.join() === 'disconnected,The server does not answer.'")
+    page.evaluate(
+        "told.length = 0; lost.lost(false); lost.drop(); window.limit.abort(); setTimeout(() => told.push('end'))"
+    )
+    page.until("told.join() === 'disconnected,end'")
+
+
 @pytest.mark.long
 def test_the_page_comes_back_by_itself_after_the_server_was_away(tmp_path: Path, chromium: Browser) -> None:
     server = make_server(tmp_path)

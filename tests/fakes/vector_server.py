@@ -34,6 +34,8 @@ LONGEST = 40
 """Characters of a text that fit the models."""
 DENSE, SCORE, CLASSIFIER, CHAT = "org/dense", "org/score", "org/classifier", "org/chat"
 LABELS = ["even", "odd"]
+CLASSIFIER_OPTIONS = {"threshold": 0.5, "top_k": 1}
+"""Options of the classifier's entry, which the routes of SIE follow. Those of other servers give all classes."""
 
 
 def lengths(work: Work, given: Arrays) -> Arrays:
@@ -59,7 +61,7 @@ def _number(text: str) -> float:
 
 
 def classes(work: Work, given: Arrays) -> Arrays:
-    """The class of the number of words, in pairs of both texts, and the other one."""
+    """The class of the number of words, in pairs of both texts, and the other one; at most `top_k` of them."""
     call = work.call
     assert isinstance(call, ExtractCall)
     found = []
@@ -70,7 +72,7 @@ def classes(work: Work, given: Arrays) -> Arrays:
             Classification(LABELS[first], likeliest),
             Classification(LABELS[1 - first], 1 - likeliest),
         ]
-        found.append(extraction.pack(Extraction(classifications=entries)))
+        found.append(extraction.pack(Extraction(classifications=entries[: call.options.get("top_k")])))
     return {"extraction": found}
 
 
@@ -158,5 +160,8 @@ _KNOWN: dict[str, Any] = {CLASSIFIER: {"labels": LABELS, "uses": ["function_to_a
 
 
 def _entry(name: str, output: str) -> ModelEntry:
-    adapter = "text_classification" if output == "json" else "dense"
-    return entry(name, adapter=adapter, outputs={output: OutputSpec()})
+    if output == "json":
+        return entry(
+            name, adapter="text_classification", outputs={output: OutputSpec()}, runtime=CLASSIFIER_OPTIONS
+        )
+    return entry(name, adapter="dense", outputs={output: OutputSpec()})

@@ -232,6 +232,16 @@ def test_a_changed_input_or_other_flags_are_not_resumed(
     assert len(found) == 8 and found[0].tolist() == vector("x")
 
 
+def test_a_restart_forgets_a_note_that_cannot_be_read(tmp_path: Path) -> None:
+    path, note = tmp_path / "out.npy", tmp_path / "out.npy.part.json"
+    note.write_text("{")
+    with pytest.raises(ConfigError, match=r"cannot be read: .*--restart begins anew"):
+        Output(path, ASKED, restart=False, force=False)
+    output = Output(path, ASKED, restart=True, force=False)
+    assert output.progress.rows == 0 and not note.exists()
+    output.close()
+
+
 def test_rows_that_failed_before_a_run_stopped_keep_their_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

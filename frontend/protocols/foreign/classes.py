@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
 from frontend.engine.options import Resolved, resolve
+from frontend.http.rendering import off_loop_if
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.foreign.options import FUNCTION
 from frontend.protocols.sie.convert import check_used
@@ -24,6 +26,8 @@ from ipc.wire.messages import ExtractCall, InputItem, ModelStatus, ScoreCall
 FAMILY = "text_classification"
 ENTRY_NBYTES = 64
 """About how long an entry of `labelled` is in JSON."""
+INLINE_NBYTES = 64 << 10
+"""Classes up to this size are read on the event loop, more in a thread."""
 
 
 class ClassifyBody(Body, Protocol):
@@ -53,6 +57,7 @@ class ClassesPlan:
 
 R = TypeVar("R", bound=ClassifyBody)
 T = TypeVar("T", bound=TextsBody)
+F = TypeVar("F")
 
 
 class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
@@ -72,8 +77,10 @@ class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
         if FUNCTION not in status.uses:
             raise InvalidInput(f"model: '{entry.id}' is no classifier of whole texts with labels of its own")
         found = self.resolve(request.options, entry, len(inputs), status)
+        # The answer has all classes, whatever the entry's own threshold is.
+        options = {**found.options, "threshold": 0.0, "top_k": max(1, len(status.labels))}
         call = ExtractCall(
-            inputs, [], None, found.instruction, found.options, found.overflow, found.lora, self.names
+            inputs, [], None, found.instruction, options, found.overflow, found.lora, self.names
         )
         return ClassesPlan(found.entry.id, call, status.labels)
 
@@ -107,16 +114,28 @@ class TextClassesResource(ClassifyResource[T], Generic[T]):
         return list(request.items)
 
 
-def classes_of(reply: Answer) -> list[list[Classification]]:
-    """The classes of each item, the likeliest first. The lease ends."""
+async def classes_of(reply: Answer) -> list[list[Classification]]:
+    """The classes of each item, the likeliest first. The lease ends. Raises `LeaseRevoked`."""
+    return await _read(reply, _classes)
+
+
+async def labelled(reply: Answer) -> list[list[dict[str, Any]]]:
+    """Score and label of each class, for each item. The lease ends. Raises `LeaseRevoked`."""
+    return await _read(reply, _labelled)
+
+
+async def _read(reply: Answer, read: Callable[[memoryview], F]) -> list[F]:
+    """What `read` makes of the findings of each item, in a thread where they are many."""
     with reply:
-        data, found, at = reply.tensors()["extraction"].data, [], 0
-        for size in reply.rows("extraction"):
-            found.append(extraction.unpack(data[at : at + size]).classifications)
-            at += size
-    return found
+        data, spans = reply.tensors()["extraction"].data, accumulate(reply.rows("extraction"), initial=0)
+        return await off_loop_if(
+            data.nbytes > INLINE_NBYTES, lambda: [read(data[start:stop]) for start, stop in pairwise(spans)]
+        )
 
 
-def labelled(reply: Answer) -> list[list[dict[str, Any]]]:
-    """Score and label of each class, for each item. The lease ends."""
-    return [[{"score": one.score, "label": one.label} for one in item] for item in classes_of(reply)]
+def _classes(found: memoryview) -> list[Classification]:
+    return extraction.unpack(found).classifications
+
+
+def _labelled(found: memoryview) -> list[dict[str, Any]]:
+    return [{"score": one.score, "label": one.label} for one in _classes(found)]

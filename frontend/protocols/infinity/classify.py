@@ -30,6 +30,6 @@ class InfinityClassifyResource(TextClassesResource[InfinityClassifyRequest]):
         json: bool,
     ) -> Sequence[Buffer]:
         """The body."""
-        found = labelled(reply)
+        found = await labelled(reply)
         nbytes = ENTRY_NBYTES * sum(map(len, found))
         return around("classify", scope, await json_list(iter(found), nbytes), reply)

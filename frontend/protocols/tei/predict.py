@@ -53,7 +53,7 @@ class ClassesResource(TextClassesResource[PredictRequest]):
         json: bool,
     ) -> Sequence[Buffer]:
         """Score and label of each class."""
-        return await _listed(labelled(reply), request)
+        return await _listed(await labelled(reply), request)
 
 
 class PairsResource(ClassesResource):

@@ -44,7 +44,7 @@ class VllmClassifyResource(ClassifyResource[ClassifyRequest]):
         json: bool,
     ) -> Sequence[Buffer]:
         """The body; the likeliest class comes first from the worker."""
-        found = classes_of(reply)
+        found = await classes_of(reply)
         entries = (
             {
                 "index": index,

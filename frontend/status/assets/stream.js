@@ -20,6 +20,7 @@ class Stream {
     this.socket = null;
     this.pause = FIRST_PAUSE_MS;
     this.timer = 0;
+    this.dropped = 0;
     this.drawnAt = 0;
     this.heardAt = 0;
     byId("retry").addEventListener("click", () => this.open());
@@ -55,6 +56,7 @@ class Stream {
   drop() {
     const socket = this.socket;
     this.socket = null;
+    this.dropped += 1;
     if (socket) socket.close();
   }
 
@@ -82,11 +84,16 @@ class Stream {
   // The page cannot see why a handshake was refused, so it asks the same address once more over HTTP.
   async lost(drains) {
     this.socket = null;
+    this.say("bad", "disconnected");
     const key = sessionStorage.getItem(KEY_STORE) || "";
+    const dropped = this.dropped;
     let why = "The connection is lost.";
     try {
-      const answer = await fetch("/ws/status", { headers: key ? { Authorization: `Bearer ${key}` } : {}, cache: "no-store" });
+      const headers = key ? { Authorization: `Bearer ${key}` } : {};
+      const answer = await fetch("/ws/status", { headers, cache: "no-store", signal: AbortSignal.timeout(SILENCE_MS) });
       const detail = (await answer.json()).detail || {};
+      // Somebody did not wait for the answer, or the page fell asleep.
+      if (dropped !== this.dropped) return;
       if (answer.status === 401 || answer.status === 403) {
         this.askForKey(key ? detail.message || "This key is not accepted." : "");
         return;
@@ -96,7 +103,7 @@ class Stream {
     } catch {
       why = "The server does not answer.";
     }
-    this.again(why, drains);
+    if (dropped === this.dropped) this.again(why, drains);
   }
 
   again(why, drains) {
