@@ -238,6 +238,7 @@ def _ref(kind: str, name: str) -> dict[str, str]:
     return {"$ref": REF.format(kind=kind, name=name)}
 
 
+@cache
 def _struct(struct: Any) -> dict[str, Any]:
     """A struct by reference, another type by its schema, and a tuple as any of its types."""
     if isinstance(struct, tuple):
