@@ -8,10 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fault import three
-from tests.harness.server import Server, make_server, stopped, wait_until
+from tests.fault import rounds, three
+from tests.harness.server import PATIENCE_S, Server, make_server, stopped, wait_until
 
-GONE_AFTER_S = 20.0
+GONE_AFTER_S = PATIENCE_S
+EACH = rounds(short=1, long=2)
+"""Workers, and frontends."""
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = make_server(
         tmp_path_factory.mktemp("killed"),
         three(("fake/echo",)),
-        settings={"worker.count": 2, "server.frontends": 2},
+        settings={"worker.count": EACH, "server.frontends": EACH},
     )
     server.start()
     try:
@@ -41,10 +43,10 @@ def assert_starts_again(server: Server) -> None:
 def assert_serves(server: Server) -> None:
     """A started server becomes ready, with one arena and one socket per worker."""
     server.wait_ready()
-    wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers")
+    wait_until(lambda: server.metric("penstock_worker_up") == EACH, 30, "all workers")
     assert server.encode("fake/echo", ["after the restart"]).status == 200
-    assert len(server.arenas()) == 2
-    assert len(list(server.run_dir.glob("worker-*.sock"))) == 2
+    assert len(server.arenas()) == EACH
+    assert len(list(server.run_dir.glob("worker-*.sock"))) == EACH
     assert server.metric("penstock_shm_bytes_used") == 0
 
 
@@ -85,6 +87,6 @@ def test_after_the_death_of_the_supervisor_the_server_ends_as_a_unit(server: Ser
 
 def test_after_the_death_of_everything_at_once_the_next_start_needs_no_hand(server: Server) -> None:
     server.kill_all_processes()
-    wait_until(lambda: not server.pids(), what="the end of all processes")
-    assert len(server.arenas()) == 2
+    wait_until(lambda: not server.pids(), 10, "the end of all processes")
+    assert len(server.arenas()) == EACH
     assert_starts_again(server)

@@ -13,11 +13,11 @@ import pytest
 
 from tests.fault import serving
 from tests.harness.load import Load
-from tests.harness.server import Server, alive, wait_until
+from tests.harness.server import PATIENCE_S, Server, alive, wait_until
 from tests.tiny.programs import write_model
 
 MODEL = "fake/slow"
-HANG_TIMEOUT_S = 2.0
+HANG_TIMEOUT_S = 8.0
 SETTINGS = {
     "worker.count": 2,
     "worker.heartbeat_timeout_s": HANG_TIMEOUT_S,
@@ -28,16 +28,8 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two workers that may hang for two seconds."""
+    """Two workers that may hang for eight seconds."""
     with serving(tmp_path_factory.mktemp("hang"), models=(MODEL,), settings=SETTINGS) as running:
-        yield running
-
-
-@pytest.fixture
-def lenient(tmp_path: Path) -> Iterator[Server]:
-    """Two workers that may hang for ten seconds."""
-    settings = {**SETTINGS, "worker.heartbeat_timeout_s": 5 * HANG_TIMEOUT_S}
-    with serving(tmp_path, models=(MODEL,), settings=settings) as running:
         yield running
 
 
@@ -53,36 +45,36 @@ def test_a_stopped_worker_is_killed_and_replaced_and_no_request_fails(server: Se
         victim = wait_until(lambda: server.worker_pid(0), what="a worker")
         os.kill(victim, signal.SIGSTOP)
         stopped = time.monotonic()
-        wait_until(lambda: not alive(victim), HANG_TIMEOUT_S + 10, "the end of the stopped worker")
+        wait_until(lambda: not alive(victim), what="the end of the stopped worker")
         assert time.monotonic() - stopped > HANG_TIMEOUT_S / 2
         wait_until(lambda: server.worker_pid(0) not in (None, victim), what="its successor")
         both_up(server)
         outcome = load.stop()
     assert outcome.failed == 0, (outcome.statuses, outcome.broken[:5], outcome.bodies[:3])
-    assert max(outcome.latencies_s) < HANG_TIMEOUT_S + 10
+    assert max(outcome.latencies_s) < HANG_TIMEOUT_S + PATIENCE_S
     assert server.metric("penstock_worker_restarts_total", worker="worker-0", reason="hang") == 1
 
 
-def test_a_worker_that_stops_only_briefly_stays(lenient: Server) -> None:
-    both_up(lenient)
-    worker = lenient.worker_pid(1)
+def test_a_worker_that_stops_only_briefly_stays(server: Server) -> None:
+    both_up(server)
+    worker = server.worker_pid(1)
     assert worker is not None
-    before = lenient.metric("penstock_worker_restarts_total")
+    before = server.metric("penstock_worker_restarts_total")
     os.kill(worker, signal.SIGSTOP)
     time.sleep(1.5)  # the fault itself, not a wait for something
     os.kill(worker, signal.SIGCONT)
-    both_up(lenient)
-    assert all(lenient.encode(MODEL, [f"after the pause {n}"]).status == 200 for n in range(10))
-    assert lenient.worker_pid(1) == worker
-    assert lenient.metric("penstock_worker_restarts_total") == before
+    both_up(server)
+    assert all(server.encode(MODEL, [f"after the pause {n}"]).status == 200 for n in range(10))
+    assert server.worker_pid(1) == worker
+    assert server.metric("penstock_worker_restarts_total") == before
 
 
 def test_an_input_that_hangs_the_device_is_refused_and_bystanders_survive(server: Server) -> None:
     both_up(server)
     before = server.metric("penstock_worker_restarts_total")
     with Load(server.port, clients=8, model=MODEL) as load, ThreadPoolExecutor(1) as pool:
-        wait_until(lambda: load.done > 40, what="traffic")
-        answer = pool.submit(server.encode, MODEL, ["#hang"]).result(60)
+        wait_until(lambda: load.done > 40, 30, "traffic")
+        answer = pool.submit(server.encode, MODEL, ["#hang"], 3 * PATIENCE_S).result(4 * PATIENCE_S)
         assert answer.status == 500
         assert answer.json()["detail"]["code"] == "WORKER_CRASHED"
         both_up(server)
