@@ -43,7 +43,7 @@ def assert_starts_again(server: Server) -> None:
 def assert_serves(server: Server) -> None:
     """A started server becomes ready, with one arena and one socket per worker."""
     server.wait_ready()
-    wait_until(lambda: server.metric("penstock_worker_up") == EACH, 30, "all workers")
+    wait_until(lambda: server.metric("penstock_worker_up") == EACH, what="all workers")
     assert server.encode("fake/echo", ["after the restart"]).status == 200
     assert len(server.arenas()) == EACH
     assert len(list(server.run_dir.glob("worker-*.sock"))) == EACH
@@ -87,6 +87,6 @@ def test_after_the_death_of_the_supervisor_the_server_ends_as_a_unit(server: Ser
 
 def test_after_the_death_of_everything_at_once_the_next_start_needs_no_hand(server: Server) -> None:
     server.kill_all_processes()
-    wait_until(lambda: not server.pids(), 10, "the end of all processes")
+    wait_until(lambda: not server.pids(), what="the end of all processes")
     assert len(server.arenas()) == EACH
     assert_starts_again(server)

@@ -73,7 +73,7 @@ def test_an_input_that_hangs_the_device_is_refused_and_bystanders_survive(server
     both_up(server)
     before = server.metric("penstock_worker_restarts_total")
     with Load(server.port, clients=8, model=MODEL) as load, ThreadPoolExecutor(1) as pool:
-        wait_until(lambda: load.done > 40, 30, "traffic")
+        wait_until(lambda: load.done > 40, what="traffic")
         answer = pool.submit(server.encode, MODEL, ["#hang"], 3 * PATIENCE_S).result(4 * PATIENCE_S)
         assert answer.status == 500
         assert answer.json()["detail"]["code"] == "WORKER_CRASHED"

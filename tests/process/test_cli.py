@@ -239,7 +239,7 @@ def test_a_mistake_in_the_file_or_the_environment_names_its_place(
 
 @pytest.mark.parametrize("setting", ["server.bind", "server.metrics_bind", "server.health_bind", "grpc.bind"])
 def test_a_taken_address_is_one_sentence_for_check_and_serve_before_anything_is_started(
-    environment: dict[str, str], tmp_path: Path, setting: str
+    here: pytest.CaptureFixture[str], environment: dict[str, str], tmp_path: Path, setting: str
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -247,8 +247,8 @@ def test_a_taken_address_is_one_sentence_for_check_and_serve_before_anything_is_
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         flags = (*free_addresses(), "--set", f"{setting}={address}", "--set", f"run.dir={tmp_path / 'run'}")
         said = f"{setting}: {address} cannot be had: another program has it"
-        checked = penstock(environment, "check", *FAKES, *flags)
-        assert (checked.returncode, checked.stderr) == (EXIT_CONFIG, f"penstock: {said}\n")
+        assert main(["check", *FAKES, *flags]) == EXIT_CONFIG
+        assert here.readouterr().err == f"penstock: {said}\n"
         served = penstock(environment, "serve", *FAKES, *flags, "--set", "log.format=json")
     assert served.returncode == EXIT_CONFIG
     [line] = served.stderr.splitlines()
@@ -298,12 +298,14 @@ def test_check_and_doctor_name_every_bad_file_and_serve_starts_with_the_others(
         main(["serve", "--catalog", str(tmp_path)])
 
 
-def test_an_adapter_with_a_dotted_path_is_not_imported(environment: dict[str, str], tmp_path: Path) -> None:
+def test_an_adapter_with_a_dotted_path_is_not_imported(
+    here: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "model.yaml").write_text(
         "id: my/model\nsource: {kind: directory, path: .}\nadapter: no_such_package:Adapter\n"
     )
-    done = penstock(environment, "check", "--catalog", tmp_path, *free_addresses())
-    assert (done.returncode, done.stderr) == (0, "")
+    assert main(["check", "--catalog", str(tmp_path), *free_addresses()]) == 0
+    assert here.readouterr().err == ""
 
 
 def test_gunicorn_itself_refuses_a_mistake_with_exit_code_3(environment: dict[str, str]) -> None:
@@ -330,49 +332,60 @@ def test_gunicorn_itself_refuses_a_mistake_with_exit_code_3(environment: dict[st
     ],
 )
 def test_a_mistake_in_what_restricts_or_forwards_is_one_sentence_before_anything_starts(
-    environment: dict[str, str], tmp_path: Path, name: str, text: str | None, told: str
+    here: pytest.CaptureFixture[str],
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    text: str | None,
+    told: str,
 ) -> None:
     file = tmp_path / "restricted.yaml"
     if text is not None:
         file.write_text(text)
         file.chmod(0o600)
-    mistaken = environment | {f"PENSTOCK_KSERVE__{name}": str(file) if name == "RESTRICTED_FILE" else "("}
-    for command in (["gunicorn", "-c", "gunicorn.conf.py"], ["penstock", "check", *map(str, FAKES)]):
-        done = subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=ROOT,
-            env=mistaken,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == EXIT_CONFIG
-        assert done.stderr.startswith("penstock: " + told.format(file)) and done.stderr.count("\n") == 1
+    setting, value = f"PENSTOCK_KSERVE__{name}", str(file) if name == "RESTRICTED_FILE" else "("
+    done = subprocess.run(
+        [sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py"],
+        cwd=ROOT, env=environment | {setting: value}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    monkeypatch.setenv(setting, value)
+    for code, said in (
+        (done.returncode, done.stderr),
+        (main(["check", *FAKES]), here.readouterr().err),
+    ):
+        assert code == EXIT_CONFIG
+        assert said.startswith("penstock: " + told.format(file)) and said.count("\n") == 1
 
 
-def test_an_unknown_command_line_ends_with_2(environment: dict[str, str]) -> None:
-    assert penstock(environment, "swerve").returncode == 2
-    assert penstock(environment, "serve", "--device", "tpu").returncode == 2
+@pytest.mark.parametrize("arguments", [("swerve",), ("serve", "--device", "tpu")])
+def test_an_unknown_command_line_ends_with_2(
+    arguments: tuple[str, ...], here: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert ended.value.code == 2
 
 
 def test_version_prints_the_version(environment: dict[str, str]) -> None:
     assert penstock(environment, "version").stdout == f"{VERSION}\n"
 
 
-def doctor(environment: dict[str, str], tmp_path: Path, port: int, *more: str) -> tuple[int, list[str]]:
+def doctor(
+    printed: pytest.CaptureFixture[str], tmp_path: Path, port: int, *more: str
+) -> tuple[int, list[str]]:
     """Exit code and lines of `penstock doctor` on a machine without a GPU."""
     pairs = (f"run.dir={tmp_path / 'run'}", f"grpc.bind=127.0.0.1:{free_port()}", *more)
     flags = ("--bind", f"127.0.0.1:{port}", "--device", "cpu", "--workers", "1", "--frontends", "1")
     arguments = [part for pair in pairs for part in ("--set", pair)]
-    done = penstock(environment, "doctor", *FAKES, *flags, *arguments)
-    return done.returncode, done.stdout.splitlines()
+    code = main(["doctor", *FAKES, *flags, *arguments])
+    return code, printed.readouterr().out.splitlines()
 
 
 def test_doctor_finds_nothing_wrong_with_a_good_configuration(
-    environment: dict[str, str], tmp_path: Path
+    here: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    code, lines = doctor(environment, tmp_path, free_port(), "server.max_connections=100")
+    code, lines = doctor(here, tmp_path, free_port(), "server.max_connections=100")
     assert code == 0, lines
     assert all(line.startswith("ok ") for line in lines)
     text = "\n".join(lines)
@@ -390,13 +403,13 @@ def test_doctor_finds_nothing_wrong_with_a_good_configuration(
 
 
 def test_doctor_names_a_port_in_use_and_shared_memory_that_is_too_small(
-    environment: dict[str, str], tmp_path: Path
+    here: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        code, lines = doctor(environment, tmp_path, port, f"arena.bytes={1 << 50}")
+        code, lines = doctor(here, tmp_path, port, f"arena.bytes={1 << 50}")
     assert code == 1
     bad = [line for line in lines if line.startswith("BAD ")]
     assert f"BAD  server.bind: 127.0.0.1:{port} cannot be had: another program has it" in bad
