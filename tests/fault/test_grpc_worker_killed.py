@@ -35,7 +35,7 @@ def test_unary_rpcs_survive_the_death_of_one_of_two_workers(server: Server) -> N
             victim, starts = server.worker_pid(slot), server.starts(slot)
             assert victim is not None
             os.kill(victim, signal.SIGKILL)
-            wait_until(lambda at=slot, seen=starts: server.starts(at) > seen, 60, "its return")
+            wait_until(lambda at=slot, seen=starts: server.starts(at) > seen, what="its return")
             wait_until(lambda: server.metric("penstock_worker_up") == 2, what="both workers")
         assert set(load.stop()) == {"OK"}, (load.statuses, load.details[:3])
 
