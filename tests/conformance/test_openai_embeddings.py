@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 
 from tests.conformance.minilm import DIMS, MODEL, reference, token_ids
 from tests.fakes.adapter import vector_of
+from tests.harness.later import openai
 from tests.harness.server import FAKE_CATALOG, ROOT, Server, serving
 
 TEXTS = ["Hello, world!", "A man is playing a guitar on stage.", "naïve café 東京 🙂", ""]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
 from tests.conformance import encoders
 from tests.conformance.conftest import Families
@@ -25,6 +24,7 @@ from tests.conformance.encoders import (
     STANFORD,
 )
 from tests.conformance.wire import JSON, MSGPACK, Form, assert_refused
+from tests.harness.later import sentence_transformers
 from tests.harness.server import Server
 from tests.tiny.texts import mixed_lengths, sentences
 
@@ -89,7 +89,8 @@ def assert_bge(item: Any, directory: Path, text: str, wanted: Sequence[str]) -> 
 
 
 def test_a_model_that_is_served_by_its_path_gives_the_vectors_of_the_reference(families: Families) -> None:
-    reference = SentenceTransformer(str(families.place / "blobs"), device="cpu").encode(TEXTS)
+    model = sentence_transformers.SentenceTransformer(str(families.place / "blobs"), device="cpu")
+    reference = model.encode(TEXTS)
     found = items_of(families.server, encoders.LONE, TEXTS)
     for item, expected in zip(found, reference, strict=True):
         assert_rows(item["dense"]["values"], expected)
@@ -108,7 +109,7 @@ def test_bge_m3_equals_the_formulas_alone_and_in_a_batch(
 
 def sparse_reference(directory: Path, texts: Sequence[str]) -> np.ndarray:
     """float32 [n, vocabulary] from sentence-transformers."""
-    model = SparseEncoder(str(directory), device="cpu")
+    model = sentence_transformers.SparseEncoder(str(directory), device="cpu")
     found = model.encode(list(texts), convert_to_tensor=True, convert_to_sparse_tensor=False)
     return np.asarray(found.cpu())
 
@@ -158,7 +159,7 @@ def test_colbert_equals_sentence_transformers_alone_and_in_a_batch(
     server: Server, place: Path, model: str, tiny: str, is_query: bool
 ) -> None:
     texts = [text for text in TEXTS if text]
-    reference = MultiVectorEncoder(str(place / tiny), device="cpu")
+    reference = sentence_transformers.MultiVectorEncoder(str(place / tiny), device="cpu")
     expected = (reference.encode_query if is_query else reference.encode_document)(texts)
     options = {"is_query": is_query}
     together = items_of(server, model, texts, options=options)
@@ -171,7 +172,7 @@ def test_colbert_equals_sentence_transformers_alone_and_in_a_batch(
 
 
 def test_a_last_token_model_takes_its_instruction_through_the_template(server: Server, place: Path) -> None:
-    reference = SentenceTransformer(str(place / "dense_last"), device="cpu")
+    reference = sentence_transformers.SentenceTransformer(str(place / "dense_last"), device="cpu")
     prompt = "Instruct: find a river\nQuery:"
     queries = items_of(server, INSTRUCTED, TEXTS, instruction="find a river", options={"is_query": True})
     documents = items_of(server, INSTRUCTED, TEXTS)
@@ -182,7 +183,7 @@ def test_a_last_token_model_takes_its_instruction_through_the_template(server: S
 
 def test_requests_of_every_kind_at_once_get_their_own_answers(server: Server, place: Path) -> None:
     """Queries and documents, all outputs, all lengths, over several models: the batches are mixed as they come."""
-    late = MultiVectorEncoder(str(place / "colbert_stanford"), device="cpu")
+    late = sentence_transformers.MultiVectorEncoder(str(place / "colbert_stanford"), device="cpu")
     texts = [text for text in TEXTS if text]
     expected = {True: late.encode_query(texts), False: late.encode_document(texts)}
 

@@ -7,10 +7,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
+from tests.harness.later import anthropic, openai
 from tests.harness.server import Server, serving
 from tests.tiny import chat_models
 

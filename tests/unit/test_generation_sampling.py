@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from ipc.errors import InvalidInput
 from ipc.wire.generation import TokenLogprob
 from ipc.wire.messages import GenerateCall, Sampling
+from tests.harness.later import stats
 from workers.generation import sampling as stage
 from workers.generation.drawing import draw_filtered, draw_unfiltered, has_filters
 from workers.generation.request import GenerationRequest

@@ -11,11 +11,11 @@ import pytest
 import torch
 import transformers
 import yaml
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
 from ipc.catalog.entries import load_catalog
 from ipc.wire.messages import EncodeCall, InputItem
 from tests.harness.calls import asked
+from tests.harness.later import sentence_transformers
 from tests.tiny.models import build, write_json
 from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.colbert import ColbertAdapter
@@ -49,7 +49,7 @@ def model(tmp_path: Path) -> Path:
 def test_a_directory_saved_by_the_installed_library_reads_like_the_old_one(
     model: Path, tmp_path: Path
 ) -> None:
-    SentenceTransformer(str(model), device="cpu").save(str(tmp_path / "saved"))
+    sentence_transformers.SentenceTransformer(str(model), device="cpu").save(str(tmp_path / "saved"))
     types = [module["type"] for module in json.loads((tmp_path / "saved" / "modules.json").read_text())]
     assert types[0] != "sentence_transformers.models.Transformer"
     old, new = read_layout(model), read_layout(tmp_path / "saved")
@@ -178,7 +178,7 @@ def test_markers_under_their_names_in_a_file_of_sie_are_the_tokens_of_the_checkp
     call = EncodeCall([InputItem(text) for text in texts], ["multivector"], is_query=is_query)
     batch = adapter.collate([p for p in adapter.prepare(call.items, call) if isinstance(p, Prepared)])
     found = adapter.token_vectors(batch).numpy()
-    reference = MultiVectorEncoder(str(directory), device="cpu")
+    reference = sentence_transformers.MultiVectorEncoder(str(directory), device="cpu")
     expected = (reference.encode_query if is_query else reference.encode_document)(texts)
     np.testing.assert_allclose(found, np.concatenate([np.asarray(rows) for rows in expected]), atol=2e-5)
 

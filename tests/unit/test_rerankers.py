@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from sentence_transformers import CrossEncoder
 
 from ipc.errors import InvalidInput
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import InputItem, ScoreCall
+from tests.harness.later import sentence_transformers
 from tests.tiny import vocabularies
 from tests.tiny.models import SIZES, build, save
 from tests.tiny.texts import mixed_lengths, sentences
@@ -148,9 +148,11 @@ def test_the_default_prompt_that_sentence_transformers_stored_stands_before_the_
 ) -> None:
     stored = tmp_path / "stored"
     prompts = {"prompts": {"web": "find the river: "}, "default_prompt_name": "web"}
-    CrossEncoder(str(place / "rr_bert"), device="cpu", **prompts).save_pretrained(str(stored))  # type: ignore[arg-type]
+    made = sentence_transformers.CrossEncoder(str(place / "rr_bert"), device="cpu", **prompts)  # type: ignore[arg-type]
+    made.save_pretrained(str(stored))
     adapter = load(CrossEncoderAdapter, stored)
-    wanted = CrossEncoder(str(stored), device="cpu").predict([(QUERY, text) for text in DOCUMENTS])
+    reference = sentence_transformers.CrossEncoder(str(stored), device="cpu")
+    wanted = reference.predict([(QUERY, text) for text in DOCUMENTS])
     assert np.allclose(scores(adapter, QUERY, DOCUMENTS), wanted, atol=1e-5)
     plain = load(CrossEncoderAdapter, place / "rr_bert")
     given, same = (prepared(each, QUERY, DOCUMENTS, instruction="go") for each in (adapter, plain))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import kendalltau
 
 from ipc.wire.extraction import Classification, Entity, Extraction
 from penstock.cli import main
 from penstock.verification import command, samples
+from tests.harness.later import stats
 from tests.tiny import models
 
 LIMITS = (0.9999, 0.99)
@@ -41,7 +41,7 @@ def test_similarities_are_cosine_dot_or_the_sum_of_best_matches() -> None:
 def test_kendall_is_that_of_scipy_and_ties_do_not_count() -> None:
     generator = np.random.default_rng(7)
     ours, theirs = generator.normal(size=(1, 12)), generator.normal(size=(1, 12))
-    expected = kendalltau(ours[0], theirs[0]).statistic
+    expected = stats.kendalltau(ours[0], theirs[0]).statistic
     assert command.kendall(ours, theirs, 0.0) == pytest.approx(expected)
     close = theirs + generator.normal(size=theirs.shape) * 1e-6
     assert command.kendall(close, theirs, 1e-4) == 1.0
