@@ -14,10 +14,10 @@ STAMP := $(VENV)/.stamp-
 PINS := pyproject.toml constraints.txt
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable
-# Both work with what constraints.txt names, but declare older versions: GLiNER of transformers (docs/extract.md), tritonclient
-# of protobuf.
+# All work with what constraints.txt names, but declare older versions: GLiNER of transformers (docs/extract.md), tritonclient
+# of protobuf, the packages of LangChain of the SDKs that they call.
 PIP_NO_DEPS = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps \
-	gliner tritonclient
+	gliner langchain-cohere langchain-huggingface tritonclient
 # With the reason of every test that is skipped.
 PYTEST = $(BIN)/python -m pytest -q -rs
 # A file's tests run in one process, as they share a server, and so do all files that share one (tests/conftest.py).

@@ -1,8 +1,7 @@
 """Clients of other servers and of hosted APIs, as they are installed: they get the numbers of the SIE routes.
 
 Frameworks whose imports take seconds are marked `long`. The extra `clients` installs them; without it their tests are
-skipped with the reason. `langchain-cohere` and `langchain-huggingface` are not here: the first wants an older SDK of
-Cohere, the second an older hub library than this server has.
+skipped with the reason. `langchain-cohere` and `langchain-huggingface` declare older libraries than they work with.
 """
 
 from __future__ import annotations
@@ -190,6 +189,36 @@ def test_langchains_embeddings_of_openai_send_texts_or_token_ids(
     )
     asking = vectors(server, INSTRUCTED, [QUERY], is_query=True)[0]
     np.testing.assert_allclose(queries.embed_query(QUERY), asking, atol=1e-5)
+
+
+def test_langchains_embeddings_and_rerank_of_cohere(server: Server) -> None:
+    from langchain_cohere import CohereEmbeddings, CohereRerank
+    from langchain_core.documents import Document
+
+    embeddings = CohereEmbeddings(model=INSTRUCTED, base_url=server.url, cohere_api_key="unused")
+    for found, is_query in (
+        (embeddings.embed_documents(TEXTS), False),
+        ([embeddings.embed_query(text) for text in TEXTS], True),
+    ):
+        np.testing.assert_allclose(found, vectors(server, INSTRUCTED, TEXTS, is_query=is_query), atol=1e-5)
+    ranker = CohereRerank(model=SCORER, base_url=server.url, cohere_api_key="unused", top_n=2)
+    best = ranker.compress_documents([Document(page_content=text) for text in TEXTS], QUERY)
+    expected = scores(server)
+    assert [one.page_content for one in best] == [TEXTS[at] for at in np.argsort(-expected)[:2]]
+    for one in best:
+        wanted = expected[TEXTS.index(one.page_content)]
+        assert one.metadata["relevance_score"] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_langchains_embeddings_of_the_hub(server: Server) -> None:
+    from langchain_huggingface import HuggingFaceEndpointEmbeddings
+
+    embeddings = HuggingFaceEndpointEmbeddings(huggingfacehub_api_token="unused")
+    # The class takes no address itself, only a client that has one.
+    embeddings.client = InferenceClient(f"{server.url}/embed")
+    wanted = units(vectors(server, MEAN, TEXTS))
+    np.testing.assert_allclose(embeddings.embed_documents(TEXTS), wanted, atol=1e-6)
+    np.testing.assert_allclose(embeddings.embed_query(TEXTS[1]), wanted[1], atol=1e-6)
 
 
 @pytest.mark.long
