@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,7 @@ from frontend.engine.bounded_cache import ENTRY_NBYTES
 from frontend.engine.caching import CachingEngine, keys_of
 from frontend.engine.planning import plan
 from frontend.engine.scope import RequestScope, plain_scope
+from frontend.engine.whole_answers import WholeAnswer
 from ipc import deadline
 from ipc.catalog.entries import Catalog
 from ipc.errors import InferenceFailed, InputTooLong, InvalidInput, LeaseRevoked, QueueFull
@@ -307,3 +310,42 @@ def test_the_copies_of_an_answer_are_checked_against_its_lease() -> None:
     lease.revoke()
     with pytest.raises(LeaseRevoked):
         answer.copies()
+
+
+def test_each_frontend_has_the_whole_bound_for_its_embeddings_and_answers() -> None:
+    bound = 64 << 10
+    frontends = [Setup(embeddings_bytes=bound) for _ in range(2)]
+    texts = [f"text {number}" for number in range(150)]
+    for first in range(0, len(texts), 50):
+        for setup in frontends:
+            scope, _ = setup.ask(*texts[first : first + 50])
+            # Nothing comes from the other frontend, which has just computed the same texts or will.
+            assert scope.cache_hits == 0
+            for number in range(first, first + 50):
+                answer = WholeAnswer(MODEL, MODEL, 1, (), b"x" * 400)
+                setup.engine.answers.keep(b"%d" % number, answer)
+                assert setup.counted.nbytes.value <= bound
+    for setup in frontends:
+        held = setup.counted.nbytes.value
+        assert held > 0.95 * bound and setup.engine.kept.nbytes > 0.7 * bound
+        assert setup.counted.evictions.value > 100
+        assert setup.ask(*texts[-5:])[0].cache_hits == 5 and setup.ask(texts[0])[0].cache_hits == 0
+
+
+def test_what_is_counted_covers_the_memory_of_kept_embeddings() -> None:
+    setup = Setup(embeddings_bytes=8 << 20)
+    setup.ask("warm")
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        counted = setup.engine.kept.nbytes
+        for first in range(0, 100, 50):
+            setup.ask(*(f"text {number}" for number in range(first, first + 50)))
+        setup.inner.leases.clear()
+        setup.inner.works.clear()
+        setup.inner.asked.clear()
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken <= setup.engine.kept.nbytes - counted
