@@ -26,7 +26,7 @@ ARENA_NBYTES = 16 * MIB
 ITEMS = 7
 """Items of a request: 7 MiB, so that the arena holds two answers and not a third."""
 HOLD_S = 2.0
-TRIES = 3
+TRIES = 10
 EXIT_CONFIG = 3
 
 
@@ -77,7 +77,8 @@ def test_a_request_without_room_waits_until_a_slow_reader_has_lost_its_lease(ser
 
 
 def test_a_request_without_room_before_its_deadline_gets_503_with_retry_after(server: Server) -> None:
-    # A frontend that has not heard of the worker in time answers 504 by itself.
+    # NOTE: a frontend that has not heard of the worker in time answers 504 by itself, and where the request comes too
+    # late, it gets the place of a holder.
     for _ in range(TRIES):
         with ExitStack() as stack:
             fill(server, stack)
@@ -86,7 +87,7 @@ def test_a_request_without_room_before_its_deadline_gets_503_with_retry_after(se
             small = server.encode("fake/large", ["x"], timeout_s=10)
             assert small.status == 200, "a result for which there is room must not wait for ever"
         wait_quiet(server)
-        if status != 504:
+        if status == 503:
             break
     assert status == 503, body
     assert headers["x-sie-error-code"] == "RESOURCE_EXHAUSTED"

