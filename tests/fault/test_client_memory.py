@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ipc.processes.paths import SHM_ROOT
 from tests.fault import rounds
 from tests.harness.server import Answer, Server, serving, wait_until
 from tests.harness.shared import ClientObject, client_object, in_region, infer, register, unregister
@@ -68,7 +69,7 @@ def descriptors(pid: int | None) -> list[str]:
             target = str(path.readlink())
         except FileNotFoundError:
             continue
-        if "client_" in target:
+        if target.startswith(f"{SHM_ROOT}/client_"):
             found.append(target)
     return found
 
