@@ -14,29 +14,27 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from frontend import assembly
+from frontend import announce, assembly
 from frontend.protocols.registry import grpc_services
 from frontend.server.state import ServerLimits
 from frontend.services import Services
 from frontend.status.history import Keeper
 from ipc import logs, version
+from ipc.memory import copies
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
 from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, is_held, lowest_free_slot
 from ipc.processes.paths import prepare_run_dir
+from ipc.processes.starting import Notifier
 
 if TYPE_CHECKING:
     from frontend.grpc.server import GrpcServer
-import os
-
-from frontend import announce
-from ipc.memory import copies
-from ipc.processes.starting import Notifier
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ import numpy as np
 from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.bounded_cache import BoundedCache
 from frontend.engine.interface import Directory, Engine, Payload
-from frontend.engine.planning import part_of
+from frontend.engine.planning import is_long, part_of
 from frontend.engine.recording import CacheMeter, Recorder
 from frontend.engine.scope import RequestScope
 from frontend.engine.whole_answers import SHARE, WholeAnswers
@@ -106,9 +106,10 @@ class CachingEngine(Engine):
 
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
         """Run planned work; see `Engine.run`. An encode call is run for the items that are not kept."""
-        call, large = work.call, work.lane == "bulk"
+        call = work.call
         if not isinstance(call, EncodeCall) or call.lora:
             return await self._engine.run(scope, work, payload)
+        large = is_long(work)
         owner = "" if self._settings.cache.shared else scope.grant.caller
         keys = await off_loop_if(large, keys_of, owner, work.model, call)
         if keys is None:

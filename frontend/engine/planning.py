@@ -20,6 +20,9 @@ from ipc.wire.messages import (
 )
 from ipc.wire.streams import WINDOW
 
+_INLINE_NBYTES = 512 << 10
+"""Inputs up to this size are looked at on the event loop."""
+
 
 def plan(
     scope: RequestScope,
@@ -50,6 +53,17 @@ def plan(
 def lane_of(cost: int, settings: Settings) -> str:
     """Large requests wait behind small ones."""
     return "bulk" if cost > settings.batch.bulk_tokens else "interactive"
+
+
+def is_long(work: Work) -> bool:
+    """Whether a look at all inputs would hold up the event loop: much work, or large texts and images.
+
+    The cost alone does not tell: an image costs the same whatever its file's size, and a long text is cut.
+    """
+    if work.lane == "bulk":
+        return True
+    items = work.call.items
+    return sum([len(item.text or "") + sum(map(len, item.images)) for item in items]) > _INLINE_NBYTES
 
 
 def part_of(work: Work, places: Sequence[int], settings: Settings) -> Work:

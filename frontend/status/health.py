@@ -2,8 +2,8 @@
 
     ready       every worker serves, and no model has failed
     degraded    traffic is accepted, but a worker or a model is missing
-    starting    no worker has served yet
-    down        nothing serves
+    starting    no worker has served yet; some model may have failed while others load
+    down        nothing serves: all workers are lost, or no model could be loaded
     draining    this frontend finishes its requests and takes nothing new
 
 The frontend that builds the frame learns of a death from the pidfd of the worker, so the next frame tells the death.
@@ -83,7 +83,8 @@ def health_fields(ready: bool, why: str, found: Sequence[Problem]) -> dict[str, 
     elif why == "draining":
         state = "draining"
     else:
-        begins = all(problem.kind in ("absent", "loading") for problem in found)
+        kinds = {problem.kind for problem in found}
+        begins = kinds.isdisjoint(LOST) and kinds != {"model"}
         state = "starting" if begins else "down"
     return {
         "state": state,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import tracemalloc
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from frontend.access.gate import Grant
+from frontend.engine import caching
 from frontend.engine.answer import Answer
 from frontend.engine.bounded_cache import ENTRY_NBYTES
 from frontend.engine.caching import CachingEngine, keys_of
@@ -349,3 +351,19 @@ def test_what_is_counted_covers_the_memory_of_kept_embeddings() -> None:
     finally:
         tracemalloc.stop()
     assert taken <= setup.engine.kept.nbytes - counted
+
+
+@pytest.mark.parametrize(("text", "aside"), [("a", False), ("a" * (513 << 10), True)])
+def test_keys_of_large_inputs_are_made_in_a_thread(
+    text: str, aside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An input of little cost may be large, as a text that is cut or an image is: the event loop hashes none."""
+    threads: list[threading.Thread] = []
+
+    def noted(owner: str, model: str, call: EncodeCall) -> list[bytes] | None:
+        threads.append(threading.current_thread())
+        return keys_of(owner, model, call)
+
+    monkeypatch.setattr(caching, "keys_of", noted)
+    Setup().ask(text)
+    assert [thread is not threading.main_thread() for thread in threads] == [aside]

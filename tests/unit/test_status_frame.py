@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frontend.access.gate import Gate
-from frontend.engine.interface import WorkerView
+from frontend.engine.interface import NONE_LOADED, WorkerView
 from frontend.services import Services
 from frontend.status.frame import View, build, fill, threshold_pct
 from frontend.status.recent import Recent, RecentWriter, ring_path
@@ -159,12 +159,17 @@ def test_a_dead_worker_makes_the_server_degraded_from_its_last_moment_on() -> No
     assert both["health"]["why"] == "no worker is up"
 
 
+BROKEN = ModelStatus("fake/echo", "failed", error_class="CONFIG_ERROR", error_message="no file")
+
+
+def loading(slot: int, **models: ModelStatus) -> WorkerView:
+    return WorkerView(slot, "ready", True, False, "cpu", 1, models, Credits(1, 0, 1.0), None)
+
+
 def test_each_kind_of_trouble_is_told_in_words() -> None:
     late = WorkerView(1, "ready", False, True, "cpu", 1, {}, Credits(1, 0, 1.0), None, 50.0)
-    loading = WorkerView(2, "ready", True, False, "cpu", 1, {}, Credits(1, 0, 1.0), None)
-    broken = ModelStatus("fake/echo", "failed", error_class="CONFIG_ERROR", error_message="no file")
     frame = frame_of(
-        worker(0, stats(), broken), late, loading, down(3, "leaving", 60.0), **{"worker.count": "6"}
+        worker(0, stats(), BROKEN), late, loading(2), down(3, "leaving", 60.0), **{"worker.count": "6"}
     )
     assert told(frame) == (
         "degraded",
@@ -184,6 +189,8 @@ def test_each_kind_of_trouble_is_told_in_words() -> None:
         ("draining", [worker(0, None)], "draining"),
         ("no worker is up", [], "starting"),
         ("no worker is up", [down(0, since=7.0)], "down"),
+        ("models are loading", [loading(0, **{BROKEN.name: BROKEN})], "starting"),
+        (NONE_LOADED, [worker(0, None, BROKEN)], "down"),
     ],
 )
 def test_a_server_that_is_not_ready_says_whether_it_begins_or_ends(

@@ -17,6 +17,7 @@ from frontend.engine.local.client import Client
 from frontend.engine.local.delta_stream import Pace
 from frontend.engine.local.directory import LocalDirectory
 from frontend.engine.local.generating import LocalGeneration
+from frontend.engine.planning import is_long
 from frontend.engine.recording import Recorder
 from frontend.engine.scope import RequestScope
 from frontend.generation.events import Generation
@@ -80,7 +81,7 @@ class LocalEngine(Engine):
         scope.ran(answer.worker, answer.timing, answer.trace)
         items = work.call.items
         if len(items) > 1 and may_repeat(items):
-            await unify(answer, items, large=work.lane == "bulk")
+            await unify(answer, items, large=is_long(work))
         return answer
 
     @asynccontextmanager
