@@ -13,14 +13,14 @@ from typing import NamedTuple
 import grpc
 import pytest
 
-from tests.conformance import encoders, extractors, score_references, sights, towers, trtis
+from tests.conformance import encoders, extractors, minilm, score_references, sights, towers, trtis
 from tests.conformance.hostile import MAX_BODY_BYTES, MAX_GROWTH_BYTES, PATH, private_bytes
 from tests.conformance.models import write_catalog
 from tests.conformance.trtis_transports import Stub
 from tests.conformance.wire import FORMS
 from tests.harness.browser import Browser, browser
 from tests.harness.rpc import address_of, grpc_settings
-from tests.harness.server import Server, serving, wait_until
+from tests.harness.server import FAKE_CATALOG, ROOT, Server, serving, wait_until
 from tests.harness.status import wait_joined
 from tests.tiny.programs import write_repository
 
@@ -80,6 +80,17 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Scorers that obey their texts, one with little memory, and models without scores, one of which never loads."""
     models = ("fake/score", "fake/echo", "fake/broken", "fake/small-score")
     with serving(tmp_path_factory.mktemp("fakes"), models) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def minilm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The shipped MiniLM and its variants, and two fake models that fail in known ways."""
+    place = tmp_path_factory.mktemp("minilm")
+    minilm.write_variants(place / "catalog")
+    models = (minilm.MODEL, minilm.HALF, minilm.PROMPTED, "fake/echo", "fake/broken")
+    dirs = ",".join(map(str, (ROOT / "config" / "models", place / "catalog", FAKE_CATALOG)))
+    with serving(place, models, {"catalog.dirs": dirs}) as server:
         yield server
 
 

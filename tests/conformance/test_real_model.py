@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import itertools
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,37 +14,34 @@ import pytest
 import torch
 
 from benchmarks.corpus import passages
-from tests.conformance.minilm import DIMS, DIRECTORY, MODEL, reference, reference_model, token_ids
+from tests.conformance.minilm import (
+    DIMS,
+    HALF,
+    LONGEST_TOKENS,
+    MODEL,
+    PROMPTED,
+    reference,
+    reference_model,
+    token_ids,
+)
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form
-from tests.harness.server import ROOT, Server, serving
+from tests.harness.server import ROOT, Server
 
-HALF = "test/minilm-bf16"
-PROMPTED = "test/minilm-prompted"
-LONGEST_TOKENS = 256
 REQUEST_SIZES = (1, 1, 1, 2, 3, 5, 8, 16, 33, 64)
 
 
-def write_variants(directory: Path) -> None:
-    """MiniLM in bfloat16, and MiniLM with prompts."""
-    entry = {
-        "source": {"kind": "directory", "path": str(DIRECTORY)},
-        "outputs": {"dense": {"dims": DIMS}},
-        "max_sequence_length": LONGEST_TOKENS,
-    }
-    prompts = {"query_template": "Instruct: {instruction}\nQuery: {text}", "default_instruction": "find it"}
-    directory.mkdir()
-    (directory / "half.yaml").write_text(json.dumps({**entry, "id": HALF, "precision": "bfloat16"}))
-    (directory / "prompted.yaml").write_text(json.dumps({**entry, "id": PROMPTED, "runtime": prompts}))
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture
+def server(minilm_server: Server) -> Server:
     """The shipped MiniLM and its variants."""
-    place = tmp_path_factory.mktemp("real")
-    write_variants(place / "catalog")
-    dirs = ",".join((str(ROOT / "config" / "models"), str(place / "catalog")))
-    with serving(place, (MODEL, HALF, PROMPTED), {"catalog.dirs": dirs}) as running:
-        yield running
+    return minilm_server
+
+
+def words_of_the_readme(count: int) -> list[str]:
+    """Passages of the same lengths as those of the corpus up to 100 words, which take no time to collect."""
+    words = itertools.cycle((ROOT / "README.md").read_text().split())
+    chosen = random.Random(7)
+    lengths = (int(math.exp(chosen.uniform(math.log(8), math.log(100)))) for _ in range(count))
+    return [" ".join(itertools.islice(words, length)) for length in lengths]
 
 
 def encode(
@@ -122,9 +119,13 @@ def test_a_vector_does_not_depend_on_its_neighbours(server: Server) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", [30, pytest.param(2000, marks=pytest.mark.long)])
-def test_passages_in_mixed_concurrent_requests_get_the_models_vectors(server: Server, count: int) -> None:
-    texts = list(passages(count))
+@pytest.mark.parametrize(
+    ("count", "texts_of"), [(30, words_of_the_readme), pytest.param(2000, passages, marks=pytest.mark.long)]
+)
+def test_passages_in_mixed_concurrent_requests_get_the_models_vectors(
+    server: Server, count: int, texts_of: Callable[[int], Sequence[str]]
+) -> None:
+    texts = list(texts_of(count))
     chosen = random.Random(11)
     order = chosen.sample(range(count), count)
     requests: list[list[int]] = []
