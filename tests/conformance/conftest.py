@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from tests.conformance import encoders, extractors, minilm, score_references, sights, towers, trtis
-from tests.conformance.hostile import MAX_BODY_BYTES, MAX_GROWTH_BYTES, PATH, private_bytes
+from tests.conformance.hostile import MAX_BODY_BYTES, MAX_GROWTH_BYTES, MAX_IMAGE_BYTES, PATH, private_bytes
 from tests.conformance.models import write_catalog
 from tests.conformance.trtis_transports import Stub
 from tests.conformance.wire import FORMS
@@ -114,6 +114,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
     settings = {
         "catalog.dirs": dirs,
         "limits.load_wait_s": 60,
+        "limits.max_image_bytes": MAX_IMAGE_BYTES,
         "server.compatible": "tei,vllm:/classify",
         "server.default_models": "tiny/mean,tiny/splade,tiny/colbert-pylate,cross-encoder/logits,tiny/moods",
     }
@@ -156,12 +157,16 @@ def kserve_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def trtis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two frontends with the models of `tests.conformance.trtis`, over HTTP and gRPC; no test changes its models."""
+    """Two frontends with the models of `tests.conformance.trtis`, over HTTP and gRPC, and regions of clients.
+
+    One test changes the models: the only test of `fading` removes this model. Tests take their regions away.
+    """
     place = tmp_path_factory.mktemp("trtis")
     settings = {
         "repository.dirs": trtis.write_models(place / "models"),
         "repository.allow_python": "true",
         "server.frontends": 2,
+        "shared_memory.enabled": "true",
     }
     with serving(place, ("fake/echo",), grpc_settings(**settings)) as server:
         wait_joined(server)

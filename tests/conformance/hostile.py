@@ -14,6 +14,7 @@ from tests.harness.server import Answer, Server
 
 PATH = "/v1/encode/fake/echo"
 MAX_BODY_BYTES = 110_000_000
+MAX_IMAGE_BYTES = 4 << 20
 MAX_GROWTH_BYTES = 64 << 20
 QUICK_S = 10.0
 LARGE_S = 40.0

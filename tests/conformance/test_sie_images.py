@@ -10,37 +10,31 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.conformance import towers
-from tests.conformance.hostile import private_bytes
+from tests.conformance.conftest import Families
+from tests.conformance.hostile import MAX_IMAGE_BYTES, private_bytes
 from tests.conformance.hostile_images import FAILED, REFUSED, USED, vast_png
 from tests.conformance.towers import CLIP, PICTURES_ONLY, TEXTS_ONLY, Input, ask, item_of, items_of
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused
-from tests.harness.server import Server, serving
+from tests.harness.server import Server
 from tests.tiny.pictures import encoded, picture
 from workers.scheduling.preparing import CHUNK_IMAGES
 
-MAX_BYTES = 4 << 20
 MAX_GROWTH_BYTES = 256 << 20
 LIMIT = 1e-5
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models and their catalog lie."""
-    return tmp_path_factory.mktemp("images")
+@pytest.fixture
+def place(families: Families) -> Path:
+    """Where the towers lie."""
+    return families.place / "towers"
 
 
-@pytest.fixture(scope="module")
-def server(place: Path) -> Iterator[Server]:
+@pytest.fixture
+def server(families: Families) -> Server:
     """CLIP, the same for images only, and a model that takes texts only."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    ids = towers.write_models(place, (CLIP, PICTURES_ONLY, TEXTS_ONLY))
-    with serving(place, ids, {"limits.max_image_bytes": MAX_BYTES}, catalog=place / "catalog") as running:
-        yield running
-    torch.set_num_threads(before)
+    return families.server
 
 
 @pytest.fixture
@@ -167,12 +161,12 @@ def test_inputs_that_a_model_does_not_take_are_refused_by_name(server: Server, p
 
 
 def test_a_large_image_is_taken_up_to_the_limit_in_both_forms(unharmed: Server, place: Path) -> None:
-    padded = encoded(picture(1)) + bytes(MAX_BYTES)
+    padded = encoded(picture(1)) + bytes(MAX_IMAGE_BYTES)
     for form in FORMS:
-        [found] = items_of(unharmed, CLIP, [padded[:MAX_BYTES]], form)
+        [found] = items_of(unharmed, CLIP, [padded[:MAX_IMAGE_BYTES]], form)
         assert_vector(found, place, picture(1))
-        answer = ask(unharmed, CLIP, [padded[: MAX_BYTES + 1]], form)
-        assert_refused(answer, 400, "INVALID_INPUT", str(MAX_BYTES + 1), "limits.max_image_bytes")
+        answer = ask(unharmed, CLIP, [padded[: MAX_IMAGE_BYTES + 1]], form)
+        assert_refused(answer, 400, "INVALID_INPUT", str(MAX_IMAGE_BYTES + 1), "limits.max_image_bytes")
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)

@@ -109,6 +109,13 @@ def test_a_load_that_fails_and_a_model_that_nobody_has(server: Server, way: str)
         assert "Traceback" not in told.msg and "/" not in told.msg
 
 
+def test_regions_are_not_offered_where_shared_memory_is_off(server: Server) -> None:
+    asked = pb.SharedMemoryControlRequest(status=pb.SharedMemoryControlRequest.Status())
+    with grpc.insecure_channel(address_of(server)) as channel:
+        found = Stub(channel).call("SharedMemoryControl", asked, pb.SharedMemoryControlResponse)
+    assert found.request_status.code == pb.UNSUPPORTED and found.request_status.msg
+
+
 def test_the_tags_of_a_configuration_are_labels_of_its_figures(server: Server) -> None:
     assert over_http(server, "load", "add_sub").code == pb.SUCCESS
     assert refusal(server) == ""

@@ -103,12 +103,6 @@ def test_status(stub: Stub) -> None:
         ),
         (
             "SharedMemoryControl",
-            pb.SharedMemoryControlRequest(status=pb.SharedMemoryControlRequest.Status()),
-            pb.SharedMemoryControlResponse,
-            "UNSUPPORTED",
-        ),
-        (
-            "SharedMemoryControl",
             pb.SharedMemoryControlRequest(),
             pb.SharedMemoryControlResponse,
             "INVALID_ARG",

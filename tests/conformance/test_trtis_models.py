@@ -3,56 +3,30 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
 from ipc.memory.datatypes import BYTES, DATATYPES
 from ipc.protos import trtis_v1_pb2 as pb
-from tests.conformance.trtis import strings
+from tests.conformance.trtis import FADING, NAMED, NUMPY, strings
 from tests.conformance.trtis_transports import TRANSPORTS, Asked, Stub, over_http
-from tests.harness.rpc import address_of, grpc_settings
-from tests.harness.server import Server, serving, wait_until
-from tests.tiny.programs import write_model, write_repository
+from tests.harness.server import Server, wait_until
 
-NUMPY = {
-    "BOOL": "?",
-    "FP16": "<f2",
-    "FP32": "<f4",
-    "FP64": "<f8",
-    **{
-        f"{sign}INT{bits}": f"<{sign.lower() or 'i'}{bits // 8}"
-        for sign in ("", "U")
-        for bits in (8, 16, 32, 64)
-    },
-}
-NAMED = {"BYTES": "TYPE_STRING", **{name: f"TYPE_{name}" for name in NUMPY}}
 POLICIES = {"versions_latest": {3}, "versions_all": {1, 2, 3}, "versions_specific": {1, 3}}
-MODELS = (*(f"identity_{name.lower()}" for name in NAMED), *POLICIES, "variable", "zero_size", "reshape")
 ONE = 'batch_size: {rows} input {{ name: "INPUT" {dims} }} output {{ name: "OUTPUT" }} id: 5'
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("trtis-models")
-    repository = write_repository(place / "models", MODELS)
-    write_model(repository, "versions_all", "fading")
-    settings = {
-        "repository.dirs": repository,
-        "repository.allow_python": "true",
-    }
-    with serving(place, ("fake/echo",), grpc_settings(**settings)) as running:
-        wait_until(lambda: running.get("/api/health/ready").status == 200, 120, "all models")
-        yield running
+@pytest.fixture
+def server(trtis_server: Server) -> Server:
+    """The server that the files of TRTIS share."""
+    return trtis_server
 
 
-@pytest.fixture(scope="module")
-def stub(server: Server) -> Iterator[Stub]:
-    with grpc.insecure_channel(address_of(server)) as channel:
-        yield Stub(channel)
+@pytest.fixture
+def stub(trtis_stub: Stub) -> Stub:
+    return trtis_stub
 
 
 def sample(name: str, count: int) -> bytes:
@@ -127,20 +101,24 @@ def test_sizes_that_vary_are_nothing_or_are_reshaped(server: Server, stub: Stub,
 
 def test_what_is_removed_stays_in_the_status_with_its_counts(server: Server, stub: Stub) -> None:
     def shown() -> dict[int, tuple[str, int]]:
-        found = pb.ServerStatus.FromString(server.get("/api/status/fading?format=binary").body)
-        versions = found.model_status["fading"].version_status.items()
+        found = pb.ServerStatus.FromString(server.get(f"/api/status/{FADING}?format=binary").body)
+        versions = found.model_status[FADING].version_status.items()
         return {
             number: (pb.ModelReadyState.Name(one.ready_state), one.model_inference_count)
             for number, one in versions
         }
 
-    asked = Asked("fading", ONE.format(rows=1, dims=""), (bytes(16),), 2)
+    asked = Asked(FADING, ONE.format(rows=1, dims=""), (bytes(16),), 2)
     assert over_http(server, stub, asked).status.code == pb.SUCCESS
     repository = Path(server.environment["PENSTOCK_REPOSITORY__DIRS"])
-    shutil.rmtree(repository / "fading" / "2")
+    shutil.rmtree(repository / FADING / "2")
     ready, gone = "MODEL_READY", "MODEL_UNAVAILABLE"
     wait_until(lambda: shown() == {1: (ready, 0), 2: (gone, 1), 3: (ready, 0)}, what="the version's end")
-    shutil.rmtree(repository / "fading")
+    shutil.rmtree(repository / FADING)
     wait_until(lambda: shown() == {1: (gone, 0), 2: (gone, 1), 3: (gone, 0)}, what="the model's end")
-    whole = pb.ServerStatus.FromString(server.get("/api/status?format=binary").body)
-    assert whole.model_status["fading"].version_status[2].ready_state == pb.MODEL_UNAVAILABLE
+
+    def state_in_the_whole() -> int:
+        whole = pb.ServerStatus.FromString(server.get("/api/status?format=binary").body)
+        return whole.model_status[FADING].version_status[2].ready_state
+
+    wait_until(lambda: state_in_the_whole() == pb.MODEL_UNAVAILABLE, what="the end in the whole status")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import grpc
 import numpy as np
 import pytest
 from google.protobuf import text_format
@@ -12,31 +11,23 @@ from google.protobuf import text_format
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.conformance.trtis import status_of
 from tests.conformance.trtis_transports import TRANSPORTS, Asked, Stub
-from tests.harness.rpc import address_of, grpc_settings
-from tests.harness.server import Server, serving
+from tests.harness.server import Server
 from tests.harness.shared import ClientObject, client_object
-from tests.harness.status import wait_joined
-from tests.tiny.programs import write_repository
 
 A = np.arange(16, dtype="<i4")
 B = np.full(16, 3, dtype="<i4")
 FOLDER = "/api/sharedmemorycontrol"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("trtis-regions")
-    repository = write_repository(place / "models", ("add_sub",))
-    settings = {"repository.dirs": repository, "shared_memory.enabled": "true", "server.frontends": 2}
-    with serving(place, ("fake/echo",), grpc_settings(**settings)) as running:
-        wait_joined(running)
-        yield running
+@pytest.fixture
+def server(trtis_server: Server) -> Server:
+    """The server that the files of TRTIS share."""
+    return trtis_server
 
 
-@pytest.fixture(scope="module")
-def stub(server: Server) -> Iterator[Stub]:
-    with grpc.insecure_channel(address_of(server)) as channel:
-        yield Stub(channel)
+@pytest.fixture
+def stub(trtis_stub: Stub) -> Stub:
+    return trtis_stub
 
 
 @pytest.fixture

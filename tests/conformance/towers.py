@@ -28,7 +28,7 @@ EMBEDDING, RERANKER = "Qwen/Qwen3-VL-Embedding-2B", "Qwen/Qwen3-VL-Reranker-2B"
 SMALL_PIXELS = 28 * 28
 """Most pixels of a page of `SMALL_PAGES`."""
 
-ENCODERS = (CLIP, SIGLIP, PALI, QWEN, SMALL_PAGES, RAW, EMBEDDING, RERANKER)
+ENCODERS = (CLIP, SIGLIP, PALI, QWEN, SMALL_PAGES, RAW, EMBEDDING, RERANKER, PICTURES_ONLY, TEXTS_ONLY)
 _LATE = {"multivector": {}, "score": {}}
 _ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
     CLIP: ("clip", {}),

@@ -17,22 +17,37 @@ from tests.harness.server import Answer, Server
 from tests.tiny.program_sources import ACCUMULATOR
 from tests.tiny.programs import tensor, write_model, write_repository
 
+NUMPY = {
+    "BOOL": "?",
+    "FP16": "<f2",
+    "FP32": "<f4",
+    "FP64": "<f8",
+    **{
+        f"{sign}INT{bits}": f"<{sign.lower() or 'i'}{bits // 8}"
+        for sign in ("", "U")
+        for bits in (8, 16, 32, 64)
+    },
+}
+NAMED = {"BYTES": "TYPE_STRING", **{name: f"TYPE_{name}" for name in NUMPY}}
+"""Every datatype of the contract, by the name that our models have for the type."""
 MODELS = (
     "accumulator",
     "add_sub",
     "add_sub_string",
     "add_sub_unbatched",
     "classifier",
-    "identity_bool",
-    "identity_bytes",
-    "identity_fp16",
+    *(f"identity_{name.lower()}" for name in NAMED),
     "raising",
     "reshape",
     "slow",
     "variable",
+    "versions_all",
+    "versions_latest",
     "versions_specific",
     "zero_size",
 )
+FADING = "fading"
+"""A copy of `versions_all` that a test removes."""
 KANA = "加算モデル"
 STRICT = "strict"
 """A sequence model whose every tensor is FP16; it breaks its own configuration when its input begins with 9."""
@@ -53,6 +68,7 @@ def write_models(repository: Path) -> Path:
     write_repository(repository, MODELS)
     _write_strict(repository)
     write_model(repository, "add_sub", KANA)
+    write_model(repository, "versions_all", FADING)
     return repository
 
 
