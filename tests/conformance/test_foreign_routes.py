@@ -161,14 +161,18 @@ def test_the_routes_of_vllm(server: Server, tiny_extractors: Path) -> None:
     assert "input[1]: token id 1000000 is outside" in refused["error"]["message"]
 
 
-def test_images_come_to_the_embeddings_of_infinity(server: Server) -> None:
+def test_the_embeddings_of_infinity_are_unit_vectors_of_texts_and_images(server: Server) -> None:
     data = encoded_picture(picture(1))
     uri = "data:image/png;base64," + base64.b64encode(data).decode()
     body = {"model": CLIP, "input": [uri], "modality": "image"}
     items = [{"images": [{"data": base64.b64encode(data).decode(), "format": "png"}]}]
     [wanted] = asked(server, f"/v1/encode/{CLIP}", {"items": items})["items"]
     [found] = asked(server, "/embeddings", body)["data"]
-    assert found["embedding"] == wanted["dense"]["values"]
+    assert np.allclose(found["embedding"], wanted["dense"]["values"], atol=1e-6)
+    plain = np.array([entry["values"] for entry in encoded(server, MEAN, "dense")])
+    texts = asked(server, "/embeddings", {"model": MEAN, "input": TEXTS, "dimensions": 5})["data"]
+    units = plain / np.linalg.norm(plain, axis=1, keepdims=True)
+    assert np.allclose([one["embedding"] for one in texts], units[:, :5], atol=1e-6)
     refused = server.post("/embeddings", {**body, "input": ["https://images.example/a.png"]})
     assert refused.status == 400 and "is not fetched" in refused.json()["error"]["message"]
     broken = "data:image/png;base64," + base64.b64encode(b"no image").decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -40,18 +41,22 @@ def refused(server: VectorServer, path: str, body: Any) -> str:
 
 def test_embeddings_of_texts(server: VectorServer) -> None:
     answer = answered(server, "/embeddings", {"model": NOBODY, "input": ["abc", "x" * 50]})
+    for entry, size in zip(answer["data"], (3, 50), strict=True):
+        length = math.hypot(size, 1)
+        assert entry.pop("embedding") == pytest.approx([size / length, 1 / length, 0])
     assert answer == {
         "object": "list",
         "model": DENSE,
         "usage": {"prompt_tokens": 2, "total_tokens": 2},
         "data": [
-            {"object": "embedding", "embedding": [3, 1, 0], "index": 0},
-            {"object": "embedding", "embedding": [50, 1, 0], "index": 1},
+            {"object": "embedding", "index": 0},
+            {"object": "embedding", "index": 1},
         ],
     }
     body = {"input": "ab", "modality": "text", "dimensions": 2, "encoding_format": "base64"}
     [entry] = answered(server, "/embeddings", body)["data"]
-    assert np.frombuffer(base64.b64decode(entry["embedding"]), "<f4").tolist() == [2, 1]
+    wanted = [2 / math.sqrt(5), 1 / math.sqrt(5)]
+    assert np.frombuffer(base64.b64decode(entry["embedding"]), "<f4").tolist() == pytest.approx(wanted)
     assert len(answered(server, "/embeddings", {"input": "ab", "dimensions": 0})["data"][0]["embedding"]) == 3
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,8 @@ import numpy as np
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
 from frontend.engine.scope import RequestScope
-from frontend.http.sending import Buffer
 from frontend.http.texts import check_count, check_texts
+from frontend.protocols.foreign.unit_vectors import unit_rows
 from frontend.protocols.infinity.envelope import around
 from frontend.protocols.infinity.schemas import MultimodalRequest
 from frontend.protocols.sie.dense import Wishes, check_width, plan_vectors
@@ -25,7 +24,7 @@ from ipc.wire.messages import InputItem, ModelStatus
 
 
 class MultimodalResource(InferenceResource[MultimodalRequest, OutputPlan]):
-    """Dense vectors in the order of the inputs."""
+    """Dense vectors of length 1 in the order of the inputs, cut after that."""
 
     operation = "embeddings"
     body = MultimodalRequest
@@ -73,11 +72,11 @@ class MultimodalResource(InferenceResource[MultimodalRequest, OutputPlan]):
         scope: RequestScope,
         beside: dict[str, Any],
         json: bool,
-    ) -> Sequence[Buffer]:
+    ) -> list[bytes]:
         """The body, which holds no view on the result."""
         form = base64_of if request.encoding_format == "base64" else np.asarray
         with reply:
-            values = reply.tensors()["dense"]
+            values = await unit_rows(reply.tensors()["dense"])
             entries = (
                 {"object": "embedding", "embedding": form(row[: request.dimensions or None]), "index": index}
                 for index, row in enumerate(values)

@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
-
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import default_model
 from frontend.engine.scope import RequestScope
-from frontend.http.rendering import off_loop_if
 from frontend.http.sending import Buffer
+from frontend.protocols.foreign.unit_vectors import unit_rows
 from frontend.protocols.sie.dense import check_width, plan_vectors
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of
 from frontend.protocols.sie.one_output import OutputPlan
-from frontend.protocols.sie.outputs import INLINE_NBYTES
 from frontend.protocols.sie.render import json_array, json_list
 from frontend.protocols.tei.schemas import EmbedAllRequest, EmbedRequest
 from ipc.catalog.entries import ModelEntry
@@ -90,7 +87,7 @@ class EmbedResource(_Vectors[EmbedRequest]):
         """The vectors, cut and then made as long as was asked."""
         rows = reply.tensors()["dense"][:, : request.dimensions]
         if request.normalize is not False:
-            rows = await off_loop_if(rows.nbytes > INLINE_NBYTES, normalized, rows)
+            rows = await unit_rows(rows)
         return await json_array(len(rows), rows.shape[1] * rows.itemsize, rows.__getitem__)
 
 
@@ -133,10 +130,3 @@ class EmbedSparseResource(_Vectors[EmbedAllRequest]):
 def _spans(rows: Sequence[int]) -> list[tuple[int, int]]:
     """(first row, end) of each item."""
     return list(pairwise(accumulate(rows, initial=0)))
-
-
-def normalized(rows: np.ndarray) -> np.ndarray:
-    """float32 rows of length 1; a row of zeros stays."""
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    found: np.ndarray = np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
-    return found

@@ -14,11 +14,11 @@ from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop_if
 from frontend.http.sending import Buffer
 from frontend.http.texts import check_count, check_texts
+from frontend.protocols.foreign.unit_vectors import normalized
 from frontend.protocols.sie.dense import plan_vectors
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.one_output import OutputPlan
 from frontend.protocols.sie.outputs import INLINE_NBYTES
-from frontend.protocols.tei.embed import normalized
 from frontend.protocols.tei.schemas import SimilarityRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import FieldNames
