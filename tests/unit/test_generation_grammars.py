@@ -373,6 +373,14 @@ def test_a_child_without_time_is_replaced_and_nothing_is_remembered(monkeypatch:
     model.grammars.close()
 
 
+def test_no_request_builds_the_tokenizer_of_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
+    # NOTE: llguidance builds a tokenizer of a large vocabulary for seconds, with the lock of the interpreter.
+    model = Model("chatml")
+    monkeypatch.setattr("workers.generation.grammar.LLTokenizer", None)
+    assert model.answer(GenerateCall(grammar=GRAMMARS["regex"]), 1).ended
+    model.grammars.close()
+
+
 def test_recursive_and_wide_schemas_are_followed(known: Any) -> None:
     tree = {
         "$defs": {

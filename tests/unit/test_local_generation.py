@@ -164,7 +164,7 @@ def unnamed(events: Sequence[Event]) -> list[Event]:
     for event in events:
         if isinstance(event, Called):
             assert re.fullmatch(
-                r"call-[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", event.id
+                r"call_[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", event.id
             )
             event = Called(event.choice, event.index, "", event.name, event.arguments)
         elif isinstance(event, Ended):

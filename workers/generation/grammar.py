@@ -7,7 +7,8 @@
 3. Each choice gets a copy of the compiled grammar (`Guide`).
 4. A mistake in a grammar is `InvalidInput` with the words of llguidance.
 
-The tokenizer of llguidance is made with the first grammar, as it takes seconds for a large vocabulary.
+NOTE: `Grammars` makes the tokenizer of llguidance when the model is loaded. A vocabulary of 250,000 tokens takes over two
+seconds, in which no other thread of the worker runs: llguidance keeps the lock of the interpreter.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class Grammars:
         self._guided: LLTokenizer | None = None
         self._trial: Trial | None = None
         self._special: dict[str, int] = {}
+        self._lack = self._prepare()
         self._kept: OrderedDict[str, LLMatcher | str] = OrderedDict()
 
     @property
@@ -109,7 +111,8 @@ class Grammars:
         tools = _tools_of(call)
         if call.grammar is None and (tools is None or not tools.restricts):
             return None
-        self._prepare()
+        if self._lack:
+            raise InvalidInput(f"grammars: not offered for this model{self._lack}")
         compiled = self._whole(call, tools, max_tokens, self._form.reasons(prompt) if call.splits else False)
         end = self._end_ids[0]
         return lambda: Guide(compiled.deep_copy(), end)
@@ -119,26 +122,21 @@ class Grammars:
         if self._trial is not None:
             self._trial.close()
 
-    def _prepare(self) -> None:
-        """Make the tokenizer of llguidance. Raises `InvalidInput` for a tokenizer that llguidance cannot use."""
-        with self._lock:
-            if self._guided is not None:
-                return
-            backend = getattr(self._tokenizer, "backend_tokenizer", None)
-            if backend is None or not self._end_ids:
-                lack = "end token" if backend else "fast tokenizer"
-                raise InvalidInput(f"grammars: not offered for this model, which has no {lack}")
-            text = backend.to_str()
-            try:
-                guided = LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._end_ids)
-            except ValueError as error:
-                raise InvalidInput(f"grammars: not offered for this model: {str(error)[:200]}") from None
-            added = self._tokenizer.added_tokens_decoder.items()
-            self._special = {
-                token.content: number for number, token in added if guided.is_special_token(number)
-            }
-            self._trial = Trial(text, self._vocabulary, self._end_ids)
-            self._guided = guided
+    def _prepare(self) -> str:
+        """Make the tokenizer of llguidance; returns why there is none, or an empty text."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None or not self._end_ids:
+            return f", which has no {'end token' if backend else 'fast tokenizer'}"
+        text = backend.to_str()
+        try:
+            guided = LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._end_ids)
+        except ValueError as error:
+            return f": {str(error)[:200]}"
+        added = self._tokenizer.added_tokens_decoder.items()
+        self._special = {token.content: number for number, token in added if guided.is_special_token(number)}
+        self._trial = Trial(text, self._vocabulary, self._end_ids)
+        self._guided = guided
+        return ""
 
     def _whole(
         self, call: GenerateCall, tools: ToolUse | None, max_tokens: int, reasons: bool | None
