@@ -9,13 +9,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from frontend.generation.errors import InvalidField
-from frontend.generation.nested import json_text
+from frontend.generation.nested import check_depth, has_long_integer, json_text
 from frontend.generation.tools import MAX_FUNCTIONS
 from ipc.settings import Limits
 
@@ -155,7 +156,13 @@ def refuse_media(kind: str, part: Mapping[str, Any], where: str) -> None:
 
 
 def _arguments(given: Any, where: str) -> dict[str, Any]:
-    """The arguments of a call as an object; no text at all means no arguments."""
+    """The arguments of a call as an object; no text at all means no arguments.
+
+    Integers beyond 64 bits become doubles, in an object as in JSON text. Raises `InvalidField`.
+    """
+    if isinstance(given, dict):
+        check_depth(given, where)
+        given = json.dumps(given) if has_long_integer(given) else given
     if isinstance(given, str):
         try:
             given = orjson.loads(given) if given.strip() else {}

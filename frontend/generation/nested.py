@@ -8,9 +8,8 @@ from typing import Any
 import orjson
 
 from frontend.generation.errors import InvalidField
+from ipc.wire.generation import MOST_LEVELS
 
-MAX_DEPTH = 48
-"""Levels of a value. Chat templates bound a conversation with all its parts by some more."""
 _NUL = b"\\u0000"
 """NUL in JSON text, or a backslash in front of these characters."""
 
@@ -34,11 +33,20 @@ def check_depth(value: Any, field: str) -> None:
     """Raise `InvalidField` for a value that is nested too deeply."""
     # PERF: only lists and objects are followed, most values of a schema are neither.
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MOST_LEVELS):
         level = [inner for part in level for inner in _parts(part) if isinstance(inner, dict | list)]
         if not level:
             return
-    raise InvalidField(field, f"nested over {MAX_DEPTH} levels")
+    raise InvalidField(field, f"nested over {MOST_LEVELS} levels")
+
+
+def has_long_integer(value: dict[str, Any]) -> bool:
+    """Whether an object, of not too many levels, holds an integer that 64 bits cannot."""
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return True
+    return False
 
 
 def _has_nul(value: Any) -> bool:

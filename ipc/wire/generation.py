@@ -25,6 +25,11 @@ WINDOW_NBYTES = 64 << 10
 LOGPROB_NBYTES = 16
 """Bytes of each log probability on top of its text, about what a message takes for one."""
 
+MOST_LEVELS = 48
+"""Levels of lists and objects in the arguments of a call, in requests and in answers: clients send answers back.
+
+Schemas and results of functions have the same limit. Chat templates bound a whole conversation by some more."""
+
 FINISH_REASONS = ("stop", "length", "tool_calls", "canceled")
 
 

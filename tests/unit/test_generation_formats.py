@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from ipc.wire.generation import CALLED, REASONING, TEXT
+from frontend.generation.conversation import Conversation
+from ipc.settings import Limits
+from ipc.wire.generation import CALLED, MOST_LEVELS, REASONING, TEXT
 from ipc.wire.messages import ToolUse
 from tests.tiny import chat_tokenizers
 from workers.generation.formats.table import NAMES, Format, detect
@@ -316,13 +318,20 @@ def test_no_output_makes_a_parser_raise_or_depends_on_cuts(name: str) -> None:
         (r'{"a": "\ud83d", "\udc00": "\ud83d\ude00"}', '{"a":"\ufffd","\ufffd":"\U0001f600"}'),
         ('{"a": 1e999}', None),
         ('{"a": ' + "[" * 20_000 + "]" * 20_000 + "}", None),
-        ('{"a": ' + "1" * 400 + "}", '{"a":' + "1" * 400 + "}"),
+        ('{"a": ' + "1" * 300 + "}", '{"a":' + "1" * 300 + "}"),
+        ('{"a": ' + "1" * 400 + "}", None),
+        ('{"a": ' * MOST_LEVELS + "1" + "}" * MOST_LEVELS, '{"a":' * MOST_LEVELS + "1" + "}" * MOST_LEVELS),
+        ('{"a": ' * (MOST_LEVELS + 1) + "1" + "}" * (MOST_LEVELS + 1), None),
+        (r'{"\u0000a": "\\u0000\u0000\u0000"}', '{"\ufffda":"' + r"\\u0000" + '\ufffd\ufffd"}'),
     ],
 )
-def test_arguments_are_json_that_every_message_can_hold(name: str, arguments: str, told: str | None) -> None:
+def test_arguments_are_json_that_a_client_can_send_back(name: str, arguments: str, told: str | None) -> None:
     answer = _QWEN % ("add", arguments)
     expected = (TEXT, answer) if told is None else (CALLED, f"add {told}")
     assert _parsed(FORMATS[name].parser("", TOOLS), [answer]) == [expected]
+    if told is not None:
+        for returned in (told, json.loads(told)):
+            Conversation(Limits()).call("call_1", "add", returned, "messages[1]")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "template"])

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from frontend.generation.nested import MAX_DEPTH
+from ipc.wire.generation import MOST_LEVELS
 from tests.fakes.generation_server import RecordedServer
 
 MIB = 1 << 20
@@ -112,7 +112,7 @@ def test_stop_texts_are_bounded(server: RecordedServer, path: str) -> None:
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, COUNT, RESPONSES])
 def test_functions_are_bounded_in_number_size_and_depth(server: RecordedServer, path: str) -> None:
     schema = "tools[0].input_schema" if path.startswith(MESSAGES) else "tools[0].parameters"
-    deep = orjson.loads(nested(MAX_DEPTH))
+    deep = orjson.loads(nested(MOST_LEVELS))
     for tools, mention in (
         (
             [function(path, name=f"f{number}") for number in range(1000)],
@@ -120,7 +120,7 @@ def test_functions_are_bounded_in_number_size_and_depth(server: RecordedServer, 
         ),
         ([function(path, description="x" * MIB)], "tools: "),
         ([function(path, schema={"enum": ["x" * 1100] * 1000})], "tools: "),
-        ([function(path, schema={"a": deep})], f"{schema}: nested over {MAX_DEPTH} levels"),
+        ([function(path, schema={"a": deep})], f"{schema}: nested over {MOST_LEVELS} levels"),
         ([function(path, schema={"minimum": 1 << 70})], f"{schema}: Integer"),
         ([function(path, name="x" * MIB)], "tools[0].name"),
         ([function(path, name="f\0")], "tools[0].name"),
@@ -149,7 +149,7 @@ def test_a_recursive_schema_is_passed_on_as_it_is(server: RecordedServer, path: 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 def test_choices_of_tools_are_checked_whatever_they_are(server: RecordedServer, path: str) -> None:
     body = BASES[path] | {"tools": [function(path)]}
-    huge = orjson.loads(nested(MAX_DEPTH * 4))
+    huge = orjson.loads(nested(MOST_LEVELS * 4))
     choices: list[Any] = [5, [], huge, {"type": huge}, {"type": "x" * MIB}, {"type": "tool", "name": huge}]
     for choice in choices:
         assert_refused(server, path, body | {"tool_choice": choice}, "tool_choice")
@@ -293,7 +293,7 @@ _ANY: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), _ANY)
-@pytest.mark.parametrize("levels", [MAX_DEPTH * 2, 900, 100_000])
+@pytest.mark.parametrize("levels", [MOST_LEVELS * 2, 900, 100_000])
 def test_deep_nesting_is_refused_everywhere(
     server: RecordedServer, path: str, body: str, levels: int
 ) -> None:

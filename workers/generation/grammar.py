@@ -7,8 +7,8 @@
 3. Each choice gets a copy of the compiled grammar (`Guide`).
 4. A mistake in a grammar is `InvalidInput` with the words of llguidance.
 
-NOTE: `Grammars` makes the tokenizer of llguidance when the model is loaded. A vocabulary of 250,000 tokens takes over two
-seconds, in which no other thread of the worker runs: llguidance keeps the lock of the interpreter.
+NOTE: `Grammars` makes the tokenizer of llguidance when the model is loaded. A vocabulary of 250,000 tokens takes over
+two seconds, in which no other thread of the worker runs: llguidance keeps the lock of the interpreter.
 """
 
 from __future__ import annotations

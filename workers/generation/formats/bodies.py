@@ -1,7 +1,8 @@
 """Bodies of tool calls, in each notation that models write, as `CalledFunction`s.
 
 A reader takes the text between the marks of a call and the schemas of the request's functions. A reader gives the
-calls, or None where the text is no call: then the text is shown as it is. Arguments leave as compact JSON.
+calls, or None where the text is no call: then the text is shown as it is. Arguments leave as compact JSON. Text is no
+call either when no later request could bring its arguments back: too many levels, or a number beyond doubles.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ipc.wire.generation import CalledFunction
+from ipc.wire.generation import MOST_LEVELS, CalledFunction
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """Schemas of arguments by name of the function."""
@@ -25,7 +26,9 @@ _NAMED = re.compile(r"\s*([\w.:-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(\{.*)"
 _FENCED = re.compile(r"\s*([\w.:-]+)\s*(?:```(?:json)?\s*)?(\{.*\})\s*(?:```)?\s*", re.DOTALL)
 _GEMMA = re.compile(r"\s*call:([\w.:-]+)\s*(\{.*\})\s*", re.DOTALL)
 _GEMMA_TOKEN = re.compile(r'<\|"\|>(.*?)<\|"\|>|([{}\[\],:])|([^{}\[\],:]+)', re.DOTALL)
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_UNPORTABLE = re.compile("[\0\ud800-\udfff]")
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+"""The escape of NUL in JSON text."""
 _MOST_DEPTH, _MOST_PYTHON = 100, 64 << 10
 
 
@@ -141,15 +144,16 @@ def read_arguments(body: str) -> str | None:
 
 def compact(value: Any) -> str:
     """The JSON text of arguments, without blanks. Raises ValueError for a number that JSON cannot express."""
-    return _portable(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _portable(_NUL.sub("\\1\N{REPLACEMENT CHARACTER}", text))
 
 
 def _portable(text: str) -> str:
     """The text as UTF-8 can carry the text.
 
-    NOTE: a model may write half of a character as an escape, `"\\ud83d"`, which no message could hold.
+    NOTE: a model may write NUL or half of a character as an escape, `"\\ud83d"`, which no message could hold.
     """
-    return _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
+    return _UNPORTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _loaded(text: str) -> Any:
@@ -185,9 +189,22 @@ def _called(name: str, arguments: Any) -> CalledFunction | None:
     if not name or not isinstance(arguments, dict):
         return None
     try:
+        _check(arguments)
         return CalledFunction(name=_portable(name), arguments=compact(arguments))
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, OverflowError):
         return None
+
+
+def _check(arguments: Any) -> None:
+    """Raise ValueError for more than `MOST_LEVELS` levels, and OverflowError for an integer beyond doubles."""
+    level = [arguments]
+    for _ in range(MOST_LEVELS):
+        values = [inner for part in level for inner in (part.values() if isinstance(part, dict) else part)]
+        sum(float(value) for value in values if isinstance(value, int))
+        level = [value for value in values if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise ValueError("nested too deeply")
 
 
 def _written(name: str, arguments: str) -> CalledFunction | None:
