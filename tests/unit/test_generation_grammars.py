@@ -329,6 +329,8 @@ def test_pieces_of_sentencepiece_follow_grammars(is_unigram: bool) -> None:
         (Grammar("llguidance", '{"grammars":[]}'), "empty grammars"),
         (Grammar("llguidance", '{"grammars":[5]}'), "grammar: "),
         (Grammar("llguidance", "{"), "grammar: "),
+        (Grammar("llguidance", "[]"), "grammar: "),
+        (Grammar("llguidance", '{"grammars":[{"json_schema":{"x-guidance":5}}]}'), "grammar: .*x-guidance"),
         (Grammar("lark", 'start: A\nA: "\0\ud800"'.replace("\ud800", "\U0010ffff")), "grammar: "),
     ],
 )
@@ -415,11 +417,16 @@ def test_a_thousand_functions_can_be_forced(known: Any) -> None:
 def test_a_schema_no_grammar_can_hold_to_matters_only_where_it_is_strict(known: Any) -> None:
     odd = {"type": "function", "function": {"name": "odd", "parameters": {"properties": {"a": {"type": 5}}}}}
     text = {"type": "function", "function": {"name": "text", "parameters": {"type": "string"}}}
-    loose = ToolUse([odd, text, ADD], "required", strict=["add"])
+    number = {"type": "function", "function": {"name": "number", "parameters": {"type": 5}}}
+    loose = ToolUse([odd, text, number, ADD], "required", strict=["add"])
     assert known("qwen3").answer(GenerateCall(tools=loose), 1).calls
-    for name, words in (("odd", "function 'odd': "), ("text", "function 'text': expected the schema")):
+    for name, words in (
+        ("odd", "function 'odd': "),
+        ("text", "function 'text': expected the schema"),
+        ("number", "function 'number': expected the schema"),
+    ):
         with pytest.raises(InvalidInput, match=words):
-            known("qwen3").guide(GenerateCall(tools=ToolUse([odd, text, ADD], strict=[name])), "")
+            known("qwen3").guide(GenerateCall(tools=ToolUse([odd, text, number, ADD], strict=[name])), "")
 
 
 def test_requests_without_a_need_have_no_grammar(known: Any) -> None:

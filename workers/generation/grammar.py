@@ -240,13 +240,18 @@ def _given(grammar: Grammar) -> str:
 
 
 def _compact(text: str) -> str:
-    """Grammars in llguidance's own form, with schemas that allow no blanks unless they say so."""
+    """Grammars in llguidance's own form, with schemas that allow no blanks unless they say so. Raises `ValueError`."""
     value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("expected an object with grammars")
     grammars = value.get("grammars")
     for item in grammars if isinstance(grammars, list) else ():
         schema = item.get("json_schema") if isinstance(item, dict) else None
         if isinstance(schema, dict):
-            schema["x-guidance"] = {**_COMPACT, **schema.get("x-guidance", {})}
+            given = schema.get("x-guidance", {})
+            if not isinstance(given, dict):
+                raise ValueError("x-guidance: expected an object")
+            schema["x-guidance"] = {**_COMPACT, **given}
     return json.dumps(value)
 
 
@@ -260,7 +265,7 @@ def _functions(tools: ToolUse) -> list[Function]:
             continue
         schema = inner.get("parameters") or ANY_OBJECT
         declared = schema.get("type", "object")
-        if declared != "object" and "object" not in declared:
+        if "object" not in (declared if isinstance(declared, list) else [declared]):
             if strict:
                 raise InvalidInput(
                     f"tools: parameters of function {name!a}: expected the schema of an object"
