@@ -1,4 +1,7 @@
-"""R21: ten times more requests than the device can do. Goodput stays, the rest is refused fast and truthfully."""
+"""R21: ten times more requests than the device can do. Goodput stays, the rest is refused fast and truthfully.
+
+The tests that measure times are left to long runs: a machine that also does other work tells nothing about them.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,8 @@ MAX_WAIT_S = 2.0
 CLOSED_S = 1.5
 AGAIN_S = 1.0
 OVERLOAD_S = 3.0 * rounds(short=1, long=15)
-LEAST_GOODPUT = 0.9 if OVERLOAD_S > 3.0 else 0.7
-"""Of the peak. Three seconds beside other tests tell less than a long run."""
-BUSY = 2.0 if OVERLOAD_S <= 3.0 else 1.0
-"""How many times slower than by itself a short run may be."""
+LEAST_GOODPUT = 0.9
+"""Of the peak."""
 FACTOR = 10
 
 
@@ -76,44 +77,49 @@ def measured(server: Server) -> Measured:
     return asyncio.run(measure(server))
 
 
+@pytest.mark.long
 def test_goodput_stays_near_the_peak(measured: Measured) -> None:
-    assert not measured.peak.broken
-    assert not measured.overload.broken
-    assert measured.peak_rate > 20 / BUSY
+    assert measured.peak_rate > 20
     assert measured.overload_rate >= LEAST_GOODPUT * measured.peak_rate
 
 
 def test_what_is_too_much_is_refused_as_queue_full(measured: Measured) -> None:
+    assert not measured.peak.broken
+    assert not measured.overload.broken
     refused = measured.overload.of(503)
     assert {reply.status for reply in measured.overload.replies} == {200, 503}
-    assert len(refused) > 0.7 * len(measured.overload.replies)
     assert {reply.code for reply in refused} == {"QUEUE_FULL"}
     assert {reply.headers["x-sie-error-code"] for reply in refused} == {"QUEUE_FULL"}
 
 
-def test_refusals_are_fast(measured: Measured) -> None:
+@pytest.mark.long
+def test_refusals_are_most_answers_and_fast(measured: Measured) -> None:
     took = [reply.took_s for reply in measured.overload.of(503)]
-    assert percentile(took, 0.5) < 0.05 * BUSY
+    assert len(took) > 0.7 * len(measured.overload.replies)
+    assert percentile(took, 0.5) < 0.05
     assert percentile(took, 0.99) < 1.0
 
 
+@pytest.mark.long
 def test_retry_after_is_about_the_time_that_the_queue_takes_to_drain(measured: Measured) -> None:
     last = [int(reply.headers["retry-after"]) for reply in measured.overload.of(503)][-50:]
     assert all(seconds >= 1 for seconds in last)
     told_s = percentile(last, 0.5)
     assert measured.drained_s > 0.5 * MAX_WAIT_S, "the queue was not full"
     # A whole second is rounded up, and the rate that the drain time comes from may be off by 30 %.
-    alone_s = measured.drained_s / BUSY
-    assert 0.7 * alone_s <= told_s <= 1.3 * measured.drained_s + 1, (told_s, measured.drained_s)
+    assert 0.7 * measured.drained_s <= told_s <= 1.3 * measured.drained_s + 1, (told_s, measured.drained_s)
 
 
+@pytest.mark.long
 def test_accepted_requests_wait_no_longer_than_the_bound_of_the_queue(measured: Measured) -> None:
-    assert percentile([reply.took_s for reply in measured.overload.of(200)], 0.99) < BUSY * (
-        1.3 * MAX_WAIT_S + 0.5
-    )
+    assert percentile([reply.took_s for reply in measured.overload.of(200)], 0.99) < 1.3 * MAX_WAIT_S + 0.5
+
+
+@pytest.mark.long
+def test_after_the_burst_requests_take_the_time_of_the_device(measured: Measured) -> None:
+    assert percentile([reply.took_s for reply in measured.after.replies], 0.5) < 0.15
 
 
 def test_after_the_burst_all_is_as_before(measured: Measured, server: Server) -> None:
     assert not measured.after.of(503)
-    assert percentile([reply.took_s for reply in measured.after.replies], 0.5) < 0.15 * BUSY
     assert server.metric("penstock_rejected_total", model=MODEL, reason="queue_full") > 0
