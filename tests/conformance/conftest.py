@@ -22,7 +22,7 @@ from tests.harness.browser import Browser, browser
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import FAKE_CATALOG, ROOT, Server, serving, wait_until
 from tests.harness.status import wait_joined
-from tests.tiny.programs import write_repository
+from tests.tiny.programs import SCRIPTED, write_repository
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def kserve_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """
     place = tmp_path_factory.mktemp("kserve")
     settings = {
-        "repository.dirs": write_repository(place / "models", ["add_sub", "identity_bytes"]),
+        "repository.dirs": write_repository(place / "models", ["add_sub", "identity_bytes"], SCRIPTED),
         "repository.allow_python": "true",
         "catalog.dirs": "",
         "catalog.models": "",

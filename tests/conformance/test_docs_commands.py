@@ -28,7 +28,7 @@ from tests.harness.server import Server, free_port, serving
 from tests.tiny import chat_models, loras
 from tests.tiny.models import build
 from tests.tiny.pictures import encoded, picture
-from tests.tiny.programs import write_repository
+from tests.tiny.programs import SCRIPTED, write_repository
 from tools.source_tree import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -152,7 +152,7 @@ def server(place: Path) -> Iterator[Server]:
         )
     chat_models.write_entry(catalog, CHAT_MODEL, chat_models.save("qwen3", place / "weights" / "chat"))
     loras.write(place / "srv" / "loras" / "legal" / "2026-03", DIRECTORY)
-    repository = write_repository(place / "srv" / "repository", ["add_sub", "classifier"])
+    repository = write_repository(place / "srv" / "repository", ["add_sub", "classifier"], SCRIPTED)
     _write_program(repository / "accumulator", "sequences", "sequence_batching {")
     _write_program(repository / "upper", "repository", "TYPE_STRING")
     _write_program(repository / "countdown", "repository", "decoupled: true")

@@ -15,8 +15,8 @@ from tests.conformance.kserve import ADD_SUB, A, json_pair, post, tensor
 from tests.conformance.kserve_rows import GOOD, INVALID, MAX_BYTES, ONE, ROWS, message, side
 from tests.harness.rpc import Rpc, address_of, failure_of, grpc_settings, trailers_of
 from tests.harness.server import Server, serving, wait_until
+from tests.tiny.programs import SCRIPTED, write_repository
 from tests.tiny.programs import tensor as configured
-from tests.tiny.programs import write_repository
 
 MODELS = ("add_sub", "raising", "slow", "broken", "identity_bytes", "identity_fp16", "versions_all")
 LATE = """
@@ -54,7 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(place: Path) -> Iterator[Server]:
-    repository = write_repository(place / "models", MODELS)
+    repository = write_repository(place / "models", MODELS, SCRIPTED)
     write_late(repository, place / "go")
     settings = {
         "repository.dirs": repository,

@@ -14,7 +14,7 @@ from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import Server, serving
 from tests.harness.status import wait_joined
 from tests.tiny.program_sources import IDENTITY
-from tests.tiny.programs import tensor, write_repository
+from tests.tiny.programs import SCRIPTED, tensor, write_repository
 
 CLIENTS = tuple(f"tests.conformance.triton_{kind}" for kind in ("http", "http_aio", "grpc", "grpc_aio"))
 MODELS = ("add_sub", "versions_all", "classifier", "slow", "raising", "broken", "accumulator", "countdown")
@@ -33,7 +33,7 @@ def write_identities(repository: Path) -> None:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("kserve-client")
-    repository = write_repository(place / "models", MODELS)
+    repository = write_repository(place / "models", MODELS, SCRIPTED)
     write_identities(repository)
     settings = {
         "repository.dirs": repository,

@@ -20,7 +20,7 @@ from tests.conformance.kserve import ADD_SUB, LENGTH, A, B, json_pair, pair, pos
 from tests.harness.raw import RawClient
 from tests.harness.server import Server, serving
 from tests.tiny.program_modules import LABELS, Classifier
-from tests.tiny.programs import write_repository
+from tests.tiny.programs import SCRIPTED, write_repository
 
 MODELS = (
     "add_sub",
@@ -49,7 +49,7 @@ def _restricted(path: Path) -> Path:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("kserve")
-    repository = write_repository(place / "models", MODELS)
+    repository = write_repository(place / "models", MODELS, SCRIPTED)
     settings = {
         "repository.dirs": repository,
         "repository.allow_python": "true",

@@ -15,7 +15,7 @@ from tests.conformance.trtis_transports import Stub
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import Server, serving, wait_until
 from tests.harness.status import wait_joined
-from tests.tiny.programs import write_repository
+from tests.tiny.programs import SCRIPTED, write_repository
 
 A = np.arange(16, dtype="<i4")
 GOOD = 'batch_size: 1 input { name: "INPUT0" } input { name: "INPUT1" } output { name: "OUTPUT0" }'
@@ -26,7 +26,7 @@ LOOKS = 8
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("trtis-control")
-    repository = write_repository(place / "models", ("add_sub", "broken"))
+    repository = write_repository(place / "models", ("add_sub", "broken"), SCRIPTED)
     with (repository / "add_sub" / "config.pbtxt").open("a") as config:
         config.write('\nmetric_tags { key: "team" value: "search" }\n')
     settings = {

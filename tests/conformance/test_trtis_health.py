@@ -17,7 +17,7 @@ from tests.conformance.trtis_transports import TRANSPORTS, Asked, Stub
 from tests.harness.raw import RawClient
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import Server, alive, make_server, serving, wait_until
-from tests.tiny.programs import write_repository
+from tests.tiny.programs import SCRIPTED, write_repository
 
 INPUTS = 'input { name: "INPUT0" dims: 16 } input { name: "INPUT1" dims: 16 }'
 GOOD = f'batch_size: 1 {INPUTS} output {{ name: "OUTPUT0" }} id: 7'
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     The last test stops the server.
     """
     place = tmp_path_factory.mktemp("trtis-health")
-    repository = write_repository(place / "models", ("add_sub", "broken"))
+    repository = write_repository(place / "models", ("add_sub", "broken"), SCRIPTED)
     config = place / "server.yaml"
     config.write_text(strictness(True))
     settings = grpc_settings(**{"repository.dirs": repository, "server.drain_s": DRAIN_S})

@@ -85,7 +85,7 @@ def check_health_and_metadata(address: str) -> None:
 def check_configuration(address: str) -> None:
     with triton.InferenceServerClient(address) as client:
         config = client.get_model_config("add_sub").config
-        assert (config.name, config.max_batch_size, config.backend) == ("add_sub", 8, "torch_export")
+        assert (config.name, config.max_batch_size, config.backend) == ("add_sub", 8, "torchscript")
         assert [(one.name, list(one.dims)) for one in config.input] == [("INPUT0", [16]), ("INPUT1", [16])]
         assert config.WhichOneof("scheduling_choice") == "dynamic_batching"
         plain = client.get_model_config("identity_int8").config

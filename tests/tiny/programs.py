@@ -14,6 +14,9 @@ versions_latest   versions 1 to 3, which add their number to INT32 [4]; versions
 countdown         decoupled: COUNT INT32 [1] responses OUTPUT INT32 [-1] of `width` elements, the numbers from 0 on
 raising, slow     FP32 [1]: fails for negative values; takes as many milliseconds as it is told
 broken            a program that is none; broken_config: a configuration that is none; empty: no version
+
+Programs of torch are files of `torch.export`, or of TorchScript for tests to which the kind of file does not matter:
+the first use of `torch.export` costs a worker as much time as the rest of its start.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from tests.tiny.program_modules import (
 
 BATCH = 8
 SLOTS = 4
+EXPORTED, SCRIPTED = "model.pt2", "model.pt"
 Dims = Sequence[int]
 _TORCH = {
     "BOOL": torch.bool,
@@ -57,19 +61,22 @@ _TORCH = {
 }
 
 
-def write_repository(path: Path, names: Iterable[str]) -> Path:
+def write_repository(path: Path, names: Iterable[str], program: str = EXPORTED) -> Path:
     """Write models into the directory `path`, which is made, and return it. Raises `KeyError` for an unknown name."""
     path.mkdir(parents=True, exist_ok=True)
     for name in names:
-        write_model(path, name)
+        write_model(path, name, program=program)
     return path
 
 
-def write_model(path: Path, name: str, as_name: str = "") -> Path:
+def write_model(path: Path, name: str, as_name: str = "", program: str = EXPORTED) -> Path:
     """Write one model into the repository `path`, under another name if one is given; returns its directory."""
     directory = path / (as_name or name)
     directory.mkdir(parents=True, exist_ok=True)
-    PROGRAMS[name](directory)
+    if name in _OF_TORCH:
+        _OF_TORCH[name](directory, program)
+    else:
+        _OTHERS[name](directory)
     return directory
 
 
@@ -88,6 +95,14 @@ def exported(
     program = torch.export.export(module.eval(), tuple(examples), dynamic_shapes=shapes if free else None)
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.export.save(program, path)
+
+
+def _save(module: torch.nn.Module, examples: Sequence[torch.Tensor], free: Sequence[int], path: Path) -> None:
+    """Write a module in the form that the file's name says."""
+    if path.name == SCRIPTED:
+        torch.jit.save(torch.jit.script(module.eval()), path)
+    else:
+        exported(module, examples, free, path)
 
 
 def _write(directory: Path, config: str, version: int = 1, source: str = "") -> Path:
@@ -111,22 +126,20 @@ def _two(*shape: int) -> list[torch.Tensor]:
     return [torch.zeros(shape, dtype=torch.int32) for _ in range(2)]
 
 
-def _add_sub(directory: Path, config: bool = True) -> None:
-    place = _write(directory, _pair("INT32", BATCH) if config else "")
-    exported(AddSub(), _two(2, 16), [0], place / "model.pt2")
+def _add_sub(directory: Path, program: str) -> None:
+    _save(AddSub(), _two(2, 16), [0], _write(directory, _pair("INT32", BATCH)) / program)
 
 
-def _add_sub_unbatched(directory: Path) -> None:
-    exported(AddSub(), _two(16), [], _write(directory, _pair("INT32", 0)) / "model.pt2")
+def _add_sub_inferred(directory: Path) -> None:
+    exported(AddSub(), _two(2, 16), [0], _write(directory, "") / EXPORTED)
+
+
+def _add_sub_unbatched(directory: Path, program: str) -> None:
+    _save(AddSub(), _two(16), [], _write(directory, _pair("INT32", 0)) / program)
 
 
 def _add_sub_string(directory: Path) -> None:
     _write(directory, _pair(BYTES, BATCH), source=program_sources.STRINGS)
-
-
-def _add_sub_script(directory: Path) -> None:
-    place = _write(directory, _pair("INT32", BATCH))
-    torch.jit.save(torch.jit.script(AddSub()), place / "model.pt")
 
 
 def _add_sub_onnx(directory: Path) -> None:
@@ -141,28 +154,27 @@ def _single(
     return _write(directory, config)
 
 
-def _identity(directory: Path, datatype: str) -> None:
+def _identity(directory: Path, program: str, datatype: str) -> None:
     place = _single(directory, datatype, [-1], [-1], more="dynamic_batching { }\n")
     if datatype == BYTES:
         (place / "model.py").write_text(program_sources.IDENTITY)
         return
-    exported(Identity(), [torch.zeros(2, 3, dtype=_TORCH[datatype])], [0, 1], place / "model.pt2")
+    _save(Identity(), [torch.zeros(2, 3, dtype=_TORCH[datatype])], [0, 1], place / program)
 
 
-def _variable(directory: Path) -> None:
-    exported(
-        RowSums(), [torch.zeros(2, 3, 5)], [0, 1, 2], _single(directory, "FP32", [-1, -1], [-1]) / "model.pt2"
-    )
+def _variable(directory: Path, program: str) -> None:
+    place = _single(directory, "FP32", [-1, -1], [-1])
+    _save(RowSums(), [torch.zeros(2, 3, 5)], [0, 1, 2], place / program)
 
 
-def _zero_size(directory: Path) -> None:
-    exported(Nothing(), [torch.zeros(2, 3)], [0, 1], _single(directory, "FP32", [-1], [0]) / "model.pt2")
+def _zero_size(directory: Path, program: str) -> None:
+    _save(Nothing(), [torch.zeros(2, 3)], [0, 1], _single(directory, "FP32", [-1], [0]) / program)
 
 
-def _reshape(directory: Path) -> None:
+def _reshape(directory: Path, program: str) -> None:
     config = f"max_batch_size: {BATCH}\n" + tensor("input", "INPUT", "FP32", [2, 2], "reshape { shape: [4] }")
     place = _write(directory, config + tensor("output", "OUTPUT", "FP32", [1], "reshape { shape: [] }"))
-    exported(FlatSum(), [torch.zeros(2, 4)], [0], place / "model.pt2")
+    _save(FlatSum(), [torch.zeros(2, 4)], [0], place / program)
 
 
 def _range(directory: Path) -> None:
@@ -211,55 +223,66 @@ def _accumulator_script(directory: Path) -> None:
     torch.jit.save(traced, _sequences(directory, ("START", "READY")) / "model.pt")
 
 
-def _classifier(directory: Path, channels_last: bool) -> None:
+def _classifier(directory: Path, program: str, channels_last: bool) -> None:
     shape = [SIDE, SIDE, 3] if channels_last else [3, SIDE, SIDE]
     layout = "FORMAT_NHWC" if channels_last else "FORMAT_NCHW"
     config = f"max_batch_size: {BATCH}\n" + tensor("input", "image", "FP32", shape, f"format: {layout}")
     config += tensor("output", "scores", "FP32", [len(LABELS)], 'label_filename: "labels.txt"')
     place = _write(directory, config + "dynamic_batching { }\n")
     (directory / "labels.txt").write_text("".join(f"{label}\n" for label in LABELS))
-    exported(Classifier(channels_last), [torch.zeros(2, *shape)], [0], place / "model.pt2")
+    _save(Classifier(channels_last), [torch.zeros(2, *shape)], [0], place / program)
 
 
-def _versions(directory: Path, policy: str) -> None:
+def _versions(directory: Path, program: str, policy: str) -> None:
     for version in (1, 2, 3):
-        write_version(directory, version, policy)
+        write_version(directory, version, policy, program)
 
 
-def write_version(directory: Path, version: int, policy: str = "") -> None:
+def write_version(directory: Path, version: int, policy: str = "", program: str = EXPORTED) -> None:
     """Write a version of the versions models into their directory: it adds its number; for tests of hot reload."""
     config = f"max_batch_size: {BATCH}\n{policy}\n" + tensor("input", "INPUT", "INT32", [4])
     place = _write(directory, config + tensor("output", "OUTPUT", "INT32", [4]), version)
-    exported(Plus(version), [torch.zeros(2, 4, dtype=torch.int32)], [0], place / "model.pt2")
+    _save(Plus(version), [torch.zeros(2, 4, dtype=torch.int32)], [0], place / program)
 
 
-def _broken(directory: Path) -> None:
-    (_write(directory, _pair("INT32", BATCH)) / "model.pt2").write_bytes(b"this is no program")
+def _broken(directory: Path, program: str) -> None:
+    (_write(directory, _pair("INT32", BATCH)) / program).write_bytes(b"this is no program")
 
 
-def _broken_config(directory: Path) -> None:
-    _add_sub(directory)
+def _broken_config(directory: Path, program: str) -> None:
+    _add_sub(directory, program)
     (directory / "config.pbtxt").write_text(
         'max_batch_size: 8\ninput { name: "INPUT0" data_typ: TYPE_INT32 }\n'
     )
 
 
-def _empty(directory: Path) -> None:
-    _add_sub(directory)
+def _empty(directory: Path, program: str) -> None:
+    _add_sub(directory, program)
     shutil.rmtree(directory / "1")
 
 
-PROGRAMS: dict[str, Callable[[Path], None]] = {
+_OF_TORCH: dict[str, Callable[[Path, str], None]] = {
     "add_sub": _add_sub,
     "add_sub_unbatched": _add_sub_unbatched,
-    "add_sub_string": _add_sub_string,
-    "add_sub_inferred": partial(_add_sub, config=False),
-    "add_sub_script": _add_sub_script,
-    "add_sub_onnx": _add_sub_onnx,
     **{f"identity_{name.lower()}": partial(_identity, datatype=name) for name in DATATYPES},
     "variable": _variable,
     "zero_size": _zero_size,
     "reshape": _reshape,
+    "classifier": partial(_classifier, channels_last=False),
+    "classifier_nhwc": partial(_classifier, channels_last=True),
+    "versions_latest": partial(_versions, policy=""),
+    "versions_all": partial(_versions, policy="version_policy { all { } }"),
+    "versions_specific": partial(_versions, policy="version_policy { specific { versions: [1, 3] } }"),
+    "broken": _broken,
+    "broken_config": _broken_config,
+    "empty": _empty,
+}
+"""Writers of a model's directory that take the name of the program's file, by name."""
+_OTHERS: dict[str, Callable[[Path], None]] = {
+    "add_sub_string": _add_sub_string,
+    "add_sub_inferred": _add_sub_inferred,
+    "add_sub_script": partial(_add_sub, program=SCRIPTED),
+    "add_sub_onnx": _add_sub_onnx,
     "range": _range,
     "accumulator": partial(_sequences, controls=("START", "READY"), source=program_sources.ACCUMULATOR),
     "accumulator_by_id": partial(
@@ -267,16 +290,9 @@ PROGRAMS: dict[str, Callable[[Path], None]] = {
     ),
     "accumulator_exported": _accumulator_exported,
     "accumulator_script": _accumulator_script,
-    "classifier": partial(_classifier, channels_last=False),
-    "classifier_nhwc": partial(_classifier, channels_last=True),
-    "versions_latest": partial(_versions, policy=""),
-    "versions_all": partial(_versions, policy="version_policy { all { } }"),
-    "versions_specific": partial(_versions, policy="version_policy { specific { versions: [1, 3] } }"),
     "countdown": _countdown,
     "raising": partial(_python, source=program_sources.RAISING),
     "slow": partial(_python, source=program_sources.SLOW),
-    "broken": _broken,
-    "broken_config": _broken_config,
-    "empty": _empty,
 }
-"""Writers of a model's directory, by name."""
+PROGRAMS = (*_OF_TORCH, *_OTHERS)
+"""Names of all models."""
