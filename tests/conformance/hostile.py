@@ -16,8 +16,8 @@ PATH = "/v1/encode/fake/echo"
 MAX_BODY_BYTES = 110_000_000
 MAX_IMAGE_BYTES = 4 << 20
 MAX_GROWTH_BYTES = 64 << 20
-QUICK_S = 10.0
-LARGE_S = 40.0
+QUICK_S = 30.0
+LARGE_S = 60.0
 
 
 def private_bytes(pid: int) -> int:

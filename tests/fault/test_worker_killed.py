@@ -30,7 +30,7 @@ def test_kill_one_of_two_workers_under_load_fails_no_request(tmp_path: Path) -> 
                 wait_until(lambda: server.metric("penstock_worker_up") == 2, what="both workers")
             outcome = load.stop()
         assert outcome.failed == 0, (outcome.statuses, outcome.broken[:5], outcome.bodies[:3])
-        assert max(outcome.latencies_s) < 10
+        assert max(outcome.latencies_s) < 30
 
 
 @pytest.mark.long
@@ -46,4 +46,4 @@ def test_kill_the_only_worker_makes_requests_wait_or_answers_503_with_retry_afte
         outcome = load.stop()
         assert not outcome.broken and not outcome.wrong
         assert set(outcome.statuses) <= {200, 503}
-        assert max(outcome.latencies_s) < 20
+        assert max(outcome.latencies_s) < 50
