@@ -117,6 +117,13 @@ def test_wrong_requests_are_refused_in_the_form_of_tei(make: Make, body: Any) ->
     assert (status, kind) == (422, "Validation") and text
 
 
+def test_a_prompt_is_not_left_out_of_tokens_in_silence(make: Make) -> None:
+    server = make(served=(DENSE,))
+    assert server.post("/tokenize", {"inputs": "a", "prompt_name": None}).status_code == 200
+    status, kind, text = refusal(server.post("/tokenize", {"inputs": "a", "prompt_name": "query"}))
+    assert (status, kind) == (422, "Validation") and "prompt_name: not offered here" in text
+
+
 def test_rerank_orders_texts(make: Make) -> None:
     server = make()
     texts = ["a 1", "b 3", "c 2", "d 3"]

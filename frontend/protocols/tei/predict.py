@@ -52,8 +52,14 @@ class ClassesResource(TextClassesResource[PredictRequest]):
         beside: dict[str, Any],
         json: bool,
     ) -> Sequence[Buffer]:
-        """Score and label of each class."""
-        return await _listed(await labelled(reply), request)
+        """The entries of a batch, or of the one input."""
+        found = await self.entries(reply, plan)
+        listed = found if request.is_batch else found[0]
+        return await json_list(iter(listed), ENTRY_NBYTES * sum(map(len, found)))
+
+    async def entries(self, reply: Answer, plan: ClassesPlan) -> list[list[dict[str, Any]]]:
+        """Score and label of each class, for each input. The lease ends."""
+        return await labelled(reply)
 
 
 class PairsResource(ClassesResource):
@@ -85,19 +91,11 @@ class PairsResource(ClassesResource):
         )
         return ClassesPlan(found.entry.id, call, status.labels or [_ONLY_LABEL])
 
-    async def render(
-        self,
-        reply: Answer,
-        plan: ClassesPlan,
-        request: PredictRequest,
-        scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
-    ) -> Sequence[Buffer]:
-        """Score and label of each pair."""
+    async def entries(self, reply: Answer, plan: ClassesPlan) -> list[list[dict[str, Any]]]:
+        """Score and label of each pair. The lease ends."""
         with reply:
             scores = reply.tensors()["score"].tolist()
-        return await _listed([[{"score": score, "label": plan.labels[0]}] for score in scores], request)
+        return [[{"score": score, "label": plan.labels[0]}] for score in scores]
 
 
 class PredictResource(InferenceRoute):
@@ -114,9 +112,3 @@ class PredictResource(InferenceRoute):
         catalog = self.services.catalog
         scores = not is_served(catalog, ("json",), FAMILY) and is_served(catalog, ("score",))
         await (self._pairs if scores else self._classes).respond(req, resp, scope, target)
-
-
-async def _listed(found: list[list[dict[str, Any]]], request: PredictRequest) -> list[bytes]:
-    """The classes of each input of a batch, or of the one input."""
-    entries = found if request.is_batch else found[0]
-    return await json_list(iter(entries), ENTRY_NBYTES * sum(map(len, found)))

@@ -144,6 +144,13 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: Annotated[
         bool | None, Meta(description="Add the special tokens of the model; the default.")
     ] = None
+    prompt_name: Annotated[
+        str | None, Meta(description="Refused: the tokens are those of the texts without a prompt.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.prompt_name is not None:
+            raise ValueError("prompt_name: not offered here, put the prompt before each text")
 
     @property
     def texts(self) -> list[str]:
