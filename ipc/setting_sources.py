@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +106,18 @@ _SERVICE_HOST = "SERVICE_HOST"
 _ADDRESSES = (("server", "bind"), ("server", "metrics_bind"), ("server", "health_bind"), ("grpc", "bind"))
 
 
+@cache
+def _kinds(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """The type of each field by name; msgspec evaluates the annotations of a struct in each call."""
+    return {f.name: f.type for f in msgspec.structs.fields(struct)}
+
+
 class Sources:
     """Values of the settings in `tree`, a struct of sections, as their sources give them."""
 
     def __init__(self, tree: type[msgspec.Struct]) -> None:
         self._tree = tree
-        self._sections: dict[str, Any] = {f.name: f.type for f in msgspec.structs.fields(tree)}
+        self._sections = _kinds(tree)
         self._values: dict[str, dict[str, Any]] = {}
         self._places: dict[tuple[str, str], str] = {}
 
@@ -118,7 +125,7 @@ class Sources:
         """One value. Raises `ConfigError` for a name that is no setting."""
         if section not in self._sections:
             raise ConfigError(f"{place}: unknown section {section!r}{_nearest(section, self._sections)}")
-        fields = {f.name: f.type for f in msgspec.structs.fields(self._sections[section])}
+        fields = _kinds(self._sections[section])
         if field not in fields:
             raise ConfigError(f"{place}: unknown setting {section}.{field}{_nearest(field, fields)}")
         if isinstance(value, str):
@@ -162,7 +169,7 @@ class Sources:
         return msgspec.convert(self._values, self._tree, strict=False)
 
     def _check(self, section: str, field: str, value: Any, place: str) -> None:
-        kind = next(f.type for f in msgspec.structs.fields(self._sections[section]) if f.name == field)
+        kind = _kinds(self._sections[section])[field]
         allowed = ""
         try:
             msgspec.convert(value, kind, strict=False)
@@ -179,9 +186,9 @@ class Sources:
 
     def _variables(self) -> list[str]:
         names = [
-            f"{PREFIX}{section}__{f.name}".upper()
+            f"{PREFIX}{section}__{field}".upper()
             for section, kind in self._sections.items()
-            for f in msgspec.structs.fields(kind)
+            for field in _kinds(kind)
         ]
         return [*names, *OTHER_VARIABLES]
 

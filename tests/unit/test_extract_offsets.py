@@ -81,7 +81,7 @@ def test_a_place_holds_the_text_of_its_entity(adapter: Adapter, texts: list[str]
             assert text[entity.start : entity.end] == entity.text != ""
 
 
-@QUICK
+@settings(QUICK, max_examples=20)
 @given(texts=st.lists(MIXED, min_size=20, max_size=60).map(" ".join))
 def test_windows_place_their_entities_in_the_whole_text(windowed: Adapter, texts: str) -> None:
     [found] = run(windowed, ExtractCall([InputItem(texts)], options={}, overflow="chunk"))

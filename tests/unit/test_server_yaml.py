@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -33,9 +34,16 @@ def test_the_file_lists_every_field_of_every_section_exactly_once_and_in_order()
     assert found == FIELDS
 
 
+@cache
+def written_values() -> dict[str, dict[str, Any]]:
+    """The values of the file, read once for all fields."""
+    found: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return found
+
+
 @pytest.mark.parametrize(("section", "field"), FIELDS)
 def test_the_value_in_the_file_is_the_default(section: str, field: str) -> None:
-    written = yaml.safe_load(FILE.read_text(encoding="utf-8"))[section][field]
+    written = written_values()[section][field]
     default = DEFAULTS[section][field]
     if setting_sources.is_size(field):
         assert str(written) == setting_sources.shown_size(default)
