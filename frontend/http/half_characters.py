@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 _ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -15,17 +14,22 @@ _HALF = re.compile("[\ud800-\udfff]")
 _BYTES = range(0xDC80, 0xDD00)
 """What stands for a byte that is not UTF-8 (PEP 383)."""
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_HOLDING = (str, list, dict)
 _SHOWN = 200
+LARGEST_NBYTES = 4 << 20
+"""Bodies up to this size are searched; the search takes several times the memory of the body."""
 
 
 def fault_of(body: bytes | memoryview) -> str:
-    """JSON path and fault of the first such text; empty where there is none, or the body is no JSON."""
+    """JSON path and fault of the first such text; empty where there is none, or the body is no JSON or too long."""
+    if len(body) > LARGEST_NBYTES:
+        return ""
     raw = bytes(body)
     text = raw.decode(errors="surrogateescape")
     if not _ESCAPED.search(raw) and not _HALF.search(text):
         return ""
     try:
-        found = next(_halves(json.loads(text)), None)
+        found = _half_in(json.loads(text))
     except (ValueError, RecursionError):
         return ""
     if found is None:
@@ -37,18 +41,22 @@ def fault_of(body: bytes | memoryview) -> str:
     return f"{place}: \\u{ord(half):04x} is half of a character, which a JSON body cannot hold"
 
 
-def _halves(value: Any) -> Iterator[tuple[str, str]]:
-    """(path, half) of each text with one, in the order of the body."""
-    stack: list[tuple[str, Any]] = [("", value)]
-    while stack:
-        path, value = stack.pop()
-        if isinstance(value, str):
-            half = _HALF.search(value)
-            if half:
-                yield path, half[0]
-        elif isinstance(value, list):
-            stack.extend((f"{path}[{at}]", value[at]) for at in reversed(range(len(value))))
-        elif isinstance(value, dict):
-            for name in reversed(value):
-                named = f"{path}.{name}" if _FIELD.fullmatch(name) else f"{path}[...]"
-                stack += [(named, value[name]), (f"{path}[key]", name)]
+def _half_in(value: Any) -> tuple[str, str] | None:
+    """(path, half) of the first text with one, in the order of the body.
+
+    PERF: paths are made on the way back only, as bodies up to 512 KiB are searched on the event loop.
+    """
+    if type(value) is str:
+        half = _HALF.search(value)
+        return ("", half[0]) if half else None
+    if type(value) is list:
+        for at, entry in enumerate(value):
+            if entry and type(entry) in _HOLDING and (found := _half_in(entry)):
+                return f"[{at}]{found[0]}", found[1]
+    elif type(value) is dict:
+        for name, entry in value.items():
+            if half := _HALF.search(name):
+                return "[key]", half[0]
+            if entry and type(entry) in _HOLDING and (found := _half_in(entry)):
+                return f".{name}{found[0]}" if _FIELD.fullmatch(name) else f"[...]{found[0]}", found[1]
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.http.half_characters import fault_of
+from frontend.http.half_characters import LARGEST_NBYTES, fault_of
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,7 @@ from frontend.http.half_characters import fault_of
         (b"[" * 100_000 + rb'"\ud800"', ""),
         (b"\xff", ""),
         (b"{", ""),
+        (b'{"a": ["' + b"x" * LARGEST_NBYTES + rb'", "\ud800"]}', ""),
     ],
 )
 def test_the_first_half_is_named(body: bytes, said: str) -> None:
