@@ -334,6 +334,17 @@ def test_arguments_are_json_that_a_client_can_send_back(name: str, arguments: st
             Conversation(Limits()).call("call_1", "add", returned, "messages[1]")
 
 
+@pytest.mark.parametrize(
+    ("name", "again"), [("qwen_xml", "<function=a><parameter=b>"), ("qwen", '{"arguments":"{}')]
+)
+def test_a_mark_that_comes_again_and_again_is_read_in_one_pass(name: str, again: str) -> None:
+    """A search behind each of the marks would hold the device for minutes, and all streams with it."""
+    begin = "<function=a>" if name == "qwen_xml" else "{"
+    body = f"<tool_call>{begin}{again * 100_000}"
+    parser = FORMATS[name].parser("", TOOLS)
+    assert _merged([*parser.feed(f"{body}</tool_call>", 1), *parser.finish()])
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "template"])
 def test_text_before_a_possible_call_is_not_held_back(name: str) -> None:
     parser = FORMATS[name].parser("", TOOLS)

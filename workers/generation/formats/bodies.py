@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ipc.wire.generation import MOST_LEVELS, CalledFunction
@@ -18,10 +18,13 @@ from ipc.wire.generation import MOST_LEVELS, CalledFunction
 Schemas = Mapping[str, Mapping[str, Any]]
 """Schemas of arguments by name of the function."""
 Reader = Callable[[str, Schemas], list[CalledFunction] | None]
-_QUOTED = re.compile(r'("(?:arguments|parameters)"\s*:\s*)"(\{.*\})"(?=\s*[,}])', re.DOTALL)
-_XML_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+# NOTE: a model may write a mark thousands of times in one body. No pattern looks for an end behind each of them.
+_QUOTED_BEGIN = re.compile(r'"(?:arguments|parameters)"\s*:\s*"(?=\{)')
+_QUOTED_END = re.compile(r'\}"(?=\s*[,}])')
+_XML_FUNCTION = re.compile(r"<function=([^>\n]{1,512})>(.*?)(?:</function>|\Z)", re.DOTALL)
 _XML_JSON = re.compile(r"\s*<function=([^>\n]+)>\s*(\{.*\})\s*(?:</function>\s*)?", re.DOTALL)
-_XML_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
+_XML_PARAMETER = re.compile(r"<parameter=([^>\n]{1,512})>")
+_XML_PARAMETER_END = "</parameter>"
 _NAMED = re.compile(r"\s*([\w.:-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
 _FENCED = re.compile(r"\s*([\w.:-]+)\s*(?:```(?:json)?\s*)?(\{.*\})\s*(?:```)?\s*", re.DOTALL)
 _GEMMA = re.compile(r"\s*call:([\w.:-]+)\s*(\{.*\})\s*", re.DOTALL)
@@ -36,8 +39,17 @@ def read_json(body: str, schemas: Schemas) -> list[CalledFunction] | None:
     """`{"name": ..., "arguments": {...}}`, or a list of those; `parameters` stands for `arguments` as well."""
     value = _loaded(body)
     if value is None:
-        value = _loaded(_QUOTED.sub(r"\1\2", body))
+        value = _loaded(_unquoted(body))
     return calls_of(value)
+
+
+def _unquoted(body: str) -> str:
+    """The text without quotes around an object of arguments: from its beginning to the last end that fits."""
+    begin = _QUOTED_BEGIN.search(body)
+    ends = [found.start() for found in _QUOTED_END.finditer(body, begin.end())] if begin else []
+    if begin is None or not ends:
+        return body
+    return f"{body[: begin.end() - 1]}{body[begin.end() : ends[-1] + 1]}{body[ends[-1] + 2 :]}"
 
 
 def calls_of(value: Any) -> list[CalledFunction] | None:
@@ -77,11 +89,21 @@ def read_xml(body: str, schemas: Schemas) -> list[CalledFunction] | None:
         properties = schemas.get(name.strip(), {}).get("properties")
         types = properties if isinstance(properties, Mapping) else {}
         values = {
-            key.strip(): _typed(_unframed(text), types.get(key.strip()))
-            for key, text in _XML_PARAMETER.findall(inner)
+            key.strip(): _typed(_unframed(text), types.get(key.strip())) for key, text in _parameters(inner)
         }
         calls.append(_called(name.strip(), values))
     return _all(calls) if calls else None
+
+
+def _parameters(inner: str) -> Iterator[tuple[str, str]]:
+    """Name and text of each parameter that is closed."""
+    begin = _XML_PARAMETER.search(inner)
+    while begin is not None:
+        end = inner.find(_XML_PARAMETER_END, begin.end())
+        if end < 0:
+            return
+        yield begin[1], inner[begin.end() : end]
+        begin = _XML_PARAMETER.search(inner, end + len(_XML_PARAMETER_END))
 
 
 def read_xml_function(body: str, schemas: Schemas) -> list[CalledFunction] | None:
