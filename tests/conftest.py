@@ -32,7 +32,16 @@ settings.register_profile(
 )
 settings.load_profile("steady")
 
-SHARED_SERVERS = ("fakes", "families", "kserve_server", "minilm_server", "sie", "trtis_server", "warm_server")
+SHARED_SERVERS = (
+    "fakes",
+    "families",
+    "keyed_server",
+    "kserve_server",
+    "minilm_server",
+    "sie",
+    "trtis_server",
+    "warm_server",
+)
 """Fixtures of scope `session` that start a server for several files."""
 
 

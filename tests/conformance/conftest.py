@@ -19,6 +19,7 @@ from tests.conformance.models import write_catalog
 from tests.conformance.trtis_transports import Stub
 from tests.conformance.wire import FORMS
 from tests.harness.browser import Browser, browser
+from tests.harness.keys import SLOW_KEYS, STRANGER, write_keys
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import FAKE_CATALOG, ROOT, Server, serving, wait_until
 from tests.harness.status import wait_joined
@@ -30,6 +31,13 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A browser for the tests of a file."""
     with browser(tmp_path_factory.mktemp("chromium")) as running:
         yield running
+
+
+class Keyed(NamedTuple):
+    """A server that wants keys, and the keys by name."""
+
+    server: Server
+    keys: dict[str, str]
 
 
 class Families(NamedTuple):
@@ -132,6 +140,41 @@ def tiny_extractors(families: Families) -> Path:
 def extracting(families: Families) -> Server:
     """The server of all families."""
     return families.server
+
+
+@pytest.fixture(scope="session")
+def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
+    """A server with keys that logs all it can; at the end nothing that the server wrote or shows may hold a secret.
+
+    Every test that uses up a rate has a slow key of its own.
+    """
+    place = tmp_path_factory.mktemp("keyed")
+    slow = {"scopes": ["infer", "admin"], "requests_per_s": 0.01}
+    entries = {
+        "infer": {},
+        "admin": {"scopes": ["admin"]},
+        "both": {"scopes": ["infer", "admin"]},
+        "slow-early": slow,
+        "slow-grpc": {**slow, "burst": 2},
+        **{f"slow-{number}": slow for number in range(SLOW_KEYS)},
+    }
+    keys = write_keys(place / "keys.json", entries)
+    settings = {
+        "server.keys_file": place / "keys.json",
+        "server.compatible": "tei",
+        "server.max_header_bytes": 65536,
+        "log.level": "debug",
+        "log.format": "json",
+    }
+    with serving(place, settings=grpc_settings(**settings)) as server:
+        yield Keyed(server, keys)
+        shown = [server.get("/metrics").body.decode(), server.log]
+        for pid in server.pids():
+            shown += [
+                Path(f"/proc/{pid}/{name}").read_bytes().decode("latin-1") for name in ("cmdline", "environ")
+            ]
+        for key in (*keys.values(), STRANGER):
+            assert not any(key.split("_", 2)[2] in text for text in shown)
 
 
 @pytest.fixture(scope="session")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from frontend.access import api_keys
+from tests.conformance.conftest import Keyed
 from tests.conformance.hostile import exchange
-from tests.harness.keys import bearer, write_keys
-from tests.harness.server import Answer, Server, serving
+from tests.harness.keys import SLOW_KEYS, STRANGER, bearer
+from tests.harness.server import Answer, Server
 
-STRANGER = api_keys.fresh()
 TEXT = {"items": [{"text": "a"}]}
 
 
@@ -65,6 +63,7 @@ ROUTES = (
     Route("POST", "/v1/admin/load/fake/echo", {}, admin=True, good=(200, 202, 404)),
     Route("POST", "//v1/admin/load/fake/echo", {}, admin=True, good=(200, 202, 404)),
 )
+assert len(ROUTES) <= SLOW_KEYS
 OPEN = ("/", "/healthz", "/livez", "/readyz", "/ping", "/health", "/metrics")
 OPENAI = {
     401: ("invalid_api_key", "invalid_request_error"),
@@ -76,32 +75,10 @@ KINDS = {401: "AuthenticationError", 403: "PermissionDeniedError", 429: "RateLim
 """Types of errors of vLLM and infinity."""
 
 
-@dataclass(frozen=True)
-class Guarded:
-    """A server with keys, and the keys by name."""
-
-    server: Server
-    keys: dict[str, str]
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """A server that logs all it can; at the end nothing that it wrote or shows may hold a secret."""
-    place = tmp_path_factory.mktemp("access")
-    slow = {f"slow-{n}": {"scopes": ["infer", "admin"], "requests_per_s": 0.01} for n in range(len(ROUTES))}
-    named = {"infer": {}, "admin": {"scopes": ["admin"]}, "both": {"scopes": ["infer", "admin"]}, **slow}
-    made = write_keys(place / "keys.json", named)
-    settings = {"server.keys_file": place / "keys.json", "log.level": "debug", "log.format": "json"}
-    settings["server.compatible"] = "tei"
-    with serving(place, settings=settings) as server:
-        yield Guarded(server, made)
-        shown = [server.get("/metrics").body.decode(), server.log]
-        for pid in server.pids():
-            shown += [
-                Path(f"/proc/{pid}/{name}").read_bytes().decode("latin-1") for name in ("cmdline", "environ")
-            ]
-        for key in (*made.values(), STRANGER):
-            assert not any(key.split("_", 2)[2] in text for text in shown)
+@pytest.fixture
+def guarded(keyed_server: Keyed) -> Keyed:
+    """The server that the tests of keys share."""
+    return keyed_server
 
 
 def assert_refused(answer: Answer, route: Route, status: int) -> None:
@@ -142,7 +119,7 @@ def assert_foreign(body: dict[str, Any], form: str, status: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(ROUTES)), ids=[f"{r.method} {r.path}" for r in ROUTES])
-def test_each_route_answers_each_kind_of_key_in_its_own_form(guarded: Guarded, number: int) -> None:
+def test_each_route_answers_each_kind_of_key_in_its_own_form(guarded: Keyed, number: int) -> None:
     route, known = ROUTES[number], guarded.keys
     lacking = known["infer" if route.admin else "admin"]
     missing = route.ask(guarded.server, {})
@@ -164,12 +141,12 @@ def test_each_route_answers_each_kind_of_key_in_its_own_form(guarded: Guarded, n
 
 
 @pytest.mark.parametrize("path", OPEN)
-def test_probes_metrics_and_the_page_need_no_key(guarded: Guarded, path: str) -> None:
+def test_probes_metrics_and_the_page_need_no_key(guarded: Keyed, path: str) -> None:
     assert guarded.server.get(path).status == 200
     assert guarded.server.request("GET", path, headers=bearer(STRANGER)).status == 200
 
 
-def test_a_refusal_comes_before_the_body_is_asked_for(guarded: Guarded) -> None:
+def test_a_refusal_comes_before_the_body_is_asked_for(guarded: Keyed) -> None:
     head = (
         "POST /v1/encode/fake/echo HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
         "Content-Length: 100000000\r\nExpect: 100-continue\r\n\r\n"
@@ -206,7 +183,7 @@ def raw_get(server: Server, path: str, fields: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_head_is_refused_cleanly(guarded: Guarded, name: str) -> None:
+def test_a_hostile_head_is_refused_cleanly(guarded: Keyed, name: str) -> None:
     fields = HOSTILE[name].replace(b"KEY", guarded.keys["both"].encode())
     assert raw_get(guarded.server, "/v1/models", fields).startswith(b"HTTP/1.1 401 ")
     refused = raw_get(guarded.server, "/v1/admin/load/fake/echo", fields)
@@ -218,12 +195,12 @@ def test_a_hostile_head_is_refused_cleanly(guarded: Guarded, name: str) -> None:
 @pytest.mark.parametrize(
     "fields", [b"authorization: bearer KEY", b"AUTHORIZATION:  BEARER  KEY", b"X-Api-Key: KEY"]
 )
-def test_case_and_the_other_header_do_not_matter(guarded: Guarded, fields: bytes) -> None:
+def test_case_and_the_other_header_do_not_matter(guarded: Keyed, fields: bytes) -> None:
     sent = fields.replace(b"KEY", guarded.keys["infer"].encode())
     assert raw_get(guarded.server, "/v1/models", sent).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_key_in_the_address_lets_nobody_in(guarded: Guarded) -> None:
+def test_a_key_in_the_address_lets_nobody_in(guarded: Keyed) -> None:
     for name in ("token", "key", "api_key", "access_token"):
         assert guarded.server.get(f"/v1/models?{name}={guarded.keys['infer']}").status == 401
 
@@ -251,7 +228,7 @@ def handshake(server: Server, *fields: str) -> bytes:
 
 
 def test_a_websocket_takes_the_key_as_a_header_or_a_subprotocol_that_is_never_selected(
-    guarded: Guarded,
+    guarded: Keyed,
 ) -> None:
     server, key = guarded.server, guarded.keys["infer"]
     refused = handshake(server)
@@ -264,7 +241,7 @@ def test_a_websocket_takes_the_key_as_a_header_or_a_subprotocol_that_is_never_se
     assert b"penstock.status" in accepted and b"penstock.key" not in accepted
 
 
-def test_requests_are_counted_by_the_names_in_the_file_and_no_others(guarded: Guarded) -> None:
+def test_requests_are_counted_by_the_names_in_the_file_and_no_others(guarded: Keyed) -> None:
     server, known = guarded.server, guarded.keys
     before = server.metric("penstock_requests_by_key_total", key="both", code="200")
     refused = server.metric("penstock_access_refused_total", reason="unauthenticated")
@@ -282,7 +259,7 @@ def test_requests_are_counted_by_the_names_in_the_file_and_no_others(guarded: Gu
     assert names == {*known, "-"}, "and one for all who have no key of the file"
 
 
-def test_the_log_names_the_key_that_called_an_admin_route(guarded: Guarded) -> None:
+def test_the_log_names_the_key_that_called_an_admin_route(guarded: Keyed) -> None:
     ROUTES[-2].ask(guarded.server, bearer(guarded.keys["admin"]))
     lines = [json.loads(line) for line in guarded.server.log.splitlines() if line.startswith("{")]
     found = [

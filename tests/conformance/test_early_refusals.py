@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
 
-from tests.harness.keys import bearer, write_keys
+from tests.conformance.conftest import Keyed
+from tests.harness.keys import bearer
 from tests.harness.raw import RawClient
-from tests.harness.server import Answer, Server, serving, wait_until
+from tests.harness.server import Answer, Server, wait_until
 
 MODEL = "fake/echo"
 BODY = json.dumps({"items": [{"text": "a"}]}).encode()
@@ -38,20 +39,10 @@ class Guarded:
         return self.server.metric("sie_requests_total", **labels)
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """The server."""
-    root = tmp_path_factory.mktemp("early")
-    keys = write_keys(
-        root / "keys.yaml",
-        {"infer": {}, "slow": {"requests_per_s": 0.01}, "admin": {"scopes": ["admin"]}},
-    )
-    with serving(
-        root,
-        models=(MODEL,),
-        settings={"server.keys_file": root / "keys.yaml", "server.max_header_bytes": 65536},
-    ) as server:
-        yield Guarded(server, keys)
+@pytest.fixture
+def guarded(keyed_server: Keyed) -> Guarded:
+    """The server that the tests of keys share."""
+    return Guarded(keyed_server.server, keyed_server.keys)
 
 
 def test_the_start_up_block_says_how_many_keys_there_are(guarded: Guarded) -> None:
@@ -77,8 +68,8 @@ def test_refused_keys_and_bad_deadlines_are_counted_under_operation_and_model(
 
 def test_a_rate_that_is_used_up_is_counted(guarded: Guarded) -> None:
     before = guarded.errors("encode", MODEL)
-    assert guarded.ask(path_of("encode"), "slow").status == 200
-    assert guarded.ask(path_of("encode"), "slow").status == 429
+    assert guarded.ask(path_of("encode"), "slow-early").status == 200
+    assert guarded.ask(path_of("encode"), "slow-early").status == 429
     assert guarded.errors("encode", MODEL) == before + 1
 
 

@@ -14,8 +14,9 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from ipc.protos import kserve_v2_pb2 as pb
+from tests.conformance.conftest import Keyed
 from tests.fuzz import http2
-from tests.harness.keys import bearer, write_keys
+from tests.harness.keys import bearer
 from tests.harness.rpc import (
     Rpc,
     address_of,
@@ -237,53 +238,38 @@ def test_results_in_a_typed_number_field(rpc: Rpc) -> None:
     assert len(answer.raw_output_contents[0]) == 4 * int(np.prod(answer.outputs[0].shape))
 
 
-@pytest.fixture(scope="module")
-def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, str]]]:
-    """A server with keys."""
-    place = tmp_path_factory.mktemp("kserve-keys")
-    entries = {
-        "user": {"scopes": ["infer"]},
-        "admin": {"scopes": ["infer", "admin"]},
-        "slow": {"scopes": ["infer"], "requests_per_s": 0.01, "burst": 2},
-    }
-    made = write_keys(place / "keys.json", entries)
-    settings = grpc_settings(**{"server.keys_file": place / "keys.json"})
-    with serving(place, ("fake/echo",), settings) as running:
-        yield running, made
-
-
 def with_key(key: str) -> tuple[tuple[str, str], ...]:
     return tuple((name.lower(), value) for name, value in bearer(key).items())
 
 
-def test_keys_and_scopes(closed: tuple[Server, dict[str, str]]) -> None:
-    server, keys = closed
+def test_keys_and_scopes(keyed_server: Keyed) -> None:
+    server, keys = keyed_server
     request, load = text_request("fake/echo", "x"), pb.RepositoryModelLoadRequest(model_name="x")
     with Rpc(address_of(server)) as rpc:
-        rpc.call("ModelInfer", request, metadata=with_key(keys["user"]))
+        rpc.call("ModelInfer", request, metadata=with_key(keys["infer"]))
         for metadata in ((), with_key("pk_wrong"), (("authorization", "Basic eDp5"),)):
             error = failure_of(lambda metadata=metadata: rpc.call("ModelInfer", request, metadata=metadata))
             assert error.code() is Code.UNAUTHENTICATED
-        error = failure_of(lambda: rpc.call("RepositoryModelLoad", load, metadata=with_key(keys["user"])))
+        error = failure_of(lambda: rpc.call("RepositoryModelLoad", load, metadata=with_key(keys["infer"])))
         assert error.code() is Code.PERMISSION_DENIED and "admin" in error.details()
-        error = failure_of(lambda: rpc.call("RepositoryModelLoad", load, metadata=with_key(keys["admin"])))
+        error = failure_of(lambda: rpc.call("RepositoryModelLoad", load, metadata=with_key(keys["both"])))
         assert error.code() is Code.UNAVAILABLE, "let in, and told that control is off"
         assert rpc.call("ServerLive", pb.ServerLiveRequest()).live, "probes need no key"
         assert rpc.health() == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_a_stream_without_a_key_ends_with_a_status(closed: tuple[Server, dict[str, str]]) -> None:
-    server, keys = closed
+def test_a_stream_without_a_key_ends_with_a_status(keyed_server: Keyed) -> None:
+    server, keys = keyed_server
     with Rpc(address_of(server)) as rpc:
         error = failure_of(lambda: list(rpc.stream([text_request("fake/echo", "x")])))
         assert error.code() is Code.UNAUTHENTICATED
-        answers = list(rpc.stream([text_request("fake/echo", "x")], metadata=with_key(keys["user"])))
+        answers = list(rpc.stream([text_request("fake/echo", "x")], metadata=with_key(keys["infer"])))
         assert is_vector_of("x", answers[0].infer_response)
 
 
-def test_a_rate_counts_messages_of_streams_and_rpcs_alike(closed: tuple[Server, dict[str, str]]) -> None:
-    server, keys = closed
-    metadata = with_key(keys["slow"])
+def test_a_rate_counts_messages_of_streams_and_rpcs_alike(keyed_server: Keyed) -> None:
+    server, keys = keyed_server
+    metadata = with_key(keys["slow-grpc"])
     with Rpc(address_of(server)) as rpc:
         requests = [text_request("fake/echo", str(number)) for number in range(3)]
         told = [answer.error_message for answer in rpc.stream(requests, metadata=metadata)]

@@ -9,6 +9,11 @@ from typing import Any
 
 from frontend.access import api_keys
 
+STRANGER = api_keys.fresh()
+"""A key that no file has."""
+SLOW_KEYS = 20
+"""Keys of the shared server with a rate, by number."""
+
 
 def write_keys(
     path: Path, entries: Mapping[str, Mapping[str, Any]], known: Mapping[str, str] | None = None
