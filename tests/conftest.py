@@ -37,6 +37,7 @@ SHARED_SERVERS = (
     "families",
     "keyed_server",
     "kserve_server",
+    "limited_server",
     "minilm_server",
     "sie",
     "trtis_server",

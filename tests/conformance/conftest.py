@@ -13,7 +13,16 @@ from typing import NamedTuple
 import grpc
 import pytest
 
-from tests.conformance import encoders, extractors, minilm, score_references, sights, towers, trtis
+from tests.conformance import (
+    encoders,
+    extractors,
+    kserve_limits,
+    minilm,
+    score_references,
+    sights,
+    towers,
+    trtis,
+)
 from tests.conformance.hostile import MAX_BODY_BYTES, MAX_GROWTH_BYTES, MAX_IMAGE_BYTES, PATH, private_bytes
 from tests.conformance.models import write_catalog
 from tests.conformance.trtis_transports import Stub
@@ -195,6 +204,14 @@ def kserve_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "log.format": "json",
     }
     with serving(place, (), grpc_settings(**settings)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def limited_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One frontend with the models of `tests.conformance.kserve_limits`, over HTTP and gRPC, and low limits."""
+    place = tmp_path_factory.mktemp("limited")
+    with serving(place, ("fake/echo",), grpc_settings(**kserve_limits.settings(place))) as running:
         yield running
 
 

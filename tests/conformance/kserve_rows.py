@@ -6,9 +6,7 @@ from typing import Any
 
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.conformance.kserve import A, B
-
-MAX_BYTES = 4 << 20
-"""Largest message of the server that they are sent to."""
+from tests.conformance.kserve_limits import MAX_MESSAGE_BYTES, UNLOADED
 
 
 def message(
@@ -72,7 +70,7 @@ ROWS: list[tuple[str, pb.ModelInferRequest, str, str]] = [
     ("unknown version", message("add_sub", side(), ONE, version="9"), "NOT_FOUND", "version 9 is not found"),
     ("version no number", message("add_sub", side(), ONE, version="x"), INVALID, "version"),
     ("failed model", message("broken", side()), "NOT_FOUND", "has no available versions"),
-    ("unloaded model", message("versions_all", side("INPUT")), "NOT_FOUND", "has no available versions"),
+    ("unloaded model", message(UNLOADED, side("INPUT")), "NOT_FOUND", "has no available versions"),
     ("no inputs", message("add_sub"), INVALID, "expected 2 inputs but got 0"),
     ("no name", message("add_sub", side(""), ONE), INVALID, "unexpected inference input ''"),
     ("no shape", message("add_sub", side(shape=()), ONE), INVALID, "INPUT0"),
@@ -164,5 +162,5 @@ ROWS: list[tuple[str, pb.ModelInferRequest, str, str]] = [
     ("sequence_start", with_parameter("sequence_start", int64_param=1), INVALID, "sequence_start"),
     ("priority", with_parameter("priority", int64_param=-1), INVALID, "priority"),
     ("model raises", message("raising", side("INPUT", "FP32", (1, 1), fp32_contents=[-1.0])), "INTERNAL", ""),
-    ("too large", message("add_sub", raw=[bytes(MAX_BYTES + 1)]), "RESOURCE_EXHAUSTED", ""),
+    ("too large", message("add_sub", raw=[bytes(MAX_MESSAGE_BYTES + 1)]), "RESOURCE_EXHAUSTED", ""),
 ]

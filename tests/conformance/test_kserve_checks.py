@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,63 +11,16 @@ import pytest
 
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.conformance.kserve import ADD_SUB, A, json_pair, post, tensor
-from tests.conformance.kserve_rows import GOOD, INVALID, MAX_BYTES, ONE, ROWS, message, side
-from tests.harness.rpc import Rpc, address_of, failure_of, grpc_settings, trailers_of
-from tests.harness.server import Server, serving, wait_until
-from tests.tiny.programs import SCRIPTED, write_repository
-from tests.tiny.programs import tensor as configured
-
-MODELS = ("add_sub", "raising", "slow", "broken", "identity_bytes", "identity_fp16", "versions_all")
-LATE = """
-import time
-from pathlib import Path
-
-from penstock.model import Model
+from tests.conformance.kserve_limits import LATE
+from tests.conformance.kserve_rows import GOOD, INVALID, ONE, ROWS, message, side
+from tests.harness.rpc import Rpc, address_of, failure_of, trailers_of
+from tests.harness.server import Server, wait_until
 
 
-class Late(Model):
-    def __init__(self, context):
-        while not Path({go!r}).exists():
-            time.sleep(0.01)
-
-    def infer(self, batch):
-        return {{"OUTPUT": batch.array("INPUT")}}
-"""
-"""A model whose load ends when a file appears."""
-
-
-def write_late(repository: Path, go: Path) -> None:
-    """A model that is loading for as long as there is no file `go`."""
-    place = repository / "late"
-    (place / "1").mkdir(parents=True)
-    sides = configured("input", "INPUT", "FP32", [1]) + configured("output", "OUTPUT", "FP32", [1])
-    (place / "config.pbtxt").write_text(sides)
-    (place / "1" / "model.py").write_text(LATE.format(go=str(go)))
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models are, and the file that lets `late` be loaded."""
-    return tmp_path_factory.mktemp("checks")
-
-
-@pytest.fixture(scope="module")
-def server(place: Path) -> Iterator[Server]:
-    repository = write_repository(place / "models", MODELS, SCRIPTED)
-    write_late(repository, place / "go")
-    settings = {
-        "repository.dirs": repository,
-        "repository.allow_python": "true",
-        "repository.control": "explicit",
-        "repository.models": ",".join(name for name in MODELS if name != "versions_all"),
-        "limits.load_wait_s": 0.2,
-        "queue.min_tokens": 64,
-        "queue.max_wait_s": 0.001,
-        "server.frontends": 1,
-        **grpc_settings(**{"grpc.max_message_bytes": MAX_BYTES}),
-    }
-    with serving(place, ("fake/echo",), settings) as running:
-        yield running
+@pytest.fixture
+def server(limited_server: Server) -> Server:
+    """The server with low limits."""
+    return limited_server
 
 
 @pytest.fixture
@@ -165,11 +117,11 @@ def test_a_full_queue(server: Server, rpc: Rpc) -> None:
         assert int(trailers_of(error)["retry-after"]) >= 1
 
 
-def test_a_model_that_is_loading_and_one_that_was_unloaded(server: Server, rpc: Rpc, place: Path) -> None:
+def test_a_model_that_is_loading_and_one_that_was_unloaded(server: Server, rpc: Rpc) -> None:
     body = {"inputs": [tensor("INPUT", A[:, :1].reshape(1), "FP32", data=[1.0])]}
-    path, asked = "/v2/models/late/infer", message("late", side("INPUT", "FP32", (1,), fp32_contents=[1.0]))
+    path, asked = f"/v2/models/{LATE}/infer", message(LATE, side("INPUT", "FP32", (1,), fp32_contents=[1.0]))
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(server.post, "/v2/repository/models/late/load", {})
+        loading = pool.submit(server.post, f"/v2/repository/models/{LATE}/load", {})
         index = "/v2/repository/index"
         wait_until(
             lambda: "LOADING" in {one["state"] for one in server.post(index, {}).json()},
@@ -180,11 +132,11 @@ def test_a_model_that_is_loading_and_one_that_was_unloaded(server: Server, rpc: 
         assert int(found.answer.headers["retry-after"]) >= 1
         error = failure_of(lambda: rpc.call("ModelInfer", asked))
         assert error.code() is grpc.StatusCode.UNAVAILABLE and "is loading" in error.details()
-        assert not rpc.call("ModelReady", pb.ModelReadyRequest(name="late")).ready
-        (place / "go").touch()
+        assert not rpc.call("ModelReady", pb.ModelReadyRequest(name=LATE)).ready
+        (server.run_dir.parent / "go").touch()
         assert loading.result(60).status == 200
     assert post(server, path, body).status == 200
-    assert server.post("/v2/repository/models/late/unload", {}).status == 200
+    assert server.post(f"/v2/repository/models/{LATE}/unload", {}).status == 200
     wait_until(lambda: post(server, path, body).status == 404, what="the unload")
     assert "has no available versions" in post(server, path, body).error
     assert "has no available versions" in failure_of(lambda: rpc.call("ModelInfer", asked)).details()

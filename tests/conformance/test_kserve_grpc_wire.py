@@ -15,29 +15,27 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.conformance.conftest import Keyed
+from tests.conformance.kserve_limits import MAX_MESSAGE_BYTES
 from tests.fuzz import http2
 from tests.harness.keys import bearer
 from tests.harness.rpc import (
     Rpc,
     address_of,
     failure_of,
-    grpc_settings,
     is_vector_of,
     text_request,
     trailers_of,
 )
-from tests.harness.server import Server, serving, wait_until
+from tests.harness.server import Server, wait_until
 
-MAX_BYTES = 1 << 20
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 Code = grpc.StatusCode
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    settings = grpc_settings(**{"grpc.max_message_bytes": MAX_BYTES})
-    with serving(tmp_path_factory.mktemp("kserve-wire"), ("fake/echo",), settings) as running:
-        yield running
+@pytest.fixture
+def server(limited_server: Server) -> Server:
+    """The server with low limits."""
+    return limited_server
 
 
 @pytest.fixture
@@ -137,9 +135,9 @@ def test_an_unknown_method_is_unimplemented(rpc: Rpc) -> None:
 
 def test_a_message_over_the_limit_is_refused_and_one_at_it_is_taken(rpc: Rpc) -> None:
     request = text_request("fake/echo", "x")
-    room = MAX_BYTES - request.ByteSize()
-    request.id = "i" * (room - 4)
-    assert request.ByteSize() == MAX_BYTES
+    room = MAX_MESSAGE_BYTES - request.ByteSize()
+    request.id = "i" * (room - 5)
+    assert request.ByteSize() == MAX_MESSAGE_BYTES
     assert rpc.call("ModelInfer", request).id == request.id
     request.id += "i"
     assert failure_of(lambda: rpc.call("ModelInfer", request)).code() is Code.RESOURCE_EXHAUSTED

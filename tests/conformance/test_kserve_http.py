@@ -7,8 +7,6 @@ import io
 import json
 import struct
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,50 +15,18 @@ import torch
 from PIL import Image
 
 from tests.conformance.kserve import ADD_SUB, LENGTH, A, B, json_pair, pair, post, tensor
+from tests.conformance.kserve_limits import MAX_BODY_BYTES, MAX_JSON_BYTES, SECRET
 from tests.harness.raw import RawClient
-from tests.harness.server import Server, serving
+from tests.harness.server import Server
 from tests.tiny.program_modules import LABELS, Classifier
-from tests.tiny.programs import SCRIPTED, write_repository
 
-MODELS = (
-    "add_sub",
-    "classifier_nhwc",
-    "classifier",
-    "identity_bytes",
-    "identity_fp32",
-    "versions_all",
-    "raising",
-)
-MODELS += ("broken", "zero_size")
-MAX_BODY_BYTES = 8 << 20
 BINARY = {"binary_data_output": True}
 
 
-SECRET = {"X-Penstock-Trace": "a-secret-of-some-length"}
-
-
-def _restricted(path: Path) -> Path:
-    [(header, value)] = SECRET.items()
-    path.write_text(f"[{{apis: [trace], header: {header}, value: {value}}}]")
-    path.chmod(0o600)
-    return path
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("kserve")
-    repository = write_repository(place / "models", MODELS, SCRIPTED)
-    settings = {
-        "repository.dirs": repository,
-        "repository.allow_python": "true",
-        "repository.control": "explicit",
-        "repository.models": ",".join(MODELS),
-        "limits.max_body_bytes": MAX_BODY_BYTES,
-        "kserve.max_json_bytes": 1 << 20,
-        "kserve.restricted_file": _restricted(place / "restricted.yaml"),
-    }
-    with serving(place, ("fake/echo",), settings) as running:
-        yield running
+@pytest.fixture
+def server(limited_server: Server) -> Server:
+    """The server with low limits."""
+    return limited_server
 
 
 def picture(seed: int, kind: str = "JPEG", size: tuple[int, int] = (32, 32)) -> bytes:
@@ -437,7 +403,7 @@ def test_wrong_packings(server: Server, body: bytes, encoding: str, status: int)
 
 
 def test_bodies_over_the_limits(server: Server) -> None:
-    assert "kserve.max_json_bytes" in post(server, ADD_SUB, b" " * ((1 << 20) + 1)).error
+    assert "kserve.max_json_bytes" in post(server, ADD_SUB, b" " * (MAX_JSON_BYTES + 1)).error
     with RawClient(server.port) as client:
         head = f"POST {ADD_SUB} HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY_BYTES + 1}\r\n{LENGTH}: 10\r\n\r\n"
         client.socket.sendall(head.encode())

@@ -22,6 +22,7 @@ the first use of `torch.export` costs a worker as much time as the rest of its s
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -100,7 +101,8 @@ def exported(
 def _save(module: torch.nn.Module, examples: Sequence[torch.Tensor], free: Sequence[int], path: Path) -> None:
     """Write a module in the form that the file's name says."""
     if path.name == SCRIPTED:
-        torch.jit.save(torch.jit.script(module.eval()), path)
+        with warnings.catch_warnings(category=DeprecationWarning, action="ignore"):
+            torch.jit.save(torch.jit.script(module.eval()), path)
     else:
         exported(module, examples, free, path)
 
