@@ -21,8 +21,10 @@ from ipc.errors import PenstockError
 from ipc.settings import Settings
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import InputItem
+from penstock.files import ignore_progress, located
 from penstock.verification import samples
 from penstock.verification.samples import drawn
+from penstock.verification.supported import refuse_unsupported
 
 Array = np.ndarray[Any, Any]
 Vectors = Sequence[Array]
@@ -99,9 +101,12 @@ def run(entry: ModelEntry, settings: Settings, *, as_json: bool) -> int:
 def compare(entry: ModelEntry, settings: Settings) -> Report:
     """Load both sides in turn and compare their answers.
 
+    The files come first: without a network the command ends before libraries are imported, which takes long.
     Raises `Unsupported` for a family without a reference, `DependencyConflict` for a missing extra, `ConfigError` for a
     missing device, and what adapters and libraries raise.
     """
+    refuse_unsupported(entry.adapter)
+    directory = located(entry, ignore_progress)
     import torch
     from transformers.utils import logging as transformers_logging
 
@@ -112,11 +117,10 @@ def compare(entry: ModelEntry, settings: Settings) -> Report:
     chatter: Any = transformers_logging
     chatter.set_verbosity_error()
     chatter.disable_progress_bar()
-    references.refuse_unsupported(entry.adapter)
-    ours = Ours(entry, settings)
+    ours = Ours(entry, settings, directory)
     device, precision = ours.device, str(ours.dtype).removeprefix("torch.")
     opening = Opening(
-        entry, ours.directory, device, ours.adapter.max_sequence_length, settings.worker.trust_remote_code
+        entry, directory, device, ours.adapter.max_sequence_length, settings.worker.trust_remote_code
     )
     mine = answers(ours, entry)
     del ours

@@ -14,7 +14,7 @@ from ipc.errors import InferenceFailed
 from ipc.settings import Settings
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
-from penstock.files import ignore_progress, located
+from penstock.files import ignore_progress
 from workers import operations
 from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared
 from workers.adapters.registry import resolve
@@ -27,18 +27,17 @@ BATCH_ITEMS = 8
 
 
 class Ours:
-    """A model in our adapter; `directory` holds its files."""
+    """A model in our adapter."""
 
-    def __init__(self, entry: ModelEntry, settings: Settings) -> None:
-        """Fetch and load the model. Exceptions of the adapter and the source pass."""
+    def __init__(self, entry: ModelEntry, settings: Settings, directory: Path) -> None:
+        """Load the model, whose files `directory` holds. Exceptions of the adapter pass."""
         family = resolve(entry.adapter, files=settings.worker.trust_remote_code)
         self.device = devices.select(settings).torch
         self.dtype = resolve_dtype(entry.precision or settings.worker.precision, self.device)
-        self.directory: Path = located(entry, ignore_progress)
         self.entry = entry
         self.adapter: Adapter = family.load(
             LoadContext(
-                directory=self.directory,
+                directory=directory,
                 model_id=entry.id,
                 device=self.device,
                 dtype=self.dtype,

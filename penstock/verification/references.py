@@ -6,7 +6,7 @@ A reference has the methods `encode`, `score` and `extract` that its family need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from ipc import extras
-from ipc.errors import DependencyConflict, Unsupported
 from ipc.wire.extraction import Classification, Entity, Extraction
 from ipc.wire.messages import InputItem
 from penstock.verification.conversations import Embedder, Reranker
 from penstock.verification.opening import Opening
 from penstock.verification.samples import opened
+from penstock.verification.supported import OWN, SENTENCE_TRANSFORMERS, refuse_unsupported
 
 Array = np.ndarray[Any, Any]
 
@@ -223,22 +222,12 @@ def _classified(found: list[dict[str, Any]]) -> Extraction:
     )
 
 
-def sentence_transformers() -> Any:
-    """The package.  Raises `DependencyConflict` that names the extra when it is missing."""
-    try:
-        import sentence_transformers as package
-    except ImportError as error:
-        raise DependencyConflict(
-            f"verify needs the package sentence-transformers: {extras.needed('verify')}"
-        ) from error
-    return package
-
-
 class Encoder:
     """SentenceTransformer, SparseEncoder or MultiVectorEncoder on the model's directory."""
 
     def __init__(self, opening: Opening, kind: str) -> None:
-        package = sentence_transformers()
+        import sentence_transformers as package
+
         self._opening = opening
         self._model = getattr(package, kind)(opening.place, **opening.arguments)
         if kind != "MultiVectorEncoder":
@@ -265,7 +254,8 @@ class Pairs:
     """CrossEncoder."""
 
     def __init__(self, opening: Opening) -> None:
-        package = sentence_transformers()
+        import sentence_transformers as package
+
         self._model = package.CrossEncoder(opening.place, max_length=opening.length, **opening.arguments)
         self.name = f"sentence-transformers {package.__version__} CrossEncoder"
 
@@ -280,41 +270,14 @@ def _array(values: Any) -> Array:
     return np.asarray(host, dtype=np.float32)
 
 
-def _encoder(kind: str) -> Callable[[Opening], Any]:
-    return lambda opening: Encoder(opening, kind)
-
-
-_SENTENCE_TRANSFORMERS: dict[str, Callable[[Opening], Any]] = {
-    "dense": _encoder("SentenceTransformer"),
-    "splade": _encoder("SparseEncoder"),
-    "colbert": _encoder("MultiVectorEncoder"),
-    "colpali": _encoder("MultiVectorEncoder"),
-    "colqwen2": _encoder("MultiVectorEncoder"),
-    "cross_encoder": Pairs,
-}
-_OTHERS: dict[str, Callable[[Opening], Any]] = {
-    "bge_m3": BgeM3,
-    "clip": TwoTowers,
-    "siglip": TwoTowers,
-    "qwen3_reranker": YesOrNo,
-    "qwen3_vl_embedding": Embedder,
-    "qwen3_vl_reranker": Reranker,
-    "ner": Entities,
-    "text_classification": Classes,
-    "nli_zero_shot": ZeroShotClasses,
-}
-
-
-def refuse_unsupported(adapter: str) -> None:
-    """Raise `Unsupported` for a family without a reference, `DependencyConflict` for a missing extra."""
-    if adapter in _SENTENCE_TRANSFORMERS:
-        sentence_transformers()
-    elif adapter not in _OTHERS:
-        known = ", ".join(sorted({*_SENTENCE_TRANSFORMERS, *_OTHERS}))
-        raise Unsupported(f"verify has no reference for the family {adapter!r}; it has for {known}")
+_OWN = (BgeM3, TwoTowers, YesOrNo, Embedder, Reranker, Entities, Classes, ZeroShotClasses)
 
 
 def open_reference(opening: Opening) -> Any:
     """The reference of the entry's family. Raises as `refuse_unsupported`; exceptions of the library pass."""
-    refuse_unsupported(opening.entry.adapter)
-    return {**_SENTENCE_TRANSFORMERS, **_OTHERS}[opening.entry.adapter](opening)
+    family = opening.entry.adapter
+    refuse_unsupported(family)
+    kind = SENTENCE_TRANSFORMERS.get(family)
+    if kind is None:
+        return {each.__name__: each for each in _OWN}[OWN[family]](opening)
+    return Pairs(opening) if kind == "CrossEncoder" else Encoder(opening, kind)

@@ -171,7 +171,10 @@ def test_a_family_without_a_reference_is_refused(
 
 
 @pytest.mark.usefixtures("no_settings")
-def test_damaged_weights_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_weights_are_named_before_a_library_is_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "penstock.verification.references", None)
     models.build("dense_mean", tmp_path / "weights")
     file = tmp_path / "weights" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
