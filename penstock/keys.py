@@ -51,6 +51,7 @@ def add_parser(commands: Any, add_flags: Callable[[argparse.ArgumentParser], Non
         "--burst", type=int, metavar="N", help="requests at once (default: what one second gives)"
     )
     new.add_argument("--share", type=float, metavar="W", help="weight against other keys (default: 1)")
+    terminal.with_json(new, "print the entry as JSON")
     terminal.with_examples(
         new,
         ("keys new search >> /etc/penstock/keys.yaml", "append the entry; the key is shown on the terminal"),
@@ -64,7 +65,7 @@ def add_parser(commands: Any, add_flags: Callable[[argparse.ArgumentParser], Non
     revoke.add_argument("name", metavar="NAME", help="name or public id of the key")
     for action in (listing, check, revoke):
         action.add_argument("--file", metavar="FILE", help="keys file (default: server.keys_file)")
-        action.add_argument("--json", action="store_true", help="print JSON")
+        terminal.with_json(action)
         add_flags(action)
     file = "--file /etc/penstock/keys.yaml"
     terminal.with_examples(listing, (f"keys list {file} --json", "for scripts"))
@@ -103,7 +104,7 @@ def new(options: argparse.Namespace) -> int:
         msgspec.convert(fields, api_keys.KeyEntry)
     except msgspec.ValidationError as error:
         raise ConfigError(f"keys new: {error}") from error
-    sys.stdout.write(entry_of(fields))
+    sys.stdout.write(terminal.as_json(fields) + "\n" if options.json else entry_of(fields))
     sys.stderr.write(f"the key of {options.name}, shown only now: {key}\n")
     return 0
 

@@ -12,7 +12,10 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
+
+import msgspec
 
 from ipc.memory.datatypes import BYTES, DATATYPES
 from ipc.settings import Settings
@@ -23,12 +26,32 @@ UNKNOWN_SIZE = 2
 _TEXT = b"text"
 
 
+class Tensor(msgspec.Struct, frozen=True):
+    """The bytes of one input, little-endian; elements of BYTES stand behind their length in 4 bytes."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    nbytes: int
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """A POST for one row in one protocol. The body is `head`, then the bytes of the inputs in their order."""
+
+    protocol: str
+    url: str
+    headers: dict[str, str]
+    head: str
+    inputs: list[Tensor]
+
+
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "layout", help="show the header and the bytes of a request of tensors to a model"
     )
     parser.add_argument("model", help="name of the model")
+    terminal.with_json(parser)
     asking.add_arguments(parser)
     terminal.with_examples(parser, ("layout my-model", "the request of a model that takes tensors"))
 
@@ -42,15 +65,19 @@ def run(options: argparse.Namespace, config: Settings) -> int:
     except (OSError, ValueError) as error:
         sys.stderr.write(f"penstock: {_why(error, url)}\n")
         return 1
-    if stated.get("model_transaction_policy", {}).get("decoupled"):
-        print(f"{options.model} gives any number of responses to a request: POST {address}/generate_stream")
-        return 0
+    decoupled = bool(stated.get("model_transaction_policy", {}).get("decoupled"))
     batches = int(stated.get("max_batch_size", 0)) > 0
-    print(
-        "\n".join(
-            [*_kserve(url, options.model, metadata), "", *_trtis(url, options.model, metadata, batches)]
-        )
+    layouts = (
+        []
+        if decoupled
+        else [_kserve(url, options.model, metadata), _trtis(url, options.model, metadata, batches)]
     )
+    if options.json:
+        print(terminal.as_json({"model": options.model, "decoupled": decoupled, "requests": layouts}))
+    elif decoupled:
+        print(f"{options.model} gives any number of responses to a request: POST {address}/generate_stream")
+    else:
+        print("\n\n".join("\n".join(_lines(layout)) for layout in layouts))
     return 0
 
 
@@ -86,7 +113,7 @@ def nbytes_of(tensor: dict[str, Any]) -> int:
     return math.prod(shape_of(tensor)) * size
 
 
-def _kserve(url: str, model: str, metadata: dict[str, Any]) -> list[str]:
+def _kserve(url: str, model: str, metadata: dict[str, Any]) -> Layout:
     inputs = [
         {
             "name": tensor["name"],
@@ -97,38 +124,46 @@ def _kserve(url: str, model: str, metadata: dict[str, Any]) -> list[str]:
         for tensor in metadata["inputs"]
     ]
     head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}, separators=(",", ":"))
-    return [
-        "KServe v2",
-        f"  POST {url}/v2/models/{model}/infer",
-        f"  Inference-Header-Content-Length: {len(head.encode())}",
-        f"  Content-Length: {len(head.encode()) + sum(map(nbytes_of, metadata['inputs']))}",
-        "  body:",
-        f"    {head}",
-        *_bytes(metadata),
-    ]
+    tensors = _tensors(metadata)
+    headers = {
+        "Inference-Header-Content-Length": str(len(head.encode())),
+        "Content-Length": str(len(head.encode()) + _nbytes(tensors)),
+    }
+    return Layout("KServe v2", f"{url}/v2/models/{model}/infer", headers, head, tensors)
 
 
-def _trtis(url: str, model: str, metadata: dict[str, Any], batches: bool) -> list[str]:
+def _trtis(url: str, model: str, metadata: dict[str, Any], batches: bool) -> Layout:
     fields = ["batch_size: 1"]
     for tensor in metadata["inputs"]:
         dims = "".join(f" dims: {dim}" for dim in (shape_of(tensor)[1:] if batches else shape_of(tensor)))
         size = f" batch_byte_size: {nbytes_of(tensor)}" if tensor["datatype"] == BYTES else ""
         fields.append(f'input {{ name: "{tensor["name"]}"{dims}{size} }}')
     fields += [f'output {{ name: "{tensor["name"]}" }}' for tensor in metadata["outputs"]]
-    return [
-        "TRTIS v1",
-        f"  POST {url}/api/infer/{model}",
-        f"  NV-InferRequest: {' '.join(fields)}",
-        f"  Content-Length: {sum(map(nbytes_of, metadata['inputs']))}",
-        "  body:",
-        *_bytes(metadata),
-    ]
+    tensors = _tensors(metadata)
+    headers = {"NV-InferRequest": " ".join(fields), "Content-Length": str(_nbytes(tensors))}
+    return Layout("TRTIS v1", f"{url}/api/infer/{model}", headers, "", tensors)
 
 
-def _bytes(metadata: dict[str, Any]) -> list[str]:
-    """One line for the bytes of each input, in their order."""
+def _tensors(metadata: dict[str, Any]) -> list[Tensor]:
     return [
-        f"    <{nbytes_of(tensor)} bytes of {tensor['name']}: {tensor['datatype']} {shape_of(tensor)}, little-endian"
-        + (", each element behind its length in 4 bytes>" if tensor["datatype"] == BYTES else ">")
+        Tensor(tensor["name"], tensor["datatype"], shape_of(tensor), nbytes_of(tensor))
         for tensor in metadata["inputs"]
     ]
+
+
+def _nbytes(tensors: list[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _lines(layout: Layout) -> Iterator[str]:
+    """The layout for people."""
+    yield layout.protocol
+    yield f"  POST {layout.url}"
+    yield from (f"  {name}: {value}" for name, value in layout.headers.items())
+    yield "  body:"
+    if layout.head:
+        yield f"    {layout.head}"
+    for tensor in layout.inputs:
+        length = ", each element behind its length in 4 bytes" if tensor.datatype == BYTES else ""
+        shown = f"{tensor.name}: {tensor.datatype} {tensor.shape}, little-endian{length}"
+        yield f"    <{tensor.nbytes} bytes of {shown}>"

@@ -35,10 +35,10 @@ def add_parsers(commands: Any, add_flags: AddFlags) -> None:
     listing = actions.add_parser("list", help="all models of the catalog in a table")
     listing.add_argument("--family", help="only this family, for example dense")
     listing.add_argument("--output", choices=OUTPUTS, help="only models that give this output")
-    listing.add_argument("--json", action="store_true", help="print JSON")
+    terminal.with_json(listing)
     showing = actions.add_parser("show", help="everything that the catalog says of one model")
     showing.add_argument("model", metavar="MODEL")
-    showing.add_argument("--json", action="store_true", help="print JSON")
+    terminal.with_json(showing)
     terminal.with_examples(
         listing,
         ("models list", "all models of the catalog"),
@@ -52,6 +52,7 @@ def add_parsers(commands: Any, add_flags: AddFlags) -> None:
     pull.add_argument(
         "--to", metavar="DIR", help="copy each model to DIR/MODEL, to be served without a network"
     )
+    terminal.with_json(pull)
     terminal.with_examples(
         pull,
         ("models pull BAAI/bge-m3", "fetches a model into the hub cache"),
@@ -94,7 +95,7 @@ def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     if action == "show":
         return files.print_one(pulling.entry_of(options.model, catalog), as_json=options.json)
     if action == "pull":
-        return pulling.run(options.model, catalog, options.to)
+        return pulling.run(options.model, catalog, options.to, as_json=options.json)
     if action == "add":
         return adding.run(options, config, catalog)
     return verification.run(pulling.entry_of(options.model, catalog), config, as_json=options.json)

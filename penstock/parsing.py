@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="validate settings and catalog; exit 3 when wrong")
     look = commands.add_parser("doctor", help="look at devices, limits, shared memory, ports, versions")
     for examined in (check, look):
-        examined.add_argument("--json", action="store_true", help="print JSON")
+        terminal.with_json(examined)
     worker = commands.add_parser(
         "worker", help="start one worker by hand, for frontends without a supervisor"
     )

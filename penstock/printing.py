@@ -16,7 +16,9 @@ def add_parsers(commands: Any) -> None:
     completion.add_parser(commands)
     document = commands.add_parser("openapi", help="print the OpenAPI document of the HTTP surface")
     terminal.with_examples(document, ("openapi > openapi.json", "for a generator of clients"))
+    terminal.with_json(document, "the document is JSON always")
     version = commands.add_parser("version", help="print the version")
+    terminal.with_json(version)
     terminal.with_examples(version, ("version", "the same as `penstock --version`"))
 
 
@@ -25,7 +27,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.command == "completion":
         return completion.run(options, parser)
     if options.command == "version":
-        print(VERSION)
+        print(terminal.as_json({"version": VERSION}) if options.json else VERSION)
         return 0
     # Imported here: the document needs all of the frontend, other commands do not.
     from frontend.openapi import document

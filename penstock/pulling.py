@@ -56,18 +56,43 @@ class ProgressLine:
         self._shown = tenths
 
 
-def run(names: Sequence[str], catalog: Catalog, to: str | None) -> int:
+class Pulled(msgspec.Struct, kw_only=True):
+    """A model that is on this machine now, or the reason why not. `from_hub`: its source is the hub."""
+
+    model: str
+    directory: str = ""
+    bytes: int = 0
+    from_hub: bool = True
+    error: str = ""
+
+
+class NotPulled(Exception):
+    """A model cannot be had; the message says why."""
+
+
+def run(names: Sequence[str], catalog: Catalog, to: str | None, *, as_json: bool = False) -> int:
     """Fetch the models, or copy them below the directory `to`. Returns 0 when all are there, else 1."""
-    codes = []
+    found = []
     for name in names:
         try:
             entry = entry_of(name.partition(":")[0] if to else name, catalog, source_alone=True)
-        except ModelNotFound as error:
-            print(f"penstock: {error.message}", file=sys.stderr)
-            codes.append(1)
-            continue
-        codes.append(_copy(entry, Path(to)) if to else _pull(entry))
-    return max(codes)
+            pulled = _copy(entry, Path(to)) if to else _pull(entry)
+        except (ModelNotFound, NotPulled) as error:
+            print(f"penstock: {error}", file=sys.stderr)
+            pulled = Pulled(model=name, error=str(error))
+        else:
+            if not as_json:
+                print(_line(pulled, copied=bool(to)))
+        found.append(pulled)
+    if as_json:
+        print(terminal.as_json(found))
+    return 1 if any(pulled.error for pulled in found) else 0
+
+
+def _line(pulled: Pulled, *, copied: bool) -> str:
+    source = "" if pulled.from_hub or copied else "not from the hub, "
+    then = f"; serve it: penstock serve {pulled.directory}" if copied else ""
+    return f"{pulled.model}: {source}{pulled.bytes / 1e6:.0f} MB in {pulled.directory}{then}"
 
 
 def entry_of(name: str, catalog: Catalog, *, source_alone: bool = False) -> ModelEntry:
@@ -89,57 +114,43 @@ def entry_of(name: str, catalog: Catalog, *, source_alone: bool = False) -> Mode
     return ModelEntry(name, HubSource(name), adapter="")
 
 
-def _pull(entry: ModelEntry) -> int:
-    """Fetch the files that the loaders read. Returns 0 when the whole model is on this machine, else 1."""
-    if not (entry.error or isinstance(entry.source, HubSource)):
-        return _not_from_the_hub(entry)
+def _pull(entry: ModelEntry) -> Pulled:
+    """Fetch the files that the loaders read. Raises `NotPulled` unless the whole model is on this machine."""
+    from_hub = bool(entry.error) or isinstance(entry.source, HubSource)
     line = ProgressLine(entry.id)
-    directory = _attempt(entry, lambda: located(entry, line, on_bytes=line.count))
-    if directory is None:
-        return 1
-    print(f"{entry.id}: {nbytes(directory) / 1e6:.0f} MB in {directory}")
-    return 0
+    if from_hub:
+        directory = _attempt(entry, lambda: located(entry, line, on_bytes=line.count))
+    elif (here := directory_of(entry)) is not None:
+        directory = here
+    else:
+        raise NotPulled(f"{entry.id}: not from the hub, and its files are not here")
+    return Pulled(model=entry.id, directory=str(directory), bytes=nbytes(directory), from_hub=from_hub)
 
 
-def _attempt(entry: ModelEntry, fetch: Callable[[], Path]) -> Path | None:
-    """What `fetch` gives; None after the reason was printed."""
+def _attempt(entry: ModelEntry, fetch: Callable[[], Path]) -> Path:
+    """What `fetch` gives. Raises `NotPulled`."""
     try:
         return fetch()
     except Exception as error:
         found = failure.classify(error)
-        print(f"penstock: {entry.id}: {found.error_class}: {found.message}", file=sys.stderr)
-        return None
+        raise NotPulled(f"{entry.id}: {found.error_class}: {found.message}") from error
 
 
-def _not_from_the_hub(entry: ModelEntry) -> int:
-    directory = directory_of(entry)
-    if directory is None:
-        print(f"penstock: {entry.id}: not from the hub, and its files are not here", file=sys.stderr)
-        return 1
-    print(f"{entry.id}: not from the hub, {nbytes(directory) / 1e6:.0f} MB in {directory}")
-    return 0
-
-
-def _copy(entry: ModelEntry, to: Path) -> int:
-    """Copy a model below `to`. Returns 0 when the copy is whole, else 1."""
+def _copy(entry: ModelEntry, to: Path) -> Pulled:
+    """Copy a model below `to`. Raises `NotPulled` unless the copy is whole."""
     target = to / entry.id
     if not target.resolve().is_relative_to(to.resolve()):
-        print(f"penstock: {entry.id}: the id leads out of {to}", file=sys.stderr)
-        return 1
+        raise NotPulled(f"{entry.id}: the id leads out of {to}")
+    from_hub = isinstance(entry.source, HubSource)
     if isinstance(entry.source, HubSource) and entry.source.tokenizer_repo:
-        print(
-            f"penstock: {entry.id}: borrows the tokenizer of {entry.source.tokenizer_repo} from the hub cache, so a "
-            "directory is not enough; copy the cache instead (docs/hub.md)",
-            file=sys.stderr,
+        raise NotPulled(
+            f"{entry.id}: borrows the tokenizer of {entry.source.tokenizer_repo} from the hub cache, so a "
+            "directory is not enough; copy the cache instead (docs/hub.md)"
         )
-        return 1
-    directory = _attempt(entry, lambda: _filled(entry, target))
-    if directory is None:
-        return 1
+    _attempt(entry, lambda: _filled(entry, target))
     if entry.adapter:
         (target / places.OWN_ENTRY).write_text(_entry_text(entry), encoding="utf-8")
-    print(f"{entry.id}: {nbytes(target) / 1e6:.0f} MB in {target}; serve it: penstock serve {target}")
-    return 0
+    return Pulled(model=entry.id, directory=str(target), bytes=nbytes(target), from_hub=from_hub)
 
 
 def _filled(entry: ModelEntry, target: Path) -> Path:

@@ -48,7 +48,7 @@ def add_parser(commands: Any, add_flags: Callable[[argparse.ArgumentParser], Non
     parser.add_argument(
         "--run-dir", metavar="DIR", help="run directory of the server (default: of the settings)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    terminal.with_json(parser)
     parser.add_argument(
         "--watch",
         metavar="SECONDS",

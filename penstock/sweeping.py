@@ -18,6 +18,7 @@ def add_parser(commands: Any, add_flags: Callable[[argparse.ArgumentParser], Non
     parser = commands.add_parser("sweep", help="remove what dead processes of this instance left behind")
     add_flags(parser)
     parser.add_argument("--slot", type=int, help="only this worker slot")
+    terminal.with_json(parser)
     terminal.with_examples(
         parser,
         ("sweep", "arenas, sockets and metric files of the server on the default port"),
@@ -38,5 +39,8 @@ def run(options: argparse.Namespace, config: Settings) -> int:
         except SlotTaken as error:
             print(f"penstock: {error.message}", file=sys.stderr)
             return 1
+    if options.json:
+        print(terminal.as_json({"removed": removed}))
+        return 0
     print(f"removed {len(removed)} leftovers" + "".join(f"\n  {name}" for name in removed))
     return 0

@@ -53,6 +53,11 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+def with_json(parser: argparse._ActionsContainer, help: str = "print JSON") -> None:
+    """Add `--json`: the result is one JSON document on standard output; messages stay on standard error."""
+    parser.add_argument("--json", action="store_true", help=help)
+
+
 def size(nbytes: float) -> str:
     """`1.4 GiB`."""
     for unit in _UNITS[:-1]:

@@ -64,7 +64,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for one request (default 60)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    terminal.with_json(parser)
     parser.add_argument("--plot", action="store_true", help="print a histogram of the latencies")
     asking.add_arguments(parser)
     terminal.with_examples(

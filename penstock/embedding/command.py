@@ -63,6 +63,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--restart", action="store_true", help="forget what an interrupted run has done")
     parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    terminal.with_json(parser, "print the numbers of lines and vectors as JSON")
     asking.add_arguments(parser)
     terminal.with_examples(
         parser,
@@ -104,8 +105,13 @@ def run(options: argparse.Namespace, config: Settings) -> int:
             return _interrupted(output, f"{error.filename or options.output}: {error.strerror or error}")
         finally:
             output.close()
-    failed = len(output.progress.failed)
-    print(f"{output.progress.rows - failed} vectors of {output.progress.width} values in {options.output}")
+    rows, failed = output.progress.rows, len(output.progress.failed)
+    width, file = output.progress.width, str(options.output)
+    if options.json:
+        found = {"output": file, "lines": rows, "vectors": rows - failed, "failed": failed, "values": width}
+        print(terminal.as_json(found))
+    else:
+        print(f"{rows - failed} vectors of {width} values in {file}")
     if failed:
         print(f"penstock: {failed} lines have no vector", file=sys.stderr)
     return 1 if failed else 0

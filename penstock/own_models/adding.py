@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a field that the files leave open, such as loadtime.pooling=mean; may repeat",
     )
+    terminal.with_json(parser)
     terminal.with_examples(
         parser,
         ("models add ./my-model --output my-catalog", "writes my-catalog/my-model.yaml"),
@@ -60,13 +61,27 @@ def run(options: argparse.Namespace, config: Settings, catalog: Catalog) -> int:
     if alias and own.entry["id"] != alias:
         own.entry["served_name"] = alias
     if options.output == "-":
-        print(own.text, end="")
+        print(terminal.as_json(_fields(own, None)) if options.json else own.text.rstrip("\n"))
         return 0
     print(own.lines, file=sys.stderr)
     path = _file(options.output, config, str(own.entry["id"]))
     _write(path, own.text)
+    if options.json:
+        print(terminal.as_json(_fields(own, path)))
+        return 0
     print(f"wrote {path}; serve it: penstock serve --catalog {path.parent} --models {own.entry['id']}")
     return 0
+
+
+def _fields(own: places.Own, path: Path | None) -> dict[str, Any]:
+    """What was written, and from where each choice was read."""
+    read = [told._asdict() for told in own.told]
+    return {
+        "id": own.entry["id"],
+        "file": None if path is None else str(path),
+        "entry": own.entry,
+        "read": read,
+    }
 
 
 def _stated(pairs: Sequence[str]) -> dict[str, Any]:

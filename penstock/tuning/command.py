@@ -49,7 +49,7 @@ def add_parser(commands: Any, add_flags: Any) -> None:
     shown.add_argument(
         "--write", metavar="FILE", type=Path, help="write the settings into this file without asking"
     )
-    shown.add_argument("--json", action="store_true", help="print JSON, and write nothing")
+    terminal.with_json(shown, "print JSON, and write nothing")
     terminal.with_examples(
         parser,
         ("tune BAAI/bge-m3 --quick", "a few settings, about a minute"),

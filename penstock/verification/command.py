@@ -21,6 +21,7 @@ from ipc.errors import PenstockError
 from ipc.settings import Settings
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import InputItem
+from penstock import terminal
 from penstock.files import ignore_progress, located
 from penstock.verification import samples
 from penstock.verification.samples import drawn
@@ -75,7 +76,7 @@ class Report(msgspec.Struct, frozen=True):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
     parser.add_argument("model", metavar="MODEL")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    terminal.with_json(parser)
 
 
 def run(entry: ModelEntry, settings: Settings, *, as_json: bool) -> int:
@@ -137,7 +138,7 @@ def compare(entry: ModelEntry, settings: Settings) -> Report:
 def _print(report: Report, *, as_json: bool) -> None:
     if as_json:
         fields: dict[str, Any] = {**msgspec.to_builtins(report), "fine": report.fine}
-        print(msgspec.json.format(msgspec.json.encode(fields)).decode())
+        print(terminal.as_json(fields))
         return
     print(f"{report.model} on {report.device} in {report.precision}, against {report.reference} in float32")
     print("  output         items    closest       mean       rank   limits")

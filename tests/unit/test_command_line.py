@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ipc.version import VERSION
 from penstock.cli import main
 from penstock.parsing import parser
 
@@ -55,16 +58,49 @@ def test_a_mistyped_command_is_answered_with_the_nearest(
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_each_help_ends_with_examples() -> None:
-    def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-        yield parser
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for child in action.choices.values():
-                    yield from commands(child)
+def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """All commands: the parser, and those below."""
+    yield parser
+    for child in children(parser):
+        yield from commands(child)
 
+
+def children(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """The commands directly below."""
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [child for group in groups for child in group.choices.values()]
+
+
+def test_each_help_ends_with_examples() -> None:
     missing = [each.prog for each in commands(parser()) if "examples:\n  penstock" not in (each.epilog or "")]
     assert missing == []
+
+
+def test_each_command_that_prints_a_result_takes_json() -> None:
+    without = {"serve", "worker", "chat", "completion"}
+    """These become a server, talk to a person, or print a script."""
+    leaves = [each for each in commands(parser()) if not children(each)]
+    plain = {each.prog for each in leaves if "--json" not in each._option_string_actions}
+    assert len(leaves) > 18 and plain == {f"penstock {name}" for name in without}
+
+
+def test_a_result_for_a_script_is_one_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+        monkeypatch.delenv(name)
+
+    def document(*line: str, code: int = 0) -> Any:
+        assert main([*line, "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    run = ("--set", f"run.dir={tmp_path / 'run'}")
+    assert document("version") == {"version": VERSION}
+    assert document("sweep", *run) == {"removed": []}
+    assert document("status", *run, code=4)["runs"] is False
+    assert document("keys", "new", "web")["name"] == "web"
+    pulled = document("models", "pull", "sentence-transformers/all-MiniLM-L6-v2", "./nowhere", code=1)
+    assert [bool(each["error"]) for each in pulled] == [False, True] and pulled[0]["bytes"] > 1e6
 
 
 def test_a_check_for_a_script_has_the_mistakes_of_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from penstock import layout
 from penstock.cli import main
 
-SIDES = {"inputs": [{"name": "COUNT", "datatype": "INT32", "shape": [1]}], "outputs": []}
+SIDES: dict[str, Any] = {"inputs": [{"name": "COUNT", "datatype": "INT32", "shape": [1]}], "outputs": []}
 
 
 @pytest.fixture
@@ -37,6 +37,31 @@ def test_a_decoupled_model_is_asked_by_its_stream(
     assert main(["layout", "countdown", "--url", "http://host:9"]) == 0
     assert capsys.readouterr().out.endswith("POST http://host:9/v2/models/countdown/generate_stream\n")
     assert {request.get_header("Authorization") for request in asked} == {None}
+
+
+def test_a_script_is_given_headers_and_bytes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = {"name": "TEXT", "datatype": "BYTES", "shape": [-1, 1]}
+    answers = {"/config": {"max_batch_size": 8}, "": {"inputs": [*SIDES["inputs"], text], "outputs": []}}
+
+    def answer(request: urllib.request.Request, timeout: float) -> io.BytesIO:
+        return io.BytesIO(json.dumps(answers[request.full_url.partition("/v2/models/m")[2]]).encode())
+
+    monkeypatch.setattr(layout.urllib.request, "urlopen", answer)
+    assert main(["layout", "m", "--url", "http://host:9", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    kserve, trtis = found["requests"]
+    assert (kserve["url"], trtis["url"]) == ("http://host:9/v2/models/m/infer", "http://host:9/api/infer/m")
+    assert [(each["name"], each["nbytes"]) for each in kserve["inputs"]] == [("COUNT", 4), ("TEXT", 8)]
+    assert int(kserve["headers"]["Content-Length"]) == len(kserve["head"]) + 12
+    assert trtis["headers"]["Content-Length"] == "12"
+    assert main(["layout", "m", "--url", "http://host:9"]) == 0
+    shown = capsys.readouterr().out
+    assert f"  NV-InferRequest: {trtis['headers']['NV-InferRequest']}\n" in shown and kserve["head"] in shown
+    assert (
+        "<8 bytes of TEXT: BYTES [1, 1], little-endian, each element behind its length in 4 bytes>" in shown
+    )
 
 
 def test_the_key_of_the_environment_goes_with_the_question(

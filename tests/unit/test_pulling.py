@@ -156,6 +156,10 @@ def test_add_writes_an_entry_that_the_catalog_reads(
     assert "State adapter: dense" in capsys.readouterr().err
     code, text = add(str(root), *empty, "--output", "-", *fields)
     assert code == 0 and text.startswith("id: m\nsource: {kind: directory")
+    assert main(["models", "add", str(root), *empty, "--output", "-", *fields, "--json"]) == 0
+    added = json.loads(capsys.readouterr().out)
+    assert (added["id"], added["file"], added["entry"]["adapter"]) == ("m", None, "dense")
+    assert {"what": "pooling", "value": "lasttoken", "where": "stated"} in added["read"]
     for bad, why in (
         (
             "loadtime.poling=x",
