@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Mapping
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from ipc.version import VERSION
@@ -13,7 +15,32 @@ from penstock.tuning import command as tuning
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors name the nearest command and the help."""
+    """A parser whose errors name the nearest command or flag, and the help."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As the base, but what this command does not understand ends the program with a hint."""
+        words = list(sys.argv[1:] if args is None else args)
+        self._refuse_unknown_flags(words)
+        found, rest = super().parse_known_args(words, namespace)
+        if rest:
+            problem = f"{rest[0][:200]!r} is one word too many for {self.prog}"
+            self.error(f"{problem}; flags stand behind all other words")
+        return found, rest
+
+    def _refuse_unknown_flags(self, words: Sequence[str]) -> None:
+        """Look before a lack of other flags is told. A command with commands below has only the flags before these."""
+        leads = self._subparsers is not None
+        for word in itertools.takewhile(lambda word: word != "--", words):
+            flag = word.partition("=")[0]
+            if leads and not word.startswith("-"):
+                return
+            if flag.startswith("--") and not any(
+                name.startswith(flag) for name in self._option_string_actions
+            ):
+                near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                behind = "; flags of a command stand behind the command" if leads and not near else ""
+                self.error(f"{flag[:200]} is no flag of {self.prog}{hint}{behind}")
 
     def error(self, message: str) -> NoReturn:
         """Print the message, and exit with 2."""

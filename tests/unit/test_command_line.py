@@ -48,6 +48,22 @@ def test_a_shell_is_given_the_names_of_the_settings_file_and_its_catalog(
         (["keys", "lst"], "'lst' is no action of penstock keys; did you mean 'list'?"),
         (["keys", "zzz"], "expected new, list, check, revoke; see penstock keys --help"),
         (["models"], "expected one of list, show, pull, add, verify"),
+        (
+            ["serve", "--modle", "a"],
+            "--modle is no flag of penstock serve; did you mean --models?; see penstock",
+        ),
+        (["keys", "list", "--fiel=x"], "--fiel is no flag of penstock keys list; did you mean --file?"),
+        (
+            ["--config", "x", "check"],
+            "--config is no flag of penstock; flags of a command stand behind the command",
+        ),
+        (["--vresion"], "--vresion is no flag of penstock; did you mean --version?"),
+        (
+            ["embed", "a", "b", "--modell", "m"],
+            "--modell is no flag of penstock embed; did you mean --model?",
+        ),
+        (["version", "-x"], "'-x' is one word too many for penstock version"),
+        (["version", "now"], "'now' is one word too many for penstock version"),
     ],
 )
 def test_a_mistyped_command_is_answered_with_the_nearest(
