@@ -25,13 +25,13 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 
 from ipc.wire.messages import Call, InputItem
+from tests.fakes.holding import wait_for_end_of
 from workers.adapters.base import Adapter, AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 
 
@@ -174,8 +174,7 @@ class FakeAdapter(Adapter):
         if "#hang" in text:
             time.sleep(3600)
         if "#hold" in text:
-            while Path(text.partition("#hold ")[2].split()[0]).exists():
-                time.sleep(0.01)
+            wait_for_end_of(text.partition("#hold ")[2].split()[0])
         if "#raise" in text:
             raise RuntimeError("fake model failure")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
+from tests.fakes.holding import wait_for_end_of
 from workers.adapters.dense import DenseAdapter
 from workers.adapters.shared.lora import FittedLora, LoraLayers
 from workers.adapters.shared.sentence_transformers_layout import ModelLayout
@@ -16,8 +16,7 @@ class GatedLayers(LoraLayers):
 
     def fit(self, directory: Path) -> FittedLora:
         """As the base class, once there is no file `hold`."""
-        while (directory / "hold").exists():
-            time.sleep(0.01)
+        wait_for_end_of(str(directory / "hold"))
         return super().fit(directory)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.holding import holding
 from tests.fault import rounds, serving
 from tests.harness.quiet import wait_quiet
 from tests.harness.raw import RawClient
@@ -58,9 +59,7 @@ def descriptors(pid: int) -> int:
 def test_queued_work_of_clients_that_left_goes_at_once_and_never_runs(server: Server, tmp_path: Path) -> None:
     ran, dropped = batches(server), cancelled(server, "queued")
     saved = server.metric("penstock_cancelled_saved_seconds_total", model=MODEL)
-    hold = tmp_path / "hold"
-    hold.touch()
-    with RawClient(server.port) as staying:
+    with RawClient(server.port) as staying, holding(tmp_path) as hold:
         # Before its first batch the worker cannot tell what time is saved.
         texts = [LONG_TEXT, f"#hold {hold}", "formed meanwhile", "queued meanwhile"]
         staying.encode(MODEL, texts, accept="application/json")

@@ -24,7 +24,8 @@ from ipc.memory.input_arena import InputBlock
 from ipc.processes.liveness import SlotLock
 from ipc.processes.sweep import sweep
 from ipc.wire.messages import InferCall
-from tests.harness.server import ROOT, wait_until
+from tests.fakes.holding import holding
+from tests.harness.server import PATIENCE_S, ROOT, wait_until
 from tests.harness.tensors import call_of, read, request_of
 from tests.harness.worker import Workers, program, tensor, workers
 
@@ -64,9 +65,9 @@ def run(running: Workers, work: Callable[[Client], Coroutine[Any, Any, None]]) -
     async def whole() -> None:
         async with running.client() as client:
             await work(client)
-            await client.wait(lambda: not client.inputs.used_nbytes, deadline.after(20))
+            await client.wait(lambda: not client.inputs.used_nbytes, deadline.after(PATIENCE_S))
             client.inputs.verify()
-            await client.wait(lambda: running._all_loaded(client), deadline.after(60))
+            await client.wait(lambda: running._all_loaded(client), deadline.after(PATIENCE_S))
         assert not client.inputs.used_nbytes
 
     asyncio.run(whole())
@@ -77,7 +78,7 @@ async def running_in(client: Client, slot: int) -> None:
     """Wait until the flight record of a worker names a request: it is on the device."""
     [path] = client.workers._paths.arenas(slot)
     view = ArenaView(path, path.name.rpartition(".")[2])
-    until = deadline.after(20)
+    until = deadline.after(PATIENCE_S)
     while not view.flight():
         deadline.check(until, "before the request ran")
         await asyncio.sleep(0.005)
@@ -141,40 +142,48 @@ def test_an_input_that_kills_workers_is_refused_and_another_with_the_same_shape_
         run(running, work)
 
 
-def test_a_cancelled_call_keeps_its_block_until_the_worker_has_read_it(running: Workers) -> None:
+def test_a_cancelled_call_keeps_its_block_until_the_worker_has_read_it(
+    running: Workers, tmp_path: Path
+) -> None:
     async def work(client: Client) -> None:
-        call, block = await filled(client, drawn(1), sleep_ms=6000)
-        queued_call, queued = await filled(client, drawn(2))
-        on_device = asyncio.create_task(client.call(*request_of("large", call, block)))
-        await running_in(client, 0)
-        waiting = asyncio.create_task(client.call(*request_of("large", queued_call, queued)))
-        await client.wait(lambda: client.channels[0].cost_of("large") == 2 * 16, deadline.after(5))
-        running.processes[0].send_signal(signal.SIGSTOP)
-        for task in (on_device, waiting):
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        before = client.inputs.used_nbytes
-        queued.release()
-        block.release()
-        await asyncio.sleep(0)
-        assert client.inputs.used_nbytes == before, "a block was freed before the worker said so"
-        running.processes[0].send_signal(signal.SIGCONT)
-        await client.wait(lambda: client.inputs.used_nbytes <= before // 2, deadline.after(5))
-        assert client.inputs.used_nbytes == before // 2, "what only waited is given back at once"
+        with holding(tmp_path) as hold:
+            call, block = await filled(client, drawn(1), hold=str(hold))
+            queued_call, queued = await filled(client, drawn(2))
+            on_device = asyncio.create_task(client.call(*request_of("large", call, block)))
+            await running_in(client, 0)
+            waiting = asyncio.create_task(client.call(*request_of("large", queued_call, queued)))
+            await client.wait(
+                lambda: client.channels[0].cost_of("large") == 2 * 16, deadline.after(PATIENCE_S)
+            )
+            running.processes[0].send_signal(signal.SIGSTOP)
+            for task in (on_device, waiting):
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            before = client.inputs.used_nbytes
+            queued.release()
+            block.release()
+            await asyncio.sleep(0)
+            assert client.inputs.used_nbytes == before, "a block was freed before the worker said so"
+            running.processes[0].send_signal(signal.SIGCONT)
+            await client.wait(lambda: client.inputs.used_nbytes <= before // 2, deadline.after(PATIENCE_S))
+            assert client.inputs.used_nbytes == before // 2, "what only waited is given back at once"
 
     run(running, work)
 
 
-def test_a_call_that_runs_out_of_time_keeps_its_block_until_it_is_read(running: Workers) -> None:
+def test_a_call_that_runs_out_of_time_keeps_its_block_until_it_is_read(
+    running: Workers, tmp_path: Path
+) -> None:
     async def work(client: Client) -> None:
-        call, block = await filled(client, drawn(1), sleep_ms=3000)
-        with block, pytest.raises(DeadlineExceeded):
-            await client.call(*request_of("large", call, block, timeout_s=1.0))
-        assert client.inputs.used_nbytes
-        queued_call, queued = await filled(client, drawn(2))
-        with queued, pytest.raises(DeadlineExceeded):
-            await client.call(*request_of("large", queued_call, queued, timeout_s=0.1))
+        with holding(tmp_path) as hold:
+            call, block = await filled(client, drawn(1), hold=str(hold))
+            with block, pytest.raises(DeadlineExceeded):
+                await client.call(*request_of("large", call, block, timeout_s=1.0))
+            assert client.inputs.used_nbytes
+            queued_call, queued = await filled(client, drawn(2))
+            with queued, pytest.raises(DeadlineExceeded):
+                await client.call(*request_of("large", queued_call, queued, timeout_s=0.1))
 
     run(running, work)
 
