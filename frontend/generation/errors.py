@@ -6,6 +6,7 @@
     +-- InvalidField           422   a field has a wrong type or meaning, or asks for what this server does not offer
 
 1. Parsing raises these; workers send `InvalidInput` for what only they can know, such as a grammar with a mistake.
+   `param` in the detail of a worker's error is the field.
 2. `render` gives status, body and headers of an answer; `stream_error` gives the event that ends a stream.
 """
 
@@ -79,7 +80,7 @@ def error_object(error: PenstockError) -> dict[str, Any]:
     return {
         "message": text_of(error),
         "type": _kind(status_of(error)),
-        "param": error.field if isinstance(error, InvalidField) else None,
+        "param": error.field if isinstance(error, InvalidField) else error.detail.get("param"),
         "code": _CODES.get(error.code),
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import orjson
 
 from frontend.generation.errors import InvalidField
@@ -26,10 +27,11 @@ def grammar_of(response_format: Any, grammar: Any, field: str = "response_format
         raise InvalidField("grammar", f"cannot be used together with {field}")
     if grammar is not None:
         return _given_grammar(grammar)
-    return None if response_format is None else format_grammar(response_format, field)
+    found = None if response_format is None else _format_grammar(response_format, field)
+    return None if found is None else msgspec.structs.replace(found, field=field)
 
 
-def format_grammar(given: Any, field: str) -> Grammar | None:
+def _format_grammar(given: Any, field: str) -> Grammar | None:
     """The grammar of a response format. The schema stands under `json_schema`, or beside `type`."""
     kind = kind_of(given, field)
     if kind == "text":

@@ -201,11 +201,13 @@ class Grammar(Wire, frozen=True):
     """A grammar of llguidance that the text must match.
 
     `kind` is "json_schema", "json_object", "regex", "lark" or "llguidance"; `value` is JSON text of a schema, a regular
-    expression, a Lark grammar, or JSON text of llguidance's own form. "json_object" needs no value.
+    expression, a Lark grammar, or JSON text of llguidance's own form. "json_object" needs no value. `field` of the
+    request asks for the grammar.
     """
 
     kind: str
     value: str = ""
+    field: str = "grammar"
 
 
 class ToolUse(Wire, frozen=True):

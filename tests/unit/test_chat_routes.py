@@ -72,6 +72,8 @@ def test_a_stream_that_cannot_begin_has_a_status_of_its_own(server: Server) -> N
     response = server.chat(stream=True)
     assert response.status_code == 422
     assert response.json["error"]["code"] == "context_length_exceeded"
+    server.script(InvalidInput("response_format: no such type", param="response_format"))
+    assert server.chat(stream=True).json["error"]["param"] == "response_format"
     server.script(QueueFull("no room", retry_after_s=2))
     response = server.chat(stream=True)
     assert (response.status_code, response.headers["retry-after"]) == (503, "2")

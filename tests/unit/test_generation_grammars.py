@@ -340,6 +340,7 @@ def test_a_wrong_grammar_is_refused_in_the_words_of_llguidance(
     with pytest.raises(InvalidInput, match=words) as caught:
         known("qwen3").guide(GenerateCall(grammar=grammar), "")
     assert "backtrace" not in caught.value.message
+    assert caught.value.detail == {"param": "grammar"}
     if grammar.kind == "lark":
         with pytest.raises(InvalidInput, match=re.escape(caught.value.message)):
             known("qwen3").guide(GenerateCall(grammar=grammar, splits=False), "")
@@ -425,8 +426,9 @@ def test_a_schema_no_grammar_can_hold_to_matters_only_where_it_is_strict(known: 
         ("text", "function 'text': expected the schema"),
         ("number", "function 'number': expected the schema"),
     ):
-        with pytest.raises(InvalidInput, match=words):
+        with pytest.raises(InvalidInput, match=words) as caught:
             known("qwen3").guide(GenerateCall(tools=ToolUse([odd, text, number, ADD], strict=[name])), "")
+        assert caught.value.detail == {"param": "tools"}
 
 
 def test_requests_without_a_need_have_no_grammar(known: Any) -> None:

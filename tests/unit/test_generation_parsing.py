@@ -171,17 +171,21 @@ def test_choices_are_bounded() -> None:
     [
         (None, None),
         ({"type": "text"}, None),
-        ({"type": "json_object"}, Grammar("json_object")),
-        ({"type": "json_schema", "json_schema": {"name": "x"}}, Grammar("json_object")),
+        ({"type": "json_object"}, ("json_object", "")),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, ("json_object", "")),
         (
             {"type": "json_schema", "json_schema": {"schema": {"type": "null"}}},
-            Grammar("json_schema", '{"type":"null"}'),
+            ("json_schema", '{"type":"null"}'),
         ),
-        ({"type": "json_schema", "name": "x", "schema": {}}, Grammar("json_schema", "{}")),
+        ({"type": "json_schema", "name": "x", "schema": {}}, ("json_schema", "{}")),
     ],
 )
-def test_a_response_format_becomes_a_grammar(given: Any, grammar: Grammar | None) -> None:
-    assert grammars.grammar_of(given, None) == grammar
+def test_a_response_format_becomes_a_grammar_that_names_its_field(
+    given: Any, grammar: tuple[str, str] | None
+) -> None:
+    for field in ("response_format", "text.format"):
+        expected = None if grammar is None else Grammar(*grammar, field)
+        assert grammars.grammar_of(given, None, field) == expected
 
 
 @pytest.mark.parametrize(

@@ -461,6 +461,24 @@ def test_jobs_apart_share_no_step_and_end_as_all_others_do() -> None:
     worker.assert_nothing_is_left()
 
 
+def test_one_job_apart_runs_in_a_turn_so_that_many_leave_the_others_half_of_the_device() -> None:
+    worker = Worker()
+    worker.submit([1, 2, 3], 60)
+    apart = [worker.submit([first, 2, 3], 60, solo=True, apart=True) for first in (2, 3)]
+    while not all(job.kept.runs for job in apart):
+        worker.turn()
+    named = set()
+    worker.flights.clear()
+    while worker.turn():
+        alone = {number for flight in worker.flights for _, number in flight} & {job.id for job in apart}
+        assert len(alone) <= 1
+        named |= alone
+        worker.flights.clear()
+    assert named
+    worker.settle()
+    worker.assert_nothing_is_left()
+
+
 def test_a_job_apart_whose_client_does_not_read_holds_nobody_else() -> None:
     worker = Worker()
     slow = worker.submit([1, 2, 3], 60, solo=True, apart=True)

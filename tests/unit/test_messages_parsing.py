@@ -300,9 +300,10 @@ def test_thinking_becomes_variables_of_the_template(
 
 def test_the_form_of_an_answer_is_a_grammar() -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
-    expected = Grammar("json_schema", '{"type":"object"}')
+    expected = Grammar("json_schema", '{"type":"object"}', "output_config.format")
     assert plan_of(output_config={"format": form}).call.grammar == expected
-    assert plan_of(response_format={"type": "json_schema", "json_schema": form}).call.grammar == expected
+    plan = plan_of(response_format={"type": "json_schema", "json_schema": form})
+    assert plan.call.grammar == Grammar("json_schema", '{"type":"object"}', "response_format")
     assert plan_of(grammar={"type": "regex", "value": "a+"}).call.grammar == Grammar("regex", "a+")
 
 

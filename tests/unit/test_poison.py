@@ -16,7 +16,7 @@ from frontend.engine.local.poison import PoisonList
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.store.store import Store, Table
 from ipc.wire.field_names import FieldNames
-from ipc.wire.messages import EncodeCall, InferCall, InputItem, Step
+from ipc.wire.messages import EncodeCall, GenerateCall, Grammar, InferCall, InputItem, Step
 
 CALL = EncodeCall([InputItem("boom")], ["dense"])
 OTHER = EncodeCall([InputItem("fine")], ["dense"])
@@ -44,6 +44,8 @@ def test_a_poison_is_one_by_whatever_route_it_comes(paths: RunPaths) -> None:
     poison = PoisonList(Store(paths), 600)
     poison.add("m", CALL)
     assert poison.holds("m", EncodeCall([InputItem("boom")], ["dense"], names=FieldNames(text="input")))
+    poison.add("m", GenerateCall(text="boom", grammar=Grammar("json_object", field="response_format")))
+    assert poison.holds("m", GenerateCall(text="boom", grammar=Grammar("json_object", field="text.format")))
 
 
 def test_a_poison_survives_a_restart_and_ages_out(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,8 +151,12 @@ def test_a_run_is_cancelled_from_another_frontend_and_stays_cancelled(
     here.gate.set()
     assert here.told(id_) == ("cancelled", "Hello")
     assert there.http.post(f"/v1/responses/{id_}/cancel").status_code == 404
-    last = _data(there.get(id_, "?stream=true").text)[-1]
+    events = _data(there.get(id_, "?stream=true").text)
+    last = events[-1]
     assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
+    closing = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+    assert [event["type"] for event in events[-4:-1]] == closing
+    assert [events[-2]["item"]] == last["response"]["output"]
 
 
 def test_a_deleted_run_ends(pair: tuple[Frontend, Frontend]) -> None:

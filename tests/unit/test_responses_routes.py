@@ -221,7 +221,9 @@ def test_a_model_that_fails_ends_a_stream_with_a_failed_response_which_is_stored
 ) -> None:
     server.script([[Started(4)], [Text(0, "Hel")], error])
     events = _events(server.ask(stream=True).text)
-    assert [name for name, _ in events[-2:]] == ["response.output_text.delta", "response.failed"]
+    assert [name.removeprefix("response.") for name, _ in events[-5:]] == [
+        *("output_text.delta", "output_text.done", "content_part.done", "output_item.done", "failed")
+    ]
     whole = events[-1][1]["response"]
     assert whole["error"] == {"type": "model_error", "code": "server_error", "message": error.message}
     assert (whole["status"], whole["output_text"]) == ("failed", "Hel")

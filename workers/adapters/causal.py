@@ -152,14 +152,14 @@ class CausalAdapter(Adapter):
         if call.ids is not None:
             for place, token in enumerate(call.ids):
                 if not 0 <= token < self._vocabulary_size:
-                    raise InvalidInput(
-                        f"prompt[{place}]: {token} is no token id, the model has {self._vocabulary_size}"
-                    )
+                    text = f"is no token id, the model has {self._vocabulary_size}"
+                    raise InvalidInput(f"prompt[{place}]: {token} {text}", param=f"prompt[{place}]")
         text = call.text or ""
         ids = list(call.ids) if call.ids is not None else self._template.plain(text)
         if not ids:
             if self._begin_id is None:
-                raise InvalidInput("prompt: no token, and the model has no token that begins a text")
+                text = "prompt: no token, and the model has no token that begins a text"
+                raise InvalidInput(text, param="prompt")
             ids = [self._begin_id]
         return Prompt(ids, text)
 

@@ -112,7 +112,7 @@ class Grammars:
         if call.grammar is None and (tools is None or not tools.restricts):
             return None
         if self._lack:
-            raise InvalidInput(f"grammars: not offered for this model{self._lack}")
+            raise InvalidInput(f"grammars: not offered for this model{self._lack}", param=_field_of(call))
         compiled = self._whole(call, tools, max_tokens, self._form.reasons(prompt) if call.splits else False)
         end = self._end_ids[0]
         return lambda: Guide(compiled.deep_copy(), end)
@@ -152,7 +152,8 @@ class Grammars:
         if call.grammar is None:
             return self._with_calls(tools, lambda calls: answer().guided(calls))
         given = _given(call.grammar)
-        compiled = self._compiled(given, "grammar")
+        field = call.grammar.field
+        compiled = self._compiled(given, field)
         if tools is None and reasons is False:
             return compiled
         grammars = json.loads(given) if given.startswith("{") else {"grammars": [{"lark_grammar": given}]}
@@ -164,14 +165,15 @@ class Grammars:
             return json.dumps({**grammars, "grammars": [start, *grammars["grammars"]]})
 
         if tools is None or self._form.wrapper is None:
-            return self._compiled(write(None), "grammar")
+            return self._compiled(write(None), field)
         return self._with_calls(tools, write)
 
     def _with_calls(self, tools: ToolUse | None, write: Callable[[Calls], str]) -> LLMatcher:
         """A grammar with calls. A schema that no grammar can hold to is left out, unless its function is strict."""
         wrapper = self._form.wrapper
         if tools is None or wrapper is None:
-            raise InvalidInput("tools: this model has no format of tool calls that a grammar can hold to")
+            lack = "this model has no format of tool calls that a grammar can hold to"
+            raise InvalidInput(f"tools: {lack}", param="tools")
         functions = _functions(tools)
         if len(functions) > MOST_SCHEMAS:
             functions = [function if function.strict else function.loose() for function in functions]
@@ -207,7 +209,8 @@ class Grammars:
                 self._kept.popitem(last=False)
         if isinstance(found, str):
             # NOTE: llguidance shows the line with the mistake, which for functions nobody but us has written.
-            raise InvalidInput(f"{field}: {_LINE.split(found)[0] if field.startswith('tools') else found}")
+            words, param = (_LINE.split(found)[0], "tools") if field.startswith("tools") else (found, field)
+            raise InvalidInput(f"{field}: {words}", param=param)
         return found
 
     def _tried(self, text: str) -> LLMatcher | str:
@@ -223,6 +226,11 @@ def _tools_of(call: GenerateCall) -> ToolUse | None:
     return tools if tools is not None and tools.functions and tools.choice != "none" else None
 
 
+def _field_of(call: GenerateCall) -> str:
+    """The field of a request that asks for its grammar."""
+    return "tools" if call.grammar is None else call.grammar.field
+
+
 def _given(grammar: Grammar) -> str:
     """The grammar of a request in a form of llguidance, JSON compact. Raises `InvalidInput`."""
     if grammar.kind == "regex":
@@ -236,7 +244,7 @@ def _given(grammar: Grammar) -> str:
         schema = {"true": "{}", "false": '{"not":{}}'}.get(schema, schema)
         return LLMatcher.grammar_from_json_schema(schema, defaults=_COMPACT)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"grammar: {error}") from None
+        raise InvalidInput(f"{grammar.field}: {error}", param=grammar.field) from None
 
 
 def _compact(text: str) -> str:
@@ -267,9 +275,8 @@ def _functions(tools: ToolUse) -> list[Function]:
         declared = schema.get("type", "object")
         if "object" not in (declared if isinstance(declared, list) else [declared]):
             if strict:
-                raise InvalidInput(
-                    f"tools: parameters of function {name!a}: expected the schema of an object"
-                )
+                text = f"tools: parameters of function {name!a}: expected the schema of an object"
+                raise InvalidInput(text, param="tools")
             schema = ANY_OBJECT
         functions.append(Function(name, schema, strict))
     return functions

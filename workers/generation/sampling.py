@@ -66,9 +66,8 @@ def check_bias(bias: Mapping[int, float], vocabulary: int) -> None:
     """Raise `InvalidInput` for the first biased id beyond a vocabulary of so many tokens."""
     for token in bias:
         if not 0 <= token < vocabulary:
-            raise InvalidInput(
-                f"logit_bias: token id {token} is not below {vocabulary}, the model's vocabulary"
-            )
+            text = f"logit_bias: token id {token} is not below {vocabulary}, the model's vocabulary"
+            raise InvalidInput(text, param="logit_bias")
 
 
 class _State:

@@ -301,7 +301,8 @@ def _continued(messages: Sequence[Mapping[str, Any]]) -> str:
     """The text of the last message. Raises `InvalidInput` for a message without text."""
     content = messages[-1].get("content") if messages else None
     if not isinstance(content, str):
-        raise InvalidInput("continue_final_message: the last message has no text to continue")
+        text = "continue_final_message: the last message has no text to continue"
+        raise InvalidInput(text, param="continue_final_message")
     return content
 
 
@@ -312,9 +313,8 @@ def _cut_here(text: str) -> str:
     """
     before, found, behind = text.rpartition(_HERE.rstrip())
     if not found:
-        raise InvalidInput(
-            "continue_final_message: the chat template of the model leaves the last message out"
-        )
+        text = "continue_final_message: the chat template of the model leaves the last message out"
+        raise InvalidInput(text, param="continue_final_message")
     return before if behind.startswith(" ") else before.rstrip()
 
 

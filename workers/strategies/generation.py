@@ -5,7 +5,8 @@
 2. After each step a session gets one message, `Deltas`, with what is new for all of its streams. A stream with more
    than `WINDOW_NBYTES` that its client has not taken pauses.
 3. The flight record names every request that runs. A job that runs alone (`Job.solo`) runs alone until its first token,
-   and one that was on several dead workers (`Job.apart`) to its end: the job and all others take steps by turns.
+   and one that was on several dead workers (`Job.apart`) to its end. A turn has steps of all others, then steps of one
+   such job, so that however many there are the others keep half of the device.
 4. After a step that fails each sequence takes a step alone, and the requests of those that fail end with an error.
    When memory ran out, steps also get fewer tokens of prompts for some minutes.
 """
@@ -158,8 +159,11 @@ class Generations(Strategy):
         for job in apart:
             if not job.kept.paused:
                 engine.resume(job)
-        for job in apart:
-            self._alone(engine, crowd, job, _passed(time.monotonic() + TURN_S))
+        alone = next((job for job in apart if not job.kept.paused), None)
+        if alone is not None:
+            # NOTE: one such job a turn, or many of them would leave the others little of the device.
+            crowd.jobs[alone] = crowd.jobs.pop(alone)
+            self._alone(engine, crowd, alone, _passed(time.monotonic() + TURN_S))
         return _computed(engine) - before
 
     def _begin(self, engine: Engine, crowd: Crowd, job: Job) -> None:

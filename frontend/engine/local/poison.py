@@ -44,6 +44,8 @@ def fingerprint(model: str, call: Call, payload: bytes | memoryview = b"") -> st
             call = msgspec.structs.replace(call, step=msgspec.structs.replace(call.step, id=0))
     elif not isinstance(call, GenerateCall):
         call = msgspec.structs.replace(call, names=IN_PARAMS)
+    elif call.grammar is not None:
+        call = msgspec.structs.replace(call, grammar=msgspec.structs.replace(call.grammar, field=""))
     digest = hashlib.blake2b(msgspec.msgpack.encode((model, call)), digest_size=16)
     digest.update(payload)
     return digest.hexdigest()

@@ -1,7 +1,8 @@
 """The output of a response, which grows as neutral events come, and the events of the contract that tell of that.
 
 1. An item opens with its first text, and closes when text of the other kind opens another item, or when its choice
-   ends. The calls of a choice follow when the choice ends. A choice that gives nothing is one empty message.
+   ends. The calls of a choice follow when the choice ends. A choice that gives nothing is one empty message. Items of
+   a response that is cancelled or fails are closed as incomplete.
 2. Items are numbered as they open. Their ids follow from the id of the response and the number, so that a stream that
    is told again has the same ids.
 3. Whoever wants whole output only passes `quiet` for the events.
@@ -79,6 +80,11 @@ class Output:
                 self._ended = event
             else:
                 self._started = event
+
+    def close(self) -> None:
+        """Close the items that still grow as incomplete: no more text comes."""
+        for choice in self._choices.values():
+            self._close(choice, "incomplete")
 
     def items(self) -> list[Item]:
         """All items; those that still grow are incomplete."""

@@ -120,6 +120,7 @@ async def _following(store: ResponseStore, row: Stored, named: NamedEvents) -> A
             yield made
         pause_s = LEAST_PAUSE_S if pieces else min(pause_s * 1.5, MOST_PAUSE_S)
         await asyncio.sleep(pause_s)
+    output.close()
     yield named.end(orjson.loads(row.whole))
 
 

@@ -53,6 +53,7 @@ class ResponseStream:
 
     def last_events(self, error: PenstockError) -> tuple[int, bytes]:
         """(status to count, events) of an error that ends the stream."""
+        self._output.close()
         if resource.kind_of(error) == "model_error":
             return status_of(error), self._named.end(self._failed(error))
         return status_of(error), self._named.fail(error)
