@@ -71,7 +71,15 @@ def test_long_inputs_are_cut_only_where_the_request_says_so(server: VectorServer
     answered(server, "/pooling", {**body, "truncate_prompt_tokens": -1})
     answered(server, "/pooling", {**body, "truncate_prompt_tokens": -1, "truncation_side": "left"})
     assert next(server.calls).overflow == "truncate_left"
-    assert "cannot cut texts" in refused(server, "/pooling", {**body, "truncate_prompt_tokens": 8})
+    for path, wrong in (
+        ("/pooling", body),
+        ("/classify", body),
+        ("/score", {"text_1": "q", "text_2": "1"}),
+        ("/rerank", {"model": SCORE, "query": "q", "documents": ["1"]}),
+    ):
+        said = refused(server, path, {**wrong, "truncate_prompt_tokens": 8})
+        assert said.startswith("truncate_prompt_tokens: model ") and "cannot cut texts" in said
+        assert "truncate_prompt_tokens: 0" in refused(server, path, {**wrong, "truncate_prompt_tokens": 0})
     assert "-1" in refused(server, "/pooling", {**body, "truncate_prompt_tokens": -2})
 
 

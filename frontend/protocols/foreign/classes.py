@@ -13,7 +13,6 @@ from frontend.engine.options import Resolved, resolve
 from frontend.http.rendering import off_loop_if
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.foreign.options import FUNCTION
-from frontend.protocols.sie.convert import check_used
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.schemas import Body
 from ipc.catalog.entries import ModelEntry
@@ -76,7 +75,7 @@ class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
         """A call for all classes. Raises `InvalidInput` for a model that is no classifier of whole texts."""
         if FUNCTION not in status.uses:
             raise InvalidInput(f"model: '{entry.id}' is no classifier of whole texts with labels of its own")
-        found = self.resolve(request.options, entry, len(inputs), status)
+        found = self.resolve(request.options, entry, len(inputs))
         # The answer has all classes, whatever the entry's own threshold is.
         options = {**found.options, "threshold": 0.0, "top_k": max(1, len(status.labels))}
         call = ExtractCall(
@@ -90,11 +89,8 @@ class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
         place = f"{self.field}[{{}}]"
         return FieldNames(place, place, query=place, options="")
 
-    def resolve(
-        self, options: dict[str, Any], entry: ModelEntry, items: int, status: ModelStatus
-    ) -> Resolved:
-        """Options above those of the model. Raises `InvalidInput` for an option that the model does not read."""
-        check_used(options, entry, status)
+    def resolve(self, options: dict[str, Any], entry: ModelEntry, items: int) -> Resolved:
+        """Options above those of the model."""
         catalog, limits = self.services.catalog, self.services.settings.limits
         return resolve(entry, options, None, catalog, items, limits, self.names)
 

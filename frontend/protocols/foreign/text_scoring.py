@@ -18,12 +18,11 @@ from frontend.engine.default_models import model_named
 from frontend.engine.options import Resolved, check_options, resolve
 from frontend.engine.scope import RequestScope
 from frontend.http.texts import check_count, check_shared, check_texts
-from frontend.protocols.sie.convert import check_used
 from frontend.protocols.sie.schemas import Body
-from frontend.protocols.sie.score import Pairs, ScorePlan, ScoringResource, ranking
+from frontend.protocols.sie.score import Pairs, ScoringResource, ranking
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import FieldNames
-from ipc.wire.messages import InputItem, ModelStatus
+from ipc.wire.messages import InputItem
 
 
 class TextsBody(Body, Protocol):
@@ -84,11 +83,6 @@ class TextScoringResource(ScoringResource[T], Generic[T]):
         """Query and texts as workers take them."""
         pairs = zip_longest(request.texts, self.firsts_of(request))
         return Pairs(InputItem(request.query), [InputItem(text, first=first) for text, first in pairs])
-
-    def plan(self, request: T, entry: ModelEntry, inputs: Pairs, status: ModelStatus) -> ScorePlan:
-        """The call, with options that the loaded model reads."""
-        check_used(request.options, entry, status)
-        return super().plan(request, entry, inputs, status)
 
     def resolve(self, request: T, entry: ModelEntry, items: int) -> Resolved:
         """The options of the request above those of the model's profile."""

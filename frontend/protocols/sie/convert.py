@@ -147,6 +147,8 @@ def _muvera(value: Any, entry: ModelEntry, dims: dict[str, int]) -> Muvera | Non
     return settings
 
 
+_ALIASES = {"max_tokens_per_doc": "max_tokens", "truncate_prompt_tokens": "max_tokens"}
+"""Fields of requests that are options under another name."""
 _LACKING = {"prompt_name": "has no prompts", "max_tokens": "cannot cut texts to a number of tokens"}
 """Why a model refuses an option that its family does not read."""
 
@@ -154,7 +156,7 @@ _LACKING = {"prompt_name": "has no prompts", "max_tokens": "cannot cut texts to 
 def check_used(given: dict[str, Any], entry: ModelEntry, status: ModelStatus) -> None:
     """Raise `InvalidInput` for an option of a request that the loaded model does not read."""
     for field, value in given.items():
-        option = field.removesuffix("_per_doc")
+        option = _ALIASES.get(field, field)
         if value is not None and option in _LACKING and option not in status.uses:
             raise InvalidInput(f"{field}: model '{entry.id}' {_LACKING[option]}")
 

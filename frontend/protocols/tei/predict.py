@@ -85,7 +85,7 @@ class PairsResource(ClassesResource):
     ) -> ClassesPlan:
         """A call for scores."""
         options = {**request.overflow, **activation(bool(request.raw_scores))}
-        found = self.resolve(options, entry, len(inputs), status)
+        found = self.resolve(options, entry, len(inputs))
         call = ScoreCall(
             inputs, InputItem(""), found.instruction, found.options, found.overflow, found.lora, self.names
         )

@@ -14,7 +14,7 @@ from frontend.protocols.sie.render import json_list
 from frontend.protocols.vllm.envelope import around
 from frontend.protocols.vllm.schemas import ClassifyRequest
 from ipc.catalog.entries import ModelEntry
-from ipc.wire.messages import InputItem
+from ipc.wire.messages import InputItem, ModelStatus
 
 _NUMBER_NBYTES = 20
 """About how long a number is."""
@@ -33,6 +33,13 @@ class VllmClassifyResource(ClassifyResource[ClassifyRequest]):
     def check(self, request: ClassifyRequest, entry: ModelEntry) -> list[InputItem]:
         """The texts and token ids as workers take them."""
         return inputs_of(request.input, "input", entry)
+
+    def plan(
+        self, request: ClassifyRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
+    ) -> ClassesPlan:
+        """A call for all classes."""
+        request.check_cut(entry, status)
+        return super().plan(request, entry, inputs, status)
 
     async def render(
         self,

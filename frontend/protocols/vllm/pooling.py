@@ -56,6 +56,7 @@ class PoolingResource(InferenceResource[PoolingRequest, OutputPlan]):
         self, request: PoolingRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
     ) -> OutputPlan:
         """A call for the output."""
+        request.check_cut(entry, status)
         output = _output(request, entry)
         if output == "multivector" and request.dimensions is not None:
             raise InvalidInput("dimensions: vectors of tokens cannot be cut")

@@ -11,11 +11,13 @@ from frontend.generation.chat_messages import ChatMessage, messages_of
 from frontend.generation.reasoning import template_variables
 from frontend.generation.tools import choice_of, functions_of, tool_use
 from frontend.protocols.foreign.options import activation, function
+from frontend.protocols.sie.convert import check_used
 from frontend.protocols.sie.inputs import Inputs, TokenId
 from frontend.protocols.sie.schemas import Key, Keys
+from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
-from ipc.wire.messages import GenerateCall
+from ipc.wire.messages import GenerateCall, ModelStatus
 
 ModelName = Annotated[
     str | None, Meta(description="Name of the model; without a name the only model that can answer.")
@@ -68,6 +70,13 @@ class Cutting(Naming, kw_only=True):
     def __post_init__(self) -> None:
         if self.add_special_tokens is False:
             raise ValueError("add_special_tokens: false is not offered, leave the field out")
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError("truncate_prompt_tokens: 0 leaves nothing of a text; send -1, or 1 and more")
+
+    def check_cut(self, entry: ModelEntry, status: ModelStatus) -> None:
+        """Raise `InvalidInput` for a number of tokens where the loaded model cannot cut at one."""
+        most = None if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
+        check_used({"truncate_prompt_tokens": most}, entry, status)
 
     @property
     def cut(self) -> dict[str, Any]:

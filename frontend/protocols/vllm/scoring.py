@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
-from frontend.protocols.foreign.text_scoring import TextRankingResource, TextScoringResource
+from frontend.protocols.foreign.text_scoring import TextRankingResource, TextsBody, TextScoringResource
+from frontend.protocols.sie.score import Pairs, ScorePlan
 from frontend.protocols.vllm.envelope import envelope, usage_of
 from frontend.protocols.vllm.schemas import DocumentsRequest, PairScoreRequest
+from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import ModelStatus
 
 
-class PairScoreResource(TextScoringResource[PairScoreRequest]):
+class _CutBody(TextsBody, Protocol):
+    """A request that may cut texts at a number of tokens."""
+
+    def check_cut(self, entry: ModelEntry, status: ModelStatus) -> None:
+        """Raise `InvalidInput` where the loaded model cannot."""
+
+
+S = TypeVar("S", bound=_CutBody)
+
+
+class _CuttingResource(TextScoringResource[S]):
+    """What both routes check of a loaded model."""
+
+    def plan(self, request: S, entry: ModelEntry, inputs: Pairs, status: ModelStatus) -> ScorePlan:
+        """The call."""
+        request.check_cut(entry, status)
+        return super().plan(request, entry, inputs, status)
+
+
+class PairScoreResource(_CuttingResource[PairScoreRequest]):
     """Scores in the order of the texts."""
 
     operation = "score"
@@ -47,7 +69,7 @@ class PairScoreResource(TextScoringResource[PairScoreRequest]):
         return {**envelope("score", scope), "data": data, "usage": usage_of(reply)}
 
 
-class DocumentsResource(TextRankingResource[DocumentsRequest]):
+class DocumentsResource(_CuttingResource[DocumentsRequest], TextRankingResource[DocumentsRequest]):
     """Documents best first, each with its text."""
 
     body = DocumentsRequest
