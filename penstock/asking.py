@@ -43,7 +43,15 @@ def url_of(options: argparse.Namespace, config: Settings) -> str:
 
 
 def key_of(options: argparse.Namespace) -> str:
-    """The API key, or "". Raises `ConfigError` for a file that is missing, or that other users may read."""
-    if not options.key_file:
-        return os.environ.get(KEY_VARIABLE, "")
-    return read_private_file(Path(options.key_file), "--key-file").decode(errors="replace").strip()
+    """The API key, or "".
+
+    Raises `ConfigError` for a file that is missing, or that other users may read, and for a key no header can hold.
+    """
+    found, where = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
+    if options.key_file:
+        where = "--key-file"
+        found = read_private_file(Path(options.key_file), where).decode(errors="replace")
+    key = found.strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{where}: this is no API key, it holds characters that no header can have")
+    return key

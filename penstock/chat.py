@@ -5,8 +5,7 @@
 3. Ctrl-C ends an answer: the connection is closed, so the server stops, and what has arrived stays in the conversation.
    At the prompt, Ctrl-C clears the line, and Ctrl-D ends the program.
 
-The server's key is taken from the environment variable PENSTOCK_KEY. Exit codes: 0 fine, 1 when the last message got no
-answer.
+Exit codes: 0 fine, 1 when the last message got no answer, 3 for an address or key that is none.
 """
 
 from __future__ import annotations
@@ -15,20 +14,19 @@ import argparse
 import contextlib
 import http.client
 import json
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from ipc.errors import ConfigError
 from ipc.settings import Settings
-from penstock import terminal
+from penstock import asking, terminal
 
 _PATH = "/v1/chat/completions"
 _SILENCE_S = 120.0
 """A server that works sends a comment every few seconds (`generation.keep_alive_s`)."""
 _HELP = "/reset forgets the conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+_KINDS = ("reasoning_content", "content")
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -40,11 +38,10 @@ def add_parser(commands: Any) -> None:
     """Add `chat` to the subcommands of the command line."""
     parser = commands.add_parser("chat", help="talk to a model of a running server")
     parser.add_argument("model", metavar="MODEL", nargs="?", default="default", help="default: the server's")
-    parser.add_argument("--url", help="address of the server (default: http:// and server.bind)")
-    parser.add_argument("--config", metavar="FILE", help="settings file (default: $PENSTOCK_CONFIG)")
     parser.add_argument("--system", metavar="TEXT", help="the message of the system, before all others")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token")
+    asking.add_arguments(parser)
     terminal.with_examples(
         parser,
         ("chat", "talks to the server's model"),
@@ -54,10 +51,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace, config: Settings) -> int:
-    """Talk until the input ends; returns the exit code. Raises `ConfigError` for an address that is none."""
+    """Talk until the input ends; returns the exit code. Raises `ConfigError` for an address or key that is none."""
     asked = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     fields = {name: value for name, value in asked.items() if value is not None}
-    server = Server(options.url or f"http://{config.server.bind}", os.environ.get("PENSTOCK_KEY", ""))
+    server = Server(asking.url_of(options, config), asking.key_of(options))
     conversation = Conversation(server, options.model, options.system, fields)
     interactive = sys.stdin.isatty()
     if interactive:
@@ -126,7 +123,7 @@ class _Shown:
             self._kind = kind
             if kind == "reasoning_content":
                 sys.stdout.write(_DIM)
-        sys.stdout.write(piece)
+        sys.stdout.write(terminal.harmless(piece) if self._styled else piece)
         sys.stdout.flush()
 
     def end(self) -> None:
@@ -141,15 +138,10 @@ class Server:
     """The address of a server, and one request at a time to it."""
 
     def __init__(self, url: str, key: str) -> None:
-        """Raises `ConfigError` for an address that is no http or https URL with a host."""
+        """`url` and `key` are those of `asking`."""
         parts = urlsplit(url)
-        try:
-            self._host, self._port = parts.hostname, parts.port
-        except ValueError:
-            self._host = None
-        if parts.scheme not in ("http", "https") or not self._host:
-            raise ConfigError(f"chat: {url!r} is no address of a server; name it with --url http://HOST:PORT")
-        self.url, self._tls, self._prefix = url.rstrip("/"), parts.scheme == "https", parts.path.rstrip("/")
+        self._host, self._port = parts.hostname or "", parts.port
+        self.url, self._tls, self._prefix = url, parts.scheme == "https", parts.path
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -158,7 +150,7 @@ class Server:
     def posted(self, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
         """The response to a request; leaving the context closes the connection. Raises `NoAnswer`."""
         kind = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
-        connection = kind(self._host or "", self._port, timeout=_SILENCE_S)
+        connection = kind(self._host, self._port, timeout=_SILENCE_S)
         try:
             connection.request("POST", self._prefix + _PATH, json.dumps(body), self._headers)
             response = connection.getresponse()
@@ -218,11 +210,14 @@ def _pieces(response: http.client.HTTPResponse) -> Iterator[tuple[str, str]]:
         value = value.strip()
         if value == b"[DONE]":
             return
-        chunk = json.loads(value)
-        if "error" in chunk:
+        try:
+            chunk = json.loads(value)
+            failed = "error" in chunk
+            deltas = [] if failed else [choice["delta"] for choice in chunk["choices"]]
+            found = [(kind, str(delta[kind])) for delta in deltas for kind in _KINDS if delta.get(kind)]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise NoAnswer("the stream cannot be read: this is no server of chat completions") from None
+        if failed:
             raise NoAnswer(_message(value))
-        for choice in chunk["choices"]:
-            for kind in ("reasoning_content", "content"):
-                if piece := choice["delta"].get(kind):
-                    yield kind, piece
+        yield from found
     raise NoAnswer("the stream ended before the answer did")

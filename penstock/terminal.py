@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -17,6 +18,7 @@ _STYLES = {"good": "\x1b[32m", "bad": "\x1b[31m", "warn": "\x1b[33m", "strong": 
 _PLAIN = "\x1b[0m"
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 """Clears a terminal."""
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -28,6 +30,11 @@ def coloured(stream: TextIO) -> bool:
 def styled(text: str, style: str, stream: TextIO | None = None) -> str:
     """`text` as good, bad, warn, strong or dim; plain where `stream` (standard output) shows no colour."""
     return f"{_STYLES[style]}{text}{_PLAIN}" if coloured(stream or sys.stdout) else text
+
+
+def harmless(text: str) -> str:
+    """Text of others without the characters that a terminal obeys; line breaks and tabs stay."""
+    return _OBEYED.sub("", text)
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

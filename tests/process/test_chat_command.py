@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import select
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from frontend.access import api_keys
 from frontend.access.gate import Gate
 from frontend.generation.events import Finished, Reasoning, Started, Text
 from ipc.errors import WorkerLost
+from penstock import chat
 from penstock.cli import main
 from tests.fakes.generation_server import CHAT, ENDED, RecordedServer
 from tests.harness.server import ROOT, wait_until
@@ -96,10 +99,34 @@ def test_an_unknown_model_and_an_absent_server_are_told_in_one_line(server: Reco
     assert absent.stderr.startswith(f"penstock: no answer from {url}: ") and absent.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("url", ["localhost:80", "http://", "http://h:port", "unix:/run/x"])
+@pytest.mark.parametrize("url", ["localhost:80", "http://", "http://h:port", "unix:/run/x", "http://[::1"])
 def test_an_address_that_is_none_is_a_wrong_setting(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", url]) == 3
     assert repr(url) in capsys.readouterr().err
+
+
+def test_a_key_that_no_header_can_hold_is_a_wrong_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_KEY", "pk_a\r\nX-Other: b")
+    assert main(["chat", "--url", "http://127.0.0.1:9"]) == 3
+    assert "PENSTOCK_KEY: this is no API key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("data", [b"{", b"5", b"{}", b'{"choices": 5}', b'{"choices": [{}]}'])
+def test_a_stream_of_another_server_is_told(data: bytes) -> None:
+    response: Any = [b": comment\n", b"data: " + data + b"\n"]
+    with pytest.raises(chat.NoAnswer, match="cannot be read"):
+        list(chat._pieces(response))
+
+
+def test_no_answer_moves_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    shown = chat._Shown()
+    shown.add("content", "a\x1b]0;title\x07\rb\x9bc\n\td")
+    assert screen.getvalue() == "a]0;titlebc\n\td"
 
 
 @contextmanager
