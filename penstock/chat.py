@@ -168,7 +168,7 @@ def _message(body: bytes) -> str:
     """The message of an error in the form of OpenAI, in one line; "" for anything else."""
     try:
         error = json.loads(body)["error"]
-        return " ".join(str(error["message"]).split())
+        return terminal.one_line(str(error["message"]))
     except (ValueError, KeyError, TypeError):
         return ""
 

@@ -13,6 +13,8 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
+from penstock import terminal
+
 AGAIN = (429, 502, 503, 504)
 """Statuses of answers after which the same request may succeed."""
 _FIRST_PAUSE_S = 0.5
@@ -35,7 +37,7 @@ class Reply(msgspec.Struct, frozen=True):
             text = told["message"] if isinstance(told, dict) else told
         except (msgspec.DecodeError, ValueError, AttributeError, KeyError):
             text = self.body[:300].decode(errors="replace")
-        return f"{self.status}: {' '.join(str(text).split())}"
+        return f"{self.status}: {terminal.one_line(str(text))}"
 
 
 class Unreachable(Exception):

@@ -95,10 +95,10 @@ def _why(error: Exception, url: str) -> str:
         return f"{url} cannot be asked: {reason}; start a server, or name another with --url"
     text = error.read(100_000).decode(errors="replace")
     try:
-        text = json.loads(text)["error"]
+        text = str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError):
         pass
-    return f"the server answered {error.code}: {text[:300]}"
+    return f"the server answered {error.code}: {terminal.one_line(text[:300])}"
 
 
 def shape_of(tensor: dict[str, Any]) -> list[int]:

@@ -37,6 +37,11 @@ def harmless(text: str) -> str:
     return _OBEYED.sub("", text)
 
 
+def one_line(text: str) -> str:
+    """Text of others on one line, without the characters that a terminal obeys."""
+    return harmless(" ".join(text.split()))
+
+
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table with columns of equal width; the first row is the head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

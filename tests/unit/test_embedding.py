@@ -454,3 +454,8 @@ def test_wrong_flags_end_with_3(flags: tuple[str, ...], tmp_path: Path) -> None:
     source.write_bytes(written("a"))
     assert main(["embed", str(source), str(tmp_path / "out.npy"), "--model", "m", *flags]) == 3
     assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize("body", [b'{"detail": {"message": "no\\u001b[2J\\nmodel"}}', b"no\x1b[2J model"])
+def test_the_message_of_a_server_is_one_line_that_a_terminal_only_shows(body: bytes) -> None:
+    assert Reply(404, body).message == "404: no[2J model"

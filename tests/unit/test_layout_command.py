@@ -75,7 +75,13 @@ def test_the_key_of_the_environment_goes_with_the_question(
 
 @pytest.mark.parametrize(
     ("body", "sentence"),
-    [(b'{"error": "no such model"}', "404: no such model"), (b"gone", "404: gone"), (b"[]", "404: []")],
+    [
+        (b'{"error": "no such model"}', "404: no such model"),
+        (b"gone", "404: gone"),
+        (b"[]", "404: []"),
+        (b'{"error": {"message": "no"}}', "404: {'message': 'no'}"),
+        (b'{"error": "no\\u001b[2J\\nsuch"}', "404: no[2J such\n"),
+    ],
 )
 def test_the_sentence_of_the_server_is_shown(
     body: bytes, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
