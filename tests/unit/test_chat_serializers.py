@@ -75,7 +75,9 @@ def test_choices_interleave_and_only_the_last_to_finish_has_the_usage() -> None:
 
 
 def test_include_usage_adds_a_chunk_without_choices() -> None:
-    last = _chunks(include_usage=True).feed([Finished(0, "stop"), _ENDED])[-1]
+    finish, last = _chunks(include_usage=True).feed([Finished(0, "stop"), _ENDED])
+    assert orjson.loads(finish)["choices"][0]["finish_reason"] == "stop"
+    assert orjson.loads(finish)["usage"] is None, "clients add up the usage of all chunks"
     assert last == _HEAD + b'"choices":[],"usage":' + _USAGE + b"}"
 
 

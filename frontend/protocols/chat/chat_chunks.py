@@ -3,7 +3,7 @@
 1. Text and reasoning leave as they come. The role stands on every delta.
 2. The calls of a choice leave together, in the chunk with its finish reason.
 3. The chunk that finishes the last choice waits for the counts of the request, and has the usage.
-4. `include_usage` adds a chunk without choices that has the usage again.
+4. `include_usage` adds a chunk without choices that has the usage in place of the finishing one: clients add them up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 from frontend.generation.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation.logprobs import entries_of
 from frontend.generation.outcome import finish_reason
-from frontend.protocols.chat.envelope import Envelope, call_of, usage_of
+from frontend.protocols.chat.envelope import Envelope, call_of, last_chunks
 
 OBJECT = "chat.completion.chunk"
 
@@ -91,9 +91,5 @@ class ChatChunks:
         return []
 
     def _end(self, event: Ended) -> list[bytes]:
-        chunks, usage = [], usage_of(event)
-        if self._last is not None:
-            chunks.append(orjson.dumps({**self._last, "usage": usage}))
-        if self._include_usage:
-            chunks.append(orjson.dumps({**self._fields, "choices": [], "usage": usage}))
-        return chunks
+        chunks = last_chunks(self._fields, self._last, event, self._include_usage)
+        return [orjson.dumps(chunk) for chunk in chunks]

@@ -11,7 +11,7 @@ import orjson
 from frontend.generation.events import Ended, Event, Finished, Text
 from frontend.generation.logprobs import finite, text_of_token
 from frontend.generation.outcome import ChoiceOutcome
-from frontend.protocols.chat.envelope import Envelope, usage_of
+from frontend.protocols.chat.envelope import Envelope, last_chunks, usage_of
 from ipc.wire.generation import TokenLogprob
 
 OBJECT = "text_completion"
@@ -100,8 +100,4 @@ class CompletionChunks:
         return {**self._fields, "choices": [told], "usage": None}
 
     def _end(self, event: Ended) -> list[dict[str, Any]]:
-        usage = usage_of(event)
-        chunks = [] if self._last is None else [{**self._last, "usage": usage}]
-        if self._include_usage:
-            chunks.append({**self._fields, "choices": [], "usage": usage})
-        return chunks
+        return last_chunks(self._fields, self._last, event, self._include_usage)

@@ -56,6 +56,19 @@ def usage_of(ended: Ended) -> dict[str, Any]:
     }
 
 
+def last_chunks(
+    fields: dict[str, Any], last: dict[str, Any] | None, ended: Ended, include_usage: bool
+) -> list[dict[str, Any]]:
+    """The end of a stream: the chunk that finishes the `last` choice, and with `include_usage` one without choices.
+
+    One of both has the usage, since some clients add up the usage of all chunks. `fields` begin each chunk.
+    """
+    usage = usage_of(ended)
+    if include_usage:
+        return [*([last] if last else []), {**fields, "choices": [], "usage": usage}]
+    return [{**last, "usage": usage}] if last else []
+
+
 def _rate(tokens: int, seconds: float) -> float:
     return round(tokens / seconds, 3) if seconds > 0 else 0.0
 
