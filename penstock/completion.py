@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from penstock import terminal
 
 SHELLS = ("bash", "zsh", "fish")
 _NAMES = "penstock completion names 2>/dev/null"
-_MODELS = {"bash": "_penstock_models", "zsh": "_penstock_models", "fish": f"({_NAMES})"}
+_MODELS = {
+    "bash": "_penstock_models",
+    "zsh": "_penstock_models",
+    "fish": f"({_NAMES}; __fish_complete_directories)",
+}
 _PREAMBLE = {
     "bash": f'_penstock_models() {{ compgen -W "$({_NAMES})" -- "$1"; }}',
-    "zsh": f'_penstock_models() {{ local -a names; names=(${{(f)"$({_NAMES})"}}); compadd -a names; }}',
+    "zsh": f"""_penstock_models() {{
+  local -a names
+  names=(${{(f)"$({_NAMES})"}})
+  compadd -a names || _files -/
+}}""",
     "fish": "",
 }
 _MODEL_FIELDS = ("model", "models", "named")
@@ -42,7 +51,9 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     import shtab
 
     _mark(parser)
-    print(shtab.complete(parser, shell=options.shell, preamble=_PREAMBLE[options.shell]))
+    script = shtab.complete(parser, shell=options.shell, preamble=_PREAMBLE[options.shell])
+    # NOTE: shtab 1.13 writes `(*)` for a position that repeats. zsh reads an exclusion, and completes one word.
+    print(re.sub(r'"\(\*\)::?', '"*:', script) if options.shell == "zsh" else script)
     return 0
 
 

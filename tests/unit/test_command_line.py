@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,45 @@ def test_a_completion_script_knows_commands_and_flags(shell: str, capsys: pytest
     script = capsys.readouterr().out
     assert "status" in script and "keys" in script and "run-dir" in script
     assert "penstock completion names" in script
+
+
+def test_fish_completes_commands_values_and_directories(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fish = shutil.which("fish")
+    if fish is None:
+        pytest.skip("fish is not installed")
+    assert main(["completion", "fish"]) == 0
+    (tmp_path / "mine").mkdir()
+    # The function stands for `penstock completion names`, as no command of this name need be installed.
+    script = f"function penstock; echo org/one; end\n{capsys.readouterr().out}"
+    lines = ("penstock st", "penstock serve --device cu", "penstock serve a ./mi", "penstock verify org/")
+    script += "".join(f"\ncomplete -C {shlex.quote(line)}" for line in lines)
+    ended = subprocess.run(
+        [fish, "--no-config"],
+        input=script.encode(),
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    completed = [line.partition("\t")[0] for line in ended.stdout.decode().splitlines()]
+    assert completed == ["status", "cuda", "./mine/", "org/one"]
+    assert not ended.stderr
+
+
+def test_zsh_reads_the_script_and_completes_each_model_of_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", "zsh"]) == 0
+    script = capsys.readouterr().out
+    assert '"*:MODEL:_penstock_models"' in script and '"(*)' not in script
+    zsh = shutil.which("zsh")
+    if zsh is None:
+        pytest.skip("zsh is not installed, so its parser has not read the script")
+    (tmp_path / "_penstock").write_text(script)
+    ended = subprocess.run([zsh, "-n", str(tmp_path / "_penstock")], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_a_shell_is_given_the_names_of_the_settings_file_and_its_catalog(
