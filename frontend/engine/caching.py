@@ -1,10 +1,10 @@
 """An engine that keeps the embeddings of single items, so that an item that comes again needs no worker.
 
 1. A key is a cryptographic digest of all that decides an item's result: API key, model, call, options and content.
-2. Items that are found are left out of the work that the engine behind this one runs. Without others nothing runs.
-3. What the model computes is kept with the identity that the model had while it computed. A look-up takes only what has
-   the identity of the model that is loaded now, so files that have changed never lead to old embeddings.
-4. A request with a LoRA adapter is not looked up: its files have no identity. Items with an error are not kept.
+2. Kept items are left out of the work for the engine behind this one. A request whose items are all kept runs nothing.
+3. An embedding is kept with the identity of the model that computed the embedding. A look-up takes only embeddings of
+   the model that is loaded now, so changed files never lead to old embeddings.
+4. A request with a LoRA adapter is not looked up: the adapter's files have no identity. Items with errors are not kept.
 """
 
 from __future__ import annotations
@@ -37,15 +37,19 @@ _RESOLVED = frozenset(
         *("output_types", "output_dtype", "dimensions", "muvera", "late_chunking"),
     }
 )
-"""Options that a worker does not read: other fields of a call hold their values, or they shape the answer here."""
+"""Options that a worker does not read. Other fields of a call hold their values, or the frontend shapes the answer."""
 _OF_ITEMS = (InvalidInput, InferenceFailed, ResourceExhausted)
-"""Errors that name the place of an item. A request fails with the error of an item if it has no item without."""
+"""Errors that name the place of an item. A request whose items all fail raises the error of one item."""
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _UNSAYABLE = (OverflowError, RecursionError, TypeError, ValueError)
 
 
 class Row(NamedTuple):
-    """What one item gave: private rows by output, and the outputs that have more or fewer than one row per item."""
+    """The result of one item, in private memory.
+
+    `arrays` are rows by output, [rows, ...]; `ragged` names the outputs with more or fewer rows than one. `identity`
+    is that of the model that computed, `tokens` counts the item.
+    """
 
     identity: str
     arrays: dict[str, np.ndarray]
@@ -55,7 +59,7 @@ class Row(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays, and about what their objects take."""
+        """Bytes of the arrays, and about the bytes of their objects."""
         return sum([values.nbytes + 128 for values in self.arrays.values()])
 
 
@@ -67,18 +71,18 @@ def keys_of(owner: str, model: str, call: EncodeCall) -> list[bytes] | None:
     )
     try:
         base = hashlib.blake2b(_encoder.encode((owner, model, plain)), digest_size=32)
-        found = []
+        keys = []
         for item in call.items:
             digest = base.copy()
             digest.update(_encoder.encode(item))
-            found.append(digest.digest())
+            keys.append(digest.digest())
     except _UNSAYABLE:
         return None
-    return found
+    return keys
 
 
 def rows_of(answer: Answer) -> list[Row | None]:
-    """Private copies of what each item gave, None for an item with an error. Raises `LeaseRevoked`."""
+    """The result of each item, None for an item with an error. Raises `LeaseRevoked`."""
     failed, cut = {error.index for error in answer.errors}, set(answer.truncated)
     ragged = tuple(answer.ragged)
     return [
@@ -88,7 +92,7 @@ def rows_of(answer: Answer) -> list[Row | None]:
 
 
 def joined(found: Sequence[Row | None]) -> Answer:
-    """The answer to a request whose items gave these rows."""
+    """The answer to a request with these results; none may be None."""
     rows = [row for row in found if row is not None]
     truncated = [at for at, row in enumerate(rows) if row.truncated]
     arrays = [row.arrays for row in rows]
@@ -148,10 +152,10 @@ class CachingEngine(Engine):
         missing: Sequence[int],
         meter: CacheMeter,
     ) -> list[Row | None] | None:
-        """All rows, of which the engine computes the missing ones; None where only the whole request will do.
+        """All rows, of which the engine computes the missing ones; None if the whole request has to run.
 
-        That is so when an item has an error, since a message names the place of its item, and when the model has
-        become another one meanwhile.
+        An item with an error needs the whole request, since a message names the place of its item. So does a model that
+        was replaced meanwhile.
         """
         part = part_of(work, missing, self._settings)
         try:

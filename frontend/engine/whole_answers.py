@@ -1,9 +1,9 @@
 """Rendered answers of requests that come again byte for byte, so that not even their bodies need be read.
 
-1. Only a request whose items were all in the cache of embeddings leaves its answer here: a text that comes once takes
+1. An answer is kept only if all items of its request were in the cache of embeddings. So a text that comes once takes
    no room twice.
-2. An answer stands for one reading of the catalog and one identity of the model. With any other it counts as absent.
-3. Each request has times of its own. They are put between two parts of the answer.
+2. An answer belongs to one reading of the catalog and one identity of the model. A look-up under others finds nothing.
+3. Each request has times of its own, which stand between the two parts of an answer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LONGEST_BODY = 64 << 10
 
 
 class WholeAnswer(NamedTuple):
-    """A body in two parts; between them stands the total time, as `total` writes the time, if the body has it.
+    """A body in two parts. `total` writes the total time between the parts; None for a body without times.
 
-    `name` is the model as the request names it, `model` the one that computed, `items` how many the request has.
+    `name` is the model's name in the request, `model` the id of the model that computed, `items` counts the request.
     """
 
     name: str
@@ -38,7 +38,7 @@ class WholeAnswer(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """An answer, what it stands for, and where its items are counted as hits."""
+    """An answer, the reading and identity that the answer belongs to, and the counter of its hits."""
 
     answer: WholeAnswer
     identity: str

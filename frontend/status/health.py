@@ -1,4 +1,4 @@
-"""How the server is, in a sentence for people: whether all workers serve, and whether all models could be loaded.
+"""The health of the server in words for people: whether all workers serve, and whether all models could be loaded.
 
     ready       every worker serves, and no model has failed
     degraded    traffic is accepted, but a worker or a model is missing
@@ -31,7 +31,7 @@ LOST = ("down", "silent", "leaving")
 
 
 class Problem(NamedTuple):
-    """Something that is not as it should be. `since` in Unix seconds; 0 where nobody knows."""
+    """A trouble of workers or models. `since` in Unix seconds; 0 where nobody knows."""
 
     kind: str
     text: str

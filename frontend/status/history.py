@@ -1,7 +1,7 @@
 """The last hour of the whole server: one point every ten seconds, kept by one frontend for all, in one small file.
 
-1. Every frontend runs a `Keeper`. The keeper that gets the lock of the history writes, and the kernel drops the lock
-   when its holder dies: the next keeper goes on.
+1. Every frontend runs a `Keeper`. The keeper that holds the lock of the history writes. The kernel drops the lock when
+   the holder dies, and the next keeper goes on.
 2. The writer reads the counters of all processes, makes a point from their difference to the counters before, and
    replaces the file. A file holds `KEPT` points, whatever the load.
 3. Readers take the file as it is. A viewer gets all points with its first frame, and each new point later.
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 EVERY_S = 10.0
 KEPT = 360
 LONGEST_STEP_S = 60.0
-"""Counters that are older than this make no point: their mean would hide when the requests came."""
+"""Counters from longer ago make no point: a mean over so long a time would hide when the requests came."""
 LOCK = "history"
 
 
 class Point(msgspec.Struct, array_like=True, frozen=True):
-    """Rates per second of the time before `at` (Unix seconds), percentiles of its answers, and what was there then.
+    """Ten seconds up to `at` (Unix seconds): rates per second, percentiles of answers in milliseconds, states at `at`.
 
     `busy` is the share of the time of all devices in which batches ran; `down` counts workers that did not serve.
     """

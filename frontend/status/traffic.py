@@ -1,4 +1,4 @@
-"""What the requests of all frontends left behind: counters, histograms, recent requests, errors, latencies.
+"""Traces of the requests of all frontends: counters, histograms, recent requests, errors, latencies.
 
 1. `TrafficReader` reads the files of the run directory for the frames of one frontend.
 2. `counted` sums the counters of all processes up to the few numbers that the charts of the page show.
@@ -87,7 +87,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 def counted(totals: Totals) -> Counted:
-    """What a point is made of, from the metric files of all processes."""
+    """The sums of which a point of the history is made, from the metric files of all processes."""
     codes = totals.codes.get("penstock_requests", {})
     failed = (value for code, value in codes.items() if int(code) >= 400 and int(code) != CLIENT_GONE)
     return Counted(

@@ -28,11 +28,11 @@ OWNERS: dict[str, tuple[str, ...]] = {
 }
 """The servers that have each path."""
 _ROOT = {"tei": "/invocations"}
-"""What a POST to the root means for each server that answers one."""
+"""The path that a POST to the root means, by server."""
 
 
 def chosen(compatible: Iterable[str]) -> dict[str, str]:
-    """The server whose form each path has that some entry chooses.
+    """The chosen server of each path that an entry chooses.
 
     Raises `ConfigError` for a path that its server does not have, and for two entries that choose a path.
     """
