@@ -66,7 +66,7 @@ def decode(body: bytes, kind: type[T], max_items: int, aliases: Sequence[tuple[s
     try:
         decoded: T = _decoder(kind).decode(body)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
-        raise _refusal(mismatch_of(error)) from None
+        raise _refusal(mismatch_of(error, kind)) from None
     except RecursionError:
         raise MalformedBody("body: JSON is nested too deeply") from None
     except (msgspec.DecodeError, ValueError, OverflowError, MemoryError) as error:

@@ -55,7 +55,7 @@ def read(value: Any, where: str) -> LateChunking | None:
     try:
         found = msgspec.convert(value, LateChunking)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"{where}: {mismatch_of(error)}") from None
+        raise InvalidInput(f"{where}: {mismatch_of(error, LateChunking)}") from None
     if (found.by is None) == (found.spans is None):
         raise InvalidInput(f"{where}: expected either 'by' or 'spans'")
     if found.spans is not None:

@@ -50,7 +50,7 @@ def decode(body: bytes, kind: type[T], *, binary: bool) -> T:
     try:
         decoded: T = _decoder(kind, binary).decode(body)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"body: {mismatch_of(error)}") from None
+        raise InvalidInput(f"body: {mismatch_of(error, kind)}") from None
     except RecursionError as error:
         raise InvalidInput(f"body: {form} is nested too deeply") from error
     except (msgspec.DecodeError, ValueError, OverflowError, MemoryError) as error:
