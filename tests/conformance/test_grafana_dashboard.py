@@ -135,6 +135,7 @@ def load(server: Server) -> Iterator[None]:
             server.encode("none", ["e"])
             server.post("/v1/embeddings", {"model": "fake/echo", "input": "f"})
             server.encode("fake/small", ["x" * 400])
+            ended.wait(0.1)
 
     thread = threading.Thread(target=run)
     thread.start()
