@@ -28,31 +28,29 @@ class HostedFields(SamplingFields, kw_only=True):
     files: list[Any] | None = None
     max_tool_rounds: int | None = None
 
+    def refuse_hosted(self, streams: bool) -> None:
+        """Raise `InvalidField` for a feature that this server does not offer, and for a permission that cannot hold."""
+        for name, feature in (
+            ("web_search_options", "web search"),
+            ("enable_shell", "a shell"),
+            ("enable_code_execution", "code execution"),
+        ):
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                raise InvalidField(name, f"{feature} is not offered by this server")
+        if self.files:
+            raise InvalidField("files", "no tool that could write files is on in this server")
+        if self.max_tool_rounds is not None and self.max_tool_rounds != 0:
+            raise InvalidField(
+                "max_tool_rounds", "this server runs no tools: use 0, and run the calls in the client"
+            )
+        self._check_permission(streams)
 
-def refuse_hosted(fields: HostedFields, streams: bool) -> None:
-    """Raise `InvalidField` for a feature that this server does not offer, and for a permission that cannot hold."""
-    for name, feature in (
-        ("web_search_options", "web search"),
-        ("enable_shell", "a shell"),
-        ("enable_code_execution", "code execution"),
-    ):
-        value = getattr(fields, name)
-        if value is not None and value is not False:
-            raise InvalidField(name, f"{feature} is not offered by this server")
-    if fields.files:
-        raise InvalidField("files", "no tool that could write files is on in this server")
-    if fields.max_tool_rounds is not None and fields.max_tool_rounds != 0:
-        raise InvalidField(
-            "max_tool_rounds", "this server runs no tools: use 0, and run the calls in the client"
-        )
-    _check_permission(fields, streams)
-
-
-def _check_permission(fields: HostedFields, streams: bool) -> None:
-    for name in ("agent_permission", "code_execution_permission"):
-        value = getattr(fields, name)
-        if value is not None and value not in PERMISSIONS:
-            raise InvalidField(name, f"{value[:64]!a} is not one of {', '.join(PERMISSIONS)}")
-    # `agent_permission` wins over its old alias.
-    if (fields.agent_permission or fields.code_execution_permission) == "ask" and not streams:
-        raise InvalidField("agent_permission", "'ask' needs stream: true")
+    def _check_permission(self, streams: bool) -> None:
+        for name in ("agent_permission", "code_execution_permission"):
+            value = getattr(self, name)
+            if value is not None and value not in PERMISSIONS:
+                raise InvalidField(name, f"{value[:64]!a} is not one of {', '.join(PERMISSIONS)}")
+        # `agent_permission` wins over its old alias.
+        if (self.agent_permission or self.code_execution_permission) == "ask" and not streams:
+            raise InvalidField("agent_permission", "'ask' needs stream: true")

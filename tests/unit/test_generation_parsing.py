@@ -9,7 +9,7 @@ import pytest
 
 from frontend.generation import bodies, errors, grammars, tools
 from frontend.generation.conversation import Conversation, calls_of, text_of
-from frontend.generation.hosted import HostedFields, refuse_hosted
+from frontend.generation.hosted import HostedFields
 from frontend.generation.models import find_generator
 from frontend.generation.reasoning import template_variables, variables_of
 from frontend.generation.sampling import SamplingFields, choices_of, ending_of, sampling_of
@@ -358,16 +358,16 @@ def test_an_effort_that_contradicts_or_is_unknown_is_refused(thinking: bool | No
 )
 def test_what_needs_tools_on_the_server_is_refused(fields: dict[str, Any], refused: str) -> None:
     with pytest.raises(errors.InvalidField) as caught:
-        refuse_hosted(msgspec.convert(fields, HostedFields), streams=False)
+        msgspec.convert(fields, HostedFields).refuse_hosted(streams=False)
     assert caught.value.field == refused
 
 
 def test_what_matters_only_with_tools_on_the_server_is_accepted() -> None:
     fields = {"max_tool_rounds": 0, "session_id": "s", "enable_shell": False, "files": []}
-    refuse_hosted(msgspec.convert(fields, HostedFields), streams=False)
-    refuse_hosted(msgspec.convert({"agent_permission": "ask"}, HostedFields), streams=True)
+    msgspec.convert(fields, HostedFields).refuse_hosted(streams=False)
+    msgspec.convert({"agent_permission": "ask"}, HostedFields).refuse_hosted(streams=True)
     both = {"agent_permission": "auto", "code_execution_permission": "ask"}
-    refuse_hosted(msgspec.convert(both, HostedFields), streams=False)
+    msgspec.convert(both, HostedFields).refuse_hosted(streams=False)
 
 
 def test_parts_of_text_are_joined_with_a_space() -> None:

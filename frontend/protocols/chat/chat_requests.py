@@ -15,9 +15,9 @@ import msgspec
 from frontend.generation import bodies
 from frontend.generation.chat_messages import ChatMessage, messages_of
 from frontend.generation.grammars import grammar_of
-from frontend.generation.hosted import HostedFields, refuse_hosted
 from frontend.generation.reasoning import Effort, template_variables
 from frontend.generation.sampling import alternatives_of, choices_of, ending_of, sampling_of
+from frontend.generation.talk_fields import ChoiceFields
 from frontend.generation.tools import choice_of, functions_of, tool_use
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall
@@ -33,24 +33,11 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class ChatRequest(HostedFields, kw_only=True):
+class ChatRequest(ChoiceFields, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
     messages: list[ChatMessage] | str
-    model: str | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    response_format: Any = None
-    grammar: Any = None
     enable_thinking: bool | None = None
     reasoning_effort: Effort = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -76,7 +63,7 @@ def parse(body: bytes, limits: Limits) -> ChatPlan:
     """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
     request = bodies.decode(body, ChatRequest, limits.max_items, _ALIASES)
     streams = bool(request.stream)
-    refuse_hosted(request, streams)
+    request.refuse_hosted(streams)
     options = request.stream_options
     usage = streams and options is not None and bool(options.include_usage)
     return ChatPlan(request.model, _call(request, limits), streams, usage)

@@ -23,17 +23,12 @@ from frontend.generation.sampling import (
     ending_of,
     sampling_of,
 )
+from frontend.protocols.chat.chat_requests import StreamOptions
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Prompt = str | list[int]
-
-
-class CompletionStreamOptions(msgspec.Struct):
-    """Options of a stream."""
-
-    include_usage: bool | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -48,7 +43,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     logprobs: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
-    stream_options: CompletionStreamOptions | None = None
+    stream_options: StreamOptions | None = None
     suffix: str | None = None
     tools: list[Any] | None = None
     response_format: Any = None

@@ -16,9 +16,9 @@ from frontend.generation import bodies
 from frontend.generation.conversation import Conversation, text_of
 from frontend.generation.errors import InvalidField
 from frontend.generation.grammars import grammar_of
-from frontend.generation.hosted import HostedFields, refuse_hosted
 from frontend.generation.reasoning import Effort, variables_of
 from frontend.generation.sampling import alternatives_of, ending_of, sampling_of
+from frontend.generation.talk_fields import TalkFields
 from frontend.protocols.messages.blocks import Message, add_message
 from frontend.protocols.messages.message_tools import thinking_of, tools_of
 from ipc.settings import Limits
@@ -32,24 +32,15 @@ class OutputConfig(msgspec.Struct):
     effort: Effort = None
 
 
-class MessagesRequest(HostedFields, kw_only=True):
+class MessagesRequest(TalkFields, kw_only=True):
     """Body of POST /v1/messages."""
 
     messages: list[Message]
-    model: str | None = None
-    max_tokens: int | None = None
     system: str | list[Any] | None = None
     stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
     thinking: Any = None
     container: Any = None
     output_config: OutputConfig | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    response_format: Any = None
-    grammar: Any = None
     enable_thinking: bool | None = None
     reasoning_effort: Effort = None
     truncate_sequence: bool | None = None
@@ -73,7 +64,7 @@ def parse(body: bytes, limits: Limits) -> MessagesPlan:
     """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
     request = bodies.decode(body, MessagesRequest, limits.max_items)
     streams = bool(request.stream)
-    refuse_hosted(request, streams)
+    request.refuse_hosted(streams)
     if isinstance(request.container, dict) and request.container.get("skills"):
         raise InvalidField("container.skills", "skills are not offered by this server")
     return MessagesPlan(request.model, _call(request, limits), streams)

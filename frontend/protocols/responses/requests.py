@@ -19,12 +19,12 @@ from frontend.generation import bodies
 from frontend.generation.conversation import Conversation
 from frontend.generation.errors import InvalidField
 from frontend.generation.grammars import grammar_of
-from frontend.generation.hosted import HostedFields, refuse_hosted
 from frontend.generation.models import DEFAULT
 from frontend.generation.nested import check_depth, json_text
 from frontend.generation.reasoning import Effort, variables_of
 from frontend.generation.sampling import alternatives_of, choices_of, ending_of, sampling_of
 from frontend.generation.sending import new_id
+from frontend.generation.talk_fields import ChoiceFields
 from frontend.generation.tools import choice_of, tool_use
 from frontend.protocols.responses.items import Turns, kept_items
 from frontend.protocols.responses.tools import functions_of
@@ -54,32 +54,19 @@ class ReasoningOptions(msgspec.Struct):
     summary: Any = None
 
 
-class ResponseRequest(HostedFields, kw_only=True):
+class ResponseRequest(ChoiceFields, kw_only=True):
     """Body of POST /v1/responses."""
 
     input: str | list[Any]
-    model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    stream: bool | None = None
     stream_options: Any = None
     background: bool | None = None
     store: bool | None = None
     metadata: dict[str, Any] | None = None
     include: Any = None
     max_output_tokens: int | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
     max_tool_calls: Any = None
-    response_format: Any = None
-    grammar: Any = None
     reasoning: ReasoningOptions | None = None
     text: dict[str, Any] | None = None
     truncation: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": [*TRUNCATIONS, None]})] = None
@@ -131,7 +118,7 @@ def parse(body: bytes, limits: Limits) -> ResponsePlan:
     streams = bool(request.stream) and not background
     # The contract ignores this field here; a search is asked for as a tool.
     request.web_search_options = None
-    refuse_hosted(request, streams)
+    request.refuse_hosted(streams)
     if request.max_tool_calls is not None:
         raise InvalidField("max_tool_calls", "a bound on the number of calls is not offered by this server")
     stores = request.store is not False
