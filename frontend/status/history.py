@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -109,8 +110,9 @@ class HistoryFile:
         return self._known
 
     def write(self, history: History) -> None:
-        """Replace the file. One process writes at a time. Raises `OSError`."""
-        draft = self._path.with_suffix(".draft")
+        """Replace the file. Raises `OSError`."""
+        # NOTE: a keeper that ends may still write in a thread while the next keeper has begun.
+        draft = self._path.with_suffix(f".draft-{os.getpid()}")
         draft.write_bytes(msgspec.json.encode(history))
         draft.replace(self._path)
 

@@ -54,6 +54,24 @@ def test_a_pause_and_counters_that_went_back_make_no_false_rates() -> None:
     assert extended(begun, 110.0, Counted(requests=1.0), [], []).points[-1].requests == 0.0
 
 
+def test_a_keeper_that_ends_late_takes_no_draft_of_the_next(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, following, put = History(at=1.0), History(at=2.0), Path.replace
+
+    def interrupted(draft: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", put)
+        with monkeypatch.context() as other:
+            other.setattr("os.getpid", lambda: 1)
+            HistoryFile(paths).write(following)
+            assert HistoryFile(paths).read() == following
+        return put(draft, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    HistoryFile(paths).write(late)
+    assert HistoryFile(paths).read() == late
+
+
 def test_the_history_keeps_an_hour_and_no_more_whatever_happens(paths: RunPaths) -> None:
     history, file = History(), HistoryFile(paths)
     for number in range(3 * KEPT):
