@@ -57,9 +57,10 @@ def server(families: Families) -> Server:
     return families.server
 
 
-@pytest.fixture
-def pages(server: Server, place: Path) -> dict[str, Pages]:
+@pytest.fixture(scope="module")
+def pages(families: Families) -> dict[str, Pages]:
     """The references of the page retrievers."""
+    place = families.place / "towers"
     return {PALI: Pages(place / "colpali"), QWEN: Pages(place / "colqwen2")}
 
 
