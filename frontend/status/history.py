@@ -66,8 +66,13 @@ class History(msgspec.Struct, frozen=True):
 def extended(
     history: History, now: float, present: Counted, fresh: Sequence[Recent], workers: Sequence[WorkerView]
 ) -> History:
-    """The history with one more point. The first look only notes the counters."""
+    """The history with one more point. The first look only notes the counters.
+
+    A look too soon after the look before changes nothing: timers may fire a moment early, and come again.
+    """
     step_s, before = now - history.at, history.counted
+    if 0 <= step_s < EVERY_S / 2:
+        return history
     if not 0 < step_s <= LONGEST_STEP_S:
         return History(history.points, now, present)
     answers = latencies(fresh, now, step_s)[""]

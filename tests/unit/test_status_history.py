@@ -54,6 +54,13 @@ def test_a_pause_and_counters_that_went_back_make_no_false_rates() -> None:
     assert extended(begun, 110.0, Counted(requests=1.0), [], []).points[-1].requests == 0.0
 
 
+def test_a_timer_that_fires_a_moment_early_makes_no_second_point() -> None:
+    begun = extended(History(), 99.999, Counted(requests=50.0), [], [])
+    twice = extended(begun, 100.002, Counted(requests=51.0), [], [])
+    assert twice is begun
+    assert extended(twice, 110.0, Counted(requests=150.0), [], []).points[-1].requests == 9.999
+
+
 def test_a_keeper_that_ends_late_takes_no_draft_of_the_next(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
