@@ -19,6 +19,8 @@ from tests.harness.server import Server, serving, stopped, wait_until
 from tests.harness.status import Frame, frame_when, next_frame, only_frontend, wait_joined, watching
 
 MODEL, SLOW = "fake/echo", "fake/slow"
+WORDS = 300
+"""Of each text that takes its time; no other test sends so many."""
 NUMBER = (int, float)
 MAYBE_NUMBER = (int, float, type(None))
 MAYBE_TEXT = (str, type(None))
@@ -253,9 +255,12 @@ def test_what_waits_and_runs_is_shown_while_it_does(server: Server) -> None:
         [model] = [model for model in frame["models"] if model["name"] == SLOW]
         return dict(model)
 
+    def reported(frame: Frame) -> list[Frame]:
+        return [device for device in frame["devices"] if "batch" in device]
+
     with watching(server) as viewer:
         assert shown(next_frame(viewer))["in_flight"] == 0
-        body = json.dumps({"items": [{"text": "word " * 300}] * 400}).encode()
+        body = json.dumps({"items": [{"text": "word " * WORDS}] * 400}).encode()
         head = (
             f"POST /v1/encode/{SLOW} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
@@ -267,14 +272,16 @@ def test_what_waits_and_runs_is_shown_while_it_does(server: Server) -> None:
                 viewer,
                 lambda frame: (
                     shown(frame)["queue_pending_items"] > 0
-                    and any(device["queue"]["tokens"] > 0 for device in frame["devices"])
+                    and any(device["queue"]["tokens"] > 0 for device in reported(frame))
                 ),
                 what="a queue",
             )
             frame_when(
                 viewer,
-                lambda frame: any(device["batch"]["last"] for device in frame["devices"]),
-                what="a batch",
+                lambda frame: any(
+                    tokens >= WORDS for device in reported(frame) for _, tokens, *_ in device["batch"]["last"]
+                ),
+                what="a batch of it",
             )
         frame_when(viewer, lambda frame: shown(frame)["in_flight"] == 0, what="its end")
 
