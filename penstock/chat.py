@@ -14,11 +14,13 @@ import argparse
 import contextlib
 import http.client
 import json
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from ipc.errors import ConfigError
 from ipc.settings import Settings
 from penstock import asking, terminal
 
@@ -51,7 +53,11 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace, config: Settings) -> int:
-    """Talk until the input ends; returns the exit code. Raises `ConfigError` for an address or key that is none."""
+    """Talk until the input ends; returns the exit code. Raises `ConfigError` for wrong flags."""
+    if options.max_tokens is not None and options.max_tokens < 1:
+        raise ConfigError(f"chat: --max-tokens {options.max_tokens}: expected a number from 1")
+    if options.temperature is not None and not 0 <= options.temperature < math.inf:
+        raise ConfigError(f"chat: --temperature {options.temperature:g}: expected a number from 0")
     asked = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     fields = {name: value for name, value in asked.items() if value is not None}
     server = Server(asking.url_of(options, config), asking.key_of(options))

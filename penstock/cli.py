@@ -86,10 +86,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(options)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of the output has closed the pipe. The interpreter flushes at its end and would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of the output has closed the pipe.
+        _drop_output()
+        return 1
+    except OSError as error:
+        _drop_output()
+        place = f"{error.filename}: " if error.filename is not None else ""
+        print(f"penstock: {place}{error.strerror or error}", file=sys.stderr)
         return 1
     return code
+
+
+def _drop_output() -> None:
+    """Discard what standard output does not take: the interpreter flushes at its end and would fail again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(options: argparse.Namespace) -> int:

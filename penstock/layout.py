@@ -90,6 +90,8 @@ def _fetch(address: str, key: str) -> dict[str, Any]:
 
 def _why(error: Exception, url: str) -> str:
     """The server's own sentence where the server sent one."""
+    if isinstance(error, ValueError):
+        return f"{url} gave an answer that is no JSON; is another server running there?"
     if not isinstance(error, urllib.error.HTTPError):
         reason = getattr(error, "reason", error)
         return f"{url} cannot be asked: {reason}; start a server, or name another with --url"

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ipc.errors import ConfigError
 from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.settings import Settings
@@ -27,8 +28,10 @@ def add_parser(commands: Any, add_flags: Callable[[argparse.ArgumentParser], Non
 
 
 def run(options: argparse.Namespace, config: Settings) -> int:
-    """Remove leftovers and name them; returns the exit code."""
+    """Remove leftovers and name them; returns the exit code. Raises `ConfigError`."""
     paths = config.paths
+    if options.slot is not None and options.slot < 0:
+        raise ConfigError(f"sweep: --slot {options.slot}: expected a number from 0")
     if options.slot is None:
         removed = sweep.sweep(paths)
     else:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from typing import Any
 import pytest
 
 from ipc.version import VERSION
+from penstock import cli
+from penstock.__main__ import main as penstock_main
 from penstock.cli import main
 from penstock.parsing import parser
 
@@ -166,3 +170,44 @@ def test_a_check_for_a_script_has_the_mistakes_of_settings(capsys: pytest.Captur
     printed = capsys.readouterr()
     found = json.loads(printed.out)
     assert not printed.err and not found["valid"] and "nope" in found["mistakes"][0]
+
+
+@pytest.mark.parametrize("line", [("sweep",), ("sweep", "--slot", "1"), ("status",)])
+def test_a_file_in_the_place_of_the_run_directory_is_named(
+    line: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main([*line, "--set", f"run.dir={tmp_path / 'file'}"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"penstock: {tmp_path / 'file'}") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [("sweep", "--slot", "-1"), ("chat", "--max-tokens", "0"), ("chat", "--temperature", "nan")],
+)
+def test_a_number_that_is_none_is_refused(line: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line) == 3
+    assert f"{line[1]} {line[2]}: expected a number from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("redirection", [">&-", "<&-", "> /dev/full", "2>&-"])
+def test_closed_and_full_streams_end_a_command_in_order(redirection: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m penstock version {redirection}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
+    full = "full" in redirection
+    assert ended.returncode == (1 if full else 0)
+    assert ended.stderr == (b"penstock: No space left on device\n" if full else b"")
+
+
+def test_an_interruption_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    monkeypatch.setattr(sys, "argv", ["penstock", "verify", "m"])
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    assert penstock_main() == 1
+    assert capsys.readouterr().err == "penstock: interrupted\n"
