@@ -119,7 +119,7 @@ def test_predict_reads_pairs_as_transformers_does(server: Server, tiny_extractor
         assert [one["label"] for one in classes] == [one["label"] for one in expected]
         assert np.allclose([one["score"] for one in classes], [one["score"] for one in expected], atol=1e-5)
     assert found[1] != found[2]
-    refused = asked(server, "/predict", {"inputs": batch, "truncate": False}, 413)
+    refused = asked(server, "/predict", {"inputs": batch, "truncate": False}, 422)
     assert refused["error"].startswith("inputs[4]: ") and "in both texts" in refused["error"]
 
 

@@ -83,6 +83,12 @@ def test_long_inputs_are_cut_only_where_the_request_says_so(server: VectorServer
     assert "-1" in refused(server, "/pooling", {**body, "truncate_prompt_tokens": -2})
 
 
+def test_a_body_that_is_too_large_is_told_its_limit(tmp_path: Path) -> None:
+    small = VectorServer(tmp_path, server__compatible="vllm", limits__max_body_bytes=100)
+    said = refused(small, "/pooling", {"input": "x" * 100}, 413)
+    assert said == "body: 112 bytes, the limit is 100 (limits.max_body_bytes)"
+
+
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
 def test_score_keeps_the_order_of_the_texts(server: VectorServer, path: str) -> None:
     answer = answered(server, path, {"text_1": ["q"], "text_2": ["a 1", "b 3"]})

@@ -9,7 +9,7 @@ import falcon
 import msgspec
 from msgspec import Meta
 
-from frontend.generation.errors import headers_of, http_text, text_of
+from frontend.generation.errors import headers_of, http_text
 from ipc.errors import PenstockError
 
 _KINDS = {
@@ -52,7 +52,7 @@ def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
     status = _STATUSES.get(error.code, error.status)
     # A value that is wrong and a value that is too long are one status here.
     status = 400 if status == HTTPStatus.UNPROCESSABLE_ENTITY else status
-    return status, _body(status, text_of(error)), headers_of(error, status)
+    return status, _body(status, error.message), headers_of(error, status)
 
 
 def render_http(error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:

@@ -1,6 +1,6 @@
 """Errors in the form of TEI: `{"error": message, "error_type": kind}`.
 
-1. A value that is too long is 413, a request that is wrong in another way 422, both of the kind Validation.
+1. A value that is too long and a request that is wrong in another way are 422 Validation, as in TEI since 1.9.
 2. A model that cannot do what was asked, or that failed, is 424 Backend. So is a request that leaves the model open.
 3. A full server and a caller over its rate are 429 Overloaded, and a server without a worker 503 Unhealthy.
 """
@@ -11,11 +11,10 @@ from typing import Any
 
 import falcon
 
-from frontend.generation.errors import headers_of, http_text, text_of
+from frontend.generation.errors import headers_of, http_text
 from ipc.errors import PenstockError
 
 _STATUSES = {
-    "INPUT_TOO_LONG": 413,
     "INVALID_INPUT": 422,
     "MODEL_NOT_FOUND": 424,
     "MODEL_LOAD_FAILED": 424,
@@ -34,7 +33,7 @@ _BACKEND = (424, 500, 501, 502, 504)
 def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
     """(status, body, headers) of an error."""
     status = _STATUSES.get(error.code, error.status)
-    return status, _body(status, text_of(error)), headers_of(error, status)
+    return status, _body(status, error.message), headers_of(error, status)
 
 
 def render_http(error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:
