@@ -54,4 +54,6 @@ def key_of(options: argparse.Namespace) -> str:
     key = found.strip()
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{where}: this is no API key, it holds characters that no header can have")
+    if options.key_file and not key:
+        raise ConfigError(f"--key-file {options.key_file}: the file holds no key")
     return key

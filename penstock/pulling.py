@@ -49,8 +49,7 @@ class ProgressLine:
         told = self._told if fraction < 1 else ""
         if sys.stderr.isatty():
             end = "\n" if fraction >= 1 else ""
-            sys.stderr.write(f"\r\x1b[K{self._name}: {phase} {fraction:4.0%}{told}{end}")
-            sys.stderr.flush()
+            terminal.redraw(f"{self._name}: {phase} {fraction:4.0%}{told}", end)
         elif tenths != self._shown:
             print(f"{self._name}: {phase} {tenths * 10} %{told}", file=sys.stderr)
         self._shown = tenths

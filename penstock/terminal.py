@@ -19,6 +19,8 @@ _PLAIN = "\x1b[0m"
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 """Clears a terminal."""
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_WIDTH = 80
+"""Columns of a terminal that does not tell its width."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -40,6 +42,16 @@ def harmless(text: str) -> str:
 def one_line(text: str) -> str:
     """Text of others on one line, without the characters that a terminal obeys."""
     return harmless(" ".join(text.split()))
+
+
+def redraw(text: str, end: str = "") -> None:
+    """Put `text` in the place of the moving line on standard error, cut to the width of the terminal."""
+    try:
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        width = 0
+    sys.stderr.write(f"\r\x1b[K{text[: (width or _WIDTH) - 1]}{end}")
+    sys.stderr.flush()
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -63,20 +63,19 @@ class Shown:
     def error(self, line: int, message: str) -> None:
         """A line has no vector."""
         if self._open:
-            sys.stderr.write("\r\x1b[K")
+            terminal.redraw("")
             self._open = False
         print(f"{self.name}, line {line}: {message}", file=sys.stderr)
 
     def end(self) -> None:
         """Leave the last figures on a terminal."""
         if self._open:
-            self._tell(self.text(self._clock()) + "\n")
+            self._tell(self.text(self._clock()), "\n")
             self._open = False
 
-    def _tell(self, text: str) -> None:
+    def _tell(self, text: str, end: str = "") -> None:
         if self._moves:
-            sys.stderr.write(f"\r\x1b[K{text}")
-            sys.stderr.flush()
+            terminal.redraw(text, end)
             self._open = True
         else:
             print(text, file=sys.stderr)

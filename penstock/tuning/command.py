@@ -176,7 +176,7 @@ class Progress:
             filled = _BAR * self._count // self._total
             bar = "#" * filled + "-" * (_BAR - filled)
             ends = "\n" if self._count == self._total else ""
-            sys.stderr.write(f"\r\x1b[K[{bar}] {self._count}/{self._total} {text}{ends}")
+            terminal.redraw(f"[{bar}] {self._count}/{self._total} {text}", ends)
         else:
             seconds = time.monotonic() - self._began
             sys.stderr.write(f"{self._count}/{self._total} after {seconds:.0f} s: {text}\n")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ipc.version import VERSION
-from penstock import cli
+from penstock import cli, terminal
 from penstock.__main__ import main as penstock_main
 from penstock.cli import main
 from penstock.parsing import parser
@@ -211,3 +211,22 @@ def test_an_interruption_is_told_in_one_line(
     monkeypatch.setattr(gc, "freeze", lambda: None)
     assert penstock_main() == 1
     assert capsys.readouterr().err == "penstock: interrupted\n"
+
+
+def test_a_key_file_without_a_key_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "key"
+    file.touch(mode=0o600)
+    assert main(["layout", "m", "--key-file", str(file)]) == 3
+    assert capsys.readouterr().err == f"penstock: --key-file {file}: the file holds no key\n"
+
+
+def test_a_moving_line_never_fills_the_last_column(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "fileno", lambda: 2, raising=False)
+    for columns, shown in ((10, 9), (0, 79)):
+        monkeypatch.setattr(
+            os, "get_terminal_size", lambda fd, columns=columns: os.terminal_size((columns, 24))
+        )
+        terminal.redraw("x" * 200, "\n")
+        assert capsys.readouterr().err == f"\r\x1b[K{'x' * shown}\n"
