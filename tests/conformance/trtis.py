@@ -15,7 +15,7 @@ from google.protobuf import text_format
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.harness.server import Answer, Server
 from tests.tiny.program_sources import ACCUMULATOR
-from tests.tiny.programs import tensor, write_model, write_repository
+from tests.tiny.programs import SCRIPTED, tensor, write_model, write_repository
 
 NUMPY = {
     "BOOL": "?",
@@ -65,10 +65,10 @@ _STRICT_SOURCE = (
 
 def write_models(repository: Path) -> Path:
     """Write the models of the shared server; returns `repository`."""
-    write_repository(repository, MODELS)
+    write_repository(repository, MODELS, SCRIPTED)
     _write_strict(repository)
-    write_model(repository, "add_sub", KANA)
-    write_model(repository, "versions_all", FADING)
+    write_model(repository, "add_sub", KANA, SCRIPTED)
+    write_model(repository, "versions_all", FADING, SCRIPTED)
     return repository
 
 
