@@ -173,7 +173,9 @@ class ChoiceOutput:
         if not text:
             return []
         tokens, self._unfed = self._unfed, 0
-        return [self._emission(segment) for segment in self._parser.feed(text, tokens)]
+        # NOTE: no request may hold NUL, and clients send answers back.
+        segments = self._parser.feed(text.replace("\0", _UNFINISHED), tokens)
+        return [self._emission(segment) for segment in segments]
 
     def _emission(self, segment: Segment) -> Emission:
         logprobs, self._logprobs = self._logprobs or None, []
