@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+from collections import Counter
 from typing import Any
 
 from frontend.engine.interface import NONE_LOADED
@@ -92,7 +93,7 @@ def _url(bind: str) -> str:
 
 
 def _models(services: Services) -> list[str]:
-    """A line for each model that the start loaded or failed to load, and one line for all others.
+    """A line for each of some models that the start loaded or failed to load, for the rest of them, and for all others.
 
     A profile has a line of its own where the profile's state differs from that of the model.
     """
@@ -102,7 +103,10 @@ def _models(services: Services) -> list[str]:
     for status in told[:MOST_MODELS]:
         note = f" ({status.error_class}: {status.error_message})" if status.state == "failed" else ""
         lines.append(f"  model      {status.name}: {status.state} on {status.device or '-'}{note}")
-    if more := len(statuses) - len(lines):
+    if rest := Counter(status.state for status in told[MOST_MODELS:]):
+        states = ", ".join(f"{count} {state}" for state, count in rest.items())
+        lines.append(f"  models     {rest.total()} more: {states}; see /v1/models")
+    if more := len(statuses) - len(told):
         when = ", loaded when asked for" if services.settings.catalog.on_demand else ""
         lines.append(f"  models     {more}{' more' if lines else ''} in the catalog{when}: see /v1/models")
     return lines

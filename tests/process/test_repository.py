@@ -237,6 +237,7 @@ def test_two_thousand_models_are_announced_once_and_answer(tmp_path: Path) -> No
             assert answer.json()["outputs"][0]["data"] == [3.0]
         wait_until(lambda: {state for state, _ in index(server).values()} == {"READY"}, what="all models")
         assert len(index(server)) == len(names)
+        wait_until(lambda: server.starts(0) and "Penstock 0.1.0 is ready" in server.log, what="both notes")
         assert server.starts(0) == 1 and server.log.count("Penstock 0.1.0 is ready") == 1
         assert server.metric("penstock_model_state", state="loaded") == len(names)
         assert server.metric("penstock_worker_restarts_total") == 0, "the worker was never taken as hung"

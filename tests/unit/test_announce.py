@@ -95,9 +95,13 @@ def test_models_that_wait_to_be_asked_for_share_one_line() -> None:
 
 
 def test_a_long_list_of_loaded_models_is_cut() -> None:
-    lines = block({f"org/{number}": "loaded" for number in range(announce.MOST_MODELS + 3)})
+    states = {f"org/{number}": "loaded" for number in range(announce.MOST_MODELS + 3)}
+    lines = block(states | {"org/bad": "failed: OOM", "org/waits": "available"})
     assert sum(line.startswith("  model  ") for line in lines) == announce.MOST_MODELS
-    assert any(line.startswith("  models     3 more in the catalog") for line in lines)
+    assert [line for line in lines if line.startswith("  models ")] == [
+        "  models     4 more: 3 loaded, 1 failed; see /v1/models",
+        "  models     1 more in the catalog, loaded when asked for: see /v1/models",
+    ]
 
 
 def test_the_request_to_paste_is_whole_and_asks_a_loaded_model() -> None:
