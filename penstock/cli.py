@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from ipc import settings
-from ipc.errors import ConfigError
+from ipc.errors import ConfigError, PenstockError
 from penstock import clients, keys, models, printing, running, status, sweeping, terminal
 from penstock.parsing import parser
 from penstock.tuning import command as tuning
@@ -144,6 +144,9 @@ def _run(options: argparse.Namespace) -> int:
         else:
             print(f"penstock: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
+    except PenstockError as error:
+        print(f"penstock: {error.message}", file=sys.stderr)
+        return 1
 
 
 # NOTE: the modules of the next two are imported there: they need all of the frontend, other commands do not.

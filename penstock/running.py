@@ -10,6 +10,7 @@ import os
 import sys
 
 from ipc import settings
+from ipc.errors import ConfigError
 from ipc.processes import starting as processes
 from ipc.processes.paths import asset
 
@@ -24,7 +25,9 @@ def serve(options: argparse.Namespace, flags: dict[str, str], config: settings.S
 
 
 def work(options: argparse.Namespace, flags: dict[str, str]) -> int:
-    """Become the worker of a slot."""
+    """Become the worker of a slot. Raises `ConfigError` for a slot that is none."""
+    if options.slot < 0:
+        raise ConfigError(f"worker: --slot {options.slot}: expected a number from 0")
     return _become(options, flags, "workers", "--slot", str(options.slot))
 
 

@@ -80,9 +80,12 @@ class RunPaths:
 def prepare_run_dir(paths: RunPaths) -> None:
     """Create the run directory with mode 0700, or check that it is ours and private.
 
-    Raises `ConfigError` when it belongs to someone else, is open to others, or is too long for a socket name.
+    Raises `ConfigError` when it cannot be there, belongs to someone else, or is too long for a socket name.
     """
-    paths.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        paths.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        raise ConfigError(f"run.dir {paths.root} cannot be a directory: {error.strerror}") from error
     found = paths.root.stat()
     if found.st_uid != os.geteuid():
         raise ConfigError(

@@ -96,7 +96,7 @@ def _existing(name: str) -> Path | None:
     """The directory of that name, None where there is none."""
     try:
         place = Path(name).expanduser()
-        return place if place.is_dir() else None
+        return place if name and place.is_dir() else None
     except (OSError, RuntimeError):
         return None
 

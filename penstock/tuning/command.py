@@ -31,6 +31,7 @@ from penstock.tuning.search import (
 )
 
 SECONDS, QUICK_SECONDS = 9.0, 3.0
+_LONGEST_S = 3600.0
 _HEAD = ("workers", "threads", "tokens", "precision", "{}/s", "p50 ms", "alone ms", "memory MB")
 _BAR = 30
 OPERATIONS = {"score": "pairs", "encode": "texts"}
@@ -64,6 +65,10 @@ def run(options: argparse.Namespace, config: Settings, flags: Mapping[str, str])
     operation = operation_of(entry)
     space = space_of(config, entry, quick=options.quick)
     load = trial.load_of(entry.id, operation)
+    if options.seconds is not None and not 0.1 <= options.seconds <= _LONGEST_S:
+        raise ConfigError(
+            f"tune: --seconds {options.seconds:g}: expected a number from 0.1 to {_LONGEST_S:g}"
+        )
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
     file = options.config or os.environ.get("PENSTOCK_CONFIG", "")
     progress = Progress(space.trials)

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from ipc.errors import ConfigError
+from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.version import VERSION
 from penstock import cli, terminal
 from penstock.__main__ import main as penstock_main
@@ -184,7 +186,12 @@ def test_a_file_in_the_place_of_the_run_directory_is_named(
 
 @pytest.mark.parametrize(
     "line",
-    [("sweep", "--slot", "-1"), ("chat", "--max-tokens", "0"), ("chat", "--temperature", "nan")],
+    [
+        ("sweep", "--slot", "-1"),
+        ("worker", "--slot", "-1"),
+        ("chat", "--max-tokens", "0"),
+        ("chat", "--temperature", "nan"),
+    ],
 )
 def test_a_number_that_is_none_is_refused(line: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(line) == 3
@@ -230,3 +237,25 @@ def test_a_moving_line_never_fills_the_last_column(
         )
         terminal.redraw("x" * 200, "\n")
         assert capsys.readouterr().err == f"\r\x1b[K{'x' * shown}\n"
+
+
+@pytest.mark.parametrize(("line", "code"), [(("tune", "no-model"), 1), (("models", "show", ""), 1)])
+def test_a_name_that_no_model_has_is_told_in_one_line(
+    line: tuple[str, ...], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line) == code
+    error = capsys.readouterr().err
+    assert error.startswith("penstock: ") and repr(line[-1]) in error and error.count("\n") == 1
+
+
+def test_a_run_directory_that_cannot_be_one_is_a_wrong_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match="cannot be a directory"):
+            prepare_run_dir(RunPaths(root, "x"))
+
+
+def test_a_trial_without_a_length_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for seconds in ("-1", "nan", "0"):
+        assert main(["tune", "BAAI/bge-m3", "--seconds", seconds]) == 3
+        assert "expected a number from 0.1" in capsys.readouterr().err
