@@ -51,10 +51,11 @@ def nbytes_of(text: str, logprobs: Sequence[TokenLogprob] | None) -> int:
 
 
 class CalledFunction(Wire, frozen=True):
-    """A whole tool call: the name and the arguments as compact JSON text."""
+    """A whole tool call: the name, the arguments as compact JSON text, and the beginning of ids of such calls."""
 
     name: str
     arguments: str
+    prefix: str = "call-"
 
 
 class Start(Wire, frozen=True):

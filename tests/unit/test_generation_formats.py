@@ -354,6 +354,16 @@ def test_text_before_a_possible_call_is_not_held_back(name: str) -> None:
     assert said == "Plain words pass"
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "begin"),
+    [("harmony", _HARMONY % (_json(WEATHER), _json(ADD)), "call_"), ("qwen", _qwen(ADD), "call-")],
+)
+def test_ids_of_harmonys_calls_begin_as_those_of_openai(name: str, text: str, begin: str) -> None:
+    parser = FORMATS[name].parser("", TOOLS)
+    calls = [segment.call for segment in (*parser.feed(text, 1), *parser.finish()) if segment.call]
+    assert calls and {call.prefix for call in calls} == {begin}
+
+
 @pytest.mark.parametrize("choice", [None, "none"])
 @pytest.mark.parametrize(("name", "answer", "expected"), CASES)
 def test_without_tools_calls_stay_text(

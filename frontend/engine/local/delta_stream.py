@@ -123,7 +123,7 @@ class DeltaStream(Incoming[Event], Generation):
             self._step(choice, deltas.tokens[at], now_ns)
             call, index = deltas.calls[at], self._calls[choice]
             self._calls[choice] += 1
-            self._waiting.append(Called(choice, index, f"call_{uuid4()}", call.name, call.arguments))
+            self._waiting.append(Called(choice, index, f"{call.prefix}{uuid4()}", call.name, call.arguments))
         else:
             self._finish(choice, deltas.finishes[at], now_ns)
         self._wake()

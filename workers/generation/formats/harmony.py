@@ -117,7 +117,7 @@ class HarmonyParser:
         if arguments is None:
             self._emit(TEXT, self._header + body)
         elif self._parallel or not self._called:
-            call = CalledFunction(name=self._recipient, arguments=arguments)
+            call = CalledFunction(name=self._recipient, arguments=arguments, prefix="call_")
             self._segments.append(Segment(CALLED, call=call, tokens=self._tokens))
             self._tokens = 0
             self._called = True
