@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry, Profile
-from ipc.errors import ModelNotFound
+from ipc.errors import ConfigError, ModelNotFound
 from penstock import terminal
 from penstock.files import directory_of, located, nbytes
 from penstock.own_models import places
@@ -70,7 +70,15 @@ class NotPulled(Exception):
 
 
 def run(names: Sequence[str], catalog: Catalog, to: str | None, *, as_json: bool = False) -> int:
-    """Fetch the models, or copy them below the directory `to`. Returns 0 when all are there, else 1."""
+    """Fetch the models, or copy them below the directory `to`. Returns 0 when all are there, else 1.
+
+    Raises `ConfigError` for a directory that cannot be one.
+    """
+    if to:
+        try:
+            Path(to).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"models pull: --to {to} cannot be a directory: {error.strerror}") from error
     found = []
     for name in names:
         try:

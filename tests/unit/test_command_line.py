@@ -259,3 +259,12 @@ def test_a_trial_without_a_length_is_refused(capsys: pytest.CaptureFixture[str])
     for seconds in ("-1", "nan", "0"):
         assert main(["tune", "BAAI/bge-m3", "--seconds", seconds]) == 3
         assert "expected a number from 0.1" in capsys.readouterr().err
+
+
+def test_a_place_for_copies_that_is_no_directory_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert main(["models", "pull", "sentence-transformers/all-MiniLM-L6-v2", "--to", str(place)]) == 3
+        assert f"--to {place} cannot be a directory" in capsys.readouterr().err
