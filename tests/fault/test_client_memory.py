@@ -18,7 +18,7 @@ from ipc.processes.paths import SHM_ROOT
 from tests.fault import rounds
 from tests.harness.server import Answer, Server, serving, wait_until
 from tests.harness.shared import ClientObject, client_object, in_region, infer, register, unregister
-from tests.tiny.programs import write_repository
+from tests.tiny.programs import SCRIPTED, write_repository
 
 COUNT = 1 << 18
 NBYTES = 4 * COUNT
@@ -36,7 +36,7 @@ KNOWN = (
 def server_of(tmp_path: Path, **settings: Any) -> Iterator[Server]:
     """A server that has an identity of FP32 and offers shared memory."""
     chosen = {
-        "repository.dirs": write_repository(tmp_path / "models", MODELS),
+        "repository.dirs": write_repository(tmp_path / "models", MODELS, SCRIPTED),
         "repository.allow_python": "true",
         "shared_memory.enabled": "true",
         **settings,

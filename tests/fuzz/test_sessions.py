@@ -22,7 +22,7 @@ from tests.fuzz.session import Session, load
 from tests.fuzz.watching import DOCUMENTED, Watch
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import Server, serving
-from tests.tiny.programs import write_repository
+from tests.tiny.programs import SCRIPTED, write_repository
 
 MODELS = ("add_sub", "add_sub_string", "identity_bytes", "classifier_nhwc")
 ROUNDS = int(os.environ.get("TEST_FUZZ_ROUNDS", "20"))
@@ -58,7 +58,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
     restricted.write_text("[{apis: [logging], header: x-log-secret, value: nobody-knows-this-one}]")
     restricted.chmod(0o600)
     settings = grpc_settings(**SETTINGS) | {
-        "repository.dirs": write_repository(place / "models", MODELS),
+        "repository.dirs": write_repository(place / "models", MODELS, SCRIPTED),
         "kserve.restricted_file": restricted,
     }
     with serving(place, ("fake/echo",), settings) as server:

@@ -22,7 +22,7 @@ from tests.harness.decoupled import MODEL, Events, message, number_of
 from tests.harness.rpc import Rpc, address_of, failure_of, grpc_settings
 from tests.harness.server import Server, serving, wait_until
 from tests.harness.streams import record_of
-from tests.tiny.programs import tensor, write_repository
+from tests.tiny.programs import SCRIPTED, tensor, write_repository
 
 MIB = 1 << 20
 
@@ -30,7 +30,7 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("decoupled")
-    repository = write_repository(place / "models", [MODEL, "add_sub"])
+    repository = write_repository(place / "models", [MODEL, "add_sub"], SCRIPTED)
     sides = tensor("input", "INPUT", "INT32", [1]) + tensor("output", "OUTPUT", "INT32", [1])
     for name, more in (("sequenced", "sequence_batching { }"), ("exported", "")):
         (repository / name / "1").mkdir(parents=True)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.harness.server import Server, serving, wait_until
 from tests.harness.shared import client_object, in_region, infer, register, unregister
-from tests.tiny.programs import write_model, write_repository
+from tests.tiny.programs import SCRIPTED, write_model, write_repository
 
 MODELS = ("add_sub", "versions_all", "variable", "identity_bytes", "broken")
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One that models are loaded in by name, and that offers shared memory."""
     place = tmp_path_factory.mktemp("extensions")
     settings = {
-        "repository.dirs": write_repository(place / "models", MODELS),
+        "repository.dirs": write_repository(place / "models", MODELS, SCRIPTED),
         "repository.control": "explicit",
         "repository.allow_python": "true",
         "shared_memory.enabled": "true",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.harness.server import Answer, Server, serving, wait_until
-from tests.tiny.programs import write_repository
+from tests.tiny.programs import SCRIPTED, write_repository
 
 MIB = 1 << 20
 ARENA = 12 * MIB
@@ -22,7 +22,7 @@ ARENA = 12 * MIB
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("tensors")
-    repository = write_repository(place / "models", ["identity_uint8", "add_sub", "versions_all"])
+    repository = write_repository(place / "models", ["identity_uint8", "add_sub", "versions_all"], SCRIPTED)
     settings = {
         "repository.dirs": repository,
         "arena.input_bytes": ARENA,
