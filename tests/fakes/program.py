@@ -11,11 +11,11 @@ Options: `config` is the model configuration (as of `ipc.catalog.model_config`),
               which are the number of the part
 
 Parameters of a request: `do` is `crash` (the process kills itself on the device thread), `raise`, `refuse` (raises
-`InvalidInput`) or `hang`; `sleep_ms` is the time of the batch, and `hold` a file that the batch waits for the end of.
-Of a stream `sleep_ms` is the time of a step, and `at` the number of the part before which it does so; its `record` has
-a line with the number of each part, and `closed` where it was closed before its end. `record` names a file that gets a
-line for every batch: the rows of each request in it, or for sequences the id in each row (`-` where there is no
-request).
+`InvalidInput`) or `hang`; `sleep_ms` is the time of the batch, and `hold` a file that the batch waits for the end of,
+while a file beside tells that the batch has begun. Of a stream `sleep_ms` is the time of a step, and `at` the number of
+the part before which it does so; its `record` has a line with the number of each part, and `closed` where it was closed
+before its end. `record` names a file that gets a line for every batch: the rows of each request in it, or for sequences
+the id in each row (`-` where there is no request).
 """
 
 from __future__ import annotations
@@ -136,6 +136,7 @@ class FakeProgram(ProgramAdapter):
             if parameters:
                 time.sleep(float(parameters.get("sleep_ms", 0)) / 1e3)
             if "hold" in parameters:
+                Path(f"{parameters['hold']}{BEGUN}").touch()
                 wait_for_end_of(str(parameters["hold"]))
         assert self._program is not None
         return self._program(self._config, batch)
