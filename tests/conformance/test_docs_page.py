@@ -91,6 +91,7 @@ def _ask(page: Page, body: object) -> str:
     return shown
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_browser_shows_every_operation_and_sends_requests(page: Page, tmp_path: Path) -> None:
     server = RecordedServer(tmp_path)

@@ -115,7 +115,7 @@ def test_streams_go_on_to_their_end_while_frontends_are_reloaded(server: Server)
 
 
 def test_clients_that_leave_free_their_sequences(server: Server) -> None:
-    for _ in range(rounds(short=3, long=100)):
+    for _ in range(rounds(short=1, long=100)):
         with ExitStack() as stack:
             # Some run, some wait, some have just been sent.
             running = [*opened(stack, server, 0, RUNNING), *opened(stack, server, 1, RUNNING)]

@@ -19,7 +19,7 @@ def test_kill_one_of_two_workers_under_load_fails_no_request(tmp_path: Path) -> 
     ) as server:
         wait_until(lambda: server.starts(0) and server.starts(1), what="two workers")
         with Load(server.port, clients=16, model="fake/slow") as load:
-            for kill in range(rounds(short=2, long=100)):
+            for kill in range(rounds(short=1, long=100)):
                 before = load.done
                 wait_until(lambda seen=before: load.done > seen + 30, what="traffic")
                 slot = kill % 2

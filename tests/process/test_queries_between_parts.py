@@ -56,6 +56,7 @@ def split(server: Server, text: str) -> Answer:
     return server.post(f"/v1/encode/{READER}", body, timeout_s=200)
 
 
+@pytest.mark.long
 def test_queries_of_another_model_are_answered_while_a_long_text_is_read(server: Server) -> None:
     assert split(server, "river").status == 200
     with ThreadPoolExecutor(1) as pool:

@@ -145,6 +145,7 @@ def test_a_spare_takes_slot_and_environment_from_the_pipe_and_ends_with_it(
     os.close(read)
 
 
+@pytest.mark.long
 def test_what_a_spare_imports_asks_for_no_device_so_that_the_slot_can_still_choose_the_gpu() -> None:
     program = """
 import torch
