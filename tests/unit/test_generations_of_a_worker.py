@@ -39,6 +39,8 @@ from workers.strategies.generation import Generations
 WINDOW = 40
 CONTEXT = 64
 RUNNING, WAITING = 4, 6
+STEP_S = generation.TURN_S / 4
+"""What a step takes on the clock, which nothing else moves."""
 
 
 class Letters:
@@ -86,6 +88,7 @@ class Model:
         plain = self.engine._forward
 
         def forward(spans: Any) -> torch.Tensor:
+            cast("Clock", generation.time).now += STEP_S
             if self.fails:
                 self.fails -= 1
                 raise torch.OutOfMemoryError("out of memory, for this test")
@@ -217,7 +220,7 @@ class Worker:
         if not pieces:
             return bool(taken)
         for piece in pieces:
-            piece.job.first_run_ns = piece.job.first_run_ns or time.monotonic_ns()
+            piece.job.first_run_ns = piece.job.first_run_ns or generation.time.monotonic_ns()
         batch = Batch(pieces, None, sum(piece.prepared.cost for piece in pieces), 0.0)
         self.strategy.run(batch)
         self.table.unclaim_pieces(pieces)
@@ -256,9 +259,10 @@ class Adapter(SimpleNamespace):
 
 
 @pytest.fixture(autouse=True)
-def window() -> Iterator[None]:
+def window_and_clock() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generation, "WINDOW_NBYTES", WINDOW)
+        Clock.of(generation, patch)
         yield
 
 
@@ -454,8 +458,9 @@ def test_jobs_apart_share_no_step_and_end_as_all_others_do() -> None:
     worker.settle()
     named = [{number for _, number in flight} for flight in worker.flights]
     assert all(len(flight) == 1 or not flight & {job.id for job in apart} for flight in named)
-    last = named.index({apart[0].id}) + named[::-1].index({apart[0].id})
-    assert any(flight & {job.id for job in others} for flight in named[named.index({apart[0].id}) : last])
+    alone = {apart[0].id}
+    meanwhile = named[named.index(alone) : len(named) - named[::-1].index(alone)]
+    assert any(flight & {job.id for job in others} for flight in meanwhile)
     for job, first in zip([*others, *apart], (1, 2, 3, 4), strict=True):
         assert worker.received.texts[job.id, 0] == worker.made.greedy([first, 2, 3], 20)
     worker.assert_nothing_is_left()
