@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from frontend.protocols.vllm.schemas import SIDES
+from tests.fakes import vector_server
 from tests.fakes.vector_server import CHAT, CLASSIFIER, DENSE, LABELS, SCORE, VectorServer
 
 USAGE = {"completion_tokens": 0, "prompt_tokens_details": None}
@@ -170,6 +171,13 @@ def test_classify_gives_probabilities_in_the_order_of_the_labels(server: VectorS
     assert [item.ids for item in next(server.calls).items] == [[5, 6], [7]]
     assert "got a mix" in refused(server, "/classify", {"input": ["a", 1]})
     assert "input[1]: may not be empty" in refused(server, "/classify", {"input": [[1], []]})
+
+
+def test_classes_of_another_model_than_that_of_the_plan_are_no_answer(
+    server: VectorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_server, "LABELS", ["even", "prime"])
+    assert "was replaced by another" in refused(server, "/classify", {"input": "a"}, 503)
 
 
 @pytest.mark.parametrize(

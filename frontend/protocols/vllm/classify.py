@@ -14,6 +14,7 @@ from frontend.protocols.sie.render import json_list
 from frontend.protocols.vllm.envelope import around
 from frontend.protocols.vllm.schemas import ClassifyRequest
 from ipc.catalog.entries import ModelEntry
+from ipc.errors import NoReplica
 from ipc.wire.messages import InputItem, ModelStatus
 
 _NUMBER_NBYTES = 20
@@ -50,8 +51,10 @@ class VllmClassifyResource(ClassifyResource[ClassifyRequest]):
         beside: dict[str, Any],
         json: bool,
     ) -> Sequence[Buffer]:
-        """The body; the likeliest class comes first from the worker."""
+        """The body; the likeliest class comes first from the worker. Raises `NoReplica` for classes of another plan."""
         found = await classes_of(reply)
+        if any({one.label for one in classes} != set(plan.labels) for classes in found):
+            raise NoReplica(f"model '{plan.model}' was replaced by another during this request")
         entries = (
             {
                 "index": index,
