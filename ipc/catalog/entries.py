@@ -405,11 +405,12 @@ def check_names(options: Iterable[str], field: str, known: Collection[str], own_
     names = {*known, *SHARED_OPTIONS}
     elsewhere = set().union(*FAMILY_OPTIONS.values())
     for name in options:
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.6 if own_layout else 0.85)
-        if name in names or not (own_layout or (close and name not in elsewhere)):
+        if name in names or (name in elsewhere and not own_layout):
             continue
-        hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(names))}"
-        raise ValueError(f"{field}.{name[:64]}: unknown option; {hint}")
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.6 if own_layout else 0.85)
+        if close or own_layout:
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(names))}"
+            raise ValueError(f"{field}.{name[:64]}: unknown option; {hint}")
 
 
 def read_entry(path: Path) -> ModelEntry:
