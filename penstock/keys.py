@@ -103,7 +103,7 @@ def new(options: argparse.Namespace) -> int:
     try:
         msgspec.convert(fields, api_keys.KeyEntry)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"keys new: {error}") from error
+        raise ConfigError(f"keys new{api_keys.told(error)}") from None
     sys.stdout.write(terminal.as_json(fields) + "\n" if options.json else entry_of(fields))
     sys.stderr.write(f"the key of {options.name}, shown only now: {key}\n")
     return 0

@@ -90,6 +90,11 @@ def redact(text: str) -> str:
 
 SETTING = "server.keys_file"
 NAME_PATTERN = r"\A(?!pk_)[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z"
+_EXPECTED = {
+    "name": "1 to 64 letters, digits and ._@-, the first a letter or digit, without pk_ at the beginning",
+    "hash": "a hash as `penstock keys new` prints",
+}
+"""Patterns of fields in words."""
 
 Scope = Literal["infer", "admin"]
 
@@ -150,11 +155,18 @@ def _entry(path: Path, number: int, raw: Any) -> KeyEntry:
     try:
         return msgspec.convert(raw, KeyEntry)
     except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$.")
         name = raw.get("name") if isinstance(raw, dict) else None
         called = f" ({name[:64]})" if isinstance(name, str) else ""
-        field = f", field {place.rstrip('`')}" if place else ""
-        raise _mistake(path, f"entry {number}{called}{field}: {reason}") from None
+        raise _mistake(path, f"entry {number}{called}{told(error)}") from None
+
+
+def told(error: msgspec.ValidationError) -> str:
+    """What a `KeyEntry` lacks: `, field NAME: reason`, or `: reason` where the whole entry is wrong."""
+    reason, _, place = str(error).partition(" - at `$.")
+    field = place.rstrip("`")
+    if "matching regex" in reason:
+        reason = f"expected {_EXPECTED[field]}"
+    return f", field {field}: {reason}" if field else f": {reason}"
 
 
 def _mistake(path: Path, text: str) -> ConfigError:

@@ -77,6 +77,7 @@ def test_new_keys_can_be_appended_to_the_file_and_the_file_never_holds_them(
 @pytest.mark.parametrize(
     "arguments",
     [
+        ("",),
         ("a b",),
         ("pk_mine",),
         ("web", "--share", "0"),
@@ -90,6 +91,7 @@ def test_no_key_is_made_that_the_file_may_not_have(
     assert main(["keys", "new", *arguments]) == EXIT_CONFIG
     said = capsys.readouterr()
     assert said.out == "" and "keys new" in said.err and "pk_0" not in said.err
+    assert "regex" not in said.err
 
 
 def doctor_line(environment: dict[str, str], run_dir: Path, *pairs: str) -> str:
