@@ -29,6 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def text(value: str) -> str:
+    """The type of a flag whose text is sent to the server. Raises `argparse.ArgumentTypeError` for other bytes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{value[:200]!a} is no text in UTF-8") from None
+    return value
+
+
 def url_of(options: argparse.Namespace, config: Settings) -> str:
     """The address of the server, without a slash at the end. Raises `ConfigError` for a text that is no address."""
     url: str = options.url or f"http://{config.server.bind}"

@@ -37,6 +37,8 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
         if value is not None:
             flags[name] = str(value)
     if named_models := getattr(options, "named", None):
+        if "" in named_models:
+            raise ConfigError(f"penstock {options.command}: the name of a model is empty")
         flags["catalog.models"] = ",".join([*filter(None, [flags.get("catalog.models")]), *named_models])
     if getattr(options, "catalog", None):
         flags["catalog.dirs"] = ",".join(options.catalog)

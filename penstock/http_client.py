@@ -120,6 +120,9 @@ class Asker:
 
 def _why(error: Exception) -> str:
     """Why no answer came, in the system's words where no connection could be made."""
+    if isinstance(error, aiohttp.ClientSSLError):
+        # NOTE: its number is of OpenSSL, not of the system.
+        return f"no TLS connection could be made, for which https:// asks: {error}"
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.errno or 0
         return os.strerror(number) if number > 0 else error.strerror or str(error)

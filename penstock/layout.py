@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "layout", help="show the header and the bytes of a request of tensors to a model"
     )
-    parser.add_argument("model", help="name of the model")
+    parser.add_argument("model", type=asking.text, help="name of the model")
     terminal.with_json(parser)
     asking.add_arguments(parser)
     terminal.with_examples(parser, ("layout my-model", "the request of a model that takes tensors"))

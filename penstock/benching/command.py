@@ -36,7 +36,9 @@ _BOUNDS = {
 def add_parser(commands: Any) -> None:
     """Add `bench` to the commands."""
     parser = commands.add_parser("bench", help="measure throughput and latency of a running server")
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="name of the model; chat has a default")
+    parser.add_argument(
+        "model", type=asking.text, metavar="MODEL", nargs="?", help="name of the model; chat has a default"
+    )
     parser.add_argument("--protocol", choices=PROTOCOLS, default="encode", help="default %(default)s")
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
@@ -57,7 +59,7 @@ def add_parser(commands: Any) -> None:
     text.add_argument(
         "--tokens", type=int, default=32, metavar="N", help="words a text, none sent twice (default 32)"
     )
-    text.add_argument("--text", help="send this text only")
+    text.add_argument("--text", type=asking.text, help="send this text only")
     parser.add_argument(
         "--max-tokens", type=int, default=64, metavar="N", help="chat: longest answer (default 64)"
     )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.embedding.output import Output
 
 DTYPES = ("float32", "float16", "int8", "binary")
+MOST_TIMEOUT_S = 3600
 
 
 def add_parser(commands: Any) -> None:
@@ -34,14 +35,19 @@ def add_parser(commands: Any) -> None:
         "input", metavar="IN.jsonl", help="a JSON object or string a line; - for standard input"
     )
     parser.add_argument("output", metavar="OUT", type=Path, help="OUT.npy or OUT.parquet")
-    parser.add_argument("--model", required=True, help="name of the model; MODEL:PROFILE for a profile")
     parser.add_argument(
-        "--field", default="text", help="field of an object that has the text (default %(default)s)"
+        "--model", required=True, type=asking.text, help="name of the model; MODEL:PROFILE for a profile"
+    )
+    parser.add_argument(
+        "--field",
+        default="text",
+        type=asking.text,
+        help="field of an object that has the text (default %(default)s)",
     )
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default %(default)s")
     parser.add_argument("--dimensions", type=int, metavar="N", help="the first N values of each vector")
     parser.add_argument("--query", action="store_true", help="texts are queries (default: documents)")
-    parser.add_argument("--instruction", metavar="TEXT", help="instruction for the model")
+    parser.add_argument("--instruction", type=asking.text, metavar="TEXT", help="instruction for the model")
     parser.add_argument(
         "--batch", type=int, default=128, metavar="N", help="texts a request (default %(default)s)"
     )
@@ -81,8 +87,12 @@ def run(options: argparse.Namespace, config: Settings) -> int:
     for name in ("batch", "in_flight", "tries", "dimensions"):
         if (value := getattr(options, name)) is not None and value < 1:
             raise ConfigError(f"embed: --{name.replace('_', '-')} {value}: expected a number from 1")
-    if options.timeout <= 0:
-        raise ConfigError(f"embed: --timeout {options.timeout:g}: expected a number above 0")
+    if not 0 < options.timeout <= MOST_TIMEOUT_S:
+        raise ConfigError(
+            f"embed: --timeout {options.timeout:g}: expected a number above 0, at most {MOST_TIMEOUT_S}"
+        )
+    if options.max_errors < 0:
+        raise ConfigError(f"embed: --max-errors {options.max_errors}: expected a number from 0")
     url, key = asking.url_of(options, config), asking.key_of(options)
     # Imported here: only this command needs the HTTP client.
     from penstock.embedding.job import Job, Stopped
@@ -90,6 +100,8 @@ def run(options: argparse.Namespace, config: Settings) -> int:
     from penstock.http_client import Asker, Unreachable
 
     with _source(options.input) as source:
+        if options.input != "-" and options.output.exists() and options.output.samefile(options.input):
+            raise ConfigError(f"embed: {options.output}: the file of the vectors must not be the input")
         shown = Shown("standard input" if options.input == "-" else options.input, _nbytes(source))
         output = Output(options.output, _asked(options), restart=options.restart, force=options.force)
         try:
@@ -118,7 +130,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
 
 
 def _interrupted(output: Output, why: str) -> int:
-    rows = output.saved_rows
+    rows = output.saved_rows if output.progress.width else 0
     more = f"; {rows:,} lines are done, the same command goes on" if rows else ""
     print(f"penstock: {why}{more}", file=sys.stderr)
     return 1

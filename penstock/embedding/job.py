@@ -90,7 +90,7 @@ class Job:
         if not done.rows:
             raise BadInput("the input has no line")
         if not done.width:
-            raise Stopped("no line has a vector, so no file is written")
+            raise Stopped("no line has a vector, so no file is written; mend the lines and give --restart")
         self._output.finish()
 
     async def _write(self, window: Window, task: asyncio.Task[_Found]) -> Window:

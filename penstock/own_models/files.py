@@ -65,33 +65,29 @@ class ModelFiles:
         try:
             names = list(islice(_names(root), MOST_FILES + 1))
         except OSError as error:
-            raise CannotTell(f"the directory cannot be read: {error.strerror}") from error
+            raise CannotTell(f"{error.filename}: cannot be read: {error.strerror}") from error
         if len(names) > MOST_FILES:
             raise CannotTell(f"there are more than {MOST_FILES} files; name the directory of one model")
         return cls(root, [name for name in names if name])
 
     def object(self, name: str) -> dict[str, Any]:
         """The JSON object in a file; empty without the file. Raises `CannotTell`."""
-        found = self._json(name)
-        if found is None:
-            return {}
+        found = self._json(name, {})
         if not isinstance(found, dict):
             raise CannotTell(f"{name}: expected a JSON object, got {type(found).__name__}")
         return found
 
     def list(self, name: str) -> list[dict[str, Any]]:
         """The JSON list of objects in a file; empty without the file. Raises `CannotTell`."""
-        found = self._json(name)
-        if found is None:
-            return []
+        found = self._json(name, [])
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
             raise CannotTell(f"{name}: expected a JSON list of objects")
         return found
 
-    def _json(self, name: str) -> Any:
+    def _json(self, name: str, absent: Any) -> Any:
         path = self.root / name
         if name not in self.names or not path.is_file():
-            return None
+            return absent
         try:
             with path.open("rb") as stream:
                 data = stream.read(MOST_BYTES + 1)
@@ -111,10 +107,18 @@ def _names(root: Path) -> Iterator[str]:
     """
     with os.scandir(root) as listed:
         for entry in listed:
-            yield entry.name if entry.is_file() else ""
+            yield entry.name if _is_file(entry) else ""
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 with os.scandir(entry) as below:
-                    yield from (f"{entry.name}/{each.name}" if each.is_file() else "" for each in below)
+                    yield from (f"{entry.name}/{each.name}" if _is_file(each) else "" for each in below)
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a file, or a link to a file; no for a link that leads in a circle."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
 
 
 def text_of(fields: dict[str, Any], name: str, where: str) -> str:

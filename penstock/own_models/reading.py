@@ -114,7 +114,9 @@ def _transformer(files: ModelFiles, beside: str) -> Fields:
     """The configuration of the transformer in `beside`, "" or "name/". Raises `CannotTell` without one."""
     config = files.object(f"{beside}config.json")
     if not config:
-        raise CannotTell(f"{shown(beside)}config.json is missing, which describes the transformer")
+        raise CannotTell(
+            f"{shown(beside)}config.json is missing, empty or no file; the file describes the transformer"
+        )
     return config
 
 

@@ -209,6 +209,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(environment: dict[str, str]) 
         (("--catalog", str(FAKE_CATALOG), "--models", "fake/ecoh"), "did you mean 'fake/echo'?"),
         (("--catalog", "/nowhere"), "catalog directory /nowhere does not exist"),
         (("--config", "/nowhere.yaml"), "/nowhere.yaml"),
+        (("",), "the name of a model is empty"),
     ],
 )
 def test_check_and_serve_refuse_a_mistake_and_name_it(

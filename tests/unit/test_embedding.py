@@ -425,6 +425,23 @@ def test_only_a_server_that_has_answered_before_is_waited_for(monkeypatch: pytes
     assert (pauses, answers) == ([0.5], [b""])
 
 
+def test_https_to_a_server_without_tls_is_told() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1")
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with http_client.Asker(url, "", 1, 60.0) as client:
+            with pytest.raises(http_client.Unreachable, match="no TLS connection could be made"):
+                await client.post_until_answered("/", b"", {}, 1)
+        server.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -445,6 +462,9 @@ def test_the_message_of_an_error_is_read_in_the_forms_of_all_protocols(body: byt
         ("--batch", "0"),
         ("--in-flight", "-1"),
         ("--timeout", "0"),
+        ("--timeout", "inf"),
+        ("--timeout", "nan"),
+        ("--max-errors", "-1"),
         ("--url", "ftp://x"),
         ("--key-file", "/nowhere"),
     ],
@@ -454,6 +474,34 @@ def test_wrong_flags_end_with_3(flags: tuple[str, ...], tmp_path: Path) -> None:
     source.write_bytes(written("a"))
     assert main(["embed", str(source), str(tmp_path / "out.npy"), "--model", "m", *flags]) == 3
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_the_input_is_not_replaced_by_its_vectors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "in.npy"
+    source.write_bytes(written("a"))
+    assert main(["embed", str(source), str(source), "--model", "m", "--force"]) == 3
+    assert "the file of the vectors must not be the input" in capsys.readouterr().err
+    assert source.read_bytes() == written("a")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("embed", "in.jsonl", "out.npy", "--model", "\udcff"),
+        ("embed", "in.jsonl", "out.npy", "--model", "m", "--field", "\udcff"),
+        ("embed", "in.jsonl", "out.npy", "--model", "m", "--instruction", "\udcff"),
+        ("bench", "\udcff"),
+        ("bench", "m", "--text", "\udcff"),
+        ("layout", "\udcff"),
+    ],
+)
+def test_a_flag_that_is_no_text_is_refused(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "'\\udcff' is no text in UTF-8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("body", [b'{"detail": {"message": "no\\u001b[2J\\nmodel"}}', b"no\x1b[2J model"])

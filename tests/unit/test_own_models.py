@@ -253,6 +253,7 @@ def test_bge_m3_is_known_by_its_heads(tmp_path: Path) -> None:
         ({"adapter_config": {"base_model_name_or_path": "org/base"}}, "LoRA adapter of org/base, no model"),
         ({"config": "{"}, "config.json: no JSON: "),
         ({"config": "[1]"}, "config.json: expected a JSON object, got list"),
+        ({"config": "null"}, "config.json: expected a JSON object, got NoneType"),
         ({"config": "[" * 100_000}, "config.json: no JSON: "),
         ({"modules": "{}"}, "modules.json: expected a JSON list of objects"),
         ({"config": " " * (MOST_BYTES + 1)}, f"config.json: larger than {MOST_BYTES} bytes"),
@@ -266,7 +267,7 @@ def test_bge_m3_is_known_by_its_heads(tmp_path: Path) -> None:
         ({"modules": modules("Transformer", "Pooling"), "config": BERT}, "1_Pooling/config.json is missing, which"),
         (
             {"modules": modules("Transformer", "Pooling"), "1_Pooling__config": POOLING},
-            "config.json is missing, which describes the transformer",
+            "config.json is missing, empty or no file; the file describes the transformer",
         ),
         ({"config": architecture("\x1b[31mEvil")}, r"architectures \x1b[31mEvil: no family"),
         (
@@ -291,6 +292,7 @@ def test_a_directory_without_weights_or_with_a_million_files_is_refused(
     root = write(tmp_path / "m", config=architecture("BertForTokenClassification"))
     os.mkfifo(root / "modules.json")
     os.mkfifo(root / "model.safetensors.index.json")
+    (root / "circle").symlink_to("circle")
     assert find(str(root)).entry["adapter"] == "ner", "a pipe is no file"
     (root / "model.safetensors").rename(root / "model.gguf")
     with pytest.raises(CannotTell, match="the format GGUF, which is not loaded"):
