@@ -300,16 +300,18 @@ class Generation(Section, frozen=True):
     """Generated text. `default_model` "" = the only chat model that is served; `cache_bytes` 0 = from free memory.
 
     A model has at most `max_sequences` running and `max_waiting` waiting sequences, and `prefill_tokens` of prompts in
-    one step. `keep_alive_s` is the time between comments in an idle stream.
+    one step; 0 = as many as suit the device. With `cuda_graphs` CUDA replays steps of single tokens. `keep_alive_s` is
+    the time between comments in an idle stream.
     """
 
     default_model: str = ""
     cache_bytes: Count = 0
     block_tokens: Annotated[int, msgspec.Meta(ge=4, le=256)] = 16
     prefix_cache: bool = True
-    max_sequences: Annotated[int, msgspec.Meta(gt=0, le=4096)] = 32
+    cuda_graphs: bool = True
+    max_sequences: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
     max_waiting: Count = 256
-    prefill_tokens: Annotated[int, msgspec.Meta(ge=16, le=65536)] = 512
+    prefill_tokens: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0
     first_token_timeout_s: Seconds = 300.0
     idle_timeout_s: Seconds = 60.0
     keep_alive_s: Seconds = 10.0

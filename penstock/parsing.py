@@ -95,7 +95,9 @@ def _serving(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-p", "--port", metavar="PORT", help="port of the address to listen on (default 8080)"
     )
-    parser.add_argument("--max-seqs", metavar="N", help="texts that a model generates at once (default 32)")
+    parser.add_argument(
+        "--max-seqs", metavar="N", help="texts that a model generates at once (default 32, on CUDA 128)"
+    )
     parser.add_argument(
         "--prefix-cache-n", metavar="N", help="0: never reuse what is known of a prompt's beginning"
     )

@@ -11,6 +11,7 @@ from ipc.wire.generation import FINISHED, TEXT, Finish, TokenLogprob
 from ipc.wire.messages import GenerateCall, Sampling
 from workers.generation.attention import PagedAttention
 from workers.generation.blocks import BlockPool
+from workers.generation.captured import CapturedSteps
 from workers.generation.engine import Engine
 from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.sequence import Sequence as Choice
@@ -109,8 +110,12 @@ def engine_of(
     keeps_prefixes: bool = True,
     sampler: Any = None,
     attention: PagedAttention | None = None,
+    captures: bool = False,
 ) -> Engine:
-    """An engine over a small model, made as a load makes one. The model keeps the attention of this engine."""
+    """An engine over a small model, made as a load makes one. The model keeps the attention of this engine.
+
+    With `captures` CUDA captures the steps of single tokens.
+    """
     attention = attention or PagedAttention(BLOCK_TOKENS)
     model.set_attn_implementation(attention.name)
     with torch.inference_mode():
@@ -121,6 +126,7 @@ def engine_of(
             use_cache=False,
         )
     attention.allocate(blocks)
+    assert not captures or attention.prepare_decoding()
     return Engine(
         model,
         attention,
@@ -130,6 +136,7 @@ def engine_of(
         KeptOutput,
         max_sequences=max_sequences,
         prefill_tokens=prefill_tokens,
+        captured=CapturedSteps(model, attention, max_sequences, blocks) if captures else None,
     )
 
 

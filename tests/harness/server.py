@@ -26,6 +26,8 @@ from ipc.processes.liveness import is_held
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_CATALOG = ROOT / "tests" / "fakes" / "catalog"
+DEVICE, PRECISION = os.environ.get("TEST_DEVICE", "cpu"), os.environ.get("TEST_PRECISION", "float32")
+"""Device of the workers, and the precision of models that choose none: results in float32 keep within all limits."""
 START_TIMEOUT_S = 120.0
 PATIENCE_S = 60.0
 """How long a test waits for what should come at once: only a failure takes so long, however busy the machine is."""
@@ -364,7 +366,8 @@ def make_server(
         "run.instance": f"t{port}",
         "run.shm_dir": "/dev/shm",
         "worker.count": 1,
-        "worker.device": "cpu",
+        "worker.device": DEVICE,
+        "worker.precision": PRECISION,
         "worker.torch_threads": 1,
         "worker.restart_backoff_s": 0.2,
         "worker.heartbeat_timeout_s": 20,

@@ -54,10 +54,9 @@ def test_what_is_left_out_is_found_unless_it_is_told_twice(
         return whole(self, module, query, key, value, None, **change(named))
 
     monkeypatch.setattr(PagedAttention, "attend", changed)
-    model = causal.make(family)
-    before = model.config._attn_implementation
-    assert packs(model, PagedAttention(BLOCK_TOKENS)) == (left_out == "only the mask")
-    assert left_out == "only the mask" or model.config._attn_implementation == before
+    model, attention = causal.make(family), PagedAttention(BLOCK_TOKENS)
+    assert packs(model, attention) == (left_out == "only the mask")
+    assert (model.config._attn_implementation == attention.name) == (left_out == "only the mask")
 
 
 def test_chunks_that_only_the_mask_knows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,6 @@ class Worker:
             Activity(),
             BatchCounts(metrics),
             60.0,
-            RUNNING,
             WAITING,
             self.flights.append,
         )

@@ -142,14 +142,14 @@ def test_the_proof_passes_a_model_that_packs_and_refuses_attention_that_is_wrong
 def test_the_cache_is_what_the_sequences_need_at_most_and_refused_when_nothing_fits() -> None:
     model, attention = llama(), PagedAttention(8)
     assert packs(model, attention)
-    device, settings = torch.device("cpu"), Generation(block_tokens=8, max_sequences=3)
+    device, settings = torch.device("cpu"), Generation(block_tokens=8)
     block_nbytes = attention.token_nbytes() * 8
-    assert cache_blocks(attention, device, 100, settings, 1 << 30) == 3 * 13
-    assert cache_blocks(attention, device, 100, settings, 100 * block_nbytes) == 10
-    few = Generation(block_tokens=8, max_sequences=3, cache_bytes=5 * block_nbytes)
-    assert cache_blocks(attention, device, 100, few, 1 << 30) == 5
+    assert cache_blocks(attention, device, 39, settings, 1 << 30) == 39
+    assert cache_blocks(attention, device, 39, settings, 100 * block_nbytes) == 10
+    few = Generation(block_tokens=8, cache_bytes=5 * block_nbytes)
+    assert cache_blocks(attention, device, 39, few, 1 << 30) == 5
     with pytest.raises(MemoryError, match=f"a block of 8 tokens takes {block_nbytes}"):
-        cache_blocks(attention, device, 100, settings, block_nbytes)
+        cache_blocks(attention, device, 39, settings, block_nbytes)
 
 
 def test_memory_that_is_short_at_the_proof_is_told_and_costs_the_model_no_engine(

@@ -9,6 +9,8 @@ since the registry belongs to the process. In each layer the attention function
 3. reads the blocks of the sequences that compute one token, in groups of similar length, and attends;
 4. attends for each part of a prompt: to the part itself where the part is the beginning, else to the blocks so far.
 
+Steps that CUDA captures (`captured`) have single tokens only. For these `paged_decode` takes the place of 2 to 4.
+
 The mask function builds no mask. It returns a `MaskRule`, which the model hands on as attention mask: some models make
 a sliding or chunked mask without telling the attention function of a window, and the rule is evaluated on positions.
 Models that index the mask fail with a rule and get none (`PagedAttention.passes_rules`).
@@ -20,36 +22,23 @@ import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from workers.generation.heads import Heads, MaskRule, in_reach
+from workers.generation.paged_decode import DecodeLayout, PagedDecode, select_decode
 from workers.generation.paged_kernel import Kind, PagedKernel, StepLayout, Stretch, select_kernel
 from workers.generation.sequence import Span
 
 _SERIAL = itertools.count()
-_Positions = TypeVar("_Positions", torch.Tensor, NDArray[Any])
 Integers = NDArray[np.int64]
 _NO_BLOCKS = torch.empty(0, dtype=torch.long)
 _GROW, _NEAR = 1.5, 64
 """Sequences share a group while the longest has at most `_GROW` times the shortest's tokens plus `_NEAR`."""
-
-
-@dataclass(frozen=True, slots=True)
-class MaskRule:
-    """What a layer's mask allows, by absolute positions; `is_plain` means every earlier token."""
-
-    function: Callable[..., torch.Tensor]
-    is_plain: bool
-
-    def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Boolean, of the shape that both positions broadcast to."""
-        zero = torch.zeros((), dtype=torch.long, device=queries.device)
-        return self.function(zero, zero, queries, keys)
 
 
 class Group(NamedTuple):
@@ -69,13 +58,17 @@ class Part(NamedTuple):
 
 
 class Widths(NamedTuple):
-    """What one layer needs of a cache: `key` and `value` are heads and dim; `heads` are those of the queries."""
+    """What one layer needs of a cache: `key` and `value` are heads and dim; `heads` are those of the queries.
+
+    `has_rule`: the layer's mask is more than a window.
+    """
 
     heads: int
     key: torch.Size
     value: torch.Size
     dtype: torch.dtype
     device: torch.device
+    has_rule: bool
 
 
 class Pool(NamedTuple):
@@ -122,7 +115,7 @@ class Plan:
 
     `ids`, `positions` and `slots` int64 [tokens] are the step's tokens, and their places in the sequence and in the
     cache. The first `singles` rows belong to `groups`. `views` keeps the block tables and masks by kind of mask, and
-    `layouts` what kernels read, by `PagedKernel.kind`.
+    `layouts` what kernels read, by `PagedKernel.kind`. A step that CUDA captures has `decoding` instead of all these.
     """
 
     ids: torch.Tensor
@@ -135,6 +128,7 @@ class Plan:
     spans: Sequence[Span]
     views: dict[Any, list[View]] = field(default_factory=dict)
     layouts: dict[Kind, StepLayout] = field(default_factory=dict)
+    decoding: DecodeLayout | None = None
 
 
 def plan_of(spans: Sequence[Span], block_tokens: int, device: torch.device) -> Plan:
@@ -194,6 +188,7 @@ class PagedAttention:
         self.block_tokens, self._blocks, self._select = block_tokens, 0, select
         self._pools: dict[int, tuple[Pool, Pool]] = {}
         self._kernels: dict[int, PagedKernel] = {}
+        self._decodes: dict[int, PagedDecode] = {}
         self._widths: dict[int, Widths] = {}
         self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         # NOTE: transformers never forgets a function. A strong reference would keep the memory of an unloaded model.
@@ -218,6 +213,19 @@ class PagedAttention:
             for layer, each in self._widths.items()
             if (kernel := self._kernel(each)) is not None
         }
+
+    def prepare_decoding(self) -> bool:
+        """Whether single tokens of all layers can be attended to by `PagedDecode`, as steps of `Plan.decoding` want."""
+        for layer, each in self._widths.items():
+            decode = None
+            if not each.has_rule:
+                decode = select_decode(
+                    each.device, each.dtype, each.heads, each.key, each.value, self.block_tokens
+                )
+            if decode is None:
+                return False
+            self._decodes[layer] = decode
+        return True
 
     def _kernel(self, widths: Widths) -> PagedKernel | None:
         if widths.key != widths.value:
@@ -265,11 +273,16 @@ class PagedAttention:
         q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
         if self.plan is None:
             self.called.add(layer)
-            self._widths[layer] = Widths(q.shape[1], k.shape[1:], v.shape[1:], k.dtype, k.device)
+            self._widths[layer] = Widths(
+                q.shape[1], k.shape[1:], v.shape[1:], k.dtype, k.device, heads.rule is not None
+            )
             return heads.whole(q, k, v)[None], None
         keys, values = self._pools[layer]
         keys.tokens.index_copy_(0, self.plan.slots, k)
         values.tokens.index_copy_(0, self.plan.slots, v)
+        if self.plan.decoding is not None:
+            decode = self._decodes[layer]
+            return decode(q, keys.tokens, values.tokens, self.plan.decoding, heads)[None], None
         kernel = self._kernels.get(layer)
         if kernel is not None and heads.is_plain:
             layout = self._layout(self.plan, kernel, window)
@@ -408,12 +421,6 @@ def _ends(lengths: list[int], keys: int) -> torch.Tensor:
     return torch.from_numpy(mask)
 
 
-def in_reach(queries: _Positions, keys: _Positions, window: int) -> _Positions:
-    """Boolean: whether a query at one position sees a key at another, by a window (0: every key before)."""
-    seen = keys <= queries
-    return seen & (keys > queries - window) if window else seen
-
-
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """A function that calls a method without keeping the method's object."""
     reference = weakref.WeakMethod(method)
@@ -424,112 +431,3 @@ def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
         return found(*arguments, **named)
 
     return call
-
-
-class Heads(NamedTuple):
-    """The formula of one layer: scale, soft cap, sinks, and which keys a query sees (`window` 0: all before)."""
-
-    scaling: float | None
-    softcap: float | None
-    sinks: torch.Tensor | None
-    window: int
-    rule: MaskRule | None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether softmax over the keys in the window is all."""
-        return not self.softcap and self.sinks is None and self.rule is None
-
-    def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Boolean: whether a query at one position sees a key at another."""
-        seen = in_reach(queries, keys, self.window)
-        if self.rule is not None:
-            seen = seen & self.rule.allows(queries, keys)
-        return seen
-
-    def single(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        """One query for each sequence: q [n, heads, dim], k and v [n, key heads, keys, dim] to [n, heads, dim]."""
-        count, heads, dim = q.shape
-        mask = None if mask is None else mask.to(q.dtype)
-        if self.softcap or self.sinks is not None:
-            return self._by_hand(q[:, :, None], k, v, mask).view(count, heads, -1)
-        # PERF: the query heads of one key head are rows of one product. It is 1.2 to 1.5 times faster than enable_gqa.
-        rows = q.reshape(count, k.shape[1], heads // k.shape[1], dim)
-        found = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=self.scaling)
-        return found.reshape(count, heads, -1)
-
-    def whole(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """The beginning of a sequence: q [tokens, heads, dim] to [tokens, heads, value dim]."""
-        length = len(q)
-        at = torch.arange(length, device=q.device)
-        if self.rule is not None or (self.window and length > self.window):
-            return self.masked(q, k, v, self.allows(at[:, None], at[None]))
-        if self.softcap or self.sinks is not None:
-            return self.masked(q, k, v, at[None] <= at[:, None])
-        q, k, v = (states.transpose(0, 1)[None] for states in (q, k, v))
-        found = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            is_causal=True,
-            scale=self.scaling,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
-        return found[0].transpose(0, 1)
-
-    def later(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, low: int) -> torch.Tensor:
-        """As `whole`, for the last tokens of a sequence, with the keys from position `low`."""
-        past = len(k) - len(q)
-        if self.is_plain and not self.window and not q.is_cuda and q.shape[2] == v.shape[2]:
-            return self._joined(q, k, v, past)
-        at = torch.arange(low, low + len(k), device=q.device)
-        return self.masked(q, k, v, self.allows(at[past:, None], at[None]))
-
-    def _joined(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, past: int) -> torch.Tensor:
-        """The first `past` keys are seen by all queries, the others as in `whole`."""
-        # PERF: two products without a mask, joined by their sums of exponentials, are 1.3 to 1.9 times faster than one
-        # with a mask. The query heads of one key head are rows of the first.
-        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        length, heads, dim = q.shape
-        q, k, v = (states.transpose(0, 1)[None] for states in (q, k, v))
-        shared = heads // k.shape[1]
-        rows = q.reshape(1, k.shape[1], shared * length, dim)
-        before, before_sums = attend(rows, k[:, :, :past], v[:, :, :past], scale=self.scaling)
-        k, v = (states[:, :, past:].repeat_interleave(shared, 1) for states in (k, v))
-        own, own_sums = attend(q, k, v, is_causal=True, scale=self.scaling)
-        share = torch.sigmoid(before_sums.reshape(own_sums.shape) - own_sums)[..., None].to(own.dtype)
-        return torch.lerp(own, before.reshape(own.shape), share)[0].transpose(0, 1)
-
-    def masked(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """One sequence with a mask: q [queries, heads, dim], k and v [keys, key heads, dim], seen [queries, keys]."""
-        q, k, v = (states.transpose(0, 1)[None] for states in (q, k, v))
-        if self.softcap or self.sinks is not None:
-            mask = torch.zeros(seen.shape, device=q.device, dtype=q.dtype).masked_fill_(~seen, float("-inf"))
-            found = self._by_hand(q, k, v, mask)
-        else:
-            found = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=seen, scale=self.scaling, enable_gqa=q.shape[1] != k.shape[1]
-            )
-        return found[0].transpose(0, 1)
-
-    def _by_hand(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        """With a soft cap (Gemma 2) or sinks (gpt-oss): q [n, heads, t, dim], k and v [n, key heads, s, dim]."""
-        count, heads, length, dim = q.shape
-        grouped = q.reshape(count, k.shape[1], -1, dim)
-        scale = dim**-0.5 if self.scaling is None else self.scaling
-        weights = (grouped @ k.transpose(-1, -2)).view(count, heads, length, -1) * scale
-        if self.softcap:
-            weights = torch.tanh(weights / self.softcap) * self.softcap
-        if mask is not None:
-            weights = weights + mask
-        if self.sinks is not None:
-            sinks = self.sinks.view(1, heads, 1, 1).expand(count, heads, length, 1).to(weights.dtype)
-            weights = torch.cat([weights, sinks], dim=-1)
-        weights = torch.softmax(weights.float(), dim=-1).to(q.dtype)
-        if self.sinks is not None:
-            weights = weights[..., :-1]
-        return (weights.view(count, k.shape[1], -1, weights.shape[-1]) @ v).view(count, heads, length, -1)

@@ -22,6 +22,8 @@ from ipc.wire.generation import STARTED, Start, TokenLogprob
 from ipc.wire.stats import GenerationStats
 from workers.generation.attention import PagedAttention, plan_of
 from workers.generation.blocks import BlockPool
+from workers.generation.captured import CapturedSteps
+from workers.generation.packed_pass import packed_pass
 from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.scheduler import Scheduler
 from workers.generation.sequence import Output
@@ -68,14 +70,16 @@ class Engine:
         *,
         max_sequences: int = 32,
         prefill_tokens: int = 512,
+        captured: CapturedSteps | None = None,
     ) -> None:
         """`attention` is the one that `model` runs with, its cache as large as `pool`; None with another `_forward`.
 
+        `captured` computes steps of single tokens, where CUDA can capture them.
         `make_output(request, choice)` gives each choice what makes its text.
         """
         self.model, self.attention, self.pool = model, attention, pool
         self._sampler, self._masks, self._make_output = sampler, masks, make_output
-        self.max_sequences = max_sequences
+        self.max_sequences, self._captured = max_sequences, captured
         self._scheduler = Scheduler(pool, max_sequences, prefill_tokens)
         self._orders = itertools.count()
         self._by_key: dict[Hashable, list[Choice]] = {}
@@ -171,23 +175,16 @@ class Engine:
     @torch.inference_mode()
     def _forward(self, spans: Sequence[Any]) -> torch.Tensor:
         """Logits [sequences that choose, vocabulary] of one packed pass."""
-        device = self.model.device
         assert self.attention is not None
-        plan = self.attention.plan = plan_of(spans, self.pool.block_tokens, device)
+        if self._captured is not None and (logits := self._captured.logits(spans)) is not None:
+            return logits
+        plan = plan_of(spans, self.pool.block_tokens, self.model.device)
         keep: torch.Tensor | int = 0
         if plan.parts:
             ends = itertools.accumulate(span.stop - span.start for span in spans)
             rows = [end - 1 for end, span in zip(ends, spans, strict=True) if span.chooses]
-            keep = torch.tensor(rows or [0], device=device)
-        logits: torch.Tensor = self.model(
-            input_ids=plan.ids[None],
-            position_ids=plan.positions[None],
-            # NOTE: without a mask of ones some models look for packed sequences in the positions.
-            attention_mask=torch.ones(1, plan.tokens, dtype=torch.long, device=device),
-            use_cache=False,
-            logits_to_keep=keep,
-        ).logits[0]
-        return logits
+            keep = torch.tensor(rows or [0], device=self.model.device)
+        return packed_pass(self.model, self.attention, plan, keep)
 
     def _note(self, spans: Sequence[Any]) -> None:
         """The tokens of the spans are in the cache."""

@@ -90,25 +90,24 @@ class Generations(Strategy):
         activity: Activity,
         counts: BatchCounts,
         step_limit_s: float,
-        most_running: int,
         most_waiting: int,
         record_flight: Callable[[list[tuple[int, int]]], None] = lambda flight: None,
     ) -> None:
         """Each step may take `step_limit_s`. Of a model `most_waiting` sequences may wait beside those that run."""
         self._table, self._queue, self._activity, self._counts = table, queue, activity, counts
         self._step_limit_s, self._record_flight = step_limit_s, record_flight
-        self._most = most_running + most_waiting
-        self._most_waiting, self._most_running = most_waiting, most_running
+        self._most_waiting = most_waiting
         self._crowds: WeakKeyDictionary[Adapter, Crowd] = WeakKeyDictionary()
         self._changed: deque[Job] = deque()
         """Jobs that have ended, or whose clients read again."""
 
     def admit(self, job: Job) -> None:
         """Refuse a job when too many sequences of its model wait."""
-        crowd, number = self._crowd(job.adapter), _call_of(job).n
+        crowd, number, engine = self._crowd(job.adapter), _call_of(job).n, job.adapter.engine
+        assert engine is not None
         with self._table.lock:
-            if crowd.sequences and crowd.sequences + number > self._most:
-                waiting = max(1, crowd.sequences - self._most_running)
+            if crowd.sequences and crowd.sequences + number > engine.max_sequences + self._most_waiting:
+                waiting = max(1, crowd.sequences - engine.max_sequences)
                 raise QueueFull(
                     f"{waiting} sequences of model '{job.model}' wait (generation.max_waiting {self._most_waiting})",
                     retry_after_s=max(1, math.ceil(crowd.ended.seconds_for(waiting))),

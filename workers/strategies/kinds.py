@@ -66,7 +66,6 @@ class Kinds:
             activity,
             counts,
             batch_limit_s(hang_timeout_s, 0.0),
-            settings.generation.max_sequences,
             settings.generation.max_waiting,
             record_flight,
         )

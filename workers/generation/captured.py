@@ -1,0 +1,133 @@
+"""Steps of single tokens that CUDA captures once and replays: the host launches one graph instead of all kernels.
+
+1. Steps are captured for some numbers of sequences. A step takes the next greater number and repeats its last sequence
+   in the rows that are left: these rows write to the cache what the last sequence writes.
+2. The first step of a number runs in the plain way, then is captured and replayed. If the logits differ, or the model
+   cannot be captured, the engine goes on without captured steps.
+3. Every replay reads tokens, places, lengths and block tables from tensors of its own, which `_fill` sets.
+
+All methods belong to the device thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from workers.generation.attention import PagedAttention, Plan, plan_of
+from workers.generation.packed_pass import packed_pass
+from workers.generation.paged_decode import DecodeLayout
+from workers.generation.sequence import Span
+
+log = logging.getLogger(__name__)
+
+_MOST_ROWS = 256
+_TOLERANCE = 0.1
+"""Mean difference of logits, as a part of their mean size."""
+
+
+class Captured(NamedTuple):
+    """One graph. `numbers` int64 [4, rows] are ids, positions, slots and lengths; `table` int32 [rows, pages]."""
+
+    graph: torch.cuda.CUDAGraph
+    numbers: torch.Tensor
+    table: torch.Tensor
+    plan: Plan
+    logits: torch.Tensor
+
+
+def row_counts(most: int) -> list[int]:
+    """Numbers of sequences for which steps are captured: at most half of a step's rows, or 15, are repetitions."""
+    counts = [1, 2, 4, *range(8, 32, 8), *range(32, _MOST_ROWS + 1, 16)]
+    return [count for count in counts if count < most] + [min(most, _MOST_ROWS)]
+
+
+class CapturedSteps:
+    """The captured steps of one engine."""
+
+    def __init__(self, model: Any, attention: PagedAttention, most_sequences: int, most_blocks: int) -> None:
+        """For at most `most_sequences` sequences of at most `most_blocks` blocks each."""
+        self._model, self._attention, self._most_blocks = model, attention, most_blocks
+        self._counts = row_counts(most_sequences)
+        self.steps: dict[int, Captured] = {}
+        """By the number of sequences."""
+        self._memory = torch.cuda.graph_pool_handle()
+        self._works = True
+
+    def logits(self, spans: Sequence[Span]) -> torch.Tensor | None:
+        """Logits [spans, vocabulary], valid until the next step; None for a step that is not captured."""
+        if not self._works or not self._suits(spans):
+            return None
+        count = next(count for count in self._counts if count >= len(spans))
+        step = self.steps.get(count)
+        if step is None:
+            return self._first(count, spans)
+        self._fill(step, spans)
+        step.graph.replay()
+        return step.logits[: len(spans)]
+
+    def _suits(self, spans: Sequence[Span]) -> bool:
+        return len(spans) <= self._counts[-1] and all(
+            span.stop - span.start == 1 and len(span.sequence.blocks) <= self._most_blocks for span in spans
+        )
+
+    def _first(self, count: int, spans: Sequence[Span]) -> torch.Tensor:
+        """The logits of a plain step, which the captured step must give as well."""
+        model, attention = self._model, self._attention
+        plain = packed_pass(model, attention, plan_of(spans, attention.block_tokens, model.device))
+        try:
+            step = self._capture(count, spans)
+            step.graph.replay()
+            difference = (step.logits[: len(spans)].float() - plain.float()).abs().mean()
+            if not difference <= _TOLERANCE * plain.float().abs().mean():
+                raise RuntimeError(f"the logits differ by {float(difference):.3g} in the mean")
+            self.steps[count] = step
+        except RuntimeError as error:
+            log.warning(
+                "%s runs without captured steps: %s", type(model).__name__, str(error).splitlines()[0]
+            )
+            self._works = False
+            self.steps.clear()
+        return plain
+
+    def _capture(self, count: int, spans: Sequence[Span]) -> Captured:
+        """Capture a step. Raises RuntimeError for a model that waits for the device, or that allocates too much."""
+        device = self._model.device
+        numbers = torch.zeros(4, count, dtype=torch.int64, device=device)
+        table = torch.zeros(count, self._most_blocks, dtype=torch.int32, device=device)
+        ids, positions, slots, lengths = numbers.unbind()
+        plan = Plan(ids, positions, slots, count, count, [], [], (), decoding=DecodeLayout(table, lengths))
+        graph = torch.cuda.CUDAGraph()
+        step = Captured(graph, numbers, table, plan, torch.empty(0))
+        self._fill(step, spans)
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            # NOTE: kernels are compiled and libraries get their memory in a first pass, which capturing forbids.
+            packed_pass(self._model, self._attention, plan)
+            graph.capture_begin(self._memory, capture_error_mode="thread_local")
+            try:
+                logits = packed_pass(self._model, self._attention, plan)
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        return step._replace(logits=logits)
+
+    def _fill(self, step: Captured, spans: Sequence[Span]) -> None:
+        """The tokens and blocks of a step, the last sequence again in the rows that are left."""
+        size, count = self._attention.block_tokens, step.numbers.shape[1]
+        tables = [span.sequence.block_table() for span in spans]
+        table = np.zeros((count, max(map(len, tables))), np.int32)
+        numbers = np.empty((4, count), np.int64)
+        for row, (span, blocks) in enumerate(zip(spans, tables, strict=True)):
+            table[row, : len(blocks)] = blocks
+            at = span.start
+            numbers[:, row] = span.sequence.tokens[at], at, blocks[at // size] * size + at % size, span.stop
+        last = len(spans) - 1
+        numbers[:, last + 1 :], table[last + 1 :] = numbers[:, last, None], table[last]
+        step.numbers.copy_(torch.from_numpy(numbers))
+        step.table[:, : table.shape[1]].copy_(torch.from_numpy(table))
