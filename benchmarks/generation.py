@@ -1,8 +1,10 @@
 """Processor time of the generation engine a token, against other ways to generate with the same model.
 
-1. Build a tiny and a 30 M Llama with random weights. Every contestant is a process of its own with one torch thread.
+1. Build a tiny and a 30 M Llama with random weights, on CUDA a Llama of 1 B. Every contestant is a process of its own
+   with one torch thread.
 2. In every round, give all contestants the same new prompts, in turn. The answers are greedy, of a given length.
-3. Compare processor time within each round, and the tokens of the answers with those of generate().
+3. Compare processor time within each round (on CUDA time by the clock), and the tokens of the answers with those of
+   generate().
 
 Contestants: Penstock's engine with sampling stage, prefix cache and text; transformers' continuous batching; static
 batches of generate(); the `mistralrs` package. No server takes part.
@@ -21,7 +23,7 @@ from statistics import median
 import transformers
 
 from benchmarks import llamas
-from benchmarks.loops.jobs import Generator, Job
+from benchmarks.loops.jobs import PLAIN, Generator, Job
 from benchmarks.options import parser
 from benchmarks.report import Report
 
@@ -49,11 +51,17 @@ class Setup:
     targets: tuple[Target, ...]
     repeats: int = 1
     """How many times as many rounds as of the longest setup."""
+    device: str = "cpu"
 
     @property
     def name(self) -> str:
         """What the report calls the setup."""
         return f"{self.size}, {self.precision}"
+
+    @property
+    def compared(self) -> str:
+        """The field of `Sample` that the targets compare."""
+        return "cpu_s" if self.device == "cpu" else "wall_s"
 
 
 _STATIC = Target("static", dict.fromkeys(EVEN, 0.8) | {UNEVEN: 1.4})
@@ -83,6 +91,14 @@ SETUPS = (
         ("continuous", "static"),
         EVEN,
         (Target("continuous", {1: 1.3, 8: 1.5, 32: 1.6}), _STATIC),
+    ),
+    Setup(
+        "1B",
+        "bfloat16",
+        (PLAIN, "continuous", "static"),
+        (*EVEN, UNEVEN),
+        (Target("continuous", {1: 1.3, 8: 1.5, 32: 1.6, UNEVEN: 1.4}), _STATIC),
+        device="cuda",
     ),
 )
 
@@ -135,7 +151,9 @@ class Contest:
             generators = []
             for contestant in ("penstock", *setup.contestants):
                 try:
-                    one = stack.enter_context(Generator(contestant, self._directory, setup.precision, 1))
+                    one = stack.enter_context(
+                        Generator(contestant, self._directory, setup.precision, 1, setup.device)
+                    )
                     one.run(jobs_of(2, setup.size, -1))
                     generators.append(one)
                 except (RuntimeError, OSError) as error:
@@ -161,7 +179,7 @@ class Contest:
             )
 
 
-def ratio(samples: Sequence[Sample], load: int | str, contestant: str, field: str = "cpu_s") -> float | None:
+def ratio(samples: Sequence[Sample], load: int | str, contestant: str, field: str) -> float | None:
     """Median over rounds of a contestant's time divided by the engine's; None without samples."""
     times: dict[str, list[float]] = {
         name: [getattr(one, field) for one in samples if (one.load, one.contestant) == (load, name)]
@@ -186,7 +204,7 @@ def tabulate(report: Report, setup: Setup, samples: Sequence[Sample]) -> None:
                     f"{load}: {contestant}",
                     median(one.tokens / one.wall_s for one in mine),
                     median(one.cpu_s / one.tokens for one in mine) * 1e3,
-                    ratio(samples, load, contestant),
+                    ratio(samples, load, contestant, "cpu_s"),
                     ratio(samples, load, contestant, "wall_s"),
                     sum(shares) / len(shares) if shares else None,
                 )
@@ -202,28 +220,30 @@ def tabulate(report: Report, setup: Setup, samples: Sequence[Sample]) -> None:
     report.table(setup.name, headers, rows)
     for target in setup.targets:
         for load, least in target.least.items():
-            found = ratio(samples, load, target.contestant)
+            found = ratio(samples, load, target.contestant, setup.compared)
             if load in setup.loads and found is not None:
                 verdict = "met" if found >= least else "missed"
-                what = (
-                    f"{setup.name}, {load}: {target.contestant} at least {least:g} times our processor time"
-                )
+                time = "processor time" if setup.compared == "cpu_s" else "time by the clock"
+                what = f"{setup.name}, {load}: {target.contestant} at least {least:g} times our {time}"
                 report.note(f"Target: {what}: {found:.2f}, {verdict}.")
 
 
-def run(rounds: int, only: Sequence[str]) -> Report:
+def run(rounds: int, only: Sequence[str], device: str) -> Report:
     """Measure and save the report."""
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     settings = {"threads": 1, "rounds": rounds, "prompt and answer": "64 + 64 tokens"}
-    report = Report("generation", "Generated tokens by processor time", settings)
+    name, title = "generation", "Generated tokens by processor time"
+    if device != "cpu":
+        name, title = f"{name}-{device}", f"Generated tokens on {device}"
+    report = Report(name, title, settings)
     samples: list[Sample] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
         for setup in SETUPS:
-            if only and setup.name not in only:
+            if setup.device != device or (only and setup.name not in only):
                 continue
             directory = Path(place) / setup.size
             if not directory.exists():
-                llamas.save(setup.size, directory)
+                llamas.save(setup.size, directory, device)
             contest = Contest(setup, directory, report)
             contest.run(rounds * setup.repeats)
             tabulate(report, setup, contest.samples)
@@ -238,8 +258,10 @@ def main() -> None:
     options.add_argument(
         "setups", nargs="*", metavar="SETUP", help=", ".join(repr(one.name) for one in SETUPS)
     )
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options.add_argument("--rounds", type=int, help="default 3, or 9 with --full")
     chosen = options.parse_args()
-    run(9 if chosen.full else 3, chosen.setups)
+    run(chosen.rounds or (9 if chosen.full else 3), chosen.setups, chosen.device)
 
 
 if __name__ == "__main__":

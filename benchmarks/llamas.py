@@ -1,4 +1,4 @@
-"""Llama models with random weights in two sizes, with a tokenizer of 320 tokens whose capital letters are one token."""
+"""Llama models with random weights in three sizes, and their tokenizer, whose capital letters are one token each."""
 
 from __future__ import annotations
 
@@ -27,12 +27,22 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "intermediate_size": 2048,
     },
+    "1B": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+    },
 }
-"""0.1 and 29 million parameters."""
+"""0.1, 29 and 974 million parameters; the last has the layers of Llama 3.2 1B."""
 
 
-def save(size: str, directory: Path) -> Path:
-    """Write a model of `SIZES` with its tokenizer into `directory`, in float32; returns it."""
+def save(size: str, directory: Path, device: str = "cpu") -> Path:
+    """Write a model of `SIZES` with its tokenizer into `directory`, in float32; returns the directory.
+
+    The weights are drawn on `device`.
+    """
     words = tokenizer()
     words.save_pretrained(directory)
     torch.manual_seed(0)
@@ -45,7 +55,8 @@ def save(size: str, directory: Path) -> Path:
         pad_token_id=4,
         tie_word_embeddings=False,
     )
-    model = transformers.LlamaForCausalLM(config)
+    with torch.device(device):
+        model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -18,8 +18,11 @@ from pathlib import Path
 
 from benchmarks.peers.environments import ROOT, ensure
 
+PLAIN = "penstock, no step captured"
+"""Penstock's engine without `generation.cuda_graphs`."""
 MODULES = {
     "penstock": "torch_generators",
+    PLAIN: "torch_generators",
     "continuous": "torch_generators",
     "static": "torch_generators",
     "mistralrs": "mistralrs_generator",
@@ -43,7 +46,9 @@ class Turn:
 class Generator:
     """The parent's end of one contestant."""
 
-    def __init__(self, contestant: str, model_dir: Path, precision: str, threads: int) -> None:
+    def __init__(
+        self, contestant: str, model_dir: Path, precision: str, threads: int, device: str = "cpu"
+    ) -> None:
         self.contestant = contestant
         python = str(ensure(contestant)) if contestant == "mistralrs" else sys.executable
         settings = {
@@ -54,7 +59,7 @@ class Generator:
         quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "MISTRALRS_CPU_KV_F32": "1"}
         command = [python, "-m", f"benchmarks.loops.{MODULES[contestant]}"]
         self._process = subprocess.Popen(
-            [*command, contestant, str(model_dir), precision, str(threads)],
+            [*command, contestant, str(model_dir), precision, str(threads), device],
             cwd=ROOT,
             env=os.environ | quiet | {name: str(value) for name, value in settings.items()},
             stdin=subprocess.PIPE,

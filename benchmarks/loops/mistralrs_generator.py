@@ -18,7 +18,7 @@ from benchmarks.loops.jobs import Answers, Job, Run, serve
 
 def load() -> Run:
     """The runner of the model that the command line names."""
-    _, _, model_dir, precision, _ = sys.argv
+    _, _, model_dir, precision, *_ = sys.argv
     tokenizer = Tokenizer.from_file(f"{model_dir}/tokenizer.json")
     dtype = {"float32": mistralrs.ModelDType.F32, "bfloat16": mistralrs.ModelDType.BF16}[precision]
     plain = mistralrs.Which.Plain(model_id=model_dir, arch=mistralrs.Architecture.Llama, dtype=dtype)

@@ -1,20 +1,21 @@
 """Penstock's engine, transformers' continuous batching, and generate() over padded batches, each in its own process.
 
-The engine is built as for requests: it samples with the batched stage, makes text of all tokens and keeps prefixes, and
-linear layers are laid out for oneDNN where that is faster. The others give token ids alone.
+The engine is built as for requests: it samples with the batched stage, makes text of all tokens and keeps prefixes. On
+CPU linear layers are laid out for oneDNN where that is faster. The others give token ids alone.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from benchmarks.loops.jobs import Answers, Job, Run, serve
+from benchmarks.loops.jobs import PLAIN, Answers, Job, Run, serve
 from ipc.settings import Generation
 from ipc.wire.generation import TokenLogprob
 from ipc.wire.messages import Ending, GenerateCall
@@ -50,10 +51,11 @@ class KeptOutput(ChoiceOutput):
         return super().push(token, logprob)
 
 
-def penstock(model: Any, tokenizer: Any) -> Run:
+def penstock(model: Any, tokenizer: Any, cuda_graphs: bool = True) -> Run:
     """Our engine."""
     vocabulary = Vocabulary(tokenizer)
-    lay_out_linears(model, GENERATED_ROWS)
+    if model.device.type == "cpu":
+        lay_out_linears(model, GENERATED_ROWS)
     outputs: dict[Any, KeptOutput] = {}
 
     def make_output(request: GenerationRequest, choice: int) -> KeptOutput:
@@ -63,7 +65,12 @@ def penstock(model: Any, tokenizer: Any) -> Run:
     engine = build(
         model,
         CONTEXT,
-        Generation(max_sequences=SEATS, block_tokens=BLOCK_TOKENS, prefill_tokens=STEP_TOKENS),
+        Generation(
+            max_sequences=SEATS,
+            block_tokens=BLOCK_TOKENS,
+            prefill_tokens=STEP_TOKENS,
+            cuda_graphs=cuda_graphs,
+        ),
         FREE_NBYTES,
         BatchedSampler(vocabulary.raw, tokenizer.encode),
         NoGrammars(),
@@ -84,11 +91,10 @@ def penstock(model: Any, tokenizer: Any) -> Run:
 def continuous(model: Any, tokenizer: Any) -> Run:
     """transformers' own continuous batching."""
     config = ContinuousBatchingConfig(
-        page_size=BLOCK_TOKENS,
-        num_blocks=BLOCKS,
-        max_batch_tokens=STEP_TOKENS,
-        max_requests_per_batch=SEATS,
+        num_blocks=BLOCKS, max_batch_tokens=STEP_TOKENS, max_requests_per_batch=SEATS
     )
+    # NOTE: transformers 5.17 has another name for the tokens of a block than later versions.
+    setattr(config, "page_size" if hasattr(config, "page_size") else "block_size", BLOCK_TOKENS)
     greedy = GenerationConfig(max_new_tokens=64, do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]
     manager = model.init_continuous_batching(generation_config=greedy, continuous_batching_config=config)
     manager.start()
@@ -112,8 +118,9 @@ def static(model: Any, tokenizer: Any) -> Run:
 
     def batch(jobs: Sequence[Job]) -> list[list[int]]:
         width = max(len(prompt) for prompt, _ in jobs)
-        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt, _ in jobs])
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt, _ in jobs])
+        rows = [[0] * (width - len(prompt)) + prompt for prompt, _ in jobs]
+        marks = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt, _ in jobs]
+        ids, mask = torch.tensor([rows, marks], device=model.device)
         with torch.inference_mode():
             found = model.generate(
                 ids,
@@ -134,15 +141,21 @@ def static(model: Any, tokenizer: Any) -> Run:
 
 def load() -> Run:
     """The contestant that the command line names, with its model."""
-    _, contestant, model_dir, precision, threads = sys.argv
+    _, contestant, model_dir, precision, threads, device = sys.argv
     torch.set_num_threads(int(threads))
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=getattr(torch, precision), attn_implementation="sdpa"
     )
-    model.eval()  # type: ignore[no-untyped-call]
-    return {"penstock": penstock, "continuous": continuous, "static": static}[contestant](model, tokenizer)
+    model.eval().to(device)  # type: ignore[no-untyped-call]
+    contestants = {
+        "penstock": penstock,
+        PLAIN: partial(penstock, cuda_graphs=False),
+        "continuous": continuous,
+        "static": static,
+    }
+    return contestants[contestant](model, tokenizer)
 
 
 if __name__ == "__main__":
