@@ -25,6 +25,9 @@ PYTEST = $(BIN)/python -m pytest -q -rs
 # files come first and the many short files last, so that all end together.
 SPREAD = -n 4 --dist loadgroup --no-loadscope-reorder
 PARTS = tests/fault tests/process tests/fuzz tests/conformance tests/unit
+# Tests whose servers compute with real models, which `make test-gpu` repeats on the device.
+ON_DEVICE = $(addprefix tests/conformance/test_,kserve_http.py ocr_models.py qwen3_vl.py score_families.py sie_extract_families.py \
+	sie_families_encode.py sie_images.py sie_visual_families.py) tests/process/test_chat_server.py
 # pytest ends with 5 when ARGS choose no test.
 NONE_IS_FINE = || [ $$? -eq 5 ]
 HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
@@ -57,8 +60,9 @@ test-fuzz: $(STAMP)dev ## hostile inputs to all readers, hostile sessions and ge
 	-$(PIP_INSTALL) '.[fuzz]'
 	$(BIN)/python -m pytest -q -rs -s -m fuzz tests/fuzz $(ARGS)
 
-test-gpu: $(STAMP)dev ## run the tests that need a CUDA device
-	@if $(HAS_CUDA); then set -x; $(BIN)/python -m pytest -q -m gpu $(ARGS); \
+test-gpu: $(STAMP)dev ## run the tests that need a CUDA device, and all families on the device
+	@if $(HAS_CUDA); then set -x; $(BIN)/python -m pytest -q -m gpu $(ARGS) && \
+	TEST_DEVICE=cuda $(BIN)/python -m pytest -q $(ON_DEVICE) $(ARGS); \
 	else echo "test-gpu: torch sees no CUDA device here, nothing was run"; fi
 
 check: $(STAMP)dev ## lint, format, types, import rule, structure, sizes, duplication
@@ -81,7 +85,7 @@ bench: $(STAMP)bench ## measure against other servers, figures into benchmarks/R
 
 bench-gpu: $(STAMP)bench ## measure on a CUDA device
 	@if $(HAS_CUDA); then set -x; $(BIN)/python -m benchmarks.encode --device cuda $(ARGS); $(BIN)/python -m benchmarks.pinned; \
-	$(BIN)/python -m benchmarks.cycles --device cuda $(ARGS); \
+	$(BIN)/python -m benchmarks.cycles --device cuda $(ARGS); $(BIN)/python -m benchmarks.generation --device cuda $(ARGS); \
 	else echo "bench-gpu: torch sees no CUDA device here, nothing was run"; fi
 
 sweep: $(STAMP)run ## remove what a killed server on 127.0.0.1:PORT left in the run directory and in shared memory

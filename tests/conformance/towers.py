@@ -100,7 +100,7 @@ def parts(directory: Path) -> tuple[Any, Any]:
     """CLIP or SigLIP and its processor, opened by transformers alone."""
     return (
         transformers.AutoModel.from_pretrained(directory).eval(),
-        transformers.AutoProcessor.from_pretrained(directory),
+        transformers.AutoProcessor.from_pretrained(directory, backend="pil"),
     )
 
 
@@ -132,6 +132,9 @@ class Pages:
 
         self.model = MultiVectorEncoder(str(directory), device="cpu")
         self.processor = transformers.AutoProcessor.from_pretrained(directory)
+        # Where torchvision is installed, other processors are the default, which round pixels in another way.
+        images = transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
+        self.processor.image_processor = self.model[0].processor.image_processor = images
 
     def vectors(self, given: str | Image.Image) -> np.ndarray:
         """Token vectors [n, 128] of a query or a page."""

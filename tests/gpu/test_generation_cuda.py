@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from typing import Any
 
@@ -18,8 +19,8 @@ pytestmark = pytest.mark.gpu
 TOKENS = 9
 LENGTHS = (1, 24, 40, 100)
 HALF = [torch.float16, torch.bfloat16]
-PLAIN = ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gemma3_text", "phi3", "olmo2", "granite")
-"""Types of models whose layers are all of the plain formula."""
+PLAIN = ("llama", "qwen3", "qwen3_moe", "mistral", "gemma3_text")
+"""Types of models whose layers are all of the plain formula, with heads of 16. The kernel takes multiples of 8 only."""
 
 
 @pytest.fixture(params=causal.FAMILIES)
@@ -56,8 +57,9 @@ def test_tokens_are_those_of_generate_in_a_crowd_and_after_preemption(model: Any
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_the_proof_passes(model: Any, dtype: torch.dtype) -> None:
-    assert packs(model.to(dtype), PagedAttention(8))
+def test_the_proof_passes(model: Any, dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert packs(model.to(dtype), PagedAttention(8))
 
 
 @pytest.mark.parametrize("block_tokens", [16, 256])
