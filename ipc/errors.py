@@ -39,6 +39,7 @@
     +-- Unsupported               UNSUPPORTED          501
     +-- ControlDisabled           CONTROL_DISABLED     503
     +-- ConfigError               CONFIG_ERROR         (never on the wire)
+    |   +-- MachineUnfit          CONFIG_ERROR         (never on the wire)
     +-- ProtocolError             PROTOCOL_ERROR       (between our own processes)
 
 Errors are raised anywhere and rendered once per protocol. Messages are meant for clients: no path, no address, no
@@ -313,6 +314,13 @@ class ConfigError(PenstockError):
     """Settings or catalog are wrong; the process exits with code 3."""
 
     code = "CONFIG_ERROR"
+
+
+class MachineUnfit(ConfigError):
+    """The machine lacks what right settings ask for, a GPU or room in shared memory; a worker exits with code 5.
+
+    Unlike a wrong setting, the lack may end by itself: the driver loads late, or another program gives memory back.
+    """
 
 
 class ProtocolError(PenstockError):

@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ipc import logs, settings
-from ipc.errors import ConfigError
+from ipc.errors import ConfigError, MachineUnfit
 from ipc.memory.arena import Arena
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXIT_CONFIG = 3
+EXIT_UNFIT = 5
 EXIT_BUG = 70
 SLOT_WAIT_S = 2.0
 SWITCH_S = 0.0002
@@ -63,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
             _serve(config, options.slot, options.life_fd)
     except (ConfigError, SlotTaken) as error:
         _refuse(f"worker {options.slot}: {error.message}")
-        return EXIT_CONFIG
+        return EXIT_UNFIT if isinstance(error, MachineUnfit) else EXIT_CONFIG
     except Exception:
         log.exception("worker %d ends on an unexpected error", options.slot)
         logs.flush()

@@ -19,7 +19,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from ipc.errors import ConfigError, LeaseRevoked, ProtocolError
+from ipc.errors import LeaseRevoked, MachineUnfit, ProtocolError
 from ipc.memory.blocks import ALIGNMENT
 
 MAGIC = b"PENSTOCK"
@@ -51,7 +51,7 @@ class Arena:
     def __init__(self, path: Path, nbytes: int, epoch: str, setting: str = "arena.bytes") -> None:
         """Create `path` exclusively with `nbytes` preallocated and touched; `setting` gave the size.
 
-        Raises `ConfigError` that names the size needed when the file system cannot hold it.
+        Raises `MachineUnfit` that names the size needed when the file system cannot hold it.
         """
         nbytes = -(-nbytes // ALIGNMENT) * ALIGNMENT
         self.path, self.nbytes, self.epoch = path, nbytes, epoch
@@ -63,7 +63,7 @@ class Arena:
             self._map = mmap.mmap(fd, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise ConfigError(
+            raise MachineUnfit(
                 f"{setting} {nbytes} does not fit on {path.parent}: {os.strerror(error.errno or 0)}"
             ) from error
         finally:

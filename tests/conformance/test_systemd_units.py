@@ -73,8 +73,10 @@ def test_frontends_are_not_held_back_until_workers_have_loaded() -> None:
         assert not [value for value in lines("penstock-frontend.service", name) if "worker" in value]
 
 
-def test_a_wrong_configuration_is_found_by_the_main_process_whose_exit_status_prevents_a_restart() -> None:
-    unit = "penstock-frontend.service"
+@pytest.mark.parametrize("unit", ["penstock-frontend.service", "penstock-worker@.service"])
+def test_a_wrong_configuration_is_found_by_the_main_process_whose_exit_status_prevents_a_restart(
+    unit: str,
+) -> None:
     assert lines(unit, "RestartPreventExitStatus") == ["3"]
     assert lines(unit, "ExecStartPre") == []
 

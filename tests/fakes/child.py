@@ -8,9 +8,10 @@ from workers.spare import Assignment
 class FakeChild:
     """Has a pid and a pidfd, and keeps what the supervisor does to it. A dead one takes no assignment."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, code: int = -9) -> None:
         self.pid, self.pidfd = 1000 + number, number
         self.dead = False
+        self._code = code
         self.assigned: list[Assignment] = []
         self.signals: list[int] = []
         self.waited = 0
@@ -28,4 +29,4 @@ class FakeChild:
     def wait(self) -> int:
         """The exit code."""
         self.waited += 1
-        return -9
+        return self._code

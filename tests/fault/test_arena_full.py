@@ -28,6 +28,7 @@ ITEMS = 7
 HOLD_S = 2.0
 TRIES = 10
 EXIT_CONFIG = 3
+EXIT_UNFIT = 5
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +145,7 @@ def test_a_worker_on_a_shm_that_is_too_small_exits_with_the_size_needed(
         timeout=60,
         check=False,
     )
-    assert done.returncode == EXIT_CONFIG
+    assert done.returncode == EXIT_UNFIT
     assert f"arena.bytes {8 * MIB}" in done.stderr
     assert str(small_shm) in done.stderr
     assert "Traceback" not in done.stderr

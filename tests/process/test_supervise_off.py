@@ -16,6 +16,7 @@ import pytest
 from ipc.processes.starting import Listener
 from tests.harness.server import ROOT, Server, make_server, wait_until
 
+EXIT_UNFIT = 5
 COMMAND = [sys.executable, "-m", "workers", "--slot", "0"]
 
 
@@ -114,6 +115,22 @@ def assert_silent_while_stopped(found: Site, pid: int) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_until(lambda: answers(found.server, "/readyz") == 200, what="readiness again")
+
+
+def test_a_worker_without_its_card_ends_with_the_code_that_systemd_tries_again(tmp_path: Path) -> None:
+    server = make_server(tmp_path, settings={"worker.device": "cuda"})
+    done = subprocess.run(
+        COMMAND,
+        cwd=ROOT,
+        env=server.environment | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == EXIT_UNFIT, done.stderr
+    assert "torch finds no CUDA device" in done.stderr
+    server.assert_nothing_left()
 
 
 def test_a_worker_started_by_hand_is_served_and_both_units_report_to_systemd(tmp_path: Path) -> None:

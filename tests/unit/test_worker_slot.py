@@ -19,7 +19,7 @@ from tests.fakes.clock import Clock
 from workers.spare import Assignment
 from workers.supervisor import process as slots
 from workers.supervisor.children import Child, Spares
-from workers.supervisor.process import WorkerSlot
+from workers.supervisor.process import REFUSALS, WorkerSlot
 
 
 @pytest.fixture
@@ -48,6 +48,18 @@ def test_a_worker_that_said_that_it_stops_ended_in_order(slot: WorkerSlot, said:
         assert worker.send(**{name.lower(): int(value)})
     assert slot.reap(others_healthy=True) == ("drained" if "STOPPING" in said else "exit-0")
     assert slot.proven == ("READY" in said)
+    slot.close()
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_a_worker_that_refuses_to_start_is_told_from_one_that_fails(
+    slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(slot, "_start", lambda: FakeChild(-1, code))
+    assert slot.start_if_due()
+    assert slot.reap(others_healthy=False) == f"exit-{code}"
+    assert slot.misconfigured
+    assert not slot.quarantined
     slot.close()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ipc.errors import ConfigError
+from ipc.errors import MachineUnfit
 from ipc.machine import available_cores, count_gpus
 from ipc.settings import Settings
 
@@ -35,7 +35,7 @@ class Device:
 
 
 def select(settings: Settings) -> Device:
-    """The device by `worker.device`. Raises `ConfigError` when a GPU is wanted or present but unusable."""
+    """The device by `worker.device`. Raises `MachineUnfit` when a GPU is wanted or present but unusable."""
     wanted = settings.worker.device
     if wanted != "cpu" and torch.cuda.is_available():
         torch.set_num_threads(1)
@@ -44,9 +44,9 @@ def select(settings: Settings) -> Device:
         properties = torch.cuda.get_device_properties(0)
         return Device(torch.device("cuda", 0), properties.name, str(getattr(properties, "uuid", "")), 1)
     if wanted == "cuda":
-        raise ConfigError("worker.device is cuda, but torch finds no CUDA device")
+        raise MachineUnfit("worker.device is cuda, but torch finds no CUDA device")
     if wanted == "auto" and count_gpus():
-        raise ConfigError(
+        raise MachineUnfit(
             "this host has a GPU that torch cannot use; install a CUDA build of torch or set worker.device=cpu"
         )
     threads = settings.worker.torch_threads or max(1, available_cores() // settings.worker_count)

@@ -33,9 +33,12 @@ log = logging.getLogger(__name__)
 
 EXIT_CONFIG = 3
 EXIT_DEVICE_LOST = 4
+EXIT_UNFIT = 5
+REFUSALS = (EXIT_CONFIG, EXIT_UNFIT)
+"""Exit codes of a worker that does not start with these settings on this machine."""
 STOP_GRACE_S = 5.0
 CONFIG_RETRY_S = 2.0
-"""Delay after an exit for wrong configuration of a slot that has served before: its files may have been mended."""
+"""Delay after a refusal of a slot that has served before: what was wrong may have been mended."""
 POLL_S = 0.2
 
 
@@ -146,12 +149,12 @@ class WorkerSlot:
         if code == 0 and self.state == "stopping":
             cause = "drained"
         delay = 0.0 if cause == "drained" else self._backoff.failed(now, now - self._started)
-        self.misconfigured = code == EXIT_CONFIG and not self.proven
-        failing = self._backoff.exhausted(now) and others_healthy and code != EXIT_CONFIG
+        self.misconfigured = code in REFUSALS and not self.proven
+        failing = self._backoff.exhausted(now) and others_healthy and code not in REFUSALS
         self.quarantined = failing or code == EXIT_DEVICE_LOST
         if self.quarantined:
             delay = QUARANTINE_S
-        elif code == EXIT_CONFIG:
+        elif code in REFUSALS:
             delay = CONFIG_RETRY_S
         self.state, self._start_at = "waiting", now + delay
         if cause == "drained":
