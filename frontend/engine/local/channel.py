@@ -449,12 +449,15 @@ class Channel:
             self._dealer.drain()
         flight = self._arena.flight() if self._arena else set()
         suspects = {request for tag, request in flight if tag == self._tag}
-        log.warning(
-            "worker %d died with %d requests in flight, %d on the device",
-            self.slot,
-            len(self._pending),
-            len(suspects),
-        )
+        if self.state == "leaving" and not self._pending:
+            log.info("worker %d has ended in order", self.slot)
+        else:
+            log.warning(
+                "worker %d died with %d requests in flight, %d on the device",
+                self.slot,
+                len(self._pending),
+                len(suspects),
+            )
         self._reset("the worker process died", suspects, alone=len(flight) == 1)
 
     def _reset(self, why: str, suspects: set[int], *, alone: bool = False) -> None:
