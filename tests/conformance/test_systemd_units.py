@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -79,6 +80,13 @@ def test_a_wrong_configuration_is_found_by_the_main_process_whose_exit_status_pr
 ) -> None:
     assert lines(unit, "RestartPreventExitStatus") == ["3"]
     assert lines(unit, "ExecStartPre") == []
+
+
+def test_the_arbiter_replaces_a_stuck_frontend_before_the_watchdog_ends_the_whole_server() -> None:
+    found = re.search(r"^timeout = (\d+)$", (ROOT / "gunicorn.conf.py").read_text(), re.MULTILINE)
+    assert found is not None
+    # The arbiter looks every second, and needs a second signal for a process that is stopped.
+    assert int(lines("penstock-frontend.service", "WatchdogSec")[0]) >= int(found[1]) + 10
 
 
 def test_a_misspelt_directive_is_noticed(root: Path) -> None:
