@@ -90,6 +90,13 @@ def test_a_stored_file_cannot_switch_remote_code_on(model: Path) -> None:
     assert read_layout(model).model_arguments == {"x": 1}
 
 
+def test_a_stored_file_cannot_lead_a_loader_to_files_that_nobody_checked(model: Path) -> None:
+    arguments = {"subfolder": "../../elsewhere", "weights_only": False, "add_pooling_layer": False}
+    rewrite(model / "sentence_bert_config.json", model_kwargs=arguments, processor_kwargs=arguments)
+    layout = read_layout(model)
+    assert layout.model_arguments == layout.tokenizer_arguments == {"add_pooling_layer": False}
+
+
 def test_an_activation_outside_torch_is_refused(model: Path) -> None:
     rewrite(model / "2_Dense" / "config.json", activation_function="os.system")
     dense = read_layout(model).vector_modules[0]

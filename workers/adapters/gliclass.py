@@ -24,6 +24,7 @@ from workers.adapters.shared.checkpoint import CheckpointError, load_tokenizer, 
 from workers.adapters.shared.encoder import padded, rectangle_padding
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, ranked, text_of
 from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.own_code import own_code
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
 from workers.adapters.shared.tokenizing import as_ids, rust_copy
 
@@ -77,7 +78,7 @@ class GliclassAdapter(ExtractAdapter):
         library = require("gliclass", EXTRA)
         tokenizer = load_tokenizer(context)
         transformers_logging.disable_progress_bar()
-        with BUILDING:
+        with BUILDING, own_code(allowed=context.trust_remote_code):
             model, report = library.GLiClassModel.from_pretrained(
                 str(context.directory),
                 dtype=context.dtype,

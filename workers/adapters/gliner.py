@@ -36,6 +36,7 @@ from workers.adapters.shared.checkpoint import CheckpointError, stored_limit
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, text_of
 from workers.adapters.shared.label_vectors import Ids, LabelEncoder
 from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.own_code import own_code
 from workers.adapters.shared.packing import masked_share
 from workers.adapters.shared.tokenizing import rust_copy
 
@@ -343,7 +344,7 @@ class GlinerAdapter(ExtractAdapter):
     def load(cls, context: LoadContext) -> GlinerAdapter:
         """Load with the library. Raises ImportError that names the extra, ValueError for other kinds of GLiNER."""
         library = require("gliner", EXTRA, "pip install --no-deps gliner")
-        with BUILDING:
+        with BUILDING, own_code(allowed=context.trust_remote_code):
             model = library.GLiNER.from_pretrained(
                 str(context.directory), map_location=str(context.device), dtype=context.dtype
             )

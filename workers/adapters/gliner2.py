@@ -27,6 +27,7 @@ from workers.adapters.shared.checkpoint import position_limit, shortest
 from workers.adapters.shared.encoder import rectangle_padding, rectangles
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, text_of
 from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.own_code import own_code
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
 from workers.adapters.shared.tokenizing import as_ids
 
@@ -90,7 +91,7 @@ class Gliner2Adapter(ExtractAdapter):
         config = library.SpanExtractor.config_class.from_pretrained(str(context.directory))
         if getattr(config, "architecture", "span") != "span":
             raise ValueError(f"GLiNER2 models of the architecture {config.architecture!r} are not supported")
-        with BUILDING:
+        with BUILDING, own_code(allowed=context.trust_remote_code):
             model = library.SpanExtractor.from_pretrained(str(context.directory), local_files_only=True)
         context.progress("weights", 1.0)
         model.to(context.device, context.dtype).eval().requires_grad_(False)

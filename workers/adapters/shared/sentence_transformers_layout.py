@@ -50,6 +50,13 @@ _KINDS = _HEADS | {"Transformer", "Pooling", "Dropout"}
 _DESCRIBED = frozenset({"Pooling", "Dense", "LayerNorm"})
 """Modules that nothing but their config.json describes."""
 _PACKAGES = ("sentence_transformers", "pylate")
+_NOT_STORED = frozenset(
+    {
+        *("trust_remote_code", "use_kernels", "allow_all_kernels", "kernel_config"),
+        *("weights_only", "subfolder", "gguf_file", "cache_dir"),
+    }
+)
+"""Arguments of transformers' loaders that a stored file may not set: code of others, and files elsewhere."""
 _LATE_KINDS = ("Transformer", "Dense", "LayerNorm", "MultiVectorMask", "Normalize")
 _DEFAULT_QUERY_LENGTH = 32
 
@@ -177,10 +184,9 @@ def _transformer_settings(directory: Path, wanted_task: str) -> dict[str, Any]:
         raise UnsupportedLayoutError(f"unsupported transformer task {task!r}")
 
     def arguments(new: str, old: str) -> dict[str, Any]:
-        """Arguments of a loader. A stored file may not switch remote code on."""
+        """Arguments of a loader, but those that lead to code or to unchecked files."""
         stored = dict(config.get(new) or config.get(old) or {})
-        stored.pop("trust_remote_code", None)
-        return stored
+        return {name: value for name, value in stored.items() if name not in _NOT_STORED}
 
     length = config.get("max_seq_length")
     return {
