@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ipc.errors import ConfigError
 from ipc.settings import Settings
 from penstock import asking, terminal
-from penstock.embedding.lines import BadInput, Lines
+from penstock.embedding.lines import BadInput, ChangedInput, Lines
 from penstock.embedding.shown import Shown
 
 if TYPE_CHECKING:
@@ -109,6 +109,9 @@ def run(options: argparse.Namespace, config: Settings) -> int:
             asyncio.run(job.run(Asker(url, key, options.in_flight, options.timeout)))
         except KeyboardInterrupt:
             return _interrupted(output, "interrupted")
+        except ChangedInput as error:
+            print(f"penstock: {shown.name}: {error}", file=sys.stderr)
+            return 1
         except BadInput as error:
             return _interrupted(output, f"{shown.name}: {error}")
         except (Stopped, Unreachable) as error:

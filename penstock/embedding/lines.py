@@ -23,8 +23,22 @@ LARGE_REQUEST_CHARACTERS, LEAST_TEXTS = 64 << 10, 16
 _CHUNK_NBYTES = 1 << 20
 
 
+_BOM = b"\xef\xbb\xbf"
+_OTHERS = {
+    b"\x1f\x8b": "compressed with gzip: give `gzip -dc IN | penstock embed - OUT`",
+    b"\xff\xfe": "in UTF-16, expected UTF-8",
+    b"\xfe\xff": "in UTF-16, expected UTF-8",
+    b"PAR1": "a Parquet file, expected a JSON object or string a line",
+}
+"""First bytes of files that are no JSON lines, and what to say of such a file."""
+
+
 class BadInput(Exception):
     """The input cannot be read on."""
+
+
+class ChangedInput(BadInput):
+    """The input has changed since an earlier run, so that run cannot go on."""
 
 
 Text = tuple[int, str]
@@ -73,27 +87,36 @@ class Lines:
         self.row = 0
 
     def skip(self, row: int, offset: int, digest: str) -> None:
-        """Go behind the first `row` lines. Raises `BadInput` where these are not the lines of `digest` any more."""
+        """Go behind the first `row` lines. Raises `ChangedInput` where these are not the lines of `digest` any more."""
+        chunk = b"\n"
         while self.offset < offset:
             chunk = self._source.read(min(_CHUNK_NBYTES, offset - self.offset))
             if not chunk:
                 break
             self._take(chunk)
-        if self.offset != offset or (offset and self._hash.hexdigest() != digest):
-            raise BadInput("the lines that are done have changed since; --restart begins anew")
+        same = self.offset == offset and (not offset or self._hash.hexdigest() == digest)
+        # NOTE: a last line without an end may have gone on since.
+        if not same or (not chunk.endswith(b"\n") and self._source.read(1)):
+            raise ChangedInput("the lines that are done have changed since; --restart begins anew")
         self.row = row
 
     def windows(self, size: int) -> Iterator[Window]:
-        """The rest of the input, `size` lines at a time. Raises `BadInput` for a line that is too long."""
+        """The rest of the input, `size` lines at a time.
+
+        Raises `BadInput` for a line that is too long, and for a file that is no JSON lines from its first bytes on.
+        """
         window = Window(self.row, self.offset)
         while line := self._source.readline(MAX_LINE_NBYTES + 1):
             if len(line) > MAX_LINE_NBYTES:
                 raise BadInput(f"line {self.row + 1} is longer than {MAX_LINE_NBYTES} bytes")
+            if not self.offset:
+                _refuse_others(line)
             if window.texts and self.offset - window.begin + len(line) > MAX_WINDOW_NBYTES:
                 yield self._ended(window)
                 window = Window(self.row, self.offset)
+            text = line if self.offset else line.removeprefix(_BOM)
             self._take(line)
-            self._add(window, line)
+            self._add(window, text)
             self.row += 1
             if len(window.texts) == size:
                 yield self._ended(window)
@@ -131,3 +154,9 @@ class Lines:
         if not isinstance(value, str):
             return ValueError(f"the field {self._field!r} holds no text")
         return value
+
+
+def _refuse_others(line: bytes) -> None:
+    other = next((said for first, said in _OTHERS.items() if line.startswith(first)), None)
+    if other is not None:
+        raise BadInput(f"the input is {other}")

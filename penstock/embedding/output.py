@@ -5,6 +5,7 @@
 3. `finish` completes the headers and renames each part to its file, or writes a Parquet file in row groups.
 
 A resumed run takes the rows that `Progress` names and cuts the others off. A lock on `OUT.part` keeps a second run out.
+A run that was killed between the two renames of `finish` finishes again.
 """
 
 from __future__ import annotations
@@ -48,19 +49,29 @@ class Output:
         if path.suffix == ".parquet":
             _parquet()
         self._path, self._scale_path = path, path.with_suffix(".scale.npy")
+        self._rows_part = path.with_name(path.name + ".part")
+        self._scale_part = self._scale_path.with_name(self._scale_path.name + ".part")
+        self._sidecar = path.with_name(path.name + ".part.json")
         scaled = asked.get("dtype") == "int8"
         for each in (path, self._scale_path) if scaled and path.suffix == ".npy" else (path,):
             if each.is_dir():
                 raise ConfigError(f"embed: {each} is a directory")
-            if each.exists() and not force:
+            if each.exists() and not force and not (each is self._scale_path and self._finishing):
                 raise ConfigError(f"embed: {each} exists; --force replaces the file")
-        self._sidecar = path.with_name(path.name + ".part.json")
-        self._rows = Rows(path.with_name(path.name + ".part"))
-        self._scales = Rows(self._scale_path.with_name(self._scale_path.name + ".part")) if scaled else None
+        self._rows = Rows(self._rows_part)
+        if scaled and not restart and self._finishing:
+            self._scale_path.replace(self._scale_part)
+        self._scales = Rows(self._scale_part) if scaled else None
         self.progress = self._resumed(asked, restart=restart)
         self.saved_rows = self.progress.rows
         if self.progress.width:
             self._begin(self.progress.rows)
+
+    @property
+    def _finishing(self) -> bool:
+        """Whether an earlier run has renamed its scales and not yet its vectors."""
+        parts = self._sidecar.exists() and self._rows_part.exists() and not self._scale_part.exists()
+        return parts and self._scale_path.is_file()
 
     @property
     def _files(self) -> list[Rows]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import codecs
 import errno
+import gzip
 import io
 import os
 import re
@@ -21,7 +23,7 @@ from penstock.cli import main
 from penstock.embedding import job as jobs
 from penstock.embedding import lines
 from penstock.embedding.job import Job, Stopped
-from penstock.embedding.lines import BadInput, Lines
+from penstock.embedding.lines import BadInput, ChangedInput, Lines
 from penstock.embedding.output import Output
 from penstock.embedding.rows import Rows
 from penstock.embedding.shown import Shown
@@ -232,6 +234,52 @@ def test_a_changed_input_or_other_flags_are_not_resumed(
     assert len(found) == 8 and found[0].tolist() == vector("x")
 
 
+def test_a_last_line_that_goes_on_is_a_changed_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Output, "finish", lambda self: None)
+    path, content = tmp_path / "out.npy", b'"a"\n"b"'
+    with pytest.raises(FileNotFoundError):
+        embedded(content, path)
+    with pytest.raises(ChangedInput):
+        embedded(content + b' \n"c"\n', path)
+    monkeypatch.undo()
+    assert len(embedded(content, path)) == 2
+
+
+def test_an_input_that_has_changed_is_not_said_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_after_each_request(monkeypatch)
+    server = Server(stop_after=2)
+    monkeypatch.setattr(http_client, "Asker", lambda *_: server)
+    source = tmp_path / "in.jsonl"
+    command = ["embed", str(source), str(tmp_path / "out.npy"), "--model", "org/m", "--batch", "2"]
+    source.write_bytes(written(*"abcdefgh"))
+    assert main(command) == 1 and "the same command goes on" in capsys.readouterr().err
+    source.write_bytes(written(*"xbcdefgh"))
+    assert main(command) == 1
+    told = capsys.readouterr().err
+    assert "--restart begins anew" in told and "goes on" not in told
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (gzip.compress(b'"a"\n'), "compressed with gzip"),
+        ('"a"\n'.encode("utf-16"), "in UTF-16"),
+        (b"PAR1....", "a Parquet file"),
+    ],
+)
+def test_an_input_of_another_format_is_told_by_its_format(content: bytes, said: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=said):
+        embedded(content, tmp_path / "out.npy")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_mark_of_utf_8_before_the_first_line_is_no_part_of_the_line(tmp_path: Path) -> None:
+    found = embedded(codecs.BOM_UTF8 + b'"a"\r\n"b"\r\n', tmp_path / "out.npy")
+    assert found.tolist() == [vector("a"), vector("b")]
+
+
 def test_a_restart_forgets_a_note_that_cannot_be_read(tmp_path: Path) -> None:
     path, note = tmp_path / "out.npy", tmp_path / "out.npy.part.json"
     note.write_text("{")
@@ -288,6 +336,37 @@ def test_int8_vectors_keep_their_scales(tmp_path: Path, monkeypatch: pytest.Monk
     assert np.load(path).tolist() == [[127, -3], [0, 0], [5, 0], [127, -3], [0, 0], [5, 2]]
     scales = np.load(tmp_path / "out.scale.npy")
     assert np.array_equal(scales, [0.5, np.nan, 0, 0.5, np.nan, 2], equal_nan=True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out.npy", "out.scale.npy"]
+
+
+def test_a_run_that_was_killed_between_its_last_two_renames_finishes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, asked = tmp_path / "out.npy", {**ASKED, "dtype": "int8"}
+    output = Output(path, asked, restart=False, force=False)
+    output.append(np.asarray([[127, -3]], np.int8), 1, [], np.asarray([0.5], np.float32))
+    output.save(1, "")
+    rename = Path.replace
+
+    def killed(place: Path, target: Path) -> Path:
+        if target == path:
+            raise KeyboardInterrupt
+        return rename(place, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        output.finish()
+    output.close()
+    monkeypatch.undo()
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "out.npy.part",
+        "out.npy.part.json",
+        "out.scale.npy",
+    ]
+    output = Output(path, asked, restart=False, force=False)
+    output.finish()
+    output.close()
+    assert np.load(path).tolist() == [[127, -3]] and np.load(tmp_path / "out.scale.npy").tolist() == [0.5]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["out.npy", "out.scale.npy"]
 
 
