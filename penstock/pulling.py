@@ -168,6 +168,7 @@ def _filled(entry: ModelEntry, target: Path) -> Path:
     if here is None:
         return located(entry, line, on_bytes=line.count, to=target)
     files = [path for path in here.rglob("*") if path.is_file() and path.name != places.OWN_ENTRY]
+    _refuse_links_out(entry.id, here, files)
     total, done = sum(path.stat().st_size for path in files), 0
     for path in files:
         place = target / path.relative_to(here)
@@ -177,6 +178,20 @@ def _filled(entry: ModelEntry, target: Path) -> Path:
         line.count(done, total)
         line("copy", done / total if total else 1.0)
     return source.from_directory(target)
+
+
+def _refuse_links_out(model: str, here: Path, files: Sequence[Path]) -> None:
+    """Raise `NotPulled` for a link that leads out of the model: a copy is given away, and the link may name any file.
+
+    In the hub cache the files of a snapshot are links to the blobs of their repository.
+    """
+    whole = (here.parents[1] if here.parent.name == "snapshots" else here).resolve()
+    out = next((path for path in files if not path.resolve().is_relative_to(whole)), None)
+    if out is not None:
+        raise NotPulled(
+            f"{model}: {out.relative_to(here)} is a link out of the model's directory and is not copied; "
+            "put the file itself there"
+        )
 
 
 def _entry_text(entry: ModelEntry) -> str:

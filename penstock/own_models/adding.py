@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ipc.catalog import yaml_text
-from ipc.catalog.entries import BadFile, Catalog, read_entry
+from ipc.catalog.entries import BadFile, Catalog, ModelEntry, read_entry
 from ipc.errors import ConfigError
 from ipc.settings import Settings
 from penstock import terminal
@@ -101,6 +103,10 @@ def _stated(pairs: Sequence[str]) -> dict[str, Any]:
             place[last] = yaml_text.decode(text.encode())
         except ValueError as error:
             raise ConfigError(f"--field {pair}: {error}") from error
+    try:
+        msgspec.convert({"id": "model", "source": {"kind": "directory", "path": "."}, **found}, ModelEntry)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--field: {error}") from error
     return found
 
 

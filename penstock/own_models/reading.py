@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.own_models.families import POOLING_FILE, choose, kinds_of, labels_of
 from penstock.own_models.files import CannotTell, ModelFiles, number_of, shown, text_of, undecided
+from workers.adapters.shared.pooling_modes import MODES, resolve_modes
 from workers.adapters.shared.sentence_transformers_layout import (
     PROMPTS_FILE,
     ModelLayout,
@@ -154,7 +155,12 @@ def _pooling(
     """Pooling modes, and where they were read. Raises `CannotTell`."""
     given = stated.get("loadtime", {}).get("pooling")
     if given:
-        return (given,) if isinstance(given, str) else tuple(given), "stated"
+        try:
+            return resolve_modes(given), "stated"
+        except (TypeError, ValueError) as error:
+            raise CannotTell(
+                f"loadtime.pooling {shown(given)}: expected one or a list of {', '.join(MODES)}"
+            ) from error
     if layout.pooling is not None:
         at = places[kinds_of(files).index("Pooling")]
         return layout.pooling, f"{at}/config.json" if at else "modules.json"
@@ -241,12 +247,19 @@ def _length(
 
 
 def _positions(config: Fields) -> int | None:
+    """How many tokens there are positions for. Raises `CannotTell` where that is none."""
     inner = config.get("text_config")
     places = {**config, **inner} if isinstance(inner, dict) else config
     positions = number_of(places, "max_position_embeddings", "n_positions")
     padding = places.get("pad_token_id")
     offset = any(part in str(places.get("model_type")) for part in _OFFSET_BY_PADDING)
-    return positions - padding - 1 if positions and offset and isinstance(padding, int) else positions
+    if not positions or not offset or not isinstance(padding, int):
+        return positions
+    if padding >= positions - 1:
+        raise CannotTell(
+            f"config.json: pad_token_id {padding} leaves none of {positions} positions (max_position_embeddings)"
+        )
+    return positions - padding - 1
 
 
 def _bge_m3(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:

@@ -110,6 +110,14 @@ def test_weights_that_a_checkpoint_lacks_are_not_made_up(model: Path) -> None:
         load_transformer(model, device=CPU, dtype=torch.float32)
 
 
+def test_layers_without_weights_are_refused_before_they_are_made(model: Path) -> None:
+    rewrite(model / "config.json", num_hidden_layers=10**8)
+    with pytest.raises(
+        CheckpointError, match=r"num_hidden_layers: 100000000, and the weights have \d+ tensors"
+    ):
+        load_transformer(model, device=CPU, dtype=torch.float32)
+
+
 def test_a_checkpoint_that_names_the_type_of_a_relative_is_read_as_its_own_class(tmp_path: Path) -> None:
     directory = build("lighton_ocr", tmp_path / "model")
     stored = json.loads((directory / "config.json").read_text())

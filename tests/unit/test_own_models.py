@@ -276,6 +276,13 @@ def test_bge_m3_is_known_by_its_heads(tmp_path: Path) -> None:
         ),
         ({**CASES["dense"][0], "config_sentence_transformers": {"prompts": [1]}}, "cannot be read"),
         ({**CASES["dense"][0], "sentence_bert_config": {"max_seq_length": "x"}}, "cannot be read"),
+        (
+            {
+                "config": architecture("MPNetForSequenceClassification")
+                | {"model_type": "mpnet", "max_position_embeddings": 2, "pad_token_id": 1, "num_labels": 1}
+            },
+            "pad_token_id 1 leaves none of 2 positions (max_position_embeddings)",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_told_is_refused_with_the_reason(files: Any, why: str, tmp_path: Path) -> None:
@@ -319,6 +326,15 @@ def test_weights_that_are_cut_off_or_missing_are_refused_before_the_start(tmp_pa
     (root / "model.safetensors").write_bytes(NO_TENSORS)
     write(root, **{"model.safetensors.index": {"weight_map": {"a": "model-2.safetensors"}}})
     with pytest.raises(CannotTell, match=r"1 of 1 weight files are missing, first model-2\.safetensors"):
+        find(str(root))
+
+
+def test_an_index_of_weights_is_read_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write(tmp_path / "m", config=architecture("BertForTokenClassification"))
+    write(root, **{"model.safetensors.index": {"weight_map": {"a": "model.safetensors"}}})
+    assert find(str(root)).entry["adapter"] == "ner"
+    monkeypatch.setattr("workers.loading.source._MOST_HEADER_BYTES", 40)
+    with pytest.raises(CannotTell, match=r"model\.safetensors\.index\.json is damaged"):
         find(str(root))
 
 

@@ -93,6 +93,20 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_a_link_out_of_a_model_is_not_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write(tmp_path / "m", config=architecture("BertForTokenClassification"))
+    (tmp_path / "secret").write_text("secret")
+    (root / "merges.txt").symlink_to(tmp_path / "secret")
+    copies = tmp_path / "copies"
+    assert main(["models", "pull", str(root), "--to", str(copies)]) == 1
+    assert "m: merges.txt is a link out of the model's directory and is not copied" in capsys.readouterr().err
+    assert not list(copies.rglob("merges.txt"))
+    (root / "merges.txt").unlink()
+    (root / "merges.txt").symlink_to("config.json")
+    assert main(["models", "pull", str(root), "--to", str(copies)]) == 0
+    assert (copies / "m" / "merges.txt").read_bytes() == (root / "config.json").read_bytes()
+
+
 def test_progress_tells_bytes_rate_and_time_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,7 +183,11 @@ def test_add_writes_an_entry_that_the_catalog_reads(
         ("runtime.=1", "expected NAME=VALUE"),
         ("adapter.x=1", "adapter has a value already"),
         ("runtime={", "--field runtime={: "),
-        ("max_sequence_length=-1", "the entry would be refused: "),
+        ("max_sequence_length=-1", "--field: Expected `int` >= 1 - at `$.max_sequence_length`"),
+        ("inputs=5", "--field: Expected `array`, got `int` - at `$.inputs`"),
+        ("source=x", "--field: Expected `object`, got `str` - at `$.source`"),
+        ("loadtime.pooling=5", "loadtime.pooling 5: expected one or a list of cls, max, mean,"),
+        ("loadtime.pooling=[1]", "loadtime.pooling [1]: expected one or a list of cls, max, mean,"),
     ):
         code, text = add(str(root), *empty, "--output", str(to / "other.yaml"), *fields, "--field", bad)
         assert code == 3 and why in text and "Traceback" not in text, text

@@ -72,7 +72,7 @@ def _module_directories(directory: Path) -> list[Path]:
     """The directories of the modules with weights that modules.json names; `directory` without such modules."""
     stored = directory / "modules.json"
     try:
-        listed = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else []
+        listed = _bounded_json(stored) if stored.is_file() else []
         paths = [Path(str(each["path"])) for each in listed if str(each["type"]).endswith(_WEIGHTED)]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         paths = []
@@ -126,7 +126,7 @@ def check_whole(directory: Path) -> None:
 def _refuse_incomplete(index: Path) -> None:
     """Raise DamagedWeightsError unless every shard of an index exists."""
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        shards = set(_bounded_json(index)["weight_map"].values())
         missing = sorted(shard for shard in shards if not (index.parent / shard).is_file())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedWeightsError(f"{index.name} is damaged: no map of weights to files") from error
@@ -134,6 +134,15 @@ def _refuse_incomplete(index: Path) -> None:
         raise DamagedWeightsError(
             f"{len(missing)} of {len(shards)} weight files are missing, first {missing[0]}"
         )
+
+
+def _bounded_json(path: Path) -> Any:
+    """What a file about weights says. Raises `ValueError` for a file that is no JSON, or larger than any such file."""
+    with path.open("rb") as stream:
+        data = stream.read(_MOST_HEADER_BYTES + 1)
+    if len(data) > _MOST_HEADER_BYTES:
+        raise ValueError(f"larger than {_MOST_HEADER_BYTES} bytes")
+    return json.loads(data)
 
 
 def _refuse_damaged(path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import (
     MODEL_FOR_TEXT_ENCODING_MAPPING,
     AutoConfig,
@@ -33,6 +34,8 @@ _OURS = frozenset(
 _NO_LIMIT = 10**9
 """transformers marks "no limit stored" with a larger number."""
 _DEFAULT_LENGTH = 512
+_MOST_SHARED = 1000
+"""Layers that a model may have whatever its weights are."""
 _LEAST_WORDS = 8
 """A vocabulary has at least as many tokens that are not special."""
 
@@ -115,6 +118,7 @@ def load_transformer(
     if own is not None and not isinstance(config, own):
         # NOTE: some checkpoints name the type of a relative. LightOnOCR-2 is stored as mistral3.
         config = own.from_pretrained(str(directory), **{**(config_arguments or {}), "local_files_only": True})
+    _refuse_layers_without_weights(config, directory)
     if factory is None:
         encodes_text = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
         factory = AutoModelForTextEncoding if encodes_text else AutoModel
@@ -136,6 +140,24 @@ def load_transformer(
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     return model.to(device).eval().requires_grad_(False)
+
+
+def _refuse_layers_without_weights(config: Any, directory: Path) -> None:
+    """Raise CheckpointError for many more layers than tensors: making these takes all time and memory.
+
+    Layers may share their tensors, as in ALBERT, so some layers are always allowed.
+    """
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if not isinstance(layers, int) or layers <= _MOST_SHARED:
+        return
+    tensors = 0
+    for path in directory.glob("*.safetensors"):
+        with safe_open(str(path), "pt") as weights:
+            tensors += len(weights.keys())
+    if layers > tensors:
+        raise CheckpointError(
+            f"config.json: num_hidden_layers: {layers}, and the weights have {tensors} tensors"
+        )
 
 
 def _load(
