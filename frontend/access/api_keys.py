@@ -96,6 +96,8 @@ _EXPECTED = {
 }
 """Patterns of fields in words."""
 
+_LONGEST_REST_S = 1e9
+"""A burst comes back within this time, about 32 years: clocks of rates are 64 bits of nanoseconds."""
 Scope = Literal["infer", "admin"]
 
 
@@ -108,6 +110,14 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
     burst: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     share: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a rate that is too low for its burst."""
+        if self.requests_per_s and self.allowed_burst / self.requests_per_s > _LONGEST_REST_S:
+            raise ValueError(
+                f"requests_per_s: {self.requests_per_s:g} gives a burst of {self.allowed_burst} back in more than "
+                f"{_LONGEST_REST_S:g} s, the limit"
+            )
 
     @property
     def id(self) -> str:

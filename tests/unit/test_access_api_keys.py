@@ -75,6 +75,14 @@ MISTAKES: list[tuple[Any, str]] = [
     ([{**GOOD, "scopes": []}], "entry 1 (web), field scopes: Expected `array` of length >= 1"),
     ([{**GOOD, "share": 0}], "entry 1 (web), field share: Expected `float` >= 0.001"),
     ([{**GOOD, "requests_per_s": -1}], "field requests_per_s: Expected `float` >= 0.0"),
+    (
+        f"- name: web\n  hash: {HASH}\n  requests_per_s: 1.0e-300".encode(),
+        "requests_per_s: 1e-300 gives a burst of 1 back in more than 1e+09 s",
+    ),
+    (
+        [{**GOOD, "requests_per_s": 1e-4, "burst": 1_000_000}],
+        "requests_per_s: 0.0001 gives a burst of 1000000 back",
+    ),
     (f"- name: web\n  hash: {HASH}\n  requests_per_s: .nan".encode(), "field requests_per_s"),
     (f"- name: web\n  hash: {HASH}\n  share: .inf".encode(), "field share"),
     ([{**GOOD, "burst": 1.5}], "field burst: Expected `int`"),
