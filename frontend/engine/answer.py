@@ -114,8 +114,12 @@ class Answer:
         raise KeyError(name)
 
     def rows(self, name: str) -> list[int]:
-        """Rows per item of a tensor that has more or fewer than one."""
+        """Rows of each item in a tensor that has more or fewer than one row per item."""
         return self._result.rows[name]
+
+    def spans(self, name: str) -> list[slice]:
+        """Where the rows of each item lie in a tensor that has more or fewer than one row per item."""
+        return [slice(*span) for span in pairwise(accumulate(self.rows(name), initial=0))]
 
     def repeat(self, firsts: Sequence[int]) -> None:
         """Give each item the rows of item `firsts[index]`, in private copies; the lease is the caller's to end then.
@@ -137,7 +141,7 @@ class Answer:
 
     @property
     def ragged(self) -> dict[str, list[int]]:
-        """Rows per item of each tensor that has more or fewer than one."""
+        """`rows` by name of the tensor."""
         return self._result.rows
 
     def copies(self) -> list[dict[str, np.ndarray]]:

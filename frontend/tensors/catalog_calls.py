@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
@@ -83,15 +82,14 @@ def _fixed(name: str, datatype: str, values: np.ndarray, shape: list[int]) -> Ou
 
 def _sparse(plan: CatalogPlan, answer: Answer, tensors: _Tensors) -> OutputTensor:
     indices, values = tensors["sparse.indices"], tensors["sparse.values"]
-    starts = accumulate(answer.rows("sparse.indices"), initial=0)
-    return _json("sparse", [{"indices": indices[a:b], "values": values[a:b]} for a, b in pairwise(starts)])
+    spans = answer.spans("sparse.indices")
+    return _json("sparse", [{"indices": indices[terms], "values": values[terms]} for terms in spans])
 
 
 def _extraction(plan: CatalogPlan, answer: Answer, tensors: _Tensors) -> OutputTensor:
     packed = tensors["extraction"].data
-    starts = accumulate(answer.rows("extraction"), initial=0)
-    found = (extraction.unpack(packed[a:b]) for a, b in pairwise(starts))
-    return _elements("extraction", [msgspec.json.encode(one) for one in found])
+    findings = (extraction.unpack(packed[span]) for span in answer.spans("extraction"))
+    return _elements("extraction", [msgspec.json.encode(each) for each in findings])
 
 
 def _json(name: str, objects: Sequence[dict[str, Any]]) -> OutputTensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 from frontend.engine.answer import Answer
@@ -123,10 +122,9 @@ async def labelled(reply: Answer) -> list[list[dict[str, Any]]]:
 async def _read(reply: Answer, read: Callable[[memoryview], F]) -> list[F]:
     """What `read` makes of the findings of each item, in a thread where they are many."""
     with reply:
-        data, spans = reply.tensors()["extraction"].data, accumulate(reply.rows("extraction"), initial=0)
-        return await off_loop_if(
-            data.nbytes > INLINE_NBYTES, lambda: [read(data[start:stop]) for start, stop in pairwise(spans)]
-        )
+        packed, spans = reply.tensors()["extraction"].data, reply.spans("extraction")
+        large = packed.nbytes > INLINE_NBYTES
+        return await off_loop_if(large, lambda: [read(packed[span]) for span in spans])
 
 
 def _classes(found: memoryview) -> list[Classification]:

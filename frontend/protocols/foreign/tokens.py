@@ -96,12 +96,11 @@ class TokensResource(InferenceResource[R, TokensPlan], Generic[R]):
     ) -> Sequence[Buffer]:
         """The body, from a copy of each item's result."""
         with reply:
-            data, found, at = reply.tensors()["tokens"].data, [], 0
-            for size in reply.rows("tokens"):
-                found.append(bytes(data[at : at + size]))
-                at += size
-        return await off_loop_if(at > _INLINE_NBYTES, self.write, request, plan, found)
+            packed = reply.tensors()["tokens"].data
+            results = [bytes(packed[span]) for span in reply.spans("tokens")]
+        large = sum(map(len, results)) > _INLINE_NBYTES
+        return await off_loop_if(large, self.write, request, plan, results)
 
     @abstractmethod
-    def write(self, request: R, plan: TokensPlan, found: list[bytes]) -> list[bytes]:
+    def write(self, request: R, plan: TokensPlan, results: list[bytes]) -> list[bytes]:
         """The body in pieces, from the result of each item: msgpack of tokens, or a text in UTF-8."""

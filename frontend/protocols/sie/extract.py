@@ -122,12 +122,11 @@ def _found(
 ) -> Iterator[tuple[str, memoryview, dict[str, str] | None]]:
     """(id, msgpack of what was found, error) of each item."""
     errors = {error.index: {"code": error.code, "message": error.message} for error in reply.errors}
-    view, at = findings.data, 0
-    for index, (item, size) in enumerate(zip(request.items, reply.rows("extraction"), strict=True)):
+    packed = findings.data
+    for index, (item, span) in enumerate(zip(request.items, reply.spans("extraction"), strict=True)):
         name = f"item-{index}" if item.id is None else item.id
         error = errors.get(index)
-        yield name, view[at : at + size] if error is None else memoryview(_EMPTY), error
-        at += size
+        yield name, packed[span] if error is None else memoryview(_EMPTY), error
 
 
 def _msgpack(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -256,10 +256,9 @@ def _dense(values: np.ndarray, dtype: str, dimensions: int | None) -> Dense:
 def _fixed_width(tensors: dict[str, np.ndarray], reply: Answer, plan: EncodePlan) -> Steps[np.ndarray]:
     """One vector per item from its token vectors."""
     assert plan.muvera is not None
-    starts = [0, *accumulate(reply.rows("multivector"))]
-    values = tensors["multivector"]
-    found = np.empty((len(starts) - 1, plan.muvera.width(values.shape[1])), np.float32)
-    for row, (start, stop) in zip(found, pairwise(starts), strict=True):
+    spans, values = reply.spans("multivector"), tensors["multivector"]
+    vectors = np.empty((len(spans), plan.muvera.width(values.shape[1])), np.float32)
+    for vector, span in zip(vectors, spans, strict=True):
         yield
-        row[:] = muvera.vector_of(values[start:stop], plan.muvera, is_query=plan.call.is_query)
-    return found
+        vector[:] = muvera.vector_of(values[span], plan.muvera, is_query=plan.call.is_query)
+    return vectors

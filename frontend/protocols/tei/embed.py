@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import Any, ClassVar, TypeVar
+
+import numpy as np
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import default_model
@@ -100,8 +101,8 @@ class EmbedAllResource(_Vectors[EmbedAllRequest]):
 
     async def listed(self, reply: Answer, request: EmbedAllRequest) -> list[bytes]:
         """For each input an array of vectors."""
-        values, spans = reply.tensors()["multivector"], _spans(reply.rows("multivector"))
-        return await json_list((values[start:stop] for start, stop in spans), values.nbytes)
+        values = reply.tensors()["multivector"]
+        return await json_list((values[span] for span in reply.spans("multivector")), values.nbytes)
 
 
 class EmbedSparseResource(_Vectors[EmbedAllRequest]):
@@ -113,20 +114,12 @@ class EmbedSparseResource(_Vectors[EmbedAllRequest]):
 
     async def listed(self, reply: Answer, request: EmbedAllRequest) -> list[bytes]:
         """For each input an array of terms by index."""
-        tensors, spans = reply.tensors(), _spans(reply.rows("sparse.indices"))
+        tensors = reply.tensors()
         indices, values = tensors["sparse.indices"], tensors["sparse.values"]
-        terms = (
-            [
-                {"index": index, "value": value}
-                for index, value in zip(
-                    indices[start:stop].tolist(), values[start:stop].tolist(), strict=True
-                )
-            ]
-            for start, stop in spans
-        )
+        terms = (_terms(indices[span], values[span]) for span in reply.spans("sparse.indices"))
         return await json_list(terms, 8 * values.nbytes)
 
 
-def _spans(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """(first row, end) of each item."""
-    return list(pairwise(accumulate(rows, initial=0)))
+def _terms(indices: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:
+    pairs = zip(indices.tolist(), values.tolist(), strict=True)
+    return [{"index": index, "value": value} for index, value in pairs]

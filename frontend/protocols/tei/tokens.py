@@ -40,13 +40,13 @@ class TokenizeResource(TokensResource[TokenizeRequest]):
         """Special tokens are added unless the request says otherwise."""
         return request.add_special_tokens is not False
 
-    def write(self, request: TokenizeRequest, plan: TokensPlan, found: list[bytes]) -> list[bytes]:
+    def write(self, request: TokenizeRequest, plan: TokensPlan, results: list[bytes]) -> list[bytes]:
         """For each text an array of tokens."""
-        return joined(_arrays(request.texts, found))
+        return joined(_arrays(request.texts, results))
 
 
-def _arrays(texts: list[str], found: list[bytes]) -> Iterator[bytes]:
-    for index, (text, data) in enumerate(zip(texts, found, strict=True)):
+def _arrays(texts: list[str], results: list[bytes]) -> Iterator[bytes]:
+    for index, (text, data) in enumerate(zip(texts, results, strict=True)):
         yield b",[" if index else b"[["
         yield from _entries(text, tokens.unpack(data))
         yield b"]"
@@ -85,6 +85,6 @@ class DecodeResource(TokensResource[DecodeRequest]):
         """Special tokens are left out unless the request says otherwise."""
         return request.skip_special_tokens is False
 
-    def write(self, request: DecodeRequest, plan: TokensPlan, found: list[bytes]) -> list[bytes]:
+    def write(self, request: DecodeRequest, plan: TokensPlan, results: list[bytes]) -> list[bytes]:
         """An array of texts."""
-        return [orjson.dumps([text.decode() for text in found])]
+        return [orjson.dumps([text.decode() for text in results])]

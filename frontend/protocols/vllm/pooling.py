@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -80,8 +79,7 @@ class PoolingResource(InferenceResource[PoolingRequest, OutputPlan]):
             if output == "dense":
                 vectors = [row[: request.dimensions] for row in values]
             else:
-                spans = pairwise(accumulate(reply.rows(output), initial=0))
-                vectors = [values[start:stop] for start, stop in spans]
+                vectors = [values[span] for span in reply.spans(output)]
             form = base64_of if request.encoding_format == "base64" else np.asarray
             entries = (
                 {"index": index, "object": "pooling", "data": form(vector)}

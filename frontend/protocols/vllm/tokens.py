@@ -53,9 +53,9 @@ class PromptResource(TokensResource[PromptRequest]):
         """Special tokens are added unless the request says otherwise."""
         return request.add_special_tokens is not False
 
-    def write(self, request: PromptRequest, plan: TokensPlan, found: list[bytes]) -> list[bytes]:
+    def write(self, request: PromptRequest, plan: TokensPlan, results: list[bytes]) -> list[bytes]:
         """Count, length of the model, ids, and strings where they were asked for."""
-        read = tokens.unpack(found[0])
+        read = tokens.unpack(results[0])
         strings = read.strings if request.return_token_strs else None
         body = {
             "count": len(read.ids),
@@ -87,6 +87,6 @@ class TokenIdsResource(TokensResource[TokenIdsRequest]):
         """vLLM shows special tokens."""
         return True
 
-    def write(self, request: TokenIdsRequest, plan: TokensPlan, found: list[bytes]) -> list[bytes]:
+    def write(self, request: TokenIdsRequest, plan: TokensPlan, results: list[bytes]) -> list[bytes]:
         """The text."""
-        return [orjson.dumps({"prompt": found[0].decode()})]
+        return [orjson.dumps({"prompt": results[0].decode()})]
