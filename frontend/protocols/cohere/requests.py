@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from frontend.protocols.sie.media import ImageText, ImageUrl, Seen, joined
-from frontend.protocols.sie.schemas import Key, Keys, ModelName, keys_of
+from frontend.protocols.sie.schemas import FlatBody, Key, Keys, ModelName, keys_of
 
 Side = Literal["search_document", "search_query", "classification", "clustering", "image"]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -43,7 +43,7 @@ class EmbedInput(msgspec.Struct):
         return joined(texts, images, where)
 
 
-class CohereEmbedV1Request(msgspec.Struct, kw_only=True):
+class CohereEmbedV1Request(FlatBody, kw_only=True):
     """Body of POST /v1/embed."""
 
     model: ModelName
@@ -58,10 +58,6 @@ class CohereEmbedV1Request(msgspec.Struct, kw_only=True):
     truncate: Annotated[
         Truncate | None, Meta(description="Where a text that is too long is cut; NONE refuses the text.")
     ] = None
-
-    def keys(self) -> Keys:
-        """Names of fields, as `Body.keys`."""
-        return keys_of(CohereEmbedV1Request), ()
 
 
 class CohereEmbedRequest(CohereEmbedV1Request, kw_only=True):

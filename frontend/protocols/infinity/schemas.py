@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from frontend.protocols.foreign.options import activation, function
-from frontend.protocols.sie.schemas import Key, Keys
+from frontend.protocols.sie.schemas import FlatBody
 from ipc.errors import InvalidInput
 from ipc.wire.messages import InputItem
 
@@ -21,14 +20,10 @@ ModelName = Annotated[
 RawScores = Annotated[bool | None, Meta(description="Give the bare logits.")]
 
 
-class Naming(msgspec.Struct, kw_only=True):
+class Naming(FlatBody, kw_only=True):
     """What all requests say. What is too long is cut, as infinity does."""
 
     model: ModelName = None
-
-    def keys(self) -> Keys:
-        """Names of the fields, as `Body.keys`."""
-        return tuple(map(Key, self.__struct_fields__)), ()
 
 
 class MultimodalRequest(Naming, kw_only=True):

@@ -128,6 +128,14 @@ def keys_of(kind: type[msgspec.Struct]) -> tuple[Key, ...]:
     return tuple(map(Key, kind.__struct_fields__))
 
 
+class FlatBody(msgspec.Struct, kw_only=True):
+    """Base of bodies of which only the fields at the top are searched for repetitions."""
+
+    def keys(self) -> Keys:
+        """Names of fields, as `Body.keys`."""
+        return keys_of(type(self)), ()
+
+
 ModelName = Annotated[str, Meta(description="Name of a model, or `name:profile`.")]
 InputType = Literal["query", "document", "passage", "search_query", "search_document"]
 ENCODINGS = ("float", "base64")
@@ -173,14 +181,10 @@ class EncodeParams(msgspec.Struct):
     warnings: bool | None = None
 
 
-class AdminRequest(msgspec.Struct):
+class AdminRequest(FlatBody, kw_only=True):
     """Body of POST /v1/admin/load and /v1/admin/unload."""
 
     wait: bool | None = None
-
-    def keys(self) -> Keys:
-        """The one field."""
-        return (Key("wait"),), ()
 
 
 class EncodeRequest(msgspec.Struct):

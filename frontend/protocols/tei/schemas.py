@@ -11,7 +11,7 @@ from msgspec import Meta
 from frontend.protocols.foreign.options import activation, function
 from frontend.protocols.sie.dense import Wishes
 from frontend.protocols.sie.inputs import Inputs, TokenId
-from frontend.protocols.sie.schemas import Key, Keys
+from frontend.protocols.sie.schemas import FlatBody, Key, Keys
 from ipc.errors import InvalidInput
 from ipc.wire.messages import InputItem
 
@@ -30,15 +30,11 @@ TextsOrIds = Annotated[
 ]
 
 
-class Truncating(msgspec.Struct, kw_only=True):
+class Truncating(FlatBody, kw_only=True):
     """What all requests say about inputs that are too long: TEI cuts them since its version 1.9."""
 
     truncate: Truncate = None
     truncation_direction: Direction = None
-
-    def keys(self) -> Keys:
-        """Names of the fields, as `Body.keys`."""
-        return tuple(map(Key, self.__struct_fields__)), ()
 
     @property
     def overflow(self) -> dict[str, Any]:
@@ -137,7 +133,7 @@ class PredictRequest(Truncating, kw_only=True):
         return {**self.overflow, **function(bool(self.raw_scores))}
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True):
+class TokenizeRequest(FlatBody, kw_only=True):
     """Body of POST /tokenize."""
 
     inputs: Annotated[str | list[str], Meta(description="A text, or several texts.")]
@@ -157,12 +153,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
         """The texts."""
         return [self.inputs] if isinstance(self.inputs, str) else self.inputs
 
-    def keys(self) -> Keys:
-        """Names of the fields, as `Body.keys`."""
-        return tuple(map(Key, self.__struct_fields__)), ()
 
-
-class DecodeRequest(msgspec.Struct, kw_only=True):
+class DecodeRequest(FlatBody, kw_only=True):
     """Body of POST /decode."""
 
     ids: Annotated[
@@ -180,10 +172,6 @@ class DecodeRequest(msgspec.Struct, kw_only=True):
         if any(isinstance(entry, list) for entry in self.ids):
             raise InvalidInput("ids: expected one kind of entry (int, or array of int), got a mix")
         return [self.ids]  # type: ignore[list-item]
-
-    def keys(self) -> Keys:
-        """Names of the fields, as `Body.keys`."""
-        return tuple(map(Key, self.__struct_fields__)), ()
 
 
 class TextsRequest(Truncating, kw_only=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from frontend.generation.chat_messages import ChatMessage, messages_of
@@ -13,7 +12,7 @@ from frontend.generation.tools import choice_of, functions_of, tool_use
 from frontend.protocols.foreign.options import activation, function
 from frontend.protocols.sie.convert import check_used
 from frontend.protocols.sie.inputs import Inputs, TokenId
-from frontend.protocols.sie.schemas import Key, Keys
+from frontend.protocols.sie.schemas import FlatBody
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
@@ -43,14 +42,10 @@ def _listed(texts: str | list[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else texts
 
 
-class Naming(msgspec.Struct, kw_only=True):
+class Naming(FlatBody, kw_only=True):
     """What all requests say."""
 
     model: ModelName = None
-
-    def keys(self) -> Keys:
-        """Names of the fields, as `Body.keys`."""
-        return tuple(map(Key, self.__struct_fields__)), ()
 
 
 class Cutting(Naming, kw_only=True):
