@@ -187,17 +187,16 @@ def _refuse_reaching_out(entry: ModelEntry, root: Path) -> None:
 
 
 def _own(name: str, model: str, source: dict[str, Any], files: ModelFiles, stated: Mapping[str, Any]) -> Own:
-    made: Description
     try:
         _refuse_without_weights(files)
-        made = describe(files, stated)
-        _refuse_without_tokenizer(files, made)
+        description = describe(files, stated)
+        _refuse_without_tokenizer(description)
     except CannotTell as error:
         raise CannotTell(f"{name}: {error.message}") from error
     # NOTE: a directory borrows no tokenizer; its library looks for one in the hub cache.
-    borrowed = made.source if source["kind"] == "hub" else {}
-    entry = {"id": model, "source": source | borrowed, **made.fields}
-    return Own(name, entry, made.told)
+    borrowed = description.source if source["kind"] == "hub" else {}
+    entry = {"id": model, "source": source | borrowed, **description.fields}
+    return Own(name, entry, description.told)
 
 
 def _refuse_without_weights(files: ModelFiles) -> None:
@@ -208,10 +207,10 @@ def _refuse_without_weights(files: ModelFiles) -> None:
     raise CannotTell("there are no weights: neither *.safetensors nor pytorch_model*.bin")
 
 
-def _refuse_without_tokenizer(files: ModelFiles, made: Description) -> None:
-    if "text" not in made.fields["inputs"] or "tokenizer_repo" in made.source:
+def _refuse_without_tokenizer(model: Description) -> None:
+    if "text" not in model.fields["inputs"] or "tokenizer_repo" in model.source:
         return
-    names = {name.rpartition("/")[2] for name in files.names}
+    names = {name.rpartition("/")[2] for name in model.files.names}
     if not any(fnmatch(name, pattern) for name in names for pattern in _VOCABULARIES):
         raise CannotTell(
             "there is no tokenizer, such as tokenizer.json. Save the tokenizer of the model beside the weights: "

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
@@ -46,41 +46,54 @@ class Told(NamedTuple):
 
 @dataclass(slots=True)
 class Description:
-    """Fields of a catalog entry, without `id` and `source`; further fields of a hub source; and the lines."""
+    """A model as its `files` describe the model.
 
-    fields: Fields
-    source: Fields
-    told: list[Told]
+    `fields` are those of a catalog entry, without `id` and `source`; `source` are further fields of a hub source.
+    `stated` are fields that the caller gives. `told` has the lines for the operator.
+    """
+
+    files: ModelFiles
+    stated: Mapping[str, Any]
+    fields: Fields = field(default_factory=dict)
+    source: Fields = field(default_factory=dict)
+    told: list[Told] = field(default_factory=list)
+
+    def tell(self, what: str, value: str, where: str) -> None:
+        """Add a line for the operator."""
+        self.told.append(Told(what, value, where))
+
+    def offer(self, inputs: list[str], **outputs: Fields) -> None:
+        """The model takes these inputs and gives these outputs, each with its fields."""
+        self.fields |= {"inputs": inputs, "outputs": outputs}
 
 
-def describe(files: ModelFiles, stated: Mapping[str, Any] | None = None) -> Description:
+def describe(files: ModelFiles, stated: Mapping[str, Any]) -> Description:
     """The description of a model; `stated` are fields of the entry that go before what the files say.
 
     Raises `CannotTell`.
     """
-    stated = stated or {}
     family, where = (str(stated["adapter"]), "stated") if "adapter" in stated else choose(files)
-    made = Description({"adapter": family}, {}, [Told("family", shown(family), where)])
+    model = Description(files, stated, {"adapter": family})
+    model.tell("family", shown(family), where)
     reader = _READERS.get(family)
     if reader is None:
         raise CannotTell(
             f"adapter {shown(family)}: no family whose files are read here; write the whole entry"
         )
-    reader(files, stated, made)
-    config = files.object("config.json")
-    if "auto_map" in config:
-        made.told.append(Told("own code", "runs only with worker.trust_remote_code", "config.json: auto_map"))
-    made.fields = _laid_over(made.fields, stated)
-    return made
+    reader(model)
+    if "auto_map" in files.object("config.json"):
+        model.tell("own code", "runs only with worker.trust_remote_code", "config.json: auto_map")
+    model.fields = _laid_over(model.fields, stated)
+    return model
 
 
 def _laid_over(fields: Fields, stated: Mapping[str, Any]) -> Fields:
-    found = dict(fields)
+    merged = dict(fields)
     for name, value in stated.items():
-        before = found.get(name)
+        before = merged.get(name)
         both = isinstance(value, dict) and isinstance(before, dict)
-        found[name] = _laid_over(before, value) if both else value  # type: ignore[arg-type]
-    return found
+        merged[name] = _laid_over(before, value) if both else value  # type: ignore[arg-type]
+    return merged
 
 
 def _guarded(read: Callable[[], T]) -> T:
@@ -121,39 +134,45 @@ def _transformer(files: ModelFiles, beside: str) -> Fields:
     return config
 
 
-def _dense(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
-    places = _check_bounds(files)
-    layout = _guarded(lambda: read_layout(files.root))
-    beside = f"{places[0]}/" if places and places[0] else ""
-    config = _transformer(files, beside)
-    modes, pooled_in = _pooling(files, stated, layout, places)
+def _beside(places: Sequence[str]) -> str:
+    """The directory of the first module, as "name/"; "" for the directory of the model."""
+    return f"{places[0]}/" if places and places[0] else ""
+
+
+def _dims(width: int | None, **others: str) -> Fields:
+    """Fields of an output: its width, if known, and others."""
+    return {**({"dims": width} if width else {}), **others}
+
+
+def _dense(model: Description) -> None:
+    places = _check_bounds(model.files)
+    layout = _guarded(lambda: read_layout(model.files.root))
+    config = _transformer(model.files, _beside(places))
+    modes, pooled_in = _pooling(model, layout, places)
     normalized = any(module.kind == "Normalize" for module in layout.vector_modules)
     where = "modules.json"
     if not places:
         normalized, where = True, "no modules.json: the default"
-    made.fields |= {
-        "inputs": ["text"],
-        "outputs": {"dense": _output(files, _width(config, layout, len(modes)))},
-    }
-    made.told.append(Told("pooling", " and ".join(modes), pooled_in))
-    made.told.append(Told("normalization", "yes" if normalized else "no", where))
-    _tell_width(made, "dense")
+    similarity = model.files.object(PROMPTS_FILE).get("similarity_fn_name")
+    width = _width(config, layout, len(modes))
+    model.offer(["text"], dense=_dims(width, similarity="dot" if similarity == "dot" else "cosine"))
+    model.tell("pooling", " and ".join(modes), pooled_in)
+    model.tell("normalization", "yes" if normalized else "no", where)
+    _tell_width(model, width)
     if layout.truncate_dim is not None:
         kept = f"the first {layout.truncate_dim} values of a vector"
-        made.told.append(Told("truncation", kept, f"{PROMPTS_FILE}: truncate_dim"))
-    _prompts(files, made)
-    _length(files, made, config, beside)
-    made.fields["loadtime"] = {
+        model.tell("truncation", kept, f"{PROMPTS_FILE}: truncate_dim")
+    _prompts(model)
+    _length(model, config, _beside(places))
+    model.fields["loadtime"] = {
         "pooling": modes[0] if len(modes) == 1 else list(modes),
         "normalize": normalized,
     }
 
 
-def _pooling(
-    files: ModelFiles, stated: Mapping[str, Any], layout: ModelLayout, places: list[str]
-) -> tuple[tuple[str, ...], str]:
+def _pooling(model: Description, layout: ModelLayout, places: Sequence[str]) -> tuple[tuple[str, ...], str]:
     """Pooling modes, and where they were read. Raises `CannotTell`."""
-    given = stated.get("loadtime", {}).get("pooling")
+    given = model.stated.get("loadtime", {}).get("pooling")
     if given:
         try:
             return resolve_modes(given), "stated"
@@ -162,9 +181,9 @@ def _pooling(
                 f"loadtime.pooling {shown(given)}: expected one or a list of {', '.join(MODES)}"
             ) from error
     if layout.pooling is not None:
-        at = places[kinds_of(files).index("Pooling")]
+        at = places[kinds_of(model.files).index("Pooling")]
         return layout.pooling, f"{at}/config.json" if at else "modules.json"
-    stored = files.object(POOLING_FILE)
+    stored = model.files.object(POOLING_FILE)
     if not stored:
         raise undecided(
             f"neither modules.json nor {POOLING_FILE} says how one vector is made of those of the tokens",
@@ -191,59 +210,56 @@ def _last_dense(modules: tuple[ModuleConfig, ...]) -> int | None:
     return widths[-1] if widths else None
 
 
-def _output(files: ModelFiles, width: int | None) -> Fields:
-    """Width and similarity of a dense output."""
-    similarity = files.object(PROMPTS_FILE).get("similarity_fn_name")
-    found: Fields = {"dims": width} if width else {}
-    return found | {"similarity": "dot" if similarity == "dot" else "cosine"}
-
-
-def _tell_width(made: Description, output: str) -> None:
-    width = made.fields["outputs"][output].get("dims")
+def _tell_width(model: Description, width: int | None) -> None:
     if width:
-        made.told.append(Told("width", str(width), "the configuration of the layers"))
+        model.tell("width", str(width), "the configuration of the layers")
 
 
-def _prompts(files: ModelFiles, made: Description) -> None:
-    stored = files.object(PROMPTS_FILE).get("prompts")
+def _prompts(model: Description) -> None:
+    stored = model.files.object(PROMPTS_FILE).get("prompts")
     if stored is not None and not isinstance(stored, dict):
         raise CannotTell(f"{PROMPTS_FILE}: prompts: expected an object, got {shown(stored)}")
     prompts = {name: text for name, text in (stored or {}).items() if text is not None}
     if len(prompts) > _MOST_PROMPTS or not all(isinstance(text, str) for text in prompts.values()):
         raise CannotTell(f"{PROMPTS_FILE}: prompts: expected at most {_MOST_PROMPTS} texts")
-    told = ", ".join(f"{name} {shown(text)!r}" for name, text in prompts.items() if text)
-    made.told.append(Told("prompts", told or "none", PROMPTS_FILE if stored else "none is stored"))
+    listed = ", ".join(f"{name} {shown(text)!r}" for name, text in prompts.items() if text)
+    model.tell("prompts", listed or "none", PROMPTS_FILE if stored else "none is stored")
     if any(prompts.values()):
-        made.fields["runtime"] = {"prompts": prompts}
+        model.fields["runtime"] = {"prompts": prompts}
 
 
-def _length(
-    files: ModelFiles, made: Description, config: Fields, beside: str = "", sides: Sequence[Any] = ()
-) -> None:
+def _length(model: Description, config: Fields, beside: str = "", sides: Sequence[Any] = ()) -> None:
     """The longest text in tokens: what the layout or the tokenizer states, at most what there are positions for.
 
     `sides` are lengths of queries and documents. The model reads the longest of them.
     """
-    stated = sorted(
-        name
-        for name in files.names
-        if name.startswith(f"{beside}sentence_") and name.endswith("_config.json")
-    )
-    found = [(number_of(files.object(name), "max_seq_length"), name) for name in stated]
-    name = f"{beside}tokenizer_config.json"
-    found.append((number_of(files.object(name), "model_max_length"), name))
-    first = next(((limit, where) for limit, where in found if limit), (None, ""))
+    limit, where = _stated_length(model.files, beside)
     longest = max((side for side in sides if isinstance(side, int)), default=0)
-    first = (longest, "the lengths above") if longest > (first[0] or 0) else first
-    limit, where = min(
-        (each for each in (first, (_positions(config), f"{beside}config.json")) if each[0]),
-        default=(None, ""),
-    )
-    if limit is not None:
-        made.fields["max_sequence_length"] = limit
-        made.told.append(Told("length", f"{limit} tokens", where))
+    if longest > limit:
+        limit, where = longest, "the lengths above"
+    positions = _positions(config)
+    if positions and not 0 < limit < positions:
+        limit, where = positions, f"{beside}config.json"
+    if limit:
+        model.fields["max_sequence_length"] = limit
+        model.tell("length", f"{limit} tokens", where)
     else:
-        made.told.append(Told("length", "found by the load", "no file states a length"))
+        _tell_no_length(model)
+
+
+def _tell_no_length(model: Description) -> None:
+    model.tell("length", "found by the load", "no file states a length")
+
+
+def _stated_length(files: ModelFiles, beside: str) -> tuple[int, str]:
+    """The length that the layout states, else the tokenizer, and in which file; (0, "") if neither does."""
+    layouts = sorted(
+        n for n in files.names if n.startswith(f"{beside}sentence_") and n.endswith("_config.json")
+    )
+    fields = [(name, "max_seq_length") for name in layouts]
+    fields.append((f"{beside}tokenizer_config.json", "model_max_length"))
+    lengths = ((number_of(files.object(name), field), name) for name, field in fields)
+    return next(((length, name) for length, name in lengths if length), (0, ""))
 
 
 def _positions(config: Fields) -> int | None:
@@ -262,143 +278,130 @@ def _positions(config: Fields) -> int | None:
     return positions - padding - 1
 
 
-def _bge_m3(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
-    _check_bounds(files)
-    config = files.object("config.json")
+def _bge_m3(model: Description) -> None:
+    _check_bounds(model.files)
+    config = model.files.object("config.json")
     width, vocabulary = number_of(config, "hidden_size"), number_of(config, "vocab_size")
-    made.fields |= {
-        "inputs": ["text"],
-        "outputs": {
-            "dense": {"dims": width} if width else {},
-            "sparse": {"dims": vocabulary} if vocabulary else {},
-            "multivector": {},
-            "score": {},
-        },
-    }
-    made.source["files"] = list(_HEADS)
-    _tell_width(made, "dense")
-    _prompts(files, made)
-    _length(files, made, config)
+    model.offer(["text"], dense=_dims(width), sparse=_dims(vocabulary), multivector={}, score={})
+    model.source["files"] = list(_HEADS)
+    _tell_width(model, width)
+    _prompts(model)
+    _length(model, config)
 
 
-def _splade(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
-    places = _check_bounds(files)
+def _splade(model: Description) -> None:
+    files, places = model.files, _check_bounds(model.files)
     within = "document_0_MLMTransformer/" if "document_0_MLMTransformer/config.json" in files.names else ""
-    beside = within or (f"{places[0]}/" if places and places[0] else "")
+    beside = within or _beside(places)
     config = _transformer(files, beside)
-    vocabulary = number_of(config, "vocab_size")
-    made.fields |= {
-        "inputs": ["text"],
-        "outputs": {"sparse": {"similarity": "dot"} | ({"dims": vocabulary} if vocabulary else {})},
-    }
+    model.offer(["text"], sparse=_dims(number_of(config, "vocab_size"), similarity="dot"))
     if "Router" in kinds_of(files):
         if "idf.json" not in files.names:
             raise CannotTell(
                 "modules.json: queries have a module of their own, and there is no idf.json for them"
             )
-        made.fields["loadtime"] = {"query_encoding": "idf"}
-        made.told.append(Told("queries", "looked up, without inference", "modules.json: Router, idf.json"))
-    _prompts(files, made)
-    _length(files, made, config, beside)
+        model.fields["loadtime"] = {"query_encoding": "idf"}
+        model.tell("queries", "looked up, without inference", "modules.json: Router, idf.json")
+    _prompts(model)
+    _length(model, config, beside)
 
 
-def _colbert(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
-    places = _check_bounds(files)
-    beside = f"{places[0]}/" if places and places[0] else ""
+def _colbert(model: Description) -> None:
+    files, beside = model.files, _beside(_check_bounds(model.files))
     layout = _guarded(lambda: read_late_layout(files.root, {}))
     stored = files.object("artifact.metadata")
     width = _last_dense(layout.heads) or number_of(stored, "dim")
-    output: Fields = {"similarity": "maxsim"} | ({"dims": width} if width else {})
-    made.fields |= {"inputs": ["text"], "outputs": {"multivector": output, "score": {}}}
+    model.offer(["text"], multivector=_dims(width, similarity="maxsim"), score={})
     where = "artifact.metadata" if stored else PROMPTS_FILE
-    sides = f"query {shown(layout.query_prefix)!r}, document {shown(layout.document_prefix)!r}"
-    made.told.append(Told("prompts", sides, where))
+    model.tell(
+        "prompts", f"query {shown(layout.query_prefix)!r}, document {shown(layout.document_prefix)!r}", where
+    )
     lengths = (layout.query_length, layout.document_length)
     query, document = (shown(length or "any") for length in lengths)
-    made.told.append(Told("lengths", f"query {query}, document {document}", where))
-    _tell_width(made, "multivector")
-    _length(files, made, _transformer(files, beside), beside, lengths)
+    model.tell("lengths", f"query {query}, document {document}", where)
+    _tell_width(model, width)
+    _length(model, _transformer(files, beside), beside, lengths)
 
 
-def _towers(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
-    config = files.object("config.json")
+def _towers(model: Description) -> None:
+    config = model.files.object("config.json")
     width = number_of(config, "projection_dim")
-    output: Fields = {"similarity": "cosine"} | ({"dims": width} if width else {})
-    made.fields |= {"inputs": ["text", "image"], "outputs": {"dense": output}}
-    made.fields["loadtime"] = {"normalize": True}
-    made.told.append(Told("normalization", "yes", "the default of the family"))
-    _length(files, made, config)
+    model.offer(["text", "image"], dense=_dims(width, similarity="cosine"))
+    model.fields["loadtime"] = {"normalize": True}
+    model.tell("normalization", "yes", "the default of the family")
+    _length(model, config)
 
 
-def _pages(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
-    width = number_of(files.object("config.json"), "embedding_dim")
-    output: Fields = {"similarity": "maxsim"} | ({"dims": width} if width else {})
-    made.fields |= {"inputs": ["text", "image"], "outputs": {"multivector": output, "score": {}}}
+def _pages(model: Description) -> None:
+    width = number_of(model.files.object("config.json"), "embedding_dim")
+    model.offer(["text", "image"], multivector=_dims(width, similarity="maxsim"), score={})
 
 
-def _scorer(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
-    made.fields |= {"inputs": ["text"], "outputs": {"score": {}}}
-    stored = files.object(PROMPTS_FILE)
+def _scorer(model: Description) -> None:
+    model.offer(["text"], score={})
+    stored = model.files.object(PROMPTS_FILE)
     if prompt := _guarded(lambda: default_prompt(stored)):
-        made.told.append(Told("prompt", f"query {shown(prompt)!r}", PROMPTS_FILE))
-    _length(files, made, files.object("config.json"))
+        model.tell("prompt", f"query {shown(prompt)!r}", PROMPTS_FILE)
+    _length(model, model.files.object("config.json"))
 
 
-def _extractor(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
-    config = files.object("config.json")
-    made.fields |= {"inputs": ["text"], "outputs": {"json": {}}}
-    if made.fields["adapter"] in ("ner", "text_classification"):
-        made.told.append(Told("labels", shown(", ".join(labels_of(config))), "config.json"))
-    _length(files, made, config)
+def _extractor(model: Description) -> None:
+    config = model.files.object("config.json")
+    model.offer(["text"], json={})
+    if model.fields["adapter"] in ("ner", "text_classification"):
+        model.tell("labels", shown(", ".join(labels_of(config))), "config.json")
+    _length(model, config)
 
 
-def _gliner(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
-    config = files.object("gliner_config.json")
-    made.fields |= {"inputs": ["text"], "outputs": {"json": {}}}
+def _gliner(model: Description) -> None:
+    config = model.files.object("gliner_config.json")
+    model.offer(["text"], json={})
     longest = number_of(config, "max_len")
     if longest:
-        made.fields["max_sequence_length"] = longest
-        made.told.append(Told("length", f"{longest} words", "gliner_config.json: max_len"))
+        model.fields["max_sequence_length"] = longest
+        model.tell("length", f"{longest} words", "gliner_config.json: max_len")
     borrowed = text_of(config, "labels_encoder", "gliner_config.json")
-    if not borrowed and not ("tokenizer.json" in files.names and config.get("encoder_config")):
+    if not borrowed and not ("tokenizer.json" in model.files.names and config.get("encoder_config")):
         borrowed = text_of(config, "model_name", "gliner_config.json")
     if borrowed:
-        made.source["tokenizer_repo"] = borrowed
-        made.told.append(Told("tokenizer", f"of {shown(borrowed)}", "gliner_config.json"))
+        model.source["tokenizer_repo"] = borrowed
+        model.tell("tokenizer", f"of {shown(borrowed)}", "gliner_config.json")
 
 
-def _gliner2(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
-    made.fields |= {"inputs": ["text"], "outputs": {"json": {}}}
-    if _ENCODER_CONFIG in files.names:
-        made.source["files"] = [_ENCODER_CONFIG]
-    made.told.append(Told("length", "found by the load", "no file states a length"))
+def _gliner2(model: Description) -> None:
+    model.offer(["text"], json={})
+    if _ENCODER_CONFIG in model.files.names:
+        model.source["files"] = [_ENCODER_CONFIG]
+    _tell_no_length(model)
 
 
-def _picture_reader(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
-    made.fields |= {"inputs": ["image"], "outputs": {"json": {}}}
+def _picture_reader(model: Description) -> None:
+    model.offer(["image"], json={})
 
 
-def _vision_language(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
-    config = files.object("config.json")
-    ranks = made.fields["adapter"] == "qwen3_vl_reranker"
-    width = _width_of(config)
-    output: Fields = {"similarity": "cosine"} | ({"dims": width} if width else {})
-    made.fields |= {"inputs": ["text", "image"], "outputs": {"score": {}} if ranks else {"dense": output}}
-    _length(files, made, config)
-
-
-def _causal(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
-    made.fields |= {"inputs": ["text"], "outputs": {"chat": {}}}
-    stored = files.object("tokenizer_config.json").get("chat_template")
-    where = "chat_template.jinja" if "chat_template.jinja" in files.names else "tokenizer_config.json"
-    if stored or "chat_template.jinja" in files.names:
-        made.told.append(Told("chat template", "stored", where))
+def _vision_language(model: Description) -> None:
+    config = model.files.object("config.json")
+    if model.fields["adapter"] == "qwen3_vl_reranker":
+        model.offer(["text", "image"], score={})
     else:
-        made.told.append(Told("chat template", "none: completions only", "none is stored"))
-    _length(files, made, files.object("config.json"))
+        model.offer(["text", "image"], dense=_dims(_width_of(config), similarity="cosine"))
+    _length(model, config)
 
 
-_READERS: dict[str, Callable[[ModelFiles, Mapping[str, Any], Description], None]] = {
+def _causal(model: Description) -> None:
+    files = model.files
+    model.offer(["text"], chat={})
+    stored = files.object("tokenizer_config.json").get("chat_template")
+    if "chat_template.jinja" in files.names:
+        model.tell("chat template", "stored", "chat_template.jinja")
+    elif stored:
+        model.tell("chat template", "stored", "tokenizer_config.json")
+    else:
+        model.tell("chat template", "none: completions only", "none is stored")
+    _length(model, files.object("config.json"))
+
+
+_READERS: dict[str, Callable[[Description], None]] = {
     "dense": _dense,
     "bge_m3": _bge_m3,
     "splade": _splade,
