@@ -18,8 +18,9 @@ import yaml
 from ipc import extras
 from ipc.catalog import served_names, yaml_text
 from ipc.catalog.entries import ADAPTER_FILE, BadFile, DirectorySource, ModelEntry, read_entry
+from penstock.own_models.description import Description, Told
 from penstock.own_models.files import DESCRIBING, MOST_BYTES, MOST_FILES, CannotTell, ModelFiles, shown
-from penstock.own_models.reading import Description, Told, describe
+from penstock.own_models.reading import describe
 
 OWN_ENTRY = "penstock.yaml"
 """The catalog entry that `penstock models pull --to` writes beside the files of a model."""
