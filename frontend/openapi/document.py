@@ -18,7 +18,7 @@ import msgspec
 import orjson
 
 from frontend.openapi.operation import EVENTS, HTML, JSON, TEXT, Operation, Parameter
-from frontend.openapi.words import described, word
+from frontend.openapi.words import described, description_of
 from frontend.protocols.chat.operations import OPERATIONS as CHAT
 from frontend.protocols.cohere.operations import OPERATIONS as COHERE
 from frontend.protocols.foreign.shared_routes import OWNERS
@@ -33,7 +33,7 @@ from frontend.protocols.trtis_v1.operations import OPERATIONS as TRTIS
 from frontend.protocols.vllm.operations import OPERATIONS as VLLM
 from ipc.version import VERSION
 
-_WORD = re.compile(r"{(\w+)}")
+_IN_BRACES = re.compile(r"{(\w+)}")
 REF = "#/components/{kind}/{name}"
 _TEMPLATE = REF.format(kind="schemas", name="{name}")
 MODEL = {
@@ -163,10 +163,10 @@ def _operation(operation: Operation) -> dict[str, Any]:
             "name": name,
             "in": "path",
             "required": True,
-            "description": word(name),
-            "schema": _word_schema(operation.words.get(name)),
+            "description": description_of(name),
+            "schema": _parameter_schema(operation.choices.get(name)),
         }
-        for name in _WORD.findall(operation.path)
+        for name in _IN_BRACES.findall(operation.path)
         if name != "model"
     ]
     parameters += [
@@ -184,9 +184,11 @@ def _operation(operation: Operation) -> dict[str, Any]:
     return made
 
 
-def _word_schema(known: Sequence[str] | None) -> dict[str, Any]:
-    """The schema of a name in braces."""
-    return {"type": "string", "minLength": 1} if known is None else {"type": "string", "enum": list(known)}
+def _parameter_schema(choices: Sequence[str] | None) -> dict[str, Any]:
+    """The schema of a parameter of a path; None: any text."""
+    return (
+        {"type": "string", "minLength": 1} if choices is None else {"type": "string", "enum": list(choices)}
+    )
 
 
 def _responses(operation: Operation) -> dict[str, Any]:

@@ -29,10 +29,10 @@ class Parameter:
 class Operation:
     """One method on one path.
 
-    `{model}` in a path is a model's name and may hold slashes; other names in braces are words. `body` is the struct of
-    requests, `answer` the type of answers (None: text), in each media type of `media`; a tuple means any of its types.
-    `errors` maps further statuses to the struct of their body, or to several (None: text). `timed` answers carry the
-    timing headers.
+    `{model}` in a path is a model's name and may hold slashes; other names in braces are parameters of one word. `body`
+    is the struct of requests, `answer` the type of answers (None: text), in each media type of `media`; a tuple means
+    any of its types. `errors` maps further statuses to the struct of their body, or to several (None: text). `timed`
+    answers carry the timing headers.
     """
 
     method: Literal["get", "post", "delete"]
@@ -53,8 +53,8 @@ class Operation:
     also: dict[int, str] = field(default_factory=dict)
     """Further statuses that are no errors and have the body of `answer`, or none."""
     parameters: tuple[Parameter, ...] = ()
-    words: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What a name in braces may be, where that is a fixed set."""
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Values of a parameter of the path, by its name, where the values are fixed."""
     timed: bool = False
     streams: bool = False
     """Whether the answer may also be a stream of events."""

@@ -1,6 +1,7 @@
-"""What a field of a body means, for fields whose struct does not say so itself.
+"""Descriptions of fields by the field's name, for names that mean the same in many structs.
 
-A field has the same meaning in every struct, unless `Struct.field` says otherwise.
+A field whose type has a `Meta(description=...)` keeps that description. A new field is described there. Only names that
+several structs share, such as the fields of OpenAI's API, stand here. `Struct.field` goes before `field`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,6 @@ _WORDS = {
     "object": "Kind of what is told here.",
     "type": "Kind of what is told here.",
     "created": "Unix time of the beginning.",
-    "created_at": "Time of the beginning.",
     "completed_at": "Unix time of the end.",
     "system_fingerprint": "Always `local`.",
     "choices": "The texts, by their index.",
@@ -311,7 +311,7 @@ _WORDS = {
 
 
 def described(schemas: dict[str, Any]) -> dict[str, Any]:
-    """The schemas of structs by name, where each field that has a meaning here says so."""
+    """`schemas` of structs by name, with a description at each field that has none and stands here."""
     for name, schema in schemas.items():
         struct = name.rpartition(".")[2]
         for field, found in schema.get("properties", {}).items():
@@ -321,6 +321,6 @@ def described(schemas: dict[str, Any]) -> dict[str, Any]:
     return schemas
 
 
-def word(field: str) -> str:
-    """What a parameter of a path means. Raises `KeyError`."""
-    return _WORDS[field]
+def description_of(parameter: str) -> str:
+    """The description of a parameter of a path. Raises `KeyError`."""
+    return _WORDS[parameter]

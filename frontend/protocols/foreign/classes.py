@@ -36,7 +36,7 @@ class ClassifyBody(Body, Protocol):
         """The options of the call."""
 
 
-class TextsBody(ClassifyBody, Protocol):
+class ClassifyTextsBody(ClassifyBody, Protocol):
     """A request with texts to classify."""
 
     @property
@@ -54,7 +54,7 @@ class ClassesPlan:
 
 
 R = TypeVar("R", bound=ClassifyBody)
-T = TypeVar("T", bound=TextsBody)
+T = TypeVar("T", bound=ClassifyTextsBody)
 F = TypeVar("F")
 
 

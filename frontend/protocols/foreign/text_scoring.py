@@ -25,7 +25,7 @@ from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import InputItem
 
 
-class TextsBody(Body, Protocol):
+class ScoreBody(Body, Protocol):
     """A request with a query and texts."""
 
     @property
@@ -41,7 +41,7 @@ class TextsBody(Body, Protocol):
         """The options of the call."""
 
 
-class RankedBody(TextsBody, Protocol):
+class RankBody(ScoreBody, Protocol):
     """A request for the order of texts."""
 
     @property
@@ -53,8 +53,8 @@ class RankedBody(TextsBody, Protocol):
         """Whether the answer has the texts."""
 
 
-T = TypeVar("T", bound=TextsBody)
-R = TypeVar("R", bound=RankedBody)
+T = TypeVar("T", bound=ScoreBody)
+R = TypeVar("R", bound=RankBody)
 
 
 class TextScoringResource(ScoringResource[T], Generic[T]):

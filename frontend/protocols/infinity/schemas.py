@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from frontend.protocols.foreign.options import activation, function
+from frontend.protocols.foreign.options import activation_option, function_option
 from frontend.protocols.sie.schemas import FlatBody
 from ipc.errors import InvalidInput
 from ipc.wire.messages import InputItem
@@ -69,7 +69,7 @@ class InfinityClassifyRequest(Naming, kw_only=True):
     @property
     def options(self) -> dict[str, Any]:
         """Logits where they are wanted."""
-        return function(bool(self.raw_scores))
+        return function_option(bool(self.raw_scores))
 
 
 class InfinityRerankRequest(Naming, kw_only=True):
@@ -99,4 +99,4 @@ class InfinityRerankRequest(Naming, kw_only=True):
     @property
     def options(self) -> dict[str, Any]:
         """Logits where they are wanted."""
-        return activation(bool(self.raw_scores))
+        return activation_option(bool(self.raw_scores))

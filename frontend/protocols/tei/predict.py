@@ -24,7 +24,7 @@ from frontend.protocols.foreign.classes import (
     TextClassesResource,
     labelled,
 )
-from frontend.protocols.foreign.options import activation
+from frontend.protocols.foreign.options import activation_option
 from frontend.protocols.sie.render import json_list
 from frontend.protocols.tei.schemas import PredictRequest
 from frontend.services import Services
@@ -84,7 +84,7 @@ class PairsResource(ClassesResource):
         self, request: PredictRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
     ) -> ClassesPlan:
         """A call for scores."""
-        options = {**request.overflow, **activation(bool(request.raw_scores))}
+        options = {**request.overflow, **activation_option(bool(request.raw_scores))}
         found = self.resolve(options, entry, len(inputs))
         call = ScoreCall(
             inputs, InputItem(""), found.instruction, found.options, found.overflow, found.lora, self.names

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.protocols.foreign.options import activation, function
+from frontend.protocols.foreign.options import activation_option, function_option
 from frontend.protocols.sie.dense import Wishes
 from frontend.protocols.sie.inputs import Inputs, TokenId
 from frontend.protocols.sie.schemas import FlatBody, Key, Keys
@@ -130,7 +130,7 @@ class PredictRequest(Truncating, kw_only=True):
     @property
     def options(self) -> dict[str, Any]:
         """What becomes of long texts, and logits where they are wanted."""
-        return {**self.overflow, **function(bool(self.raw_scores))}
+        return {**self.overflow, **function_option(bool(self.raw_scores))}
 
 
 class TokenizeRequest(FlatBody, kw_only=True):
@@ -194,7 +194,7 @@ class TextsRequest(Truncating, kw_only=True):
     @property
     def options(self) -> dict[str, Any]:
         """What becomes of long texts, and logits where they are wanted."""
-        return {**self.overflow, **activation(bool(self.raw_scores))}
+        return {**self.overflow, **activation_option(bool(self.raw_scores))}
 
 
 def _text_or_pair(entry: str | Sequence[str | list[str]], where: str) -> InputItem:

@@ -56,7 +56,7 @@ OPERATIONS = (
         "/api/health/{mode}",
         "Whether the server is live or ready; the HTTP status is the answer.",
         closed=False,
-        words={"mode": MODES},
+        choices={"mode": MODES},
     ),
     _get("/api/status", "The server and all its models, a ServerStatus.", _FORMAT),
     _get("/api/status/{model}", "The server and one model, a ServerStatus.", _FORMAT),

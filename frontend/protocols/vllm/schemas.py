@@ -9,7 +9,7 @@ from msgspec import Meta
 from frontend.generation.chat_messages import ChatMessage, messages_of
 from frontend.generation.reasoning import template_variables
 from frontend.generation.tools import choice_of, functions_of, tool_use
-from frontend.protocols.foreign.options import activation, function
+from frontend.protocols.foreign.options import activation_option, function_option
 from frontend.protocols.sie.convert import check_used
 from frontend.protocols.sie.inputs import Inputs, TokenId
 from frontend.protocols.sie.schemas import FlatBody
@@ -112,7 +112,7 @@ class Scoring(Cutting, kw_only=True):
     @property
     def options(self) -> dict[str, Any]:
         """What becomes of long texts, and logits where they are wanted."""
-        return {**self.cut, **activation(False in (self.activation, self.use_activation))}
+        return {**self.cut, **activation_option(False in (self.activation, self.use_activation))}
 
 
 class PairScoreRequest(Scoring, kw_only=True):
@@ -198,7 +198,7 @@ class ClassifyRequest(Cutting, kw_only=True):
     @property
     def options(self) -> dict[str, Any]:
         """What becomes of long texts, and logits where they are wanted."""
-        return {**self.cut, **function(False in (self.activation, self.use_activation))}
+        return {**self.cut, **function_option(False in (self.activation, self.use_activation))}
 
 
 class PromptRequest(Naming, kw_only=True):

@@ -9,7 +9,7 @@ import numpy as np
 
 from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
-from frontend.protocols.foreign.text_scoring import TextRankingResource, TextsBody, TextScoringResource
+from frontend.protocols.foreign.text_scoring import ScoreBody, TextRankingResource, TextScoringResource
 from frontend.protocols.sie.score import Pairs, ScorePlan
 from frontend.protocols.vllm.envelope import envelope, usage_of
 from frontend.protocols.vllm.schemas import DocumentsRequest, PairScoreRequest
@@ -18,7 +18,7 @@ from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import ModelStatus
 
 
-class _CutBody(TextsBody, Protocol):
+class _CutBody(ScoreBody, Protocol):
     """A request that may cut texts at a number of tokens."""
 
     def check_cut(self, entry: ModelEntry, status: ModelStatus) -> None:
