@@ -9,7 +9,7 @@ from frontend.http.inference import InferenceRoute
 from frontend.protocols.cohere import errors
 from frontend.protocols.cohere.embed import EmbedResource, EmbedV1Resource
 from frontend.protocols.cohere.rerank import RerankV2Resource
-from frontend.protocols.foreign.shared_routes import ServerProtocol
+from frontend.protocols.foreign.server import ServerProtocol
 
 _INFERENCE: dict[str, type[InferenceRoute]] = {
     "/v1/embed": EmbedV1Resource,
@@ -22,4 +22,4 @@ class CohereProtocol(ServerProtocol):
     """Routes and error form of Cohere; `/v1/rerank` is a route of SIE and answers in both forms."""
 
     def __init__(self) -> None:
-        super().__init__("cohere", _INFERENCE, errors)
+        super().__init__("cohere", _INFERENCE, errors.FORM)

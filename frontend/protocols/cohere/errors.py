@@ -7,17 +7,28 @@ from typing import Any
 
 import falcon
 
+from frontend.protocols.foreign.server import ErrorForm, Rendered
 from frontend.protocols.sie import errors
 from ipc.errors import PenstockError
 
 
-def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """(status, body, headers) of an error."""
-    status, _, headers = errors.render(error)
-    return status, {"message": error.message}, headers
+class _CohereForm(ErrorForm):
+    """Headers are those of the SIE contract too."""
+
+    def render(self, error: PenstockError) -> Rendered:
+        """An error of a request."""
+        status, _, headers = errors.render(error)
+        return status, self.body(status, error.message), headers
+
+    def render_http(self, error: falcon.HTTPError) -> Rendered:
+        """An error of the framework, such as a wrong method."""
+        message = error.description or error.title or HTTPStatus(error.status_code).phrase
+        return error.status_code, self.body(error.status_code, message), {}
 
 
-def render_http(error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """(status, body, headers) of an error of the framework, such as a wrong method."""
-    message = error.description or error.title or HTTPStatus(error.status_code).phrase
-    return error.status_code, {"message": message}, {}
+def _body(status: int, text: str) -> dict[str, Any]:
+    return {"message": text}
+
+
+FORM = _CohereForm(lambda error: errors.contract_code(error)[0], _body)
+"""The form of errors of Cohere."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Any
 
-import falcon
 import msgspec
 from msgspec import Meta
 
-from frontend.generation.errors import headers_of, http_text
+from frontend.protocols.foreign.server import ErrorForm
 from ipc.errors import PenstockError
 
 _KINDS = {
@@ -20,8 +19,6 @@ _KINDS = {
     413: "BadRequestError",
     429: "RateLimitError",
 }
-
-
 _STATUSES = {"RESOURCE_EXHAUSTED": 503}
 """Statuses that differ from Penstock's own: memory of the device is free again later."""
 
@@ -47,19 +44,16 @@ FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
 """Statuses of the routes with these errors, for the API's description."""
 
 
-def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """(status, body, headers) of an error."""
+def _status_of(error: PenstockError) -> int:
     status = _STATUSES.get(error.code, error.status)
-    # A value that is wrong and a value that is too long are one status here.
-    status = 400 if status == HTTPStatus.UNPROCESSABLE_ENTITY else status
-    return status, _body(status, error.message), headers_of(error, status)
-
-
-def render_http(error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """(status, body, headers) of an error of the framework, such as a wrong method."""
-    return error.status_code, _body(error.status_code, http_text(error)), {}
+    # A value that is wrong and a value that is too long have one status here.
+    return 400 if status == HTTPStatus.UNPROCESSABLE_ENTITY else status
 
 
 def _body(status: int, text: str) -> dict[str, Any]:
     other = "InternalServerError" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "BadRequestError"
     return {"error": {"message": text, "type": _KINDS.get(status, other), "param": None, "code": status}}
+
+
+FORM = ErrorForm(_status_of, _body)
+"""The form of errors of vLLM and infinity."""

@@ -9,16 +9,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable
 
-import falcon
-import falcon.asgi
 from falcon.asgi import Request, Response
 
-from frontend.http.inference import InferenceRoute
-from frontend.services import Services
-from ipc.errors import ConfigError, PenstockError, ResourceExhausted, Unsupported
+from ipc.errors import ConfigError, Unsupported
 
 OWNERS: dict[str, tuple[str, ...]] = {
     "/classify": ("vllm", "infinity"),
@@ -69,69 +64,3 @@ class UnchosenRoute:
     async def on_post(self, req: Request, resp: Response) -> None:
         """Raises `Unsupported` with the choices."""
         raise Unsupported(self._why)
-
-
-class ErrorForm(Protocol):
-    """The module of a server's errors."""
-
-    def render(self, error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, body, headers) of an error."""
-
-    def render_http(self, error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, body, headers) of an error of the framework."""
-
-
-class ServerProtocol:
-    """Base of the protocols of other servers: routes by path, and one form of errors.
-
-    `inference` are the routes that run a model, `others` the rest. `prefixes` are the paths that are served, without
-    those in `left_to_sie`, whose errors SIE renders: routes of SIE lie below them.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        inference: Mapping[str, type[InferenceRoute]],
-        errors: ErrorForm,
-        others: Mapping[str, Callable[[Services], Any]] | None = None,
-        left_to_sie: Collection[str] = (),
-    ) -> None:
-        self.name = name
-        self.prefixes: Sequence[str] = ()
-        self._inference, self._others = inference, others or {}
-        self._errors, self._left_to_sie = errors, left_to_sie
-        self._exhausted_retry_s: float | None = None
-
-    def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
-        """Add the routes that this server has alone, or that were chosen.
-
-        The first owner of a path that nobody chose adds the route that says so.
-        """
-        self._exhausted_retry_s = services.settings.limits.exhausted_retry_s
-        choice = chosen(services.settings.server.compatible)
-        served = []
-        routes: dict[str, Callable[[Services], Any]] = {**self._inference, **self._others}
-        for path, make in routes.items():
-            if path not in OWNERS or choice.get(path) == self.name:
-                app.add_route(path, make(services))
-                served.append(path)
-            elif path not in choice and OWNERS[path][0] == self.name:
-                app.add_route(path, UnchosenRoute(path))
-        self.prefixes = tuple(path for path in served if path not in self._left_to_sie)
-
-    def inference_at(self, path: str) -> tuple[str, str]:
-        """The operation of a route; no path names a model."""
-        resource = self._inference.get(path)
-        return resource.operation if resource else "", ""
-
-    def render_error(
-        self, error: PenstockError, path: str, req: Request | None = None
-    ) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error."""
-        if isinstance(error, ResourceExhausted) and error.retry_after_s is None:
-            error.retry_after_s = self._exhausted_retry_s
-        return self._errors.render(error)
-
-    def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error of the framework."""
-        return self._errors.render_http(error)

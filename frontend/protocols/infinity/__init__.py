@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from frontend.http.inference import InferenceRoute
 from frontend.protocols.foreign import bare_errors
-from frontend.protocols.foreign.shared_routes import ServerProtocol
+from frontend.protocols.foreign.server import ServerProtocol
 from frontend.protocols.infinity.classify import InfinityClassifyResource
 from frontend.protocols.infinity.embeddings import MultimodalResource
 from frontend.protocols.infinity.models import InfinityModelsResource
@@ -24,4 +24,4 @@ class InfinityProtocol(ServerProtocol):
     """Routes and error form of infinity."""
 
     def __init__(self) -> None:
-        super().__init__("infinity", _INFERENCE, bare_errors, others={"/models": InfinityModelsResource})
+        super().__init__("infinity", _INFERENCE, bare_errors.FORM, others={"/models": InfinityModelsResource})

@@ -6,7 +6,7 @@ May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports
 from __future__ import annotations
 
 from frontend.http.inference import InferenceRoute
-from frontend.protocols.foreign.shared_routes import ServerProtocol
+from frontend.protocols.foreign.server import ServerProtocol
 from frontend.protocols.tei import errors
 from frontend.protocols.tei.embed import EmbedAllResource, EmbedResource, EmbedSparseResource
 from frontend.protocols.tei.info import InfoResource
@@ -33,4 +33,4 @@ class TeiProtocol(ServerProtocol):
     """Routes and error form of TEI."""
 
     def __init__(self) -> None:
-        super().__init__("tei", _INFERENCE, errors, others={"/info": InfoResource})
+        super().__init__("tei", _INFERENCE, errors.FORM, others={"/info": InfoResource})

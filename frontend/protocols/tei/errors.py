@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import falcon
-
-from frontend.generation.errors import headers_of, http_text
+from frontend.protocols.foreign.server import ErrorForm
 from ipc.errors import PenstockError
 
 _STATUSES = {
@@ -30,17 +28,14 @@ _KINDS = {429: "Overloaded", 503: "Unhealthy"}
 _BACKEND = (424, 500, 501, 502, 504)
 
 
-def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """(status, body, headers) of an error."""
-    status = _STATUSES.get(error.code, error.status)
-    return status, _body(status, error.message), headers_of(error, status)
-
-
-def render_http(error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """(status, body, headers) of an error of the framework, such as a wrong method."""
-    return error.status_code, _body(error.status_code, http_text(error)), {}
+def _status_of(error: PenstockError) -> int:
+    return _STATUSES.get(error.code, error.status)
 
 
 def _body(status: int, text: str) -> dict[str, Any]:
     kind = "Backend" if status in _BACKEND else _KINDS.get(status, "Validation")
     return {"error": text, "error_type": kind}
+
+
+FORM = ErrorForm(_status_of, _body)
+"""The form of errors of TEI."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from frontend.http.inference import InferenceRoute
 from frontend.protocols.foreign import bare_errors
-from frontend.protocols.foreign.shared_routes import ServerProtocol
+from frontend.protocols.foreign.server import ServerProtocol
 from frontend.protocols.vllm.classify import VllmClassifyResource
 from frontend.protocols.vllm.pooling import PoolingResource
 from frontend.protocols.vllm.scoring import DocumentsResource, PairScoreResource
@@ -28,4 +28,4 @@ class VllmProtocol(ServerProtocol):
     """Routes and error form of vLLM."""
 
     def __init__(self) -> None:
-        super().__init__("vllm", _INFERENCE, bare_errors, left_to_sie=("/v1/score",))
+        super().__init__("vllm", _INFERENCE, bare_errors.FORM, left_to_sie=("/v1/score",))

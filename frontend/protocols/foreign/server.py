@@ -1,0 +1,91 @@
+"""The base of the protocols of other servers: their routes by path, and their form of an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import falcon
+import falcon.asgi
+from falcon.asgi import Request
+
+from frontend.generation.errors import headers_of, http_text
+from frontend.http.inference import InferenceRoute
+from frontend.protocols.foreign.shared_routes import OWNERS, UnchosenRoute, chosen
+from frontend.services import Services
+from ipc.errors import PenstockError, ResourceExhausted
+
+Rendered = tuple[int, dict[str, Any], dict[str, str]]
+"""(status, JSON body, headers) of an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """The form of errors of one server: the status of an error, and the body for a status and a message."""
+
+    status_of: Callable[[PenstockError], int]
+    body: Callable[[int, str], dict[str, Any]]
+
+    def render(self, error: PenstockError) -> Rendered:
+        """An error of a request."""
+        status = self.status_of(error)
+        return status, self.body(status, error.message), headers_of(error, status)
+
+    def render_http(self, error: falcon.HTTPError) -> Rendered:
+        """An error of the framework, such as a wrong method."""
+        return error.status_code, self.body(error.status_code, http_text(error)), {}
+
+
+class ServerProtocol:
+    """Routes of one server by path, and its form of errors.
+
+    `inference` are the routes that run a model, `others` the rest. `prefixes` are the paths that are served, without
+    those in `left_to_sie`, whose errors SIE renders: routes of SIE lie below them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inference: Mapping[str, type[InferenceRoute]],
+        errors: ErrorForm,
+        others: Mapping[str, Callable[[Services], Any]] | None = None,
+        left_to_sie: Collection[str] = (),
+    ) -> None:
+        self.name = name
+        self.prefixes: Sequence[str] = ()
+        self._inference, self._others = inference, others or {}
+        self._errors, self._left_to_sie = errors, left_to_sie
+        self._exhausted_retry_s: float | None = None
+
+    def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
+        """Add the routes that this server has alone, or that were chosen.
+
+        The first owner of a path that nobody chose adds the route that says so.
+        """
+        self._exhausted_retry_s = services.settings.limits.exhausted_retry_s
+        choice = chosen(services.settings.server.compatible)
+        served = []
+        routes: dict[str, Callable[[Services], Any]] = {**self._inference, **self._others}
+        for path, make in routes.items():
+            if path not in OWNERS or choice.get(path) == self.name:
+                app.add_route(path, make(services))
+                served.append(path)
+            elif path not in choice and OWNERS[path][0] == self.name:
+                app.add_route(path, UnchosenRoute(path))
+        self.prefixes = tuple(path for path in served if path not in self._left_to_sie)
+
+    def inference_at(self, path: str) -> tuple[str, str]:
+        """The operation of a route; no path names a model."""
+        resource = self._inference.get(path)
+        return resource.operation if resource else "", ""
+
+    def render_error(self, error: PenstockError, path: str, req: Request | None = None) -> Rendered:
+        """(status, JSON body, headers) of an error."""
+        if isinstance(error, ResourceExhausted) and error.retry_after_s is None:
+            error.retry_after_s = self._exhausted_retry_s
+        return self._errors.render(error)
+
+    def render_http(self, error: falcon.HTTPError, path: str) -> Rendered:
+        """(status, JSON body, headers) of an error of the framework."""
+        return self._errors.render_http(error)
