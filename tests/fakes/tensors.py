@@ -7,6 +7,7 @@ import struct
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,9 +146,9 @@ class ArrayReply(InferReply):
         """The arrays."""
         return self._arrays
 
-    def rows(self, name: str) -> list[int]:
-        """Rows per item."""
-        return self._rows[name]
+    def spans(self, name: str) -> list[slice]:
+        """Where the rows of each item lie."""
+        return [slice(*span) for span in pairwise(accumulate(self._rows[name], initial=0))]
 
 
 @dataclass

@@ -20,15 +20,15 @@ from frontend.http.sending import Buffer
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.cohere.requests import CohereEmbedRequest, CohereEmbedV1Request
 from frontend.protocols.cohere.vectors import array_of, texts_of
-from frontend.protocols.sie.dense import QUERIES, Wishes, check_width, check_wishes, plan_vectors
-from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.inputs import images_of, names_at
+from frontend.protocols.sie.inputs import names_at
 from frontend.protocols.sie.media import Seen, input_of
-from frontend.protocols.sie.one_output import OutputPlan
 from frontend.protocols.sie.outputs import dense_of
+from frontend.protocols.sie.route import Form, Plan
+from frontend.protocols.sie.vectors import QUERIES, VectorsResource, Wishes, check_wishes
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
-from ipc.wire.messages import InputItem, ModelStatus
+from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import EncodeCall, InputItem
 
 _FIELDS = ("texts", "images", "inputs")
 _POLICIES = {None: "truncate_text", "END": "truncate_text", "START": "truncate_left", "NONE": "error"}
@@ -36,12 +36,12 @@ _POLICIES = {None: "truncate_text", "END": "truncate_text", "START": "truncate_l
 R = TypeVar("R", bound=CohereEmbedV1Request)
 
 
-class EmbedV1Resource(InferenceResource[R, OutputPlan]):
-    """Version 1; always JSON."""
+class EmbedV1Resource(VectorsResource[R]):
+    """Version 1."""
 
     operation = "embed"
     body: type[Any] = CohereEmbedV1Request
-    always_json = True
+    width_field = "output_dimension"
     version = "1"
 
     def examine(self, request: R) -> None:
@@ -51,56 +51,44 @@ class EmbedV1Resource(InferenceResource[R, OutputPlan]):
         check_texts([one.text or "" for one in inputs], f"{field}[{{}}]", self.services.settings.limits)
         if request.embedding_types == []:
             raise InvalidInput("embedding_types: may not be empty")
-        check_wishes(self.wishes(request), names_at(f"{field}[{{}}]"))
+        check_wishes(self.wishes_of(request), self.names_of(request))
 
-    def wishes(self, request: R) -> Wishes:
+    def names_of(self, request: R) -> FieldNames:
+        """The one field of inputs that the request has."""
+        return names_at(f"{_inputs(request)[0]}[{{}}]")
+
+    def wishes_of(self, request: R) -> Wishes:
         """The side of the model, and where texts are cut."""
         side = None if request.input_type is None else request.input_type in QUERIES
         return Wishes(side, overflow_policy=_POLICIES[request.truncate])
-
-    def width(self, request: R) -> int | None:
-        """The wanted width of the vectors, None for that of the model."""
-        return None
 
     def check(self, request: R, entry: ModelEntry) -> list[InputItem]:
         """The texts and images as workers take them."""
         field, inputs = _inputs(request)
         return [input_of(one, f"{field}[{at}]", entry) for at, one in enumerate(inputs)]
 
-    def images(self, request: R, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
-        """Those of the inputs."""
-        return images_of(inputs, f"{_inputs(request)[0]}[{{}}]")
-
-    def plan(self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus) -> OutputPlan:
-        """A call for dense vectors."""
-        names = names_at(f"{_inputs(request)[0]}[{{}}]")
-        plan = plan_vectors(self.services, entry, status, inputs, self.wishes(request), names)
-        check_width(self.width(request), entry, status, "output_dimension")
-        return plan
-
     async def render(
-        self,
-        reply: Answer,
-        plan: OutputPlan,
-        request: R,
-        scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
+        self, reply: Answer, plan: Plan[EncodeCall], request: R, scope: RequestScope, form: Form
     ) -> Sequence[Buffer]:
         """The body, which holds no view on the result."""
         items = plan.call.items
         meta = _meta(self.version, items, reply)
         with reply:
-            rows = (await dense_of(reply, "float32", self.width(request))).quantized.values
+            rows = (await dense_of(reply, "float32", self.width_of(request))).quantized.values
             if request.embedding_types is None and self.version == "1":
-                form, vectors = "embeddings_floats", await array_of(rows, "float")
+                kind, vectors = "embeddings_floats", await array_of(rows, "float")
             else:
-                form, vectors = "embeddings_by_type", [b"{"]
-                for at, kind in enumerate(dict.fromkeys(request.embedding_types or ["float"])):
-                    vectors += [b"," if at else b"", orjson.dumps(kind), b":", *(await array_of(rows, kind))]
+                kind, vectors = "embeddings_by_type", [b"{"]
+                for at, dtype in enumerate(dict.fromkeys(request.embedding_types or ["float"])):
+                    vectors += [
+                        b"," if at else b"",
+                        orjson.dumps(dtype),
+                        b":",
+                        *(await array_of(rows, dtype)),
+                    ]
                 vectors.append(b"}")
         name = str(uuid.UUID(int=random.getrandbits(128), version=4))
-        head = orjson.dumps({"id": name, "response_type": form, "meta": meta})
+        head = orjson.dumps({"id": name, "response_type": kind, "meta": meta})
         texts = [item.text for item in items if item.text is not None]
         echo = await texts_of(texts)
         return [head[:-1], b',"texts":', *echo, b',"embeddings":', *vectors, b"}"]
@@ -112,11 +100,11 @@ class EmbedResource(EmbedV1Resource[CohereEmbedRequest]):
     body = CohereEmbedRequest
     version = "2"
 
-    def wishes(self, request: CohereEmbedRequest) -> Wishes:
+    def wishes_of(self, request: CohereEmbedRequest) -> Wishes:
         """As version 1, and how many tokens are left of a text."""
-        return super().wishes(request)._replace(max_tokens=request.max_tokens)
+        return super().wishes_of(request)._replace(max_tokens=request.max_tokens)
 
-    def width(self, request: CohereEmbedRequest) -> int | None:
+    def width_of(self, request: CohereEmbedRequest) -> int | None:
         """The wanted width of the vectors."""
         return request.output_dimension
 

@@ -8,11 +8,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
-from frontend.engine.options import Resolved, resolve
 from frontend.http.rendering import off_loop_if
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.foreign.options import FUNCTION
 from frontend.protocols.sie.flow import InferenceResource
+from frontend.protocols.sie.route import Plan
 from frontend.protocols.sie.schemas import Body
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
@@ -45,11 +45,9 @@ class ClassifyTextsBody(ClassifyBody, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ClassesPlan:
-    """What to run and on which entry; `labels` are those of the model, in the order of its outputs."""
+class ClassesPlan(Plan[ExtractCall | ScoreCall]):
+    """The call; `labels` are those of the model, in the order of its outputs."""
 
-    model: str
-    call: ExtractCall | ScoreCall
     labels: list[str]
 
 
@@ -74,7 +72,7 @@ class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
         """A call for all classes. Raises `InvalidInput` for a model that is no classifier of whole texts."""
         if FUNCTION not in status.uses:
             raise InvalidInput(f"model: '{entry.id}' is no classifier of whole texts with labels of its own")
-        found = self.resolve(request.options, entry, len(inputs))
+        found = self.resolve(entry, request.options, None, len(inputs), self.names)
         # The answer has all classes, whatever the entry's own threshold is.
         options = {**found.options, "threshold": 0.0, "top_k": max(1, len(status.labels))}
         call = ExtractCall(
@@ -87,11 +85,6 @@ class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
         """How messages name texts, and the first texts of pairs."""
         place = f"{self.field}[{{}}]"
         return FieldNames(place, place, query=place, options="")
-
-    def resolve(self, options: dict[str, Any], entry: ModelEntry, items: int) -> Resolved:
-        """Options above those of the model."""
-        catalog, limits = self.services.catalog, self.services.settings.limits
-        return resolve(entry, options, None, catalog, items, limits, self.names)
 
 
 class TextClassesResource(ClassifyResource[T], Generic[T]):

@@ -15,9 +15,10 @@ import numpy as np
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
-from frontend.engine.options import Resolved, check_options, resolve
+from frontend.engine.options import check_options
 from frontend.engine.scope import RequestScope
 from frontend.http.texts import check_count, check_shared, check_texts
+from frontend.protocols.sie.route import Form
 from frontend.protocols.sie.schemas import Body
 from frontend.protocols.sie.score import Pairs, ScoringResource, ranking
 from ipc.catalog.entries import ModelEntry
@@ -84,10 +85,9 @@ class TextScoringResource(ScoringResource[T], Generic[T]):
         pairs = zip_longest(request.texts, self.firsts_of(request))
         return Pairs(InputItem(request.query), [InputItem(text, first=first) for text, first in pairs])
 
-    def resolve(self, request: T, entry: ModelEntry, items: int) -> Resolved:
-        """The options of the request above those of the model's profile."""
-        catalog, limits = self.services.catalog, self.services.settings.limits
-        return resolve(entry, request.options, None, catalog, items, limits, self.names_of(request))
+    def options_of(self, request: T) -> tuple[dict[str, Any], None]:
+        """The options of the request; none of these servers has instructions."""
+        return request.options, None
 
     def echoed_nbytes(self, request: T) -> int:
         """Nothing, unless a route repeats texts."""
@@ -109,7 +109,7 @@ class TextRankingResource(TextScoringResource[R], Generic[R]):
         return sum(map(len, request.texts)) if request.repeats else 0
 
     def answer(
-        self, request: R, scope: RequestScope, scores: np.ndarray, reply: Answer, beside: dict[str, Any]
+        self, request: R, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
     ) -> dict[str, Any] | list[dict[str, Any]]:
         """The best texts."""
         best = [

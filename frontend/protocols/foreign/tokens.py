@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
@@ -14,6 +14,7 @@ from frontend.http.rendering import off_loop_if
 from frontend.http.sending import Buffer
 from frontend.http.texts import check_count
 from frontend.protocols.sie.flow import InferenceResource
+from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import Body
 from ipc.catalog.entries import ENCODE_OUTPUTS, ModelEntry
 from ipc.errors import InvalidInput
@@ -47,11 +48,9 @@ def _check_sum(found: int, text: str, limit: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TokensPlan:
-    """What to run and on which entry; `longest` is the length of the model in tokens."""
+class TokensPlan(Plan[TokenizeCall]):
+    """The call; `longest` is the length of the model in tokens."""
 
-    model: str
-    call: TokenizeCall
     longest: int
 
 
@@ -86,13 +85,7 @@ class TokensResource(InferenceResource[R, TokensPlan], Generic[R]):
         return TokensPlan(entry.id, call, status.max_sequence_length)
 
     async def render(
-        self,
-        reply: Answer,
-        plan: TokensPlan,
-        request: R,
-        scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
+        self, reply: Answer, plan: TokensPlan, request: R, scope: RequestScope, form: Form
     ) -> Sequence[Buffer]:
         """The body, from a copy of each item's result."""
         with reply:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
@@ -12,6 +11,7 @@ from frontend.protocols.foreign.classes import ENTRY_NBYTES, ClassesPlan, TextCl
 from frontend.protocols.infinity.envelope import around
 from frontend.protocols.infinity.schemas import InfinityClassifyRequest
 from frontend.protocols.sie.render import json_list
+from frontend.protocols.sie.route import Form
 
 
 class InfinityClassifyResource(TextClassesResource[InfinityClassifyRequest]):
@@ -26,8 +26,7 @@ class InfinityClassifyResource(TextClassesResource[InfinityClassifyRequest]):
         plan: ClassesPlan,
         request: InfinityClassifyRequest,
         scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
+        form: Form,
     ) -> Sequence[Buffer]:
         """The body."""
         found = await labelled(reply)

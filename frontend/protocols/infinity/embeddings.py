@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from frontend.engine.answer import Answer
@@ -13,22 +11,21 @@ from frontend.http.texts import check_count, check_texts
 from frontend.protocols.foreign.unit_vectors import unit_rows
 from frontend.protocols.infinity.envelope import around
 from frontend.protocols.infinity.schemas import MultimodalRequest
-from frontend.protocols.sie.dense import Wishes, check_width, plan_vectors
-from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.inputs import images_of, names_at
+from frontend.protocols.sie.inputs import names_at
 from frontend.protocols.sie.media import Seen, input_of, require
-from frontend.protocols.sie.one_output import OutputPlan
 from frontend.protocols.sie.render import base64_of, json_list
+from frontend.protocols.sie.route import Form, Plan
+from frontend.protocols.sie.vectors import VectorsResource
 from ipc.catalog.entries import ModelEntry
-from ipc.wire.messages import InputItem, ModelStatus
+from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import EncodeCall, InputItem
 
 
-class MultimodalResource(InferenceResource[MultimodalRequest, OutputPlan]):
+class MultimodalResource(VectorsResource[MultimodalRequest]):
     """Dense vectors of length 1 in the order of the inputs, cut after that."""
 
     operation = "embeddings"
     body = MultimodalRequest
-    always_json = True
     capability = "dense"
 
     def model_of(self, request: MultimodalRequest) -> str:
@@ -53,32 +50,28 @@ class MultimodalResource(InferenceResource[MultimodalRequest, OutputPlan]):
             )
         return found
 
-    def images(self, request: MultimodalRequest, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
-        """Those of the inputs."""
-        return images_of(inputs, "input[{}]")
+    def names_of(self, request: MultimodalRequest) -> FieldNames:
+        """An input that is no list is named like the only one of a list."""
+        return names_at("input[{}]")
 
-    def plan(
-        self, request: MultimodalRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
-    ) -> OutputPlan:
-        """A call for dense vectors."""
-        check_width(request.dimensions or None, entry, status, "dimensions")
-        return plan_vectors(self.services, entry, status, inputs, Wishes(), names_at("input[{}]"))
+    def width_of(self, request: MultimodalRequest) -> int | None:
+        """The wanted width; 0 asks for that of the model."""
+        return request.dimensions or None
 
     async def render(
         self,
         reply: Answer,
-        plan: OutputPlan,
+        plan: Plan[EncodeCall],
         request: MultimodalRequest,
         scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
+        form: Form,
     ) -> list[bytes]:
         """The body, which holds no view on the result."""
-        form = base64_of if request.encoding_format == "base64" else np.asarray
+        write = base64_of if request.encoding_format == "base64" else np.asarray
         with reply:
             values = await unit_rows(reply.tensors()["dense"])
             entries = (
-                {"object": "embedding", "embedding": form(row[: request.dimensions or None]), "index": index}
+                {"object": "embedding", "embedding": write(row[: request.dimensions or None]), "index": index}
                 for index, row in enumerate(values)
             )
             return around("list", scope, await json_list(entries, values.nbytes), reply)

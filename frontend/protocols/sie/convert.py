@@ -12,6 +12,7 @@ from frontend.engine.options import Resolved, typed
 from frontend.engine.quantize import OUTPUT_DTYPES
 from frontend.protocols.sie import chunking
 from frontend.protocols.sie.muvera import Muvera, check_size, read_settings
+from frontend.protocols.sie.route import Plan
 from frontend.protocols.sie.schemas import EncodeParams
 from ipc.catalog.entries import ENCODE_OUTPUTS, ModelEntry
 from ipc.errors import InvalidInput
@@ -22,15 +23,13 @@ BEFORE = IN_PARAMS.options
 
 
 @dataclass(frozen=True, slots=True)
-class EncodePlan:
-    """The call, the entry to run it on, and how to render the result.
+class EncodePlan(Plan[EncodeCall]):
+    """The call, and how to render the result.
 
     `outputs` are the outputs to show, which differ from the call's where `muvera` makes dense vectors of token vectors;
     `sparse_dims` is the size of the vocabulary, None when nobody knows it.
     """
 
-    model: str
-    call: EncodeCall
     outputs: list[str]
     output_dtype: str
     dimensions: int | None

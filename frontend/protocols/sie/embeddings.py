@@ -12,23 +12,21 @@ from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
 from frontend.protocols.sie import chunking, render
 from frontend.protocols.sie.convert import usage_of
-from frontend.protocols.sie.dense import QUERIES, Wishes, check_width, check_wishes, plan_vectors
-from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of, tokens_of
-from frontend.protocols.sie.one_output import OutputPlan
+from frontend.protocols.sie.inputs import check_inputs, inputs_of, tokens_of
 from frontend.protocols.sie.outputs import dense_of
+from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import ENCODINGS, EmbeddingsRequest
+from frontend.protocols.sie.vectors import QUERIES, VectorsResource, Wishes, check_wishes
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
-from ipc.wire.messages import Chunking, InputItem, ModelStatus
+from ipc.wire.messages import Chunking, EncodeCall, InputItem, ModelStatus
 
 
-class EmbeddingsResource(InferenceResource[EmbeddingsRequest, OutputPlan]):
+class EmbeddingsResource(VectorsResource[EmbeddingsRequest]):
     """Dense vectors in the OpenAI form; always JSON."""
 
     operation = "embeddings"
     body = EmbeddingsRequest
-    always_json = True
     kept = "plain"
 
     def examine(self, request: EmbeddingsRequest) -> None:
@@ -38,10 +36,19 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, OutputPlan]):
             raise InvalidInput(f"encoding_format: {form[:64]!r} is not one of {', '.join(ENCODINGS)}")
         limits = self.services.settings.limits
         check_inputs(request.input, "input", limits)
-        check_wishes(_wishes(request), names_of(request.input, "input"))
+        check_wishes(self.wishes_of(request), self.names_of(request))
         if request.late_chunking:
             chunking.check_policy(request.overflow_policy, "overflow_policy")
             chunking.check_inputs(request.input, limits)
+
+    def wishes_of(self, request: EmbeddingsRequest) -> Wishes:
+        """The side of the model, prompt and instruction, and what becomes of long texts."""
+        side = None if request.input_type is None else request.input_type in QUERIES
+        return Wishes(side, request.prompt_name, request.instruction, request.overflow_policy)
+
+    def width_of(self, request: EmbeddingsRequest) -> int | None:
+        """The wanted width."""
+        return request.dimensions
 
     def check(self, request: EmbeddingsRequest, entry: ModelEntry) -> list[InputItem]:
         """The texts, images and token ids as workers take them."""
@@ -50,44 +57,32 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, OutputPlan]):
             [chunking.document_of([item.text or "" for item in inputs])] if request.late_chunking else inputs
         )
 
-    def images(self, request: EmbeddingsRequest, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
-        """Those of the inputs."""
-        return images_of(inputs, "input[{}]")
-
     def plan(
         self,
         request: EmbeddingsRequest,
         entry: ModelEntry,
         inputs: list[InputItem],
         status: ModelStatus,
-    ) -> OutputPlan:
-        """A call for dense vectors with the options of the model's profile."""
-        names = names_of(request.input, "input")
-        plan = plan_vectors(self.services, entry, status, inputs, _wishes(request), names)
-        check_width(request.dimensions, entry, status, "dimensions")
+    ) -> Plan[EncodeCall]:
+        """The call, divided into chunks where the request asks for late chunking."""
+        plan = super().plan(request, entry, inputs, status)
         if request.late_chunking:
             call = chunking.divided(plan.call, Chunking("spans"), chunking.IN_EMBEDDINGS)
-            return OutputPlan(plan.model, call)
+            return Plan(plan.model, call)
         return plan
 
     async def render(
         self,
         reply: Answer,
-        plan: OutputPlan,
+        plan: Plan[EncodeCall],
         request: EmbeddingsRequest,
         scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
+        form: Form,
     ) -> Sequence[Buffer]:
         """The body, which holds no view on the result."""
         usage = usage_of(tokens_of(plan.call.items, reply.tokens), reply.truncated)
         with reply:
             return await _body(reply, request, usage)
-
-
-def _wishes(request: EmbeddingsRequest) -> Wishes:
-    side = None if request.input_type is None else request.input_type in QUERIES
-    return Wishes(side, request.prompt_name, request.instruction, request.overflow_policy)
 
 
 async def _body(reply: Answer, request: EmbeddingsRequest, usage: dict[str, Any]) -> list[Buffer]:

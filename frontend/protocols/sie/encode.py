@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from frontend.engine.answer import Answer
-from frontend.engine.options import check_options, resolve
+from frontend.engine.options import check_options
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
 from frontend.protocols.sie import chunking
@@ -16,6 +16,7 @@ from frontend.protocols.sie.flow import InferenceResource, timing_of
 from frontend.protocols.sie.items import check_items, images_in, inputs_of
 from frontend.protocols.sie.outputs import outputs_of
 from frontend.protocols.sie.render import EncodedItems, json_parts, msgpack_parts
+from frontend.protocols.sie.route import Form
 from frontend.protocols.sie.schemas import EncodeParams, EncodeRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import IN_PARAMS
@@ -51,23 +52,16 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
         self, request: EncodeRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
     ) -> EncodePlan:
         """The call and its rendering."""
-        params, services = request.params or EncodeParams(), self.services
-        limits = services.settings.limits
-        resolved = resolve(entry, params.options, params.instruction, services.catalog, len(inputs), limits)
-        return plan_encode(inputs, resolved, params, status.dims, services.settings.arena.bytes)
+        params = request.params or EncodeParams()
+        resolved = self.resolve(entry, params.options, params.instruction, len(inputs))
+        return plan_encode(inputs, resolved, params, status.dims, self.services.settings.arena.bytes)
 
     def params_of(self, request: EncodeRequest) -> EncodeParams | None:
         """The parameters of the request."""
         return request.params
 
     async def render(
-        self,
-        reply: Answer,
-        plan: EncodePlan,
-        request: EncodeRequest,
-        scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
+        self, reply: Answer, plan: EncodePlan, request: EncodeRequest, scope: RequestScope, form: Form
     ) -> Sequence[Buffer]:
         """The body. A JSON body holds no view on the result, so the lease ends with it."""
         began = time.perf_counter()
@@ -81,9 +75,9 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
             [item.id for item in request.items],
             await outputs_of(reply, plan),
             {error.index: {"code": error.code, "message": error.message} for error in reply.errors},
-            beside,
+            form.beside,
         )
-        if not json:
+        if not form.json:
             return await msgpack_parts(answer, timing)
         with reply:
             return await json_parts(answer, timing)

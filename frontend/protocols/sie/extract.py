@@ -16,13 +16,14 @@ import numpy as np
 import orjson
 
 from frontend.engine.answer import Answer
-from frontend.engine.options import check_options, resolve
+from frontend.engine.options import check_options
 from frontend.engine.scope import RequestScope
 from frontend.http.labels import check_labels, check_schema, distinct
 from frontend.http.rendering import off_loop_if
 from frontend.http.sending import Buffer
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.items import check_items, images_in, inputs_of
+from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import ExtractParams, ExtractRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.wire import extraction
@@ -43,15 +44,7 @@ class Asked:
     output_schema: dict[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class ExtractPlan:
-    """What to run and on which entry."""
-
-    model: str
-    call: ExtractCall
-
-
-class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
+class ExtractResource(InferenceResource[ExtractRequest, Plan[ExtractCall]]):
     """Findings of any family that gives them."""
 
     operation: ClassVar[str] = "extract"
@@ -84,11 +77,10 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
 
     def plan(
         self, request: ExtractRequest, entry: ModelEntry, inputs: Asked, status: ModelStatus
-    ) -> ExtractPlan:
+    ) -> Plan[ExtractCall]:
         """The call with the options of the request."""
-        limits, params = self.services.settings.limits, request.params or ExtractParams()
-        catalog, count = self.services.catalog, len(inputs.items)
-        found = resolve(entry, params.options, params.instruction, catalog, count, limits)
+        params = request.params or ExtractParams()
+        found = self.resolve(entry, params.options, params.instruction, len(inputs.items))
         call = ExtractCall(
             inputs.items,
             inputs.labels,
@@ -98,23 +90,17 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
             found.overflow,
             found.lora,
         )
-        return ExtractPlan(found.entry.id, call)
+        return Plan(found.entry.id, call)
 
     async def render(
-        self,
-        reply: Answer,
-        plan: ExtractPlan,
-        request: ExtractRequest,
-        scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
+        self, reply: Answer, plan: Plan[ExtractCall], request: ExtractRequest, scope: RequestScope, form: Form
     ) -> Sequence[Buffer]:
         """The body in one piece. It holds no view on the result, so the lease ends here."""
-        write = _json if json else _msgpack
+        write = _json if form.json else _msgpack
         with reply:
             findings = reply.tensors()["extraction"]
             large = findings.nbytes > INLINE_NBYTES
-            return [await off_loop_if(large, write, scope.model, request, reply, findings, beside)]
+            return [await off_loop_if(large, write, scope.model, request, reply, findings, form.beside)]
 
 
 def _found(

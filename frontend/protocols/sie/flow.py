@@ -5,16 +5,15 @@
 3. Wait until it is loaded, plan the call from the request's options, and run it; all of it ends with the client.
 4. Render the result and send it. The lease on it ends with the last byte, or with an error.
 
-A route is one subclass of `InferenceResource`, which says how to check, plan and render.
+A route is one subclass of `InferenceResource`, which says how to check, plan and render (`ModelRoute`).
 """
 
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import falcon
 from falcon.asgi import Request, Response
@@ -24,41 +23,18 @@ from frontend.engine.options import target_of
 from frontend.engine.planning import cost_of
 from frontend.engine.planning import plan as plan_work
 from frontend.engine.scope import RequestScope
-from frontend.http.inference import InferenceRoute
 from frontend.http.media import check_all
 from frontend.http.rendering import off_loop, off_loop_if
 from frontend.http.sending import Buffer, send_parts
 from frontend.protocols.sie import repeating
 from frontend.protocols.sie.items import warnings_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
-from frontend.protocols.sie.schemas import (
-    Body,
-    EncodeParams,
-    ExtractParams,
-    ScoreRequest,
-    is_large,
-    read,
-    read_aside,
-)
-from ipc.catalog.entries import ModelEntry
+from frontend.protocols.sie.route import Form, ModelRoute, Plan
+from frontend.protocols.sie.schemas import Body, is_large, read, read_aside
 from ipc.errors import InvalidInput, of_items
-from ipc.wire.messages import Call, ModelStatus
-
-
-class Plan(Protocol):
-    """What to run and on which entry; routes add what rendering needs."""
-
-    @property
-    def model(self) -> str:
-        """Catalog id, of a profile's variant where one was chosen."""
-
-    @property
-    def call(self) -> Call:
-        """What the worker is asked to do."""
-
 
 R = TypeVar("R", bound=Body)
-P = TypeVar("P", bound=Plan)
+P = TypeVar("P", bound=Plan[Any])
 
 
 def wants_json(accept: str | None) -> bool:
@@ -133,20 +109,8 @@ def _postprocessing_ms(phases: Mapping[str, float]) -> float:
     return phases.get("copy", 0.0) + phases.get("encode", 0.0)
 
 
-class InferenceResource(InferenceRoute, Generic[R, P]):
-    """One POST route over the engine. A subclass adds the parts that are special to the route.
-
-    `body` is the struct of the requests. `capability` is the output that a model must list to be asked at all (empty:
-    decided in `plan`). `always_json`: both bodies are JSON whatever the headers say. `itemized`: an item can have an
-    error of its own in the answer. `kept` says which whole answers may be kept: none, "plain" ones, or those that are
-    "timed" (`frontend.protocols.sie.repeating`).
-    """
-
-    body: type[R]
-    capability: ClassVar[str] = ""
-    always_json: ClassVar[bool] = False
-    itemized: ClassVar[bool] = False
-    kept: ClassVar[Literal["", "plain", "timed"]] = ""
+class InferenceResource(ModelRoute[R, P], Generic[R, P]):
+    """One POST route over the engine. A subclass adds the parts that are special to the route (`ModelRoute`)."""
 
     def respond_at_once(self, req: Request, resp: Response, scope: RequestScope, model: str) -> bool:
         """Answer a request whose body is at hand and whose whole answer is kept."""
@@ -202,10 +166,7 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         *,
         large: bool,
     ) -> None:
-        """Run and render; the time of the request starts now. Checks of a `large` body are work for a thread.
-
-        An answer that was made of kept embeddings alone is kept as a whole.
-        """
+        """Run and render; the time of the request starts now. Checks of a `large` body are work for a thread."""
         scope.started = time.perf_counter()
         if model:
             scope.model = model
@@ -216,23 +177,32 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
             began = time.perf_counter()
             if reply.errors and not (self.itemized and asks(req, self.params_of(request), "item_errors")):
                 raise of_items(reply.errors)
-            beside: dict[str, Any] = {"usage": {"tokens": reply.tokens, "truncated": reply.truncated}}
-            if warnings is not None:
-                beside["warnings"] = warnings
-            json = self.always_json or wants_json(req.get_header("Accept"))
-            parts = await self.render(reply, plan, request, scope, beside, json)
+            form = self._form(req, reply, warnings)
+            parts = await self.render(reply, plan, request, scope, form)
             scope.phases.setdefault("encode", (time.perf_counter() - began) * 1e3)
-            resp.content_type = media_type(json)
+            resp.content_type = media_type(form.json)
             times = headers_of(scope.phases, scope.cache_hits)
             scope.phases["total"] = total = scope.elapsed_ms()
             resp.set_headers([*times, total_header(total)])
-            answers, items = self.services.engine.answers, len(plan.call.items)
-            if answers is not None and scope.answer_key and scope.cache_hits == items:
-                headers = _repeated_headers(json, items)
-                block = timing_of({}, 0.0) if self.kept == "timed" else None
-                whole = repeating.whole_of(scope.model, plan.model, items, headers, parts, block, json=json)
-                answers.keep(scope.answer_key, whole)
+            self._keep(scope, plan, parts, json=form.json)
             send_parts(resp, parts, reply, self.services)
+
+    def _form(self, req: Request, reply: Answer, warnings: list[str] | None) -> Form:
+        """The form of an answer with these warnings, None where the request does not ask for warnings."""
+        beside: dict[str, Any] = {"usage": {"tokens": reply.tokens, "truncated": reply.truncated}}
+        if warnings is not None:
+            beside["warnings"] = warnings
+        return Form(self.always_json or wants_json(req.get_header("Accept")), beside)
+
+    def _keep(self, scope: RequestScope, plan: P, parts: Sequence[Buffer], *, json: bool) -> None:
+        """Keep a whole answer that was made of kept embeddings alone."""
+        answers, items = self.services.engine.answers, len(plan.call.items)
+        if answers is None or not scope.answer_key or scope.cache_hits != items:
+            return
+        headers = _repeated_headers(json, items)
+        block = timing_of({}, 0.0) if self.kept == "timed" else None
+        whole = repeating.whole_of(scope.model, plan.model, items, headers, parts, block, json=json)
+        answers.keep(scope.answer_key, whole)
 
     async def _run(self, req: Request, request: R, large: bool) -> tuple[Answer, P, list[str] | None]:
         """The result, how to render it, and warnings where the request asks for them; the body was `large`."""
@@ -268,49 +238,3 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
                 f"model '{model}' takes named tensors and does not support {self.operation}; "
                 f"it is called by /v2/models/{model}/infer"
             )
-
-    def model_of(self, request: R) -> str:
-        """The model of a request whose path names none. Raises `ModelNotFound` where the request leaves it open."""
-        name: str = getattr(request, "model", "")
-        return name
-
-    def params_of(self, request: R) -> EncodeParams | ExtractParams | ScoreRequest | None:
-        """What holds the options of a request, which may choose a profile; None where it has none."""
-        return None
-
-    @abstractmethod
-    def examine(self, request: R) -> None:
-        """Raise `InvalidInput` for a body that no model could answer; a model is looked up only afterwards.
-
-        Called in a thread for a large body.
-        """
-
-    @abstractmethod
-    def check(self, request: R, entry: ModelEntry) -> Any:
-        """The inputs as workers take them. Raises `InvalidInput` for what this model cannot take; nothing is loaded.
-
-        Called in a thread for a large body.
-        """
-
-    def images(self, request: R, inputs: Any) -> Sequence[tuple[str, bytes]]:
-        """JSON path and bytes of each image of `inputs`, which `check` returned."""
-        return ()
-
-    @abstractmethod
-    def plan(self, request: R, entry: ModelEntry, inputs: Any, status: ModelStatus) -> P:
-        """The call, from what `check` returned and the request's options; `status` is that of the loaded model."""
-
-    @abstractmethod
-    async def render(
-        self,
-        reply: Answer,
-        plan: P,
-        request: R,
-        scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
-    ) -> Sequence[Buffer]:
-        """The body of the answer; `beside` is what follows the results in the contract's own forms.
-
-        May close the answer early (`with reply:`), once it holds no views.
-        """

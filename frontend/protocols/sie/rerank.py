@@ -10,18 +10,19 @@ import numpy as np
 import orjson
 
 from frontend.engine.answer import Answer
-from frontend.engine.options import Resolved, check_options, resolve
+from frontend.engine.options import check_options
 from frontend.engine.scope import RequestScope
 from frontend.http.texts import check_count, check_shared, check_texts
 from frontend.protocols.sie.convert import check_used, usage_of
 from frontend.protocols.sie.inputs import images_of
 from frontend.protocols.sie.media import MediaInput, Seen, input_of, seen
+from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import RerankRequest
-from frontend.protocols.sie.score import INLINE_NBYTES, Pairs, ScorePlan, ScoringResource, ranking
+from frontend.protocols.sie.score import INLINE_NBYTES, Pairs, ScoringResource, ranking
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.field_names import FieldNames
-from ipc.wire.messages import ModelStatus
+from ipc.wire.messages import ModelStatus, ScoreCall
 
 _MEDIA = ("image", "image_url", "content")
 _SHOWN = 64
@@ -103,15 +104,14 @@ class RerankResource(ScoringResource[RerankRequest]):
 
     def plan(
         self, request: RerankRequest, entry: ModelEntry, inputs: Pairs, status: ModelStatus
-    ) -> ScorePlan:
+    ) -> Plan[ScoreCall]:
         """The call; `status` says whether the model can cut documents."""
         check_used({"max_tokens_per_doc": request.max_tokens_per_doc}, entry, status)
         return super().plan(request, entry, inputs, status)
 
-    def resolve(self, request: RerankRequest, entry: ModelEntry, items: int) -> Resolved:
-        """The options of the model's profile, and what becomes of texts that are too long."""
-        catalog, limits = self.services.catalog, self.services.settings.limits
-        return resolve(entry, _options(request), request.instruction, catalog, items, limits, self.names)
+    def options_of(self, request: RerankRequest) -> tuple[dict[str, Any], str | None]:
+        """What becomes of texts that are too long, and the instruction."""
+        return _options(request), request.instruction
 
     def echoed_nbytes(self, request: RerankRequest) -> int:
         """Documents that are returned; an object may be of any size."""
@@ -122,12 +122,7 @@ class RerankResource(ScoringResource[RerankRequest]):
         return sum(map(len, texts)) + (INLINE_NBYTES if more else 0) + 1
 
     def answer(
-        self,
-        request: RerankRequest,
-        scope: RequestScope,
-        scores: np.ndarray,
-        reply: Answer,
-        beside: dict[str, Any],
+        self, request: RerankRequest, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
     ) -> dict[str, Any]:
         """`results` best first, at most `top_n`, and the tokens of all pairs."""
         results: list[dict[str, Any]] = []

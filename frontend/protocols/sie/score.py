@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from frontend.engine.answer import Answer
-from frontend.engine.options import Resolved, check_options, resolve
+from frontend.engine.options import check_options
 from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop_if
 from frontend.http.sending import Buffer
@@ -18,6 +18,7 @@ from frontend.http.texts import check_shared
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.items import check_items, images_in, input_of, inputs_of
 from frontend.protocols.sie.render import ranked_parts
+from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import Body, ScoreRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import FieldNames
@@ -36,18 +37,10 @@ class Pairs:
     items: list[InputItem]
 
 
-@dataclass(frozen=True, slots=True)
-class ScorePlan:
-    """What to run and on which entry."""
-
-    model: str
-    call: ScoreCall
-
-
 R = TypeVar("R", bound=Body)
 
 
-class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
+class ScoringResource(InferenceResource[R, Plan[ScoreCall]], Generic[R]):
     """What score and rerank share: pairs in, one score per pair out, all or nothing."""
 
     capability = "score"
@@ -59,9 +52,11 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
         """How messages name query and items."""
         return self.names
 
-    def plan(self, request: R, entry: ModelEntry, inputs: Pairs, status: ModelStatus) -> ScorePlan:
+    def plan(self, request: R, entry: ModelEntry, inputs: Pairs, status: ModelStatus) -> Plan[ScoreCall]:
         """The call with the options of the request."""
-        found = self.resolve(request, entry, len(inputs.items))
+        options, instruction = self.options_of(request)
+        names = self.names_of(request)
+        found = self.resolve(entry, options, instruction, len(inputs.items), names)
         call = ScoreCall(
             inputs.items,
             inputs.query,
@@ -69,39 +64,27 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
             found.options,
             found.overflow,
             found.lora,
-            self.names_of(request),
+            names,
         )
-        return ScorePlan(found.entry.id, call)
+        return Plan(found.entry.id, call)
 
     @abstractmethod
-    def resolve(self, request: R, entry: ModelEntry, items: int) -> Resolved:
-        """The options that hold for a request over `items` items."""
+    def options_of(self, request: R) -> tuple[dict[str, Any] | None, str | None]:
+        """The options and the instruction of a request."""
 
     async def render(
-        self,
-        reply: Answer,
-        plan: ScorePlan,
-        request: R,
-        scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
+        self, reply: Answer, plan: Plan[ScoreCall], request: R, scope: RequestScope, form: Form
     ) -> Sequence[Buffer]:
         """The answer."""
         with reply:
             scores = np.array(reply.tensors()["score"])
         long = len(scores) > INLINE_ENTRIES or self.echoed_nbytes(request) > INLINE_NBYTES
-        return await off_loop_if(long, self._write, request, scope, scores, reply, beside, json)
+        return await off_loop_if(long, self._write, request, scope, scores, reply, form)
 
     def _write(
-        self,
-        request: R,
-        scope: RequestScope,
-        scores: np.ndarray,
-        reply: Answer,
-        beside: dict[str, Any],
-        json: bool,
+        self, request: R, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
     ) -> list[bytes]:
-        return ranked_parts(self.answer(request, scope, scores, reply, beside), self.entries, json)
+        return ranked_parts(self.answer(request, scope, scores, reply, form), self.entries, form.json)
 
     @abstractmethod
     def echoed_nbytes(self, request: R) -> int:
@@ -109,7 +92,7 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
 
     @abstractmethod
     def answer(
-        self, request: R, scope: RequestScope, scores: np.ndarray, reply: Answer, beside: dict[str, Any]
+        self, request: R, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
     ) -> dict[str, Any] | list[dict[str, Any]]:
         """The body; `scores` is float32 [items] in request order, the lease of `reply` has ended."""
 
@@ -149,24 +132,16 @@ class ScoreResource(ScoringResource[ScoreRequest]):
         """Those of query and items."""
         return images_in(request.items, request.query)
 
-    def resolve(self, request: ScoreRequest, entry: ModelEntry, items: int) -> Resolved:
+    def options_of(self, request: ScoreRequest) -> tuple[dict[str, Any] | None, str | None]:
         """Options and instruction stand at top level."""
-        limits = self.services.settings.limits
-        return resolve(
-            entry, request.options, request.instruction, self.services.catalog, items, limits, self.names
-        )
+        return request.options, request.instruction
 
     def echoed_nbytes(self, request: ScoreRequest) -> int:
         """Ids."""
         return sum(len(item.id or "") for item in (request.query, *request.items))
 
     def answer(
-        self,
-        request: ScoreRequest,
-        scope: RequestScope,
-        scores: np.ndarray,
-        reply: Answer,
-        beside: dict[str, Any],
+        self, request: ScoreRequest, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
     ) -> dict[str, Any]:
         """`model`, `query_id`, the ranked `scores`, and what each pair took by input index."""
         names = [f"item-{index}" if item.id is None else item.id for index, item in enumerate(request.items)]
@@ -178,5 +153,5 @@ class ScoreResource(ScoringResource[ScoreRequest]):
             "model": scope.model,
             "query_id": request.query.id,
             "scores": entries,
-            **beside,
+            **form.beside,
         }

@@ -13,22 +13,21 @@ from frontend.engine.default_models import default_model
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
 from frontend.protocols.foreign.unit_vectors import unit_rows
-from frontend.protocols.sie.dense import check_width, plan_vectors
-from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of
-from frontend.protocols.sie.one_output import OutputPlan
+from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from frontend.protocols.sie.render import json_array, json_list
+from frontend.protocols.sie.route import Form, Plan
+from frontend.protocols.sie.vectors import VectorsResource, Wishes
 from frontend.protocols.tei.schemas import EmbedAllRequest, EmbedRequest
 from ipc.catalog.entries import ModelEntry
-from ipc.wire.messages import InputItem, ModelStatus
+from ipc.wire.messages import EncodeCall, InputItem
 
 R = TypeVar("R", EmbedRequest, EmbedAllRequest)
 
 
-class _Vectors(InferenceResource[R, OutputPlan]):
-    """One output of the inputs, as a bare array; always JSON."""
+class _Vectors(VectorsResource[R]):
+    """One output of the inputs, as a bare array."""
 
-    always_json = True
+    field = "inputs"
     output: ClassVar[str]
 
     def model_of(self, request: R) -> str:
@@ -43,23 +42,16 @@ class _Vectors(InferenceResource[R, OutputPlan]):
         """The texts and token ids as workers take them."""
         return inputs_of(request.inputs, "inputs", entry)
 
-    def images(self, request: R, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
-        """Those of the inputs."""
-        return images_of(inputs, "inputs[{}]")
+    def output_of(self, request: R, entry: ModelEntry) -> str:
+        """The one of the route."""
+        return self.output
 
-    def plan(self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus) -> OutputPlan:
-        """A call for the output."""
-        names = names_of(request.inputs, "inputs")
-        return plan_vectors(self.services, entry, status, inputs, request.wishes, names, self.output)
+    def wishes_of(self, request: R) -> Wishes:
+        """The prompt, and what becomes of long texts."""
+        return request.wishes
 
     async def render(
-        self,
-        reply: Answer,
-        plan: OutputPlan,
-        request: R,
-        scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
+        self, reply: Answer, plan: Plan[EncodeCall], request: R, scope: RequestScope, form: Form
     ) -> Sequence[Buffer]:
         """The body, which holds no view on the result."""
         with reply:
@@ -77,12 +69,9 @@ class EmbedResource(_Vectors[EmbedRequest]):
     body = EmbedRequest
     output = "dense"
 
-    def plan(
-        self, request: EmbedRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
-    ) -> OutputPlan:
-        """The call, for vectors that can be as wide as was asked."""
-        check_width(request.dimensions, entry, status, "dimensions")
-        return super().plan(request, entry, inputs, status)
+    def width_of(self, request: EmbedRequest) -> int | None:
+        """The wanted width."""
+        return request.dimensions
 
     async def listed(self, reply: Answer, request: EmbedRequest) -> list[bytes]:
         """The vectors, cut and then made as long as was asked."""

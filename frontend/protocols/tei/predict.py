@@ -26,6 +26,7 @@ from frontend.protocols.foreign.classes import (
 )
 from frontend.protocols.foreign.options import activation_option
 from frontend.protocols.sie.render import json_list
+from frontend.protocols.sie.route import Form
 from frontend.protocols.tei.schemas import PredictRequest
 from frontend.services import Services
 from ipc.catalog.entries import ModelEntry
@@ -44,13 +45,7 @@ class ClassesResource(TextClassesResource[PredictRequest]):
     field = "inputs"
 
     async def render(
-        self,
-        reply: Answer,
-        plan: ClassesPlan,
-        request: PredictRequest,
-        scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
+        self, reply: Answer, plan: ClassesPlan, request: PredictRequest, scope: RequestScope, form: Form
     ) -> Sequence[Buffer]:
         """The entries of a batch, or of the one input."""
         found = await self.entries(reply, plan)
@@ -85,7 +80,7 @@ class PairsResource(ClassesResource):
     ) -> ClassesPlan:
         """A call for scores."""
         options = {**request.overflow, **activation_option(bool(request.raw_scores))}
-        found = self.resolve(options, entry, len(inputs))
+        found = self.resolve(entry, options, None, len(inputs), self.names)
         call = ScoreCall(
             inputs, InputItem(""), found.instruction, found.options, found.overflow, found.lora, self.names
         )

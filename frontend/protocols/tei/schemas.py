@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from frontend.protocols.foreign.options import activation_option, function_option
-from frontend.protocols.sie.dense import Wishes
 from frontend.protocols.sie.inputs import Inputs, TokenId
 from frontend.protocols.sie.schemas import FlatBody, Key, Keys
+from frontend.protocols.sie.vectors import Wishes
 from ipc.errors import InvalidInput
 from ipc.wire.messages import InputItem
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import orjson
@@ -15,24 +14,22 @@ from frontend.http.rendering import off_loop_if
 from frontend.http.sending import Buffer
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.foreign.unit_vectors import normalized
-from frontend.protocols.sie.dense import plan_vectors
-from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.one_output import OutputPlan
 from frontend.protocols.sie.outputs import INLINE_NBYTES
+from frontend.protocols.sie.route import Form, Plan
+from frontend.protocols.sie.vectors import VectorsResource, Wishes
 from frontend.protocols.tei.schemas import SimilarityRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import FieldNames
-from ipc.wire.messages import InputItem, ModelStatus
+from ipc.wire.messages import EncodeCall, InputItem
 
 _NAMES = FieldNames("inputs.sentences[{}]", "inputs.sentences[{}]", options="")
 
 
-class SimilarityResource(InferenceResource[SimilarityRequest, OutputPlan]):
+class SimilarityResource(VectorsResource[SimilarityRequest]):
     """The cosine of one text and each of several others."""
 
     operation = "similarity"
     body = SimilarityRequest
-    always_json = True
 
     def model_of(self, request: SimilarityRequest) -> str:
         """The model that gives dense vectors."""
@@ -49,20 +46,21 @@ class SimilarityResource(InferenceResource[SimilarityRequest, OutputPlan]):
         """The sentences, and behind them the text that they are compared with."""
         return [InputItem(text) for text in (*request.inputs.sentences, request.inputs.source_sentence)]
 
-    def plan(
-        self, request: SimilarityRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
-    ) -> OutputPlan:
-        """A call for dense vectors."""
-        return plan_vectors(self.services, entry, status, inputs, request.chosen.wishes, _NAMES)
+    def names_of(self, request: SimilarityRequest) -> FieldNames:
+        """The sentences."""
+        return _NAMES
+
+    def wishes_of(self, request: SimilarityRequest) -> Wishes:
+        """The prompt, and what becomes of long texts."""
+        return request.chosen.wishes
 
     async def render(
         self,
         reply: Answer,
-        plan: OutputPlan,
+        plan: Plan[EncodeCall],
         request: SimilarityRequest,
         scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
+        form: Form,
     ) -> Sequence[Buffer]:
         """A cosine for each sentence."""
         with reply:

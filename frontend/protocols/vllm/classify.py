@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
@@ -11,6 +10,7 @@ from frontend.http.sending import Buffer
 from frontend.protocols.foreign.classes import ClassesPlan, ClassifyResource, classes_of
 from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from frontend.protocols.sie.render import json_list
+from frontend.protocols.sie.route import Form
 from frontend.protocols.vllm.envelope import around
 from frontend.protocols.vllm.schemas import ClassifyRequest
 from ipc.catalog.entries import ModelEntry
@@ -43,13 +43,7 @@ class VllmClassifyResource(ClassifyResource[ClassifyRequest]):
         return super().plan(request, entry, inputs, status)
 
     async def render(
-        self,
-        reply: Answer,
-        plan: ClassesPlan,
-        request: ClassifyRequest,
-        scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
+        self, reply: Answer, plan: ClassesPlan, request: ClassifyRequest, scope: RequestScope, form: Form
     ) -> Sequence[Buffer]:
         """The body; the likeliest class comes first from the worker. Raises `NoReplica` for classes of another plan."""
         found = await classes_of(reply)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,26 +10,24 @@ from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
-from frontend.protocols.sie.dense import Wishes, check_width, plan_vectors
-from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of
-from frontend.protocols.sie.one_output import OutputPlan
+from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from frontend.protocols.sie.render import base64_of, json_list
+from frontend.protocols.sie.route import Form, Plan
+from frontend.protocols.sie.vectors import VectorsResource, Wishes
 from frontend.protocols.vllm.envelope import around
 from frontend.protocols.vllm.schemas import PoolingRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
-from ipc.wire.messages import InputItem, ModelStatus
+from ipc.wire.messages import EncodeCall, InputItem, ModelStatus
 
 _OUTPUTS = {"embed": "dense", "token_embed": "multivector"}
 
 
-class PoolingResource(InferenceResource[PoolingRequest, OutputPlan]):
+class PoolingResource(VectorsResource[PoolingRequest]):
     """Vectors in the order of the inputs."""
 
     operation = "pooling"
     body = PoolingRequest
-    always_json = True
 
     def model_of(self, request: PoolingRequest) -> str:
         """The model that the request names, or the one that has the output."""
@@ -43,34 +40,35 @@ class PoolingResource(InferenceResource[PoolingRequest, OutputPlan]):
 
     def check(self, request: PoolingRequest, entry: ModelEntry) -> list[InputItem]:
         """The texts and token ids as workers take them."""
-        if _output(request, entry) not in entry.outputs:
+        if self.output_of(request, entry) not in entry.outputs:
             raise InvalidInput(f"model: '{entry.id}' has no vectors for the task {request.task or 'embed'}")
         return inputs_of(request.input, "input", entry)
 
-    def images(self, request: PoolingRequest, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
-        """Those of the inputs."""
-        return images_of(inputs, "input[{}]")
+    def output_of(self, request: PoolingRequest, entry: ModelEntry) -> str:
+        """The output that the task means; without a task dense vectors, if the model has them."""
+        if request.task:
+            return _OUTPUTS[request.task]
+        return next((name for name in _OUTPUTS.values() if name in entry.outputs), "dense")
+
+    def wishes_of(self, request: PoolingRequest) -> Wishes:
+        """Where texts are cut."""
+        return Wishes(**request.cut)
+
+    def width_of(self, request: PoolingRequest) -> int | None:
+        """The wanted width."""
+        return request.dimensions
 
     def plan(
         self, request: PoolingRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
-    ) -> OutputPlan:
-        """A call for the output."""
+    ) -> Plan[EncodeCall]:
+        """The call. Raises `InvalidInput` for a width of token vectors, and for a cut that the model cannot make."""
         request.check_cut(entry, status)
-        output = _output(request, entry)
-        if output == "multivector" and request.dimensions is not None:
+        if self.output_of(request, entry) == "multivector" and request.dimensions is not None:
             raise InvalidInput("dimensions: vectors of tokens cannot be cut")
-        check_width(request.dimensions, entry, status, "dimensions")
-        names, wishes = names_of(request.input, "input"), Wishes(**request.cut)
-        return plan_vectors(self.services, entry, status, inputs, wishes, names, output)
+        return super().plan(request, entry, inputs, status)
 
     async def render(
-        self,
-        reply: Answer,
-        plan: OutputPlan,
-        request: PoolingRequest,
-        scope: RequestScope,
-        beside: dict[str, Any],
-        json: bool,
+        self, reply: Answer, plan: Plan[EncodeCall], request: PoolingRequest, scope: RequestScope, form: Form
     ) -> Sequence[Buffer]:
         """The body, which holds no view on the result."""
         [output] = plan.call.outputs
@@ -80,16 +78,9 @@ class PoolingResource(InferenceResource[PoolingRequest, OutputPlan]):
                 vectors = [row[: request.dimensions] for row in values]
             else:
                 vectors = [values[span] for span in reply.spans(output)]
-            form = base64_of if request.encoding_format == "base64" else np.asarray
+            write = base64_of if request.encoding_format == "base64" else np.asarray
             entries = (
-                {"index": index, "object": "pooling", "data": form(vector)}
+                {"index": index, "object": "pooling", "data": write(vector)}
                 for index, vector in enumerate(vectors)
             )
             return around("pool", scope, await json_list(entries, values.nbytes), reply)
-
-
-def _output(request: PoolingRequest, entry: ModelEntry) -> str:
-    """The output that the task means; without a task dense vectors, if the model has them."""
-    if request.task:
-        return _OUTPUTS[request.task]
-    return next((name for name in _OUTPUTS.values() if name in entry.outputs), "dense")

@@ -10,12 +10,13 @@ import numpy as np
 from frontend.engine.answer import Answer
 from frontend.engine.scope import RequestScope
 from frontend.protocols.foreign.text_scoring import ScoreBody, TextRankingResource, TextScoringResource
-from frontend.protocols.sie.score import Pairs, ScorePlan
+from frontend.protocols.sie.route import Form, Plan
+from frontend.protocols.sie.score import Pairs
 from frontend.protocols.vllm.envelope import envelope, usage_of
 from frontend.protocols.vllm.schemas import DocumentsRequest, PairScoreRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import FieldNames
-from ipc.wire.messages import ModelStatus
+from ipc.wire.messages import ModelStatus, ScoreCall
 
 
 class _CutBody(ScoreBody, Protocol):
@@ -31,7 +32,7 @@ S = TypeVar("S", bound=_CutBody)
 class _CuttingResource(TextScoringResource[S]):
     """What both routes check of a loaded model."""
 
-    def plan(self, request: S, entry: ModelEntry, inputs: Pairs, status: ModelStatus) -> ScorePlan:
+    def plan(self, request: S, entry: ModelEntry, inputs: Pairs, status: ModelStatus) -> Plan[ScoreCall]:
         """The call."""
         request.check_cut(entry, status)
         return super().plan(request, entry, inputs, status)
@@ -55,12 +56,7 @@ class PairScoreResource(_CuttingResource[PairScoreRequest]):
         return request.firsts
 
     def answer(
-        self,
-        request: PairScoreRequest,
-        scope: RequestScope,
-        scores: np.ndarray,
-        reply: Answer,
-        beside: dict[str, Any],
+        self, request: PairScoreRequest, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
     ) -> dict[str, Any]:
         """`data` with a score for each text."""
         data = [
