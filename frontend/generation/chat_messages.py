@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from frontend.generation.conversation import ROLES, Conversation, calls_of, text_of
 from frontend.generation.errors import InvalidField
@@ -15,13 +16,15 @@ from ipc.settings import Limits
 class ChatMessage(msgspec.Struct):
     """One message; `content` is text, a list of parts, or null beside `tool_calls`."""
 
-    role: Annotated[str, one_of(ROLES, required=True)]
-    content: Any = None
-    name: str | None = None
-    tool_calls: list[Any] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    role: Annotated[Annotated[str, one_of(ROLES, required=True)], Meta(description="Who speaks.")]
+    content: Annotated[Any, Meta(description="What is said: a text or parts.")] = None
+    name: Annotated[str | None, Meta(description="Name of the speaker, or of the called function.")] = None
+    tool_calls: Annotated[list[Any] | None, Meta(description="Functions that the model calls.")] = None
+    tool_call_id: Annotated[str | None, Meta(description="Id of the call that this message answers.")] = None
+    reasoning_content: Annotated[
+        str | None, Meta(description="What the model thought before its answer.")
+    ] = None
+    reasoning: Annotated[str | None, Meta(description="What the model thought before its answer.")] = None
 
 
 def messages_of(given: list[ChatMessage] | str, limits: Limits) -> list[dict[str, Any]]:

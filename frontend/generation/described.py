@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from frontend.openapi.operation import Operation, asking
 
@@ -12,46 +13,52 @@ from frontend.openapi.operation import Operation, asking
 class ErrorInfo(msgspec.Struct):
     """An error in the form of OpenAI; `param` names the field."""
 
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+    message: Annotated[str, Meta(description="What is said.")]
+    type: Annotated[str, Meta(description="Kind of what is told here.")]
+    param: Annotated[str | None, Meta(description="The field that is wrong.")]
+    code: Annotated[str | None, Meta(description="Kind of the error, for programs.")]
 
 
 class ErrorAnswer(msgspec.Struct):
     """The body of an error; `partial_response` is the answer so far of a model that failed."""
 
-    message: str
-    error: ErrorInfo
-    partial_response: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    message: Annotated[str, Meta(description="What is said.")]
+    error: Annotated[ErrorInfo, Meta(description="What went wrong.")]
+    partial_response: Annotated[
+        dict[str, Any] | msgspec.UnsetType, Meta(description="The answer so far of a model that failed.")
+    ] = msgspec.UNSET
 
 
 class PromptDetails(msgspec.Struct):
     """Prompt tokens that were found in the prefix cache."""
 
-    cached_tokens: int
+    cached_tokens: Annotated[int, Meta(description="Tokens that were found in the prefix cache.")]
 
 
 class CompletionDetails(msgspec.Struct):
     """Generated tokens that are reasoning."""
 
-    reasoning_tokens: int
+    reasoning_tokens: Annotated[int, Meta(description="Generated tokens that are reasoning.")]
 
 
 class Usage(msgspec.Struct):
     """Token counts, times in seconds, tokens per second."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    avg_tok_per_sec: float
-    avg_prompt_tok_per_sec: float
-    avg_compl_tok_per_sec: float
-    total_time_sec: float
-    total_prompt_time_sec: float
-    total_completion_time_sec: float
-    prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails
+    prompt_tokens: Annotated[int, Meta(description="Tokens of the inputs.")]
+    completion_tokens: Annotated[int, Meta(description="Generated tokens.")]
+    total_tokens: Annotated[int, Meta(description="Tokens of inputs and answers.")]
+    avg_tok_per_sec: Annotated[float, Meta(description="Tokens a second over the whole request.")]
+    avg_prompt_tok_per_sec: Annotated[
+        float, Meta(description="Tokens of the prompt a second until the first token.")
+    ]
+    avg_compl_tok_per_sec: Annotated[
+        float, Meta(description="Generated tokens a second behind the first token.")
+    ]
+    total_time_sec: Annotated[float, Meta(description="Seconds of the whole request.")]
+    total_prompt_time_sec: Annotated[float, Meta(description="Seconds until the first token.")]
+    total_completion_time_sec: Annotated[float, Meta(description="Seconds behind the first token.")]
+    prompt_tokens_details: Annotated[PromptDetails, Meta(description="Of the tokens of the inputs.")]
+    completion_tokens_details: Annotated[CompletionDetails, Meta(description="Of the generated tokens.")]
 
 
 FAULTS = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)

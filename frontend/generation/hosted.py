@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from frontend.generation.errors import InvalidField
 from frontend.generation.sampling import SamplingFields
 from frontend.http.choices import one_of
@@ -19,14 +21,31 @@ Permission = Annotated[str | None, one_of(PERMISSIONS)]
 class HostedFields(SamplingFields, kw_only=True):
     """The fields, as chat, Responses and Messages name them, on top of those of sampling."""
 
-    web_search_options: Any = None
-    enable_shell: Any = None
-    enable_code_execution: Any = None
-    agent_permission: Permission = None
-    code_execution_permission: Permission = None
-    session_id: str | None = None
-    files: list[Any] | None = None
-    max_tool_rounds: int | None = None
+    web_search_options: Annotated[
+        Any, Meta(description="Refused, as no tool runs on the server; `/v1/responses` ignores the field.")
+    ] = None
+    enable_shell: Annotated[Any, Meta(description="Refused when true: no tool runs on the server.")] = None
+    enable_code_execution: Annotated[
+        Any, Meta(description="Refused when true: no tool runs on the server.")
+    ] = None
+    agent_permission: Annotated[
+        Permission, Meta(description="Permission for tools that run on the server; checked, without effect.")
+    ] = None
+    code_execution_permission: Annotated[
+        Permission, Meta(description="Permission for tools that run on the server; checked, without effect.")
+    ] = None
+    session_id: Annotated[
+        str | None,
+        Meta(
+            description="Session of tools that run on the server; no effect. `/v1/responses` repeats the session."
+        ),
+    ] = None
+    files: Annotated[
+        list[Any] | None, Meta(description="Refused unless empty: no tool runs on the server.")
+    ] = None
+    max_tool_rounds: Annotated[
+        int | None, Meta(description="Rounds of tools that run on the server: 0 only.")
+    ] = None
 
     def refuse_hosted(self, streams: bool) -> None:
         """Raise `InvalidField` for a feature that this server does not offer, and for a permission that cannot hold."""

@@ -8,8 +8,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from frontend.generation.errors import InvalidField, shown
 from ipc.wire.messages import Ending, Sampling
@@ -31,20 +33,53 @@ _DEFAULTS = Sampling()
 class SamplingFields(msgspec.Struct, kw_only=True):
     """Fields of sampling that every protocol has under these names."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    top_k: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_sequence_breakers: list[str] | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    ignore_eos: bool | None = None
+    temperature: Annotated[
+        float | None,
+        Meta(description="Spread of the choice of tokens; 0 or absent: the likeliest token each time."),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Meta(description="Keep the likeliest tokens up to this probability together; out of range: off."),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Meta(
+            description="Keep tokens of at least this part of the likeliest token's probability; out of range: off."
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None, Meta(description="Keep so many of the likeliest tokens; out of range: off.")
+    ] = None
+    presence_penalty: Annotated[
+        float | None, Meta(description="Taken from the logit of each token that has occurred.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        Meta(description="Taken from the logit of a token for each time that the token has occurred."),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, Meta(description="Divides the logits of tokens that have occurred; 1: off.")
+    ] = None
+    dry_multiplier: Annotated[
+        float | None, Meta(description="Strength of the penalty for repeated sequences (DRY); absent: off.")
+    ] = None
+    dry_base: Annotated[
+        float | None, Meta(description="Growth of the DRY penalty with each token of a repetition.")
+    ] = None
+    dry_allowed_length: Annotated[int | None, Meta(description="Length of a repetition that DRY allows.")] = (
+        None
+    )
+    dry_sequence_breakers: Annotated[
+        list[str] | None, Meta(description="Texts that end a repetition for DRY, at most 64.")
+    ] = None
+    logit_bias: Annotated[
+        dict[str, float] | None,
+        Meta(description="Numbers from -100 to 100, by token id, that are added to logits; at most 1024."),
+    ] = None
+    seed: Annotated[int | None, Meta(description="The same seed gives the same text.")] = None
+    ignore_eos: Annotated[bool | None, Meta(description="Go on behind the model's own end of the text.")] = (
+        None
+    )
 
 
 def sampling_of(fields: SamplingFields, alternatives: int | None = None) -> Sampling:

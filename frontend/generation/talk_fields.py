@@ -5,7 +5,9 @@ The struct of a route adds what only its contract has. A field stands here under
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from frontend.generation.hosted import HostedFields
 
@@ -13,21 +15,36 @@ from frontend.generation.hosted import HostedFields
 class TalkFields(HostedFields, kw_only=True):
     """The fields of chat, Responses and Messages, on top of those of sampling and of tools that run on the server."""
 
-    model: str | None = None
-    max_tokens: int | None = None
-    stream: bool | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    response_format: Any = None
-    grammar: Any = None
+    model: Annotated[str | None, Meta(description="Name of the model.")] = None
+    max_tokens: Annotated[int | None, Meta(description="Most tokens to generate, at least 1.")] = None
+    stream: Annotated[bool | None, Meta(description="Answer with events as the text comes.")] = None
+    tools: Annotated[
+        list[Any] | None, Meta(description="Functions that the model may call, at most 128.")
+    ] = None
+    tool_choice: Annotated[Any, Meta(description="Whether the model calls functions, and which.")] = None
+    logprobs: Annotated[bool | None, Meta(description="Log probabilities of the tokens.")] = None
+    top_logprobs: Annotated[
+        int | None, Meta(description="Number of alternatives beside each token, 0 to 20.")
+    ] = None
+    response_format: Annotated[
+        Any, Meta(description="The form of the answer: text, any JSON, or JSON of a schema.")
+    ] = None
+    grammar: Annotated[
+        Any, Meta(description="A grammar that the answer keeps to; not beside a form of the answer.")
+    ] = None
 
 
 class ChoiceFields(TalkFields, kw_only=True):
     """The fields of chat and Responses besides."""
 
-    max_completion_tokens: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    parallel_tool_calls: bool | None = None
+    max_completion_tokens: Annotated[
+        int | None, Meta(description="Most tokens to generate, at least 1; not beside `max_tokens`.")
+    ] = None
+    n: Annotated[int | None, Meta(description="Number of choices, 1 to 128.")] = None
+    stop: Annotated[
+        str | list[str] | None,
+        Meta(description="Texts that end the answer and are not part of the answer, at most 64."),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="Whether the model may call several functions at once.")
+    ] = None

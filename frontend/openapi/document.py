@@ -18,7 +18,6 @@ import msgspec
 import orjson
 
 from frontend.openapi.operation import EVENTS, HTML, JSON, TEXT, Operation, Parameter
-from frontend.openapi.words import described, description_of
 from frontend.protocols.chat.operations import OPERATIONS as CHAT
 from frontend.protocols.cohere.operations import OPERATIONS as COHERE
 from frontend.protocols.foreign.shared_routes import OWNERS
@@ -34,6 +33,15 @@ from frontend.protocols.vllm.operations import OPERATIONS as VLLM
 from ipc.version import VERSION
 
 _IN_BRACES = re.compile(r"{(\w+)}")
+_PATH_PARAMETERS = {
+    "mode": "`live` or `ready`.",
+    "region": "Name of a region of shared memory.",
+    "response_id": "Id of a stored response.",
+    "rest": "What to do, and with which region, as the contract writes it.",
+    "target": "Name of a model, with a slash and its version where one is meant.",
+    "version": "The version.",
+}
+"""Descriptions of the parameters of paths, by name."""
 REF = "#/components/{kind}/{name}"
 _TEMPLATE = REF.format(kind="schemas", name="{name}")
 MODEL = {
@@ -147,7 +155,11 @@ def _schemas(table: list[Operation]) -> dict[str, Any]:
         if struct is not None
     )
     _, found = msgspec.json.schema_components(named, ref_template=_TEMPLATE)
-    return described(dict(sorted(found.items())))
+    for schema in found.values():
+        # NOTE: msgspec makes the field of a tag itself, so no annotation can describe the field.
+        if (tag := schema.get("properties", {}).get("type")) is not None:
+            tag.setdefault("description", "Kind of what is told here.")
+    return dict(sorted(found.items()))
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
@@ -163,7 +175,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
             "name": name,
             "in": "path",
             "required": True,
-            "description": description_of(name),
+            "description": _PATH_PARAMETERS[name],
             "schema": _parameter_schema(operation.choices.get(name)),
         }
         for name in _IN_BRACES.findall(operation.path)

@@ -13,7 +13,9 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 from frontend.engine.scope import InferenceRecord
 from frontend.tensors.version_states import VersionState
@@ -46,8 +48,8 @@ _TIMES = {
 class Duration:
     """A count, and nanoseconds of all counted together."""
 
-    count: int = 0
-    ns: int = 0
+    count: Annotated[int, Meta(description="How often.")] = 0
+    ns: Annotated[int, Meta(description="Nanoseconds together.")] = 0
 
 
 @dataclass(slots=True)

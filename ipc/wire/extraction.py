@@ -6,44 +6,45 @@ are [x, y, width, height] in whole pixels.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 
 class Entity(msgspec.Struct, frozen=True):
     """A span of text, or a region of an image, with a label."""
 
-    text: str
-    label: str
-    score: float = 1.0
-    start: int | None = None
-    end: int | None = None
-    bbox: list[int] | None = None
+    text: Annotated[str, Meta(description="The text.")]
+    label: Annotated[str, Meta(description="The label.")]
+    score: Annotated[float, Meta(description="How well the item fits; higher is better.")] = 1.0
+    start: Annotated[int | None, Meta(description="First character.")] = None
+    end: Annotated[int | None, Meta(description="The character behind the last one.")] = None
+    bbox: Annotated[list[int] | None, Meta(description="Left, top, width and height in pixels.")] = None
 
 
 class Relation(msgspec.Struct, frozen=True):
     """`head` stands in `relation` to `tail`; both are texts."""
 
-    head: str
-    tail: str
-    relation: str
-    score: float
+    head: Annotated[str, Meta(description="The entity that the relation begins with.")]
+    tail: Annotated[str, Meta(description="The entity that the relation ends with.")]
+    relation: Annotated[str, Meta(description="Name of the relation.")]
+    score: Annotated[float, Meta(description="How well the item fits; higher is better.")]
 
 
 class Classification(msgspec.Struct, frozen=True):
     """One label of a whole item."""
 
-    label: str
-    score: float
+    label: Annotated[str, Meta(description="The label.")]
+    score: Annotated[float, Meta(description="How well the item fits; higher is better.")]
 
 
 class DetectedObject(msgspec.Struct, frozen=True):
     """One object in an image."""
 
-    label: str
-    score: float
-    bbox: list[int]
+    label: Annotated[str, Meta(description="The label.")]
+    score: Annotated[float, Meta(description="How well the item fits; higher is better.")]
+    bbox: Annotated[list[int], Meta(description="Left, top, width and height in pixels.")]
 
 
 class Extraction(msgspec.Struct, frozen=True):

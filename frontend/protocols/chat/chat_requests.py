@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from frontend.generation import bodies
 from frontend.generation.chat_messages import ChatMessage, messages_of
@@ -30,18 +31,29 @@ _HINTS = dict.fromkeys(("web_search", "web_search_preview", "shell", "namespace"
 class StreamOptions(msgspec.Struct):
     """Options of a stream."""
 
-    include_usage: bool | None = None
+    include_usage: Annotated[bool | None, Meta(description="Add a last event with the counts of tokens.")] = (
+        None
+    )
 
 
 class ChatRequest(ChoiceFields, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] | str
-    stream_options: StreamOptions | None = None
-    enable_thinking: bool | None = None
-    reasoning_effort: Effort = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    truncate_sequence: bool | None = None
+    messages: Annotated[
+        list[ChatMessage] | str, Meta(description="The conversation so far, the oldest message first.")
+    ]
+    stream_options: Annotated[StreamOptions | None, Meta(description="Options of a stream.")] = None
+    enable_thinking: Annotated[
+        bool | None, Meta(description="Whether the model thinks first; absent: as its template does.")
+    ] = None
+    reasoning_effort: Annotated[Effort, Meta(description="How long the model thinks.")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="Values for the template of the conversation.")
+    ] = None
+    truncate_sequence: Annotated[
+        bool | None,
+        Meta(description="Cut the beginning of a prompt that is too long, in place of a refusal."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

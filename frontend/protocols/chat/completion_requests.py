@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from frontend.generation import bodies
 from frontend.generation.errors import InvalidField, shown
@@ -34,21 +35,38 @@ Prompt = str | list[int]
 class CompletionRequest(SamplingFields, kw_only=True):
     """Body of POST /v1/completions."""
 
-    prompt: str | list[TokenId | str | list[TokenId]]
-    model: str | None = None
-    best_of: int | None = None
-    echo: bool | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    logprobs: int | None = None
-    stop: str | list[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    suffix: str | None = None
-    tools: list[Any] | None = None
-    response_format: Any = None
-    grammar: Any = None
-    truncate_sequence: bool | None = None
+    prompt: Annotated[
+        str | list[TokenId | str | list[TokenId]],
+        Meta(description="A text, the token ids of one, or a list of either."),
+    ]
+    model: Annotated[str | None, Meta(description="Name of the model.")] = None
+    best_of: Annotated[
+        int | None, Meta(description="So many choices are generated and the `n` likeliest are told.")
+    ] = None
+    echo: Annotated[bool | None, Meta(description="Put the prompt before each text.")] = None
+    n: Annotated[int | None, Meta(description="Number of choices, 1 to 128.")] = None
+    max_tokens: Annotated[int | None, Meta(description="Most tokens to generate, at least 1.")] = None
+    logprobs: Annotated[int | None, Meta(description="Log probabilities of the tokens.")] = None
+    stop: Annotated[
+        str | list[str] | None,
+        Meta(description="Texts that end the answer and are not part of the answer, at most 64."),
+    ] = None
+    stream: Annotated[bool | None, Meta(description="Answer with events as the text comes.")] = None
+    stream_options: Annotated[StreamOptions | None, Meta(description="Options of a stream.")] = None
+    suffix: Annotated[str | None, Meta(description="Ignored: no model here fills in.")] = None
+    tools: Annotated[
+        list[Any] | None, Meta(description="Functions that the model may call, at most 128.")
+    ] = None
+    response_format: Annotated[
+        Any, Meta(description="The form of the answer: text, any JSON, or JSON of a schema.")
+    ] = None
+    grammar: Annotated[
+        Any, Meta(description="A grammar that the answer keeps to; not beside a form of the answer.")
+    ] = None
+    truncate_sequence: Annotated[
+        bool | None,
+        Meta(description="Cut the beginning of a prompt that is too long, in place of a refusal."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ A failure has the same body with a status code of its own: 404 for a model that 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Annotated, Any
 
 import falcon
 import msgspec
 import orjson
 from falcon.asgi import Request, Response
+from msgspec import Meta
 
 from frontend.engine.scope import RequestScope
 from frontend.generation import bodies
@@ -26,15 +27,15 @@ Act = Callable[[Services, str, int], Awaitable[str]]
 class ModelRequest(msgspec.Struct):
     """Body of the three routes."""
 
-    model_id: str
+    model_id: Annotated[str, Meta(description="Name of the model.")]
 
 
 class ControlAnswer(msgspec.Struct, omit_defaults=True):
     """State of a model after what was asked, or why that failed."""
 
-    model_id: str
-    status: str
-    error: str | None = None
+    model_id: Annotated[str, Meta(description="Name of the model.")]
+    status: Annotated[str, Meta(description="The state.")]
+    error: Annotated[str | None, Meta(description="What went wrong.")] = None
 
 
 async def unload(services: Services, model: str, deadline_ns: int) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from frontend.generation.described import ErrorAnswer, Usage, generating
 from frontend.openapi.operation import JSON, Operation
@@ -16,68 +17,74 @@ from frontend.protocols.chat.control import ControlAnswer, ModelRequest
 class CalledFunctionInfo(msgspec.Struct):
     """Name and arguments of a call; the arguments are JSON text."""
 
-    name: str
-    arguments: str
+    name: Annotated[str, Meta(description="The name.")]
+    arguments: Annotated[str, Meta(description="The arguments as JSON text.")]
 
 
 class ToolCall(msgspec.Struct):
     """A call of a function."""
 
-    id: str
-    type: Literal["function"]
-    function: CalledFunctionInfo
+    id: Annotated[str, Meta(description="Id of what is told here.")]
+    type: Annotated[Literal["function"], Meta(description="Kind of what is told here.")]
+    function: Annotated[CalledFunctionInfo, Meta(description="Name and arguments of a called function.")]
 
 
 class AnswerMessage(msgspec.Struct):
     """What the model says, calls and thinks."""
 
-    role: Literal["assistant"]
-    content: str | None
-    tool_calls: list[ToolCall] | None
-    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    role: Annotated[Literal["assistant"], Meta(description="Who speaks.")]
+    content: Annotated[str | None, Meta(description="What is said: a text or parts.")]
+    tool_calls: Annotated[list[ToolCall] | None, Meta(description="Functions that the model calls.")]
+    reasoning_content: Annotated[
+        str | msgspec.UnsetType, Meta(description="What the model thought before its answer.")
+    ] = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
     """One choice of an answer."""
 
-    index: int
-    finish_reason: Literal["stop", "length", "tool_calls", "canceled"]
-    message: AnswerMessage
-    logprobs: dict[str, Any] | None
-    stop_sequence: str | msgspec.UnsetType = msgspec.UNSET
+    index: Annotated[int, Meta(description="Place in the request's list.")]
+    finish_reason: Annotated[
+        Literal["stop", "length", "tool_calls", "canceled"], Meta(description="Why the text ended.")
+    ]
+    message: Annotated[AnswerMessage, Meta(description="What is said.")]
+    logprobs: Annotated[dict[str, Any] | None, Meta(description="Log probabilities of the tokens.")]
+    stop_sequence: Annotated[
+        str | msgspec.UnsetType, Meta(description="The stop text that ended the answer.")
+    ] = msgspec.UNSET
 
 
 class ChatAnswer(msgspec.Struct):
     """A whole answer to a conversation."""
 
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: Usage
+    id: Annotated[str, Meta(description="Id of what is told here.")]
+    object: Annotated[Literal["chat.completion"], Meta(description="Kind of what is told here.")]
+    created: Annotated[int, Meta(description="Unix time of the beginning.")]
+    model: Annotated[str, Meta(description="Name of the model.")]
+    system_fingerprint: Annotated[str, Meta(description="Always `local`.")]
+    choices: Annotated[list[ChatChoice], Meta(description="The texts, by their index.")]
+    usage: Annotated[Usage, Meta(description="Counts of tokens.")]
 
 
 class CompletionChoice(msgspec.Struct):
     """One choice of a completion."""
 
-    index: int
-    text: str
-    finish_reason: str
-    logprobs: dict[str, Any] | None
+    index: Annotated[int, Meta(description="Place in the request's list.")]
+    text: Annotated[str, Meta(description="The text.")]
+    finish_reason: Annotated[str, Meta(description="Why the text ended.")]
+    logprobs: Annotated[dict[str, Any] | None, Meta(description="Log probabilities of the tokens.")]
 
 
 class CompletionAnswer(msgspec.Struct):
     """A whole completion."""
 
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[CompletionChoice]
-    usage: Usage
+    id: Annotated[str, Meta(description="Id of what is told here.")]
+    object: Annotated[Literal["text_completion"], Meta(description="Kind of what is told here.")]
+    created: Annotated[int, Meta(description="Unix time of the beginning.")]
+    model: Annotated[str, Meta(description="Name of the model.")]
+    system_fingerprint: Annotated[str, Meta(description="Always `local`.")]
+    choices: Annotated[list[CompletionChoice], Meta(description="The texts, by their index.")]
+    usage: Annotated[Usage, Meta(description="Counts of tokens.")]
 
 
 def _control(path: str, summary: str, *also: int) -> Operation:
@@ -101,29 +108,29 @@ def _control(path: str, summary: str, *also: int) -> Operation:
 class SystemInfo(msgspec.Struct):
     """Facts of the machine, of the workers' devices, and of the build."""
 
-    os: str
-    kernel: str
-    cpu: dict[str, Any]
-    memory: dict[str, int]
-    devices: list[dict[str, Any]]
-    build: dict[str, str]
-    hf_cache_path: str
+    os: Annotated[str, Meta(description="Operating system.")]
+    kernel: Annotated[str, Meta(description="Version of the kernel.")]
+    cpu: Annotated[dict[str, Any], Meta(description="The processors.")]
+    memory: Annotated[dict[str, int], Meta(description="Main memory.")]
+    devices: Annotated[list[dict[str, Any]], Meta(description="Devices of the workers.")]
+    build: Annotated[dict[str, str], Meta(description="Version of the server and its libraries.")]
+    hf_cache_path: Annotated[str, Meta(description="Where model files of the hub are kept.")]
 
 
 class Check(msgspec.Struct):
     """One check; `suggestion` says what to do."""
 
-    name: str
-    status: Literal["ok", "warn", "error"]
-    message: str
-    suggestion: str | msgspec.UnsetType = msgspec.UNSET
+    name: Annotated[str, Meta(description="The name.")]
+    status: Annotated[Literal["ok", "warn", "error"], Meta(description="The state.")]
+    message: Annotated[str, Meta(description="What is said.")]
+    suggestion: Annotated[str | msgspec.UnsetType, Meta(description="What to do.")] = msgspec.UNSET
 
 
 class Examination(msgspec.Struct):
     """Facts, and all checks."""
 
-    system: SystemInfo
-    checks: list[Check]
+    system: Annotated[SystemInfo, Meta(description="The machine.")]
+    checks: Annotated[list[Check], Meta(description="What was looked at.")]
 
 
 def _system(

@@ -18,19 +18,19 @@ Truncate = Literal["NONE", "START", "END"]
 class TextContent(msgspec.Struct, tag_field="type", tag="text"):
     """A text of an input."""
 
-    text: str
+    text: Annotated[str, Meta(description="The text.")]
 
 
 class ImageContent(msgspec.Struct, tag_field="type", tag="image_url"):
     """An image of an input."""
 
-    image_url: ImageUrl
+    image_url: Annotated[ImageUrl, Meta(description="The picture as a data URI.")]
 
 
 class EmbedInput(msgspec.Struct):
     """One input: texts, which are joined, or one image."""
 
-    content: list[TextContent | ImageContent]
+    content: Annotated[list[TextContent | ImageContent], Meta(description="What is said: a text or parts.")]
 
     def seen(self, where: str) -> Seen:
         """The one text or image. Raises `InvalidInput` for none, and for several."""
@@ -65,7 +65,10 @@ class CohereEmbedRequest(CohereEmbedV1Request, kw_only=True):
 
     input_type: Annotated[Side, Meta(description="search_query chooses the query side of the model.")]
     inputs: Annotated[list[EmbedInput] | None, Meta(description="Texts and images in content parts.")] = None
-    max_tokens: Annotated[int, Meta(ge=1, description="Texts are cut to so many tokens.")] | None = None
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=1, description="Texts are cut to so many tokens.")] | None,
+        Meta(description="Cut each input to so many tokens."),
+    ] = None
     output_dimension: Annotated[
         int | None, Meta(description="Width of the vectors, by default that of the model.")
     ] = None

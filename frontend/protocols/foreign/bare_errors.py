@@ -35,7 +35,7 @@ class BareFault(msgspec.Struct):
 class BareError(msgspec.Struct):
     """An error in the form of vLLM and infinity."""
 
-    error: BareFault
+    error: Annotated[BareFault, Meta(description="What went wrong.")]
 
 
 FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(

@@ -26,11 +26,11 @@ class InfinityModel(msgspec.Struct, kw_only=True):
     """One model."""
 
     id: Annotated[str, Meta(description="Name of the model.")]
-    stats: InfinityStats
-    object: Literal["model"] = "model"
+    stats: Annotated[InfinityStats, Meta(description="Figures of the model.")]
+    object: Annotated[Literal["model"], Meta(description="Kind of what is told here.")] = "model"
     owned_by: Annotated[str, Meta(description="Always `penstock`.")] = "penstock"
     created: Annotated[int, Meta(description="When this process began, in seconds since 1970.")]
-    backend: Literal["torch"] = "torch"
+    backend: Annotated[Literal["torch"], Meta(description="What runs the model.")] = "torch"
     capabilities: Annotated[
         list[Capability], Meta(description="The kinds of requests that the model answers.")
     ]
@@ -39,8 +39,8 @@ class InfinityModel(msgspec.Struct, kw_only=True):
 class InfinityModels(msgspec.Struct, kw_only=True):
     """All models of these kinds."""
 
-    data: list[InfinityModel]
-    object: Literal["list"] = "list"
+    data: Annotated[list[InfinityModel], Meta(description="The list.")]
+    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")] = "list"
 
 
 class InfinityModelsResource:

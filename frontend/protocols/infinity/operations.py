@@ -27,7 +27,7 @@ class InfinityUsage(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     model: Annotated[str, Meta(description="Name of the model that answered.")]
-    usage: InfinityUsage
+    usage: Annotated[InfinityUsage, Meta(description="Counts of tokens.")]
     id: Annotated[str, Meta(description="A new id of the answer.")]
     created: Annotated[int, Meta(description="When the answer was made, in seconds since 1970.")]
 
@@ -35,7 +35,7 @@ class _Answer(msgspec.Struct):
 class InfinityVector(msgspec.Struct):
     """The vector of one input."""
 
-    object: Literal["embedding"]
+    object: Annotated[Literal["embedding"], Meta(description="Kind of what is told here.")]
     embedding: Annotated[list[float] | str, Meta(description="Numbers, or base64.")]
     index: Annotated[int, Meta(description="Place of the input in the request.")]
 
@@ -43,8 +43,8 @@ class InfinityVector(msgspec.Struct):
 class MultimodalAnswer(_Answer):
     """Answer of /embeddings."""
 
-    object: Literal["list"]
-    data: list[InfinityVector]
+    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
+    data: Annotated[list[InfinityVector], Meta(description="The list.")]
 
 
 class InfinityClass(msgspec.Struct):
@@ -57,8 +57,8 @@ class InfinityClass(msgspec.Struct):
 class InfinityClassifyAnswer(_Answer):
     """Answer of /classify: for each text its classes, the likeliest first."""
 
-    object: Literal["classify"]
-    data: list[list[InfinityClass]]
+    object: Annotated[Literal["classify"], Meta(description="Kind of what is told here.")]
+    data: Annotated[list[list[InfinityClass]], Meta(description="The list.")]
 
 
 class InfinityRank(msgspec.Struct):
@@ -72,8 +72,8 @@ class InfinityRank(msgspec.Struct):
 class InfinityRerankAnswer(_Answer):
     """Answer of /rerank."""
 
-    object: Literal["rerank"]
-    results: list[InfinityRank]
+    object: Annotated[Literal["rerank"], Meta(description="Kind of what is told here.")]
+    results: Annotated[list[InfinityRank], Meta(description="The documents, the best first.")]
 
 
 _asking = partial(asking, tag="infinity", errors=FAULTS, error_code_header=False, timed=True)

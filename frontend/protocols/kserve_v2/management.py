@@ -8,10 +8,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from frontend.protocols.kserve_v2 import strings
 from frontend.services import Services
@@ -45,107 +45,107 @@ _MODEL_SERVER_STATES = {
 class Live(msgspec.Struct):
     """The process lives."""
 
-    live: bool
+    live: Annotated[bool, Meta(description="Whether the server lives.")]
 
 
 class Ready(msgspec.Struct):
     """The server or the model answers."""
 
-    ready: bool
+    ready: Annotated[bool, Meta(description="Whether requests are answered.")]
 
 
 class ServerMetadata(msgspec.Struct):
     """The server."""
 
-    name: str
-    version: str
-    extensions: list[str]
+    name: Annotated[str, Meta(description="The name.")]
+    version: Annotated[str, Meta(description="The version.")]
+    extensions: Annotated[list[str], Meta(description="Extensions of the protocol that are there.")]
 
 
 class TensorMetadata(msgspec.Struct):
     """A tensor of a model; -1 stands for any size."""
 
-    name: str
-    datatype: str
-    shape: list[int]
+    name: Annotated[str, Meta(description="The name.")]
+    datatype: Annotated[str, Meta(description="Type of the elements.")]
+    shape: Annotated[list[int], Meta(description="Sizes of the dimensions; -1: any.")]
 
 
 class ModelMetadata(msgspec.Struct):
     """A model and its tensors."""
 
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
+    name: Annotated[str, Meta(description="The name.")]
+    versions: Annotated[list[str], Meta(description="Versions that are served.")]
+    platform: Annotated[str, Meta(description="What runs the model.")]
+    inputs: Annotated[list[TensorMetadata], Meta(description="The inputs.")]
+    outputs: Annotated[list[TensorMetadata], Meta(description="The outputs.")]
 
 
 class InferStatistics(msgspec.Struct):
     """Requests of one version by phase; there is no cache of responses."""
 
-    success: Duration
-    fail: Duration
-    queue: Duration
-    compute_input: Duration
-    compute_infer: Duration
-    compute_output: Duration
-    cache_hit: Duration
-    cache_miss: Duration
+    success: Annotated[Duration, Meta(description="Requests that were answered.")]
+    fail: Annotated[Duration, Meta(description="Requests that failed.")]
+    queue: Annotated[Duration, Meta(description="Time in the queue.")]
+    compute_input: Annotated[Duration, Meta(description="Time for the inputs.")]
+    compute_infer: Annotated[Duration, Meta(description="Time of the model.")]
+    compute_output: Annotated[Duration, Meta(description="Time for the outputs.")]
+    cache_hit: Annotated[Duration, Meta(description="Always 0: there is no such cache.")]
+    cache_miss: Annotated[Duration, Meta(description="Always 0: there is no such cache.")]
 
 
 class BatchStatistics(msgspec.Struct):
     """Runs of one batch size."""
 
-    batch_size: int
-    compute_input: Duration
-    compute_infer: Duration
-    compute_output: Duration
+    batch_size: Annotated[int, Meta(description="Rows of a run.")]
+    compute_input: Annotated[Duration, Meta(description="Time for the inputs.")]
+    compute_infer: Annotated[Duration, Meta(description="Time of the model.")]
+    compute_output: Annotated[Duration, Meta(description="Time for the outputs.")]
 
 
 class VersionStatistics(msgspec.Struct):
     """Statistics of one version; the last inference in milliseconds since 1970."""
 
-    name: str
-    version: str
-    last_inference: int
-    inference_count: int
-    execution_count: int
-    inference_stats: InferStatistics
-    response_stats: dict[str, Any]
-    batch_stats: list[BatchStatistics]
-    memory_usage: list[Any]
+    name: Annotated[str, Meta(description="The name.")]
+    version: Annotated[str, Meta(description="The version.")]
+    last_inference: Annotated[int, Meta(description="Unix time in milliseconds of the last answer.")]
+    inference_count: Annotated[int, Meta(description="Rows that were answered.")]
+    execution_count: Annotated[int, Meta(description="Runs of the model.")]
+    inference_stats: Annotated[InferStatistics, Meta(description="Times of requests by phase.")]
+    response_stats: Annotated[dict[str, Any], Meta(description="Times of responses by their number.")]
+    batch_stats: Annotated[list[BatchStatistics], Meta(description="Times of runs by batch size.")]
+    memory_usage: Annotated[list[Any], Meta(description="Memory of the version.")]
 
 
 class ModelsStatistics(msgspec.Struct):
     """Statistics of models, one entry per version."""
 
-    model_stats: list[VersionStatistics]
+    model_stats: Annotated[list[VersionStatistics], Meta(description="Figures of each version.")]
 
 
 class IndexEntry(msgspec.Struct):
     """One version of a model in the repository."""
 
-    name: str
-    version: str
-    state: Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
-    reason: str | UnsetType = UNSET
+    name: Annotated[str, Meta(description="The name.")]
+    version: Annotated[str, Meta(description="The version.")]
+    state: Annotated[Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"], Meta(description="The state.")]
+    reason: Annotated[str | UnsetType, Meta(description="Why that is so.")] = UNSET
 
 
 class SystemRegion(msgspec.Struct):
     """A region of POSIX shared memory."""
 
-    name: str
-    key: str
-    offset: int
-    byte_size: int
+    name: Annotated[str, Meta(description="The name.")]
+    key: Annotated[str, Meta(description="Name of the shared memory object.")]
+    offset: Annotated[int, Meta(description="First byte of the region in its object.")]
+    byte_size: Annotated[int, Meta(description="Bytes of the region.")]
 
 
 class CudaRegion(msgspec.Struct):
     """A region of device memory."""
 
-    name: str
-    device_id: int
-    byte_size: int
+    name: Annotated[str, Meta(description="The name.")]
+    device_id: Annotated[int, Meta(description="Number of the device.")]
+    byte_size: Annotated[int, Meta(description="Bytes of the region.")]
 
 
 def server_metadata(services: Services) -> ServerMetadata:

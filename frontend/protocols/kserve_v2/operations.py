@@ -5,9 +5,10 @@ Names of models may hold slashes. Binary tensors, of which the schema knows noth
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from frontend.openapi.operation import JSON, Operation, Parameter
 from frontend.protocols.kserve_v2 import management, schemas
@@ -18,29 +19,33 @@ MODEL = "/v2/models/{model}"
 class KserveError(msgspec.Struct):
     """An error."""
 
-    error: str
-    code: str
-    request_id: str
-    retryable: bool
+    error: Annotated[str, Meta(description="What went wrong.")]
+    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
+    request_id: Annotated[str, Meta(description="Id of the request, as in the log.")]
+    retryable: Annotated[bool, Meta(description="Whether the same request may succeed later.")]
 
 
 class InferredOutput(msgspec.Struct):
     """One output: `data`, or the size of its bytes behind the JSON."""
 
-    name: str
-    datatype: str
-    shape: list[int]
-    parameters: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
-    data: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    name: Annotated[str, Meta(description="The name.")]
+    datatype: Annotated[str, Meta(description="Type of the elements.")]
+    shape: Annotated[list[int], Meta(description="Sizes of the dimensions; -1: any.")]
+    parameters: Annotated[dict[str, int] | msgspec.UnsetType, Meta(description="Options, by name.")] = (
+        msgspec.UNSET
+    )
+    data: Annotated[list[Any] | msgspec.UnsetType, Meta(description="The elements in row-major order.")] = (
+        msgspec.UNSET
+    )
 
 
 class InferResponse(msgspec.Struct):
     """The answer to an infer request."""
 
-    id: str
-    model_name: str
-    model_version: str
-    outputs: list[InferredOutput]
+    id: Annotated[str, Meta(description="Id of what is told here.")]
+    model_name: Annotated[str, Meta(description="Name of the model.")]
+    model_version: Annotated[str, Meta(description="Version that answered.")]
+    outputs: Annotated[list[InferredOutput], Meta(description="The outputs.")]
 
 
 EMPTY: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ import falcon
 import msgspec
 import orjson
 from falcon.asgi import Request, Response
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from frontend.http.choices import one_of
 from frontend.http.half_characters import fault_of
@@ -87,80 +87,98 @@ def _check_length(nbytes: int, most_nbytes: int) -> None:
 class InputParameters(msgspec.Struct, gc=False):
     """Place of an input's bytes outside of the JSON."""
 
-    binary_data_size: int | UnsetType = UNSET
-    shared_memory_region: str | UnsetType = UNSET
-    shared_memory_offset: int = 0
-    shared_memory_byte_size: int | UnsetType = UNSET
+    binary_data_size: Annotated[int | UnsetType, Meta(description="Bytes of the tensor behind the JSON.")] = (
+        UNSET
+    )
+    shared_memory_region: Annotated[
+        str | UnsetType, Meta(description="Registered region that holds the tensor.")
+    ] = UNSET
+    shared_memory_offset: Annotated[int, Meta(description="First byte of the tensor in the region.")] = 0
+    shared_memory_byte_size: Annotated[
+        int | UnsetType, Meta(description="Bytes of the tensor in the region.")
+    ] = UNSET
 
 
 class Input(msgspec.Struct, gc=False):
     """An input; `data` stays as written."""
 
-    name: str
-    shape: list[int]
-    datatype: Annotated[str, one_of(DATATYPES, required=True)]
-    parameters: InputParameters | None = None
-    data: msgspec.Raw | UnsetType = UNSET
+    name: Annotated[str, Meta(description="The name.")]
+    shape: Annotated[list[int], Meta(description="Sizes of the dimensions; -1: any.")]
+    datatype: Annotated[
+        Annotated[str, one_of(DATATYPES, required=True)], Meta(description="Type of the elements.")
+    ]
+    parameters: Annotated[InputParameters | None, Meta(description="Options, by name.")] = None
+    data: Annotated[msgspec.Raw | UnsetType, Meta(description="The elements in row-major order.")] = UNSET
 
 
 class OutputParameters(msgspec.Struct, gc=False):
     """The wanted form of an output."""
 
-    binary_data: bool | UnsetType = UNSET
-    classification: int = 0
-    shared_memory_region: str | UnsetType = UNSET
-    shared_memory_offset: int = 0
-    shared_memory_byte_size: int | UnsetType = UNSET
+    binary_data: Annotated[
+        bool | UnsetType, Meta(description="Send the tensor behind the JSON as bytes.")
+    ] = UNSET
+    classification: Annotated[
+        int, Meta(description="Tell so many of the highest values with their labels.")
+    ] = 0
+    shared_memory_region: Annotated[
+        str | UnsetType, Meta(description="Registered region that holds the tensor.")
+    ] = UNSET
+    shared_memory_offset: Annotated[int, Meta(description="First byte of the tensor in the region.")] = 0
+    shared_memory_byte_size: Annotated[
+        int | UnsetType, Meta(description="Bytes of the tensor in the region.")
+    ] = UNSET
 
 
 class Output(msgspec.Struct, gc=False):
     """A wanted output."""
 
-    name: str
-    parameters: OutputParameters | None = None
+    name: Annotated[str, Meta(description="The name.")]
+    parameters: Annotated[OutputParameters | None, Meta(description="Options, by name.")] = None
 
 
 class Infer(msgspec.Struct):
     """The body of an infer request."""
 
-    inputs: list[Input]
-    id: str | None = ""
-    parameters: dict[str, bool | int | float | str] | None = None
-    outputs: list[Output] | None = None
+    inputs: Annotated[list[Input], Meta(description="The inputs.")]
+    id: Annotated[str | None, Meta(description="Id of what is told here.")] = ""
+    parameters: Annotated[
+        dict[str, bool | int | float | str] | None, Meta(description="Options, by name.")
+    ] = None
+    outputs: Annotated[list[Output] | None, Meta(description="The outputs.")] = None
 
 
 class Index(msgspec.Struct):
     """The body of a request for the index of the repository."""
 
-    ready: bool = False
+    ready: Annotated[bool, Meta(description="Whether requests are answered.")] = False
 
 
 class Control(msgspec.Struct):
     """The body of a load or an unload."""
 
-    parameters: dict[str, Any] = {}
+    parameters: Annotated[dict[str, Any], Meta(description="Options, by name.")] = {}
 
 
 class RegisterSystem(msgspec.Struct):
     """The body of a registration of POSIX shared memory."""
 
-    key: str
-    byte_size: int
-    offset: int = 0
+    key: Annotated[str, Meta(description="Name of the shared memory object.")]
+    byte_size: Annotated[int, Meta(description="Bytes of the region.")]
+    offset: Annotated[int, Meta(description="First byte of the region in its object.")] = 0
 
 
 class Handle(msgspec.Struct):
     """An IPC handle of device memory in base64."""
 
-    b64: bytes
+    b64: Annotated[bytes, Meta(description="The handle in base64.")]
 
 
 class RegisterCuda(msgspec.Struct):
     """The body of a registration of device memory."""
 
-    raw_handle: Handle
-    byte_size: int
-    device_id: int = 0
+    raw_handle: Annotated[Handle, Meta(description="Handle of the device memory.")]
+    byte_size: Annotated[int, Meta(description="Bytes of the region.")]
+    device_id: Annotated[int, Meta(description="Number of the device.")] = 0
 
 
 INFER = Decoder(Infer)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from frontend.generation.conversation import Conversation, refuse_media, text_of
 from frontend.generation.errors import InvalidField
@@ -34,8 +35,8 @@ PLACEHOLDER = "[image]"
 class Message(msgspec.Struct):
     """One message; `content` is text or a list of content blocks."""
 
-    role: Annotated[str, one_of(_ROLES, required=True)]
-    content: Any
+    role: Annotated[Annotated[str, one_of(_ROLES, required=True)], Meta(description="Who speaks.")]
+    content: Annotated[Any, Meta(description="What is said: a text or parts.")]
 
 
 def add_message(talk: Conversation, message: Message, where: str) -> None:

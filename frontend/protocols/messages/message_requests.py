@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from frontend.generation import bodies
 from frontend.generation.conversation import Conversation, text_of
@@ -28,22 +29,34 @@ from ipc.wire.messages import GenerateCall, Grammar
 class OutputConfig(msgspec.Struct):
     """Form of the answer and effort of the reasoning, as newer clients send them."""
 
-    format: Any = None
-    effort: Effort = None
+    format: Annotated[Any, Meta(description="The form.")] = None
+    effort: Annotated[Effort, Meta(description="How long the model thinks.")] = None
 
 
 class MessagesRequest(TalkFields, kw_only=True):
     """Body of POST /v1/messages."""
 
-    messages: list[Message]
-    system: str | list[Any] | None = None
-    stop_sequences: list[str] | None = None
-    thinking: Any = None
-    container: Any = None
-    output_config: OutputConfig | None = None
-    enable_thinking: bool | None = None
-    reasoning_effort: Effort = None
-    truncate_sequence: bool | None = None
+    messages: Annotated[list[Message], Meta(description="The conversation so far, the oldest message first.")]
+    system: Annotated[
+        str | list[Any] | None, Meta(description="What the model should know before the conversation.")
+    ] = None
+    stop_sequences: Annotated[
+        list[str] | None,
+        Meta(description="Texts that end the answer and are not part of the answer, at most 64."),
+    ] = None
+    thinking: Annotated[Any, Meta(description="Whether the model thinks first.")] = None
+    container: Annotated[Any, Meta(description="Skills are refused; all else is ignored.")] = None
+    output_config: Annotated[
+        OutputConfig | None, Meta(description="Form of the answer and effort of the model.")
+    ] = None
+    enable_thinking: Annotated[
+        bool | None, Meta(description="Whether the model thinks first; absent: as its template does.")
+    ] = None
+    reasoning_effort: Annotated[Effort, Meta(description="How long the model thinks.")] = None
+    truncate_sequence: Annotated[
+        bool | None,
+        Meta(description="Cut the beginning of a prompt that is too long, in place of a refusal."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

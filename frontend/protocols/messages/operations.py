@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from frontend.openapi.operation import Operation, asking
 from frontend.protocols.messages.message_requests import MessagesRequest
@@ -13,42 +14,47 @@ from frontend.protocols.messages.message_requests import MessagesRequest
 class MessagesErrorInfo(msgspec.Struct):
     """What went wrong."""
 
-    type: str
-    message: str
+    type: Annotated[str, Meta(description="Kind of what is told here.")]
+    message: Annotated[str, Meta(description="What is said.")]
 
 
 class MessagesError(msgspec.Struct):
     """An error in the form of Anthropic."""
 
-    type: Literal["error"]
-    error: MessagesErrorInfo
+    type: Annotated[Literal["error"], Meta(description="Kind of what is told here.")]
+    error: Annotated[MessagesErrorInfo, Meta(description="What went wrong.")]
 
 
 class MessagesUsage(msgspec.Struct):
     """Tokens of the prompt and of the answer."""
 
-    input_tokens: int
-    output_tokens: int
+    input_tokens: Annotated[int, Meta(description="Tokens of the inputs.")]
+    output_tokens: Annotated[int, Meta(description="Generated tokens.")]
 
 
 class MessagesAnswer(msgspec.Struct):
     """A whole message; `content` has blocks of types thinking, text and tool_use."""
 
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    content: list[dict[str, Any]]
-    model: str
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
-    stop_sequence: str | None
-    usage: MessagesUsage
-    logprobs: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    id: Annotated[str, Meta(description="Id of what is told here.")]
+    type: Annotated[Literal["message"], Meta(description="Kind of what is told here.")]
+    role: Annotated[Literal["assistant"], Meta(description="Who speaks.")]
+    content: Annotated[list[dict[str, Any]], Meta(description="Parts of the answer: text, thinking, calls.")]
+    model: Annotated[str, Meta(description="Name of the model.")]
+    stop_reason: Annotated[
+        Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"],
+        Meta(description="Why the text ended."),
+    ]
+    stop_sequence: Annotated[str | None, Meta(description="The stop text that ended the answer.")]
+    usage: Annotated[MessagesUsage, Meta(description="Counts of tokens.")]
+    logprobs: Annotated[
+        dict[str, Any] | msgspec.UnsetType, Meta(description="Log probabilities of the tokens.")
+    ] = msgspec.UNSET
 
 
 class TokenCount(msgspec.Struct):
     """The number of tokens of a prompt."""
 
-    input_tokens: int
+    input_tokens: Annotated[int, Meta(description="Tokens of the inputs.")]
 
 
 _FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(

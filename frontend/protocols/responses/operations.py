@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from frontend.generation.described import ErrorAnswer, PromptDetails, generating
 from frontend.openapi.operation import Operation, Parameter
@@ -14,83 +15,130 @@ from frontend.protocols.responses.requests import ResponseRequest
 class OutputDetails(msgspec.Struct):
     """Generated tokens that are reasoning."""
 
-    reasoning_tokens: int
+    reasoning_tokens: Annotated[int, Meta(description="Generated tokens that are reasoning.")]
 
 
 class ResponseUsage(msgspec.Struct):
     """Token counts."""
 
-    input_tokens: int
-    input_tokens_details: PromptDetails
-    output_tokens: int
-    output_tokens_details: OutputDetails
-    total_tokens: int
+    input_tokens: Annotated[int, Meta(description="Tokens of the inputs.")]
+    input_tokens_details: Annotated[PromptDetails, Meta(description="Of the tokens of the inputs.")]
+    output_tokens: Annotated[int, Meta(description="Generated tokens.")]
+    output_tokens_details: Annotated[OutputDetails, Meta(description="Of the generated tokens.")]
+    total_tokens: Annotated[int, Meta(description="Tokens of inputs and answers.")]
 
 
 class ResponseErrorInfo(msgspec.Struct):
     """Why a response failed."""
 
-    type: Literal["validation_error", "model_error", "internal_error"]
-    code: str
-    message: str
+    type: Annotated[
+        Literal["validation_error", "model_error", "internal_error"],
+        Meta(description="Kind of what is told here."),
+    ]
+    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
+    message: Annotated[str, Meta(description="What is said.")]
 
 
 class IncompleteDetails(msgspec.Struct):
     """Why a response is incomplete."""
 
-    reason: Literal["max_output_tokens"]
+    reason: Annotated[Literal["max_output_tokens"], Meta(description="Why that is so.")]
 
 
 class ResponseAnswer(msgspec.Struct, kw_only=True):
     """A response; `output` has items of types reasoning, message and function_call."""
 
-    id: str
-    object: Literal["response"]
-    created_at: int
-    completed_at: int | msgspec.UnsetType = msgspec.UNSET
-    status: Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
-    model: str
-    output: list[dict[str, Any]]
-    output_text: str | msgspec.UnsetType = msgspec.UNSET
-    reasoning: str | msgspec.UnsetType = msgspec.UNSET
-    usage: ResponseUsage | msgspec.UnsetType = msgspec.UNSET
-    error: ResponseErrorInfo | msgspec.UnsetType = msgspec.UNSET
-    incomplete_details: IncompleteDetails | msgspec.UnsetType = msgspec.UNSET
-    background: bool
-    store: bool
-    metadata: dict[str, Any]
-    parallel_tool_calls: bool
-    text: dict[str, Any]
-    tool_choice: str | dict[str, Any]
-    tools: list[dict[str, Any]]
-    truncation: Literal["auto", "disabled"]
-    instructions: str | msgspec.UnsetType = msgspec.UNSET
-    previous_response_id: str | msgspec.UnsetType = msgspec.UNSET
-    max_output_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    temperature: float | msgspec.UnsetType = msgspec.UNSET
-    top_p: float | msgspec.UnsetType = msgspec.UNSET
-    presence_penalty: float | msgspec.UnsetType = msgspec.UNSET
-    frequency_penalty: float | msgspec.UnsetType = msgspec.UNSET
-    top_logprobs: int | msgspec.UnsetType = msgspec.UNSET
-    session_id: str | msgspec.UnsetType = msgspec.UNSET
+    id: Annotated[str, Meta(description="Id of what is told here.")]
+    object: Annotated[Literal["response"], Meta(description="Kind of what is told here.")]
+    created_at: Annotated[int, Meta(description="Unix time of the beginning.")]
+    completed_at: Annotated[int | msgspec.UnsetType, Meta(description="Unix time of the end.")] = (
+        msgspec.UNSET
+    )
+    status: Annotated[
+        Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"],
+        Meta(description="The state."),
+    ]
+    model: Annotated[str, Meta(description="Name of the model.")]
+    output: Annotated[
+        list[dict[str, Any]], Meta(description="Items of the answer: messages, reasoning, calls.")
+    ]
+    output_text: Annotated[str | msgspec.UnsetType, Meta(description="All texts of the answer together.")] = (
+        msgspec.UNSET
+    )
+    reasoning: Annotated[str | msgspec.UnsetType, Meta(description="How the model thought.")] = msgspec.UNSET
+    usage: Annotated[ResponseUsage | msgspec.UnsetType, Meta(description="Counts of tokens.")] = msgspec.UNSET
+    error: Annotated[ResponseErrorInfo | msgspec.UnsetType, Meta(description="What went wrong.")] = (
+        msgspec.UNSET
+    )
+    incomplete_details: Annotated[
+        IncompleteDetails | msgspec.UnsetType, Meta(description="Why the answer is not complete.")
+    ] = msgspec.UNSET
+    background: Annotated[bool, Meta(description="Whether the response goes on without its client.")]
+    store: Annotated[bool, Meta(description="Whether the response is kept for later requests.")]
+    metadata: Annotated[dict[str, Any], Meta(description="Values of the caller, by name.")]
+    parallel_tool_calls: Annotated[
+        bool, Meta(description="Whether the model may call several functions at once.")
+    ]
+    text: Annotated[dict[str, Any], Meta(description="The form of the answer.")]
+    tool_choice: Annotated[
+        str | dict[str, Any], Meta(description="Whether the model calls functions, and which.")
+    ]
+    tools: Annotated[
+        list[dict[str, Any]], Meta(description="Functions that the model may call, at most 128.")
+    ]
+    truncation: Annotated[
+        Literal["auto", "disabled"],
+        Meta(description="`auto`: cut the beginning of a prompt that is too long."),
+    ]
+    instructions: Annotated[
+        str | msgspec.UnsetType, Meta(description="What the model should know before the conversation.")
+    ] = msgspec.UNSET
+    previous_response_id: Annotated[
+        str | msgspec.UnsetType,
+        Meta(description="Id of the stored response that the conversation goes on from."),
+    ] = msgspec.UNSET
+    max_output_tokens: Annotated[
+        int | msgspec.UnsetType, Meta(description="Most tokens to generate, at least 1.")
+    ] = msgspec.UNSET
+    temperature: Annotated[
+        float | msgspec.UnsetType,
+        Meta(description="Spread of the choice of tokens; 0 or absent: the likeliest token each time."),
+    ] = msgspec.UNSET
+    top_p: Annotated[
+        float | msgspec.UnsetType,
+        Meta(description="Keep the likeliest tokens up to this probability together; out of range: off."),
+    ] = msgspec.UNSET
+    presence_penalty: Annotated[
+        float | msgspec.UnsetType, Meta(description="Taken from the logit of each token that has occurred.")
+    ] = msgspec.UNSET
+    frequency_penalty: Annotated[
+        float | msgspec.UnsetType,
+        Meta(description="Taken from the logit of a token for each time that the token has occurred."),
+    ] = msgspec.UNSET
+    top_logprobs: Annotated[
+        int | msgspec.UnsetType, Meta(description="Number of alternatives beside each token, 0 to 20.")
+    ] = msgspec.UNSET
+    session_id: Annotated[
+        str | msgspec.UnsetType, Meta(description="The session that the request named.")
+    ] = msgspec.UNSET
 
 
 class DeletedResponse(msgspec.Struct):
     """A response that is not stored any more."""
 
-    id: str
-    object: Literal["response.deleted"]
-    deleted: Literal[True]
+    id: Annotated[str, Meta(description="Id of what is told here.")]
+    object: Annotated[Literal["response.deleted"], Meta(description="Kind of what is told here.")]
+    deleted: Annotated[Literal[True], Meta(description="Whether the response is gone.")]
 
 
 class InputItems(msgspec.Struct):
     """A page of the input of a response."""
 
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
+    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
+    data: Annotated[list[dict[str, Any]], Meta(description="The list.")]
+    has_more: Annotated[bool, Meta(description="Whether there are more behind the last one.")]
+    first_id: Annotated[str | None, Meta(description="Id of the first of these.")]
+    last_id: Annotated[str | None, Meta(description="Id of the last of these.")]
 
 
 PATH = "/v1/responses/{response_id}"

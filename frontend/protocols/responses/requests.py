@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 import orjson
+from msgspec import Meta
 
 from frontend.generation import bodies
 from frontend.generation.conversation import Conversation
@@ -50,26 +51,38 @@ ECHOED = (
 class ReasoningOptions(msgspec.Struct):
     """How hard the model thinks; a summary is never made."""
 
-    effort: Effort = None
-    summary: Any = None
+    effort: Annotated[Effort, Meta(description="How long the model thinks.")] = None
+    summary: Annotated[Any, Meta(description="Ignored.")] = None
 
 
 class ResponseRequest(ChoiceFields, kw_only=True):
     """Body of POST /v1/responses."""
 
-    input: str | list[Any]
-    instructions: str | None = None
-    previous_response_id: str | None = None
-    stream_options: Any = None
-    background: bool | None = None
-    store: bool | None = None
-    metadata: dict[str, Any] | None = None
-    include: Any = None
-    max_output_tokens: int | None = None
-    max_tool_calls: Any = None
-    reasoning: ReasoningOptions | None = None
-    text: dict[str, Any] | None = None
-    truncation: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": [*TRUNCATIONS, None]})] = None
+    input: Annotated[str | list[Any], Meta(description="The new input: a text, or items of a conversation.")]
+    instructions: Annotated[
+        str | None, Meta(description="What the model should know before the conversation.")
+    ] = None
+    previous_response_id: Annotated[
+        str | None, Meta(description="Id of the stored response that the conversation goes on from.")
+    ] = None
+    stream_options: Annotated[Any, Meta(description="Ignored.")] = None
+    background: Annotated[
+        bool | None, Meta(description="Whether the response goes on without its client.")
+    ] = None
+    store: Annotated[bool | None, Meta(description="Whether the response is kept for later requests.")] = None
+    metadata: Annotated[dict[str, Any] | None, Meta(description="Values of the caller, by name.")] = None
+    include: Annotated[Any, Meta(description="Ignored.")] = None
+    max_output_tokens: Annotated[int | None, Meta(description="Most tokens to generate, at least 1.")] = None
+    max_tool_calls: Annotated[Any, Meta(description="Refused: no tool runs on the server.")] = None
+    reasoning: Annotated[ReasoningOptions | None, Meta(description="How the model thinks.")] = None
+    text: Annotated[
+        dict[str, Any] | None,
+        Meta(description="The form of the answer: text, any JSON, or JSON of a schema."),
+    ] = None
+    truncation: Annotated[
+        Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": [*TRUNCATIONS, None]})],
+        Meta(description="`auto`: cut the beginning of a prompt that is too long."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from falcon.asgi import Request
+from msgspec import Meta
 
 from frontend.generation.models import status_of
 from ipc.errors import InvalidInput
@@ -27,19 +28,23 @@ class ListedModel(msgspec.Struct, kw_only=True):
     `max_sequences` is there for loaded models that generate text: so many sequences run together.
     """
 
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = OWNER
-    type: Literal["model"] = "model"
-    display_name: str
-    created_at: str
-    lifecycle: Literal["active"] = "active"
-    max_input_tokens: int | None
-    root: str
-    parent: str | None
-    status: Literal["loaded", "unloaded", "reloading"] | msgspec.UnsetType = msgspec.UNSET
-    max_sequences: int | msgspec.UnsetType = msgspec.UNSET
+    id: Annotated[str, Meta(description="Id of what is told here.")]
+    object: Annotated[Literal["model"], Meta(description="Kind of what is told here.")] = "model"
+    created: Annotated[int, Meta(description="Unix time of the beginning.")]
+    owned_by: Annotated[str, Meta(description="Who serves the model.")] = OWNER
+    type: Annotated[Literal["model"], Meta(description="Kind of what is told here.")] = "model"
+    display_name: Annotated[str, Meta(description="The name for people.")]
+    created_at: Annotated[str, Meta(description="Time since which the model is known, as RFC 3339.")]
+    lifecycle: Annotated[Literal["active"], Meta(description="Whether the model will stay.")] = "active"
+    max_input_tokens: Annotated[int | None, Meta(description="Longest input in tokens.")]
+    root: Annotated[str, Meta(description="The model that this one is a form of.")]
+    parent: Annotated[str | None, Meta(description="The model whose weights this one adapts.")]
+    status: Annotated[
+        Literal["loaded", "unloaded", "reloading"] | msgspec.UnsetType, Meta(description="The state.")
+    ] = msgspec.UNSET
+    max_sequences: Annotated[int | msgspec.UnsetType, Meta(description="Sequences that run together.")] = (
+        msgspec.UNSET
+    )
 
 
 def listed_model(

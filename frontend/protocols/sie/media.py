@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
@@ -34,10 +35,10 @@ class ImageUrl(msgspec.Struct):
 class Part(msgspec.Struct):
     """A text or an image; `type` is read by nobody, as the fields say the same."""
 
-    type: str | None = None
+    type: Annotated[str | None, Meta(description="Kind of what is told here.")] = None
     text: Annotated[str | None, msgspec.Meta(description="A text.")] = None
-    image: ImageText | None = None
-    image_url: ImageUrl | ImageText | None = None
+    image: Annotated[ImageText | None, Meta(description="A picture as a data URI or base64.")] = None
+    image_url: Annotated[ImageUrl | ImageText | None, Meta(description="A picture as a data URI.")] = None
 
 
 class MediaInput(Part):

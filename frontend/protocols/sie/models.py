@@ -8,6 +8,7 @@ import falcon
 import msgspec
 import orjson
 from falcon.asgi import Request, Response
+from msgspec import Meta
 
 from frontend.generation.models import DEFAULT, default_model
 from frontend.http.disconnect import until_disconnect
@@ -26,18 +27,18 @@ OUTPUT_ORDER = (*ENCODE_OUTPUTS, "score", "json")
 class LoadFault(msgspec.Struct):
     """Why the last load failed."""
 
-    code: str
-    message: str
-    attempts: int
-    permanent: bool
+    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
+    message: Annotated[str, Meta(description="What is said.")]
+    attempts: Annotated[int, Meta(description="Loads that were tried.")]
+    permanent: Annotated[bool, Meta(description="Whether the load is tried again only by hand.")]
 
 
 class ProfileInfo(msgspec.Struct):
     """A named variation of a model."""
 
-    is_default: bool
-    output_types: list[str]
-    output_similarity: dict[str, str]
+    is_default: Annotated[bool, Meta(description="Whether a request without a profile means this one.")]
+    output_types: Annotated[list[str], Meta(description="The outputs: dense, sparse, multivector, score.")]
+    output_similarity: Annotated[dict[str, str], Meta(description="How two outputs are compared.")]
 
 
 _STATES = ["available", "loading", "loaded", "unloading", "failed"]
@@ -47,15 +48,15 @@ State = Annotated[str, msgspec.Meta(extra_json_schema={"enum": _STATES})]
 class ModelInfo(msgspec.Struct):
     """Inputs, outputs and state of a model."""
 
-    name: str
-    inputs: list[str]
-    outputs: list[str]
-    dims: dict[str, int]
-    loaded: bool
-    state: State
-    last_error: LoadFault | None
-    max_sequence_length: int | None
-    profiles: dict[str, ProfileInfo]
+    name: Annotated[str, Meta(description="The name.")]
+    inputs: Annotated[list[str], Meta(description="What the model takes.")]
+    outputs: Annotated[list[str], Meta(description="What the model gives.")]
+    dims: Annotated[dict[str, int], Meta(description="Length of a vector.")]
+    loaded: Annotated[bool, Meta(description="Whether a worker has the model ready.")]
+    state: Annotated[State, Meta(description="The state.")]
+    last_error: Annotated[LoadFault | None, Meta(description="Why the last load failed.")]
+    max_sequence_length: Annotated[int | None, Meta(description="Longest input in tokens.")]
+    profiles: Annotated[dict[str, ProfileInfo], Meta(description="Named variations of the model.")]
 
 
 ModelDetails = msgspec.defstruct(
@@ -71,19 +72,19 @@ ModelDetails = msgspec.defstruct(
 class ModelsResponse(msgspec.Struct):
     """Models in all forms; the ids are those of the first and the last entry of `data`."""
 
-    object: Literal["list"]
-    data: list[ListedModel]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-    models: list[ModelInfo]
+    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
+    data: Annotated[list[ListedModel], Meta(description="The list.")]
+    has_more: Annotated[bool, Meta(description="Whether there are more behind the last one.")]
+    first_id: Annotated[str | None, Meta(description="Id of the first of these.")]
+    last_id: Annotated[str | None, Meta(description="Id of the last of these.")]
+    models: Annotated[list[ModelInfo], Meta(description="The models, in the form of SIE.")]
 
 
 class ModelState(msgspec.Struct):
     """State of a model after a load or unload was asked for."""
 
-    name: str
-    state: State
+    name: Annotated[str, Meta(description="The name.")]
+    state: Annotated[State, Meta(description="The state.")]
 
 
 def model_info(entry: ModelEntry, status: ModelStatus) -> ModelInfo:

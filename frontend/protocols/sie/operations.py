@@ -7,10 +7,10 @@ are rendered, since they are large. Arrays are lists in JSON; in msgpack every
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from frontend.openapi.operation import JSON, MSGPACK, Operation, Parameter, asking
 from frontend.protocols.sie import listing, models, schemas
@@ -23,207 +23,227 @@ Number = int | float
 class ItemFault(msgspec.Struct):
     """Why one item failed while its neighbours did not."""
 
-    code: str
-    message: str
+    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
+    message: Annotated[str, Meta(description="What is said.")]
 
 
 class DenseVector(msgspec.Struct):
     """One vector; `scale` and `offset` come with int8 and uint8."""
 
-    dims: int
-    dtype: Dtype
-    values: list[Number]
-    scale: float | UnsetType = UNSET
-    offset: float | UnsetType = UNSET
+    dims: Annotated[int, Meta(description="Length of a vector.")]
+    dtype: Annotated[Dtype, Meta(description="Type of the numbers.")]
+    values: Annotated[list[Number], Meta(description="The numbers.")]
+    scale: Annotated[
+        float | UnsetType,
+        Meta(
+            description="Scale of integers: the largest magnitude for int8, the range of the values for uint8."
+        ),
+    ] = UNSET
+    offset: Annotated[float | UnsetType, Meta(description="The least value, for uint8.")] = UNSET
 
 
 class SparseVector(msgspec.Struct):
     """Values at some of `dims` indices."""
 
-    dims: int | None
-    dtype: Dtype
-    indices: list[int]
-    values: list[Number]
+    dims: Annotated[int | None, Meta(description="Length of a vector.")]
+    dtype: Annotated[Dtype, Meta(description="Type of the numbers.")]
+    indices: Annotated[list[int], Meta(description="Ids of the terms, ascending.")]
+    values: Annotated[list[Number], Meta(description="The numbers.")]
 
 
 class MultiVector(msgspec.Struct):
     """One vector per token; `scale` and `offset` hold one number per token."""
 
-    token_dims: int
-    num_tokens: int
-    dtype: Dtype
-    values: list[list[Number]]
-    scale: list[float] | UnsetType = UNSET
-    offset: list[float] | UnsetType = UNSET
+    token_dims: Annotated[int, Meta(description="Length of a token's vector.")]
+    num_tokens: Annotated[int, Meta(description="Number of vectors.")]
+    dtype: Annotated[Dtype, Meta(description="Type of the numbers.")]
+    values: Annotated[list[list[Number]], Meta(description="The numbers.")]
+    scale: Annotated[
+        list[float] | UnsetType,
+        Meta(
+            description="Scale of integers: the largest magnitude for int8, the range of the values for uint8."
+        ),
+    ] = UNSET
+    offset: Annotated[list[float] | UnsetType, Meta(description="The least value, for uint8.")] = UNSET
 
 
 class ChunkVectors(msgspec.Struct):
     """One vector per chunk of a document; `spans` are the characters of the chunks, from and up to."""
 
-    dims: int
-    num_chunks: int
-    dtype: Dtype
-    spans: list[tuple[int, int]]
-    values: list[list[Number]]
-    scale: list[float] | UnsetType = UNSET
-    offset: list[float] | UnsetType = UNSET
+    dims: Annotated[int, Meta(description="Length of a vector.")]
+    num_chunks: Annotated[int, Meta(description="Number of chunks.")]
+    dtype: Annotated[Dtype, Meta(description="Type of the numbers.")]
+    spans: Annotated[
+        list[tuple[int, int]],
+        Meta(description="First character of each chunk, and the character behind its last one."),
+    ]
+    values: Annotated[list[list[Number]], Meta(description="The numbers.")]
+    scale: Annotated[
+        list[float] | UnsetType,
+        Meta(
+            description="Scale of integers: the largest magnitude for int8, the range of the values for uint8."
+        ),
+    ] = UNSET
+    offset: Annotated[list[float] | UnsetType, Meta(description="The least value, for uint8.")] = UNSET
 
 
 class EncodeResult(msgspec.Struct):
     """The wanted outputs of an item, in the order of the request."""
 
-    id: str | UnsetType = UNSET
-    dense: DenseVector | UnsetType = UNSET
-    sparse: SparseVector | UnsetType = UNSET
-    multivector: MultiVector | UnsetType = UNSET
-    chunks: ChunkVectors | UnsetType = UNSET
-    error: ItemFault | UnsetType = UNSET
+    id: Annotated[str | UnsetType, Meta(description="Id of what is told here.")] = UNSET
+    dense: Annotated[DenseVector | UnsetType, Meta(description="One vector.")] = UNSET
+    sparse: Annotated[SparseVector | UnsetType, Meta(description="Weights of terms.")] = UNSET
+    multivector: Annotated[MultiVector | UnsetType, Meta(description="A vector for each token.")] = UNSET
+    chunks: Annotated[
+        ChunkVectors | UnsetType, Meta(description="A vector for each chunk of the document.")
+    ] = UNSET
+    error: Annotated[ItemFault | UnsetType, Meta(description="What went wrong.")] = UNSET
 
 
 class Timing(msgspec.Struct):
     """Milliseconds by phase."""
 
-    total_ms: float
-    queue_ms: float
-    tokenization_ms: float
-    inference_ms: float
-    postprocessing_ms: float | None
+    total_ms: Annotated[float, Meta(description="From arrival to answer.")]
+    queue_ms: Annotated[float, Meta(description="Waiting for the device.")]
+    tokenization_ms: Annotated[float, Meta(description="Preparing the inputs.")]
+    inference_ms: Annotated[float, Meta(description="On the device.")]
+    postprocessing_ms: Annotated[float | None, Meta(description="Behind the device.")]
 
 
 class EncodeUsage(msgspec.Struct):
     """Tokens of each item, and the indices of items that were cut."""
 
-    tokens: list[int]
-    truncated: list[int]
+    tokens: Annotated[list[int], Meta(description="Tokens that the model read.")]
+    truncated: Annotated[list[int], Meta(description="Places of items that were cut.")]
 
 
 class EncodeResponse(msgspec.Struct):
     """Answer of encode; `warnings` are there when the request asks for them."""
 
-    model: str
-    items: list[EncodeResult]
-    timing: Timing
-    usage: EncodeUsage | UnsetType = UNSET
-    warnings: list[str] | UnsetType = UNSET
+    model: Annotated[str, Meta(description="Name of the model.")]
+    items: Annotated[list[EncodeResult], Meta(description="The items, in order.")]
+    timing: Annotated[Timing, Meta(description="Milliseconds by phase.")]
+    usage: Annotated[EncodeUsage | UnsetType, Meta(description="Counts of tokens.")] = UNSET
+    warnings: Annotated[list[str] | UnsetType, Meta(description="Tell options that are not used.")] = UNSET
 
 
 class ScoreEntry(msgspec.Struct):
     """One item at its rank, 0 for the best."""
 
-    item_id: str
-    score: float
-    rank: int
+    item_id: Annotated[str, Meta(description="Id of the item.")]
+    score: Annotated[float, Meta(description="How well the item fits; higher is better.")]
+    rank: Annotated[int, Meta(description="Place among all items; 0 is the best.")]
 
 
 class ScoreResponse(msgspec.Struct):
     """Answer of score, best first; `warnings` as for encode."""
 
-    model: str
-    query_id: str | None
-    scores: list[ScoreEntry]
-    usage: EncodeUsage | UnsetType = UNSET
-    warnings: list[str] | UnsetType = UNSET
+    model: Annotated[str, Meta(description="Name of the model.")]
+    query_id: Annotated[str | None, Meta(description="Id of the query.")]
+    scores: Annotated[list[ScoreEntry], Meta(description="The items, the best first.")]
+    usage: Annotated[EncodeUsage | UnsetType, Meta(description="Counts of tokens.")] = UNSET
+    warnings: Annotated[list[str] | UnsetType, Meta(description="Tell options that are not used.")] = UNSET
 
 
 class ExtractResult(msgspec.Struct):
     """The findings in an item; kinds that a model does not give are empty."""
 
-    id: str
-    entities: list[Entity]
-    relations: list[Relation]
-    classifications: list[Classification]
-    objects: list[DetectedObject]
-    data: dict[str, Any]
-    error: ItemFault | UnsetType = UNSET
+    id: Annotated[str, Meta(description="Id of what is told here.")]
+    entities: Annotated[list[Entity], Meta(description="Places in the text that have a label.")]
+    relations: Annotated[list[Relation], Meta(description="Relations between entities.")]
+    classifications: Annotated[list[Classification], Meta(description="Classes of the whole item.")]
+    objects: Annotated[list[DetectedObject], Meta(description="Objects in the picture.")]
+    data: Annotated[dict[str, Any], Meta(description="The answer of models that fill in a form.")]
+    error: Annotated[ItemFault | UnsetType, Meta(description="What went wrong.")] = UNSET
 
 
 class ExtractResponse(msgspec.Struct):
     """Answer of extract; `warnings` as for encode."""
 
-    model: str
-    items: list[ExtractResult]
-    usage: EncodeUsage | UnsetType = UNSET
-    warnings: list[str] | UnsetType = UNSET
+    model: Annotated[str, Meta(description="Name of the model.")]
+    items: Annotated[list[ExtractResult], Meta(description="The items, in order.")]
+    usage: Annotated[EncodeUsage | UnsetType, Meta(description="Counts of tokens.")] = UNSET
+    warnings: Annotated[list[str] | UnsetType, Meta(description="Tell options that are not used.")] = UNSET
 
 
 class Usage(msgspec.Struct):
     """Tokens of a request."""
 
-    prompt_tokens: int
-    total_tokens: int
-    truncated: list[int] | UnsetType = UNSET
+    prompt_tokens: Annotated[int, Meta(description="Tokens of the inputs.")]
+    total_tokens: Annotated[int, Meta(description="Tokens of inputs and answers.")]
+    truncated: Annotated[list[int] | UnsetType, Meta(description="Places of items that were cut.")] = UNSET
 
 
 class Embedding(msgspec.Struct):
     """One vector, as numbers or as base64 of little-endian float32."""
 
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
+    object: Annotated[Literal["embedding"], Meta(description="Kind of what is told here.")]
+    index: Annotated[int, Meta(description="Place in the request's list.")]
+    embedding: Annotated[list[float] | str, Meta(description="The vector, or its bytes in base64.")]
 
 
 class EmbeddingsResponse(msgspec.Struct):
     """Answer of embeddings, in the OpenAI form."""
 
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    usage: Usage
+    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
+    data: Annotated[list[Embedding], Meta(description="The list.")]
+    model: Annotated[str, Meta(description="Name of the model.")]
+    usage: Annotated[Usage, Meta(description="Counts of tokens.")]
 
 
 class RerankResult(msgspec.Struct):
     """A document by its place in the request."""
 
-    index: int
-    relevance_score: float
-    document: dict[str, Any] | UnsetType = UNSET
+    index: Annotated[int, Meta(description="Place in the request's list.")]
+    relevance_score: Annotated[float, Meta(description="How well the document fits; higher is better.")]
+    document: Annotated[dict[str, Any] | UnsetType, Meta(description="The document.")] = UNSET
 
 
 class RerankResponse(msgspec.Struct):
     """Answer of rerank, best first."""
 
-    id: str
-    object: Literal["list"]
-    model: str
-    results: list[RerankResult]
-    usage: Usage
-    meta: dict[str, Any]
+    id: Annotated[str, Meta(description="Id of what is told here.")]
+    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
+    model: Annotated[str, Meta(description="Name of the model.")]
+    results: Annotated[list[RerankResult], Meta(description="The documents, the best first.")]
+    usage: Annotated[Usage, Meta(description="Counts of tokens.")]
+    meta: Annotated[dict[str, Any], Meta(description="Version of the contract, and what is billed.")]
 
 
 class ErrorDetail(msgspec.Struct):
     """Stable code and text of an error; some codes add fields."""
 
-    code: str
-    message: str
+    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
+    message: Annotated[str, Meta(description="What is said.")]
 
 
 class ErrorResponse(msgspec.Struct):
     """An error; on unknown paths and wrong methods `detail` is a text."""
 
-    detail: ErrorDetail | str
+    detail: Annotated[ErrorDetail | str, Meta(description="What went wrong.")]
 
 
 class OpenAIFault(msgspec.Struct):
     """The error as OpenAI's clients read it."""
 
-    message: str
-    type: str
-    param: str | None
-    code: str
+    message: Annotated[str, Meta(description="What is said.")]
+    type: Annotated[str, Meta(description="Kind of what is told here.")]
+    param: Annotated[str | None, Meta(description="The field that is wrong.")]
+    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
 
 
 class ModelErrorResponse(ErrorResponse):
     """An error of the route of one model, with its message once more."""
 
-    message: str
+    message: Annotated[str, Meta(description="What is said.")]
 
 
 class OpenAIErrorResponse(msgspec.Struct):
     """An error in both forms."""
 
-    error: OpenAIFault
-    detail: ErrorDetail
-    message: str
+    error: Annotated[OpenAIFault, Meta(description="What went wrong.")]
+    detail: Annotated[ErrorDetail, Meta(description="What went wrong.")]
+    message: Annotated[str, Meta(description="What is said.")]
 
 
 CLIENT_FAULTS = (400, 401, 403, 404, 408, 409, 413, 429)

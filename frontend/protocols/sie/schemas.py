@@ -153,45 +153,58 @@ class Body(Protocol):
 class Media(msgspec.Struct):
     """Bytes with a format hint, for images, audio, video and documents."""
 
-    data: bytes | None = None
-    format: Text = None
+    data: Annotated[bytes | None, Meta(description="The bytes, in base64 where the body is JSON.")] = None
+    format: Annotated[Text, Meta(description="Type of the picture: png, jpeg, webp.")] = None
 
 
 class Item(msgspec.Struct):
     """One input; all fields are optional."""
 
-    id: Text = None
-    text: Text = None
-    images: list[Media] | None = None
-    audio: Media | None = None
-    video: Media | None = None
-    document: Media | None = None
-    metadata: dict[str, Any] | None = None
+    id: Annotated[Text, Meta(description="Id of what is told here.")] = None
+    text: Annotated[Text, Meta(description="The text of the item.")] = None
+    images: Annotated[list[Media] | None, Meta(description="Pictures of the item.")] = None
+    audio: Annotated[Media | None, Meta(description="Not built.")] = None
+    video: Annotated[Media | None, Meta(description="Not built.")] = None
+    document: Annotated[Media | None, Meta(description="The document.")] = None
+    metadata: Annotated[
+        dict[str, Any] | None, Meta(description="Values of the caller, which nothing reads.")
+    ] = None
 
 
 class EncodeParams(msgspec.Struct):
     """Parameters of an encode request; `asks` reads `item_errors` and `warnings`."""
 
-    output_types: list[Annotated[str, one_of(ENCODE_OUTPUTS, required=True)]] | None = None
-    output_dtype: Annotated[Text, one_of(OUTPUT_DTYPES)] = None
-    instruction: Text = None
-    is_query: bool | None = None
-    options: dict[str, Any] | None = None
-    item_errors: bool | None = None
-    warnings: bool | None = None
+    output_types: Annotated[
+        list[Annotated[str, one_of(ENCODE_OUTPUTS, required=True)]] | None,
+        Meta(description="The outputs: dense, sparse, multivector, score."),
+    ] = None
+    output_dtype: Annotated[
+        Annotated[Text, one_of(OUTPUT_DTYPES)], Meta(description="Type of the numbers.")
+    ] = None
+    instruction: Annotated[
+        Text, Meta(description="What the model should do, for models that read an instruction.")
+    ] = None
+    is_query: Annotated[bool | None, Meta(description="Whether the items are queries; else documents.")] = (
+        None
+    )
+    options: Annotated[
+        dict[str, Any] | None, Meta(description="Options of the model and of the request, by name.")
+    ] = None
+    item_errors: Annotated[bool | None, Meta(description="Answer the other items when one fails.")] = None
+    warnings: Annotated[bool | None, Meta(description="Tell options that are not used.")] = None
 
 
 class AdminRequest(FlatBody, kw_only=True):
     """Body of POST /v1/admin/load and /v1/admin/unload."""
 
-    wait: bool | None = None
+    wait: Annotated[bool | None, Meta(description="Answer when the model is loaded.")] = None
 
 
 class EncodeRequest(msgspec.Struct):
     """Body of POST /v1/encode."""
 
-    items: list[Item]
-    params: EncodeParams | None = None
+    items: Annotated[list[Item], Meta(description="The items, in order.")]
+    params: Annotated[EncodeParams | None, Meta(description="What to compute.")] = None
 
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""
@@ -230,11 +243,15 @@ class EmbeddingsRequest(msgspec.Struct):
 class ScoreRequest(msgspec.Struct):
     """Body of POST /v1/score: everything at top level."""
 
-    query: Item
-    items: list[Item]
-    instruction: Text = None
-    options: dict[str, Any] | None = None
-    warnings: bool | None = None
+    query: Annotated[Item, Meta(description="What the items should answer.")]
+    items: Annotated[list[Item], Meta(description="The items, in order.")]
+    instruction: Annotated[
+        Text, Meta(description="What the model should do, for models that read an instruction.")
+    ] = None
+    options: Annotated[
+        dict[str, Any] | None, Meta(description="Options of the model and of the request, by name.")
+    ] = None
+    warnings: Annotated[bool | None, Meta(description="Tell options that are not used.")] = None
 
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""
@@ -245,19 +262,25 @@ class ScoreRequest(msgspec.Struct):
 class ExtractParams(msgspec.Struct):
     """Parameters of an extract request."""
 
-    labels: list[str] | None = None
-    output_schema: dict[str, Any] | None = None
-    instruction: Text = None
-    options: dict[str, Any] | None = None
-    item_errors: bool | None = None
-    warnings: bool | None = None
+    labels: Annotated[list[str] | None, Meta(description="What to look for.")] = None
+    output_schema: Annotated[
+        dict[str, Any] | None, Meta(description="Form of the answer, for models that fill one in.")
+    ] = None
+    instruction: Annotated[
+        Text, Meta(description="What the model should do, for models that read an instruction.")
+    ] = None
+    options: Annotated[
+        dict[str, Any] | None, Meta(description="Options of the model and of the request, by name.")
+    ] = None
+    item_errors: Annotated[bool | None, Meta(description="Answer the other items when one fails.")] = None
+    warnings: Annotated[bool | None, Meta(description="Tell options that are not used.")] = None
 
 
 class ExtractRequest(msgspec.Struct):
     """Body of POST /v1/extract."""
 
-    items: list[Item]
-    params: ExtractParams | None = None
+    items: Annotated[list[Item], Meta(description="The items, in order.")]
+    params: Annotated[ExtractParams | None, Meta(description="What to compute.")] = None
 
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""
@@ -275,12 +298,16 @@ class RerankRequest(msgspec.Struct):
         list[str | dict[str, Any]],
         Meta(description="Texts, or objects with a text, `rank_fields`, or an image."),
     ]
-    top_n: Annotated[int, Meta(ge=1, description="The most results; all by default.")] | None = None
+    top_n: Annotated[
+        Annotated[int, Meta(ge=1, description="The most results; all by default.")] | None,
+        Meta(description="Tell the best so many only."),
+    ] = None
     return_documents: Annotated[bool | None, Meta(description="Results repeat their document.")] = None
     overflow_policy: OverflowPolicy = None
-    max_tokens_per_doc: (
-        Annotated[int, Meta(ge=1, description="Documents are cut to so many tokens.")] | None
-    ) = None
+    max_tokens_per_doc: Annotated[
+        Annotated[int, Meta(ge=1, description="Documents are cut to so many tokens.")] | None,
+        Meta(description="Cut each document to so many tokens."),
+    ] = None
     rank_fields: Annotated[
         list[str] | None, Meta(description="The fields of an object that are its text, in this order.")
     ] = None

@@ -86,8 +86,8 @@ class SimilarityParameters(Prompting, kw_only=True):
 class SimilarityRequest(msgspec.Struct):
     """Body of POST /similarity."""
 
-    inputs: Sentences
-    parameters: SimilarityParameters | None = None
+    inputs: Annotated[Sentences, Meta(description="A text, and the texts that the first is compared with.")]
+    parameters: Annotated[SimilarityParameters | None, Meta(description="Options, by name.")] = None
 
     @property
     def chosen(self) -> SimilarityParameters:

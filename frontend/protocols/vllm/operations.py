@@ -38,7 +38,7 @@ class PooledInput(msgspec.Struct):
     """The vectors of one input."""
 
     index: Place
-    object: Literal["pooling"]
+    object: Annotated[Literal["pooling"], Meta(description="Kind of what is told here.")]
     data: Annotated[
         list[float] | str, Meta(description="A vector, or base64; for `token_embed` an array of vectors.")
     ]
@@ -48,7 +48,7 @@ class ScoredText(msgspec.Struct):
     """The score of one text."""
 
     index: Place
-    object: Literal["score"]
+    object: Annotated[Literal["score"], Meta(description="Kind of what is told here.")]
     score: Annotated[float, Meta(description="How well the text fits the first text.")]
 
 
@@ -63,7 +63,7 @@ class ClassifiedText(msgspec.Struct):
 
 class _Listed(msgspec.Struct):
     id: Identity
-    object: Literal["list"]
+    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
     created: Created
     model: Name
 
@@ -71,22 +71,22 @@ class _Listed(msgspec.Struct):
 class PoolingAnswer(_Listed):
     """Answer of /pooling."""
 
-    data: list[PooledInput]
-    usage: PoolingUsage
+    data: Annotated[list[PooledInput], Meta(description="The list.")]
+    usage: Annotated[PoolingUsage, Meta(description="Counts of tokens.")]
 
 
 class PairScoreAnswer(_Listed):
     """Answer of /score and /v1/score."""
 
-    data: list[ScoredText]
-    usage: PoolingUsage
+    data: Annotated[list[ScoredText], Meta(description="The list.")]
+    usage: Annotated[PoolingUsage, Meta(description="Counts of tokens.")]
 
 
 class ClassifyAnswer(_Listed):
     """Answer of /classify."""
 
-    data: list[ClassifiedText]
-    usage: PoolingUsage
+    data: Annotated[list[ClassifiedText], Meta(description="The list.")]
+    usage: Annotated[PoolingUsage, Meta(description="Counts of tokens.")]
 
 
 class RankedText(msgspec.Struct):
@@ -99,7 +99,7 @@ class RankedDocument(msgspec.Struct):
     """A document at its rank."""
 
     index: Place
-    document: RankedText
+    document: Annotated[RankedText, Meta(description="The document.")]
     relevance_score: Annotated[float, Meta(description="How well the document answers the query.")]
 
 
@@ -115,8 +115,8 @@ class DocumentsAnswer(msgspec.Struct):
 
     id: Identity
     model: Name
-    usage: RankUsage
-    results: list[RankedDocument]
+    usage: Annotated[RankUsage, Meta(description="Counts of tokens.")]
+    results: Annotated[list[RankedDocument], Meta(description="The documents, the best first.")]
 
 
 class PromptTokens(msgspec.Struct):
