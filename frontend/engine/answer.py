@@ -172,7 +172,7 @@ class Answer:
         return made
 
     def check(self) -> None:
-        """Raise `LeaseRevoked` when the memory was taken back; call it after every copy."""
+        """Raise `LeaseRevoked` when the memory was taken back. Call after every copy."""
         if self._lease is not None:
             self._lease.check()
 
@@ -190,7 +190,7 @@ class Answer:
             self.release()
 
     def hand_over(self) -> Self:
-        """The answer outlives its context: whoever writes the body checks and releases from now on."""
+        """The answer outlives its context: the writer of the body checks and releases from now on."""
         self._handed_over = True
         return self
 
@@ -220,7 +220,7 @@ class AnswerStream(ABC):
 
     @abstractmethod
     async def __anext__(self) -> Answer:
-        """The next part; the one before is given back. Raises the error of the request, once."""
+        """The next part. The part before is given back. Raises the error of the request, once."""
 
     @abstractmethod
     def when_answered(self, then: Callable[[], object]) -> None:
@@ -228,7 +228,7 @@ class AnswerStream(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the work if it still goes on, and give back all that was received. Idempotent."""
+        """End the work unless the work has ended, and give back all received parts. Idempotent."""
 
     def __enter__(self) -> Self:
         return self

@@ -48,7 +48,7 @@ class Row(NamedTuple):
     """The result of one item, in private memory.
 
     `arrays` are rows by output, [rows, ...]; `ragged` names the outputs with more or fewer rows than one. `identity`
-    is that of the model that computed, `tokens` counts the item.
+    names the model that computed, `tokens` counts the item.
     """
 
     identity: str
@@ -152,7 +152,7 @@ class CachingEngine(Engine):
         missing: Sequence[int],
         meter: CacheMeter,
     ) -> list[Row | None] | None:
-        """All rows, of which the engine computes the missing ones; None if the whole request has to run.
+        """All rows: the engine computes the missing rows. None if the whole request has to run.
 
         An item with an error needs the whole request, since a message names the place of its item. So does a model that
         was replaced meanwhile.
@@ -192,5 +192,5 @@ class CachingEngine(Engine):
 
 
 def _of(identity: str, row: Row | None) -> Row | None:
-    """The row if the model of that identity gave it."""
+    """`row`, or None if another model than `identity` computed the row."""
     return row if row is not None and identity and row.identity == identity else None

@@ -1,8 +1,8 @@
-"""The model of a request that names none, as those of other servers do not: each of these serves one model.
+"""The model of a request that names no model. Requests of TEI and its like name none: such a server has one model.
 
 1. The first of `server.default_models` that gives what the request asks for.
-2. Else the only served model that does.
-3. Else the request is refused with the names of those that do.
+2. Else the only served model that gives the output.
+3. Else the request is refused with the names of the models that give the output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNNAMED = ("default/not-specified",)
 def default_model(catalog: Catalog, settings: Settings, outputs: Sequence[str], family: str = "") -> str:
     """Name of the model that is meant by a request for one of `outputs`. Raises `ModelNotFound`.
 
-    Where several families have the output, `family` is the one that can answer.
+    Where several families have the output, only models of `family` can answer.
     """
     known = [name for name in catalog if ":" not in name and _gives(catalog, name, outputs, family)]
     named = [name for name in settings.server.default_models if _gives(catalog, name, outputs, family)]

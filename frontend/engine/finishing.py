@@ -47,7 +47,7 @@ class Finisher:
 
     @classmethod
     def opened(cls, settings: Settings, name: str, recorder: Recorder) -> Finisher:
-        """That of the frontend `name` (`frontend-0`), which has its ring of recent requests and its tracer."""
+        """The finisher of the frontend `name` (`frontend-0`), with a ring of recent requests and a tracer."""
         tracer = starting.start(settings, name, recorder.traced)
         return cls(recorder, recent=open_ring(settings.paths, name), tracer=tracer)
 

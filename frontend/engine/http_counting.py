@@ -95,7 +95,7 @@ class HttpCounts:
             record.close()
 
     def _labels(self, method: str, route: str, model: str) -> _Labels:
-        """Those of a model by its name, if the catalog has the model: clients cannot invent label values."""
+        """Labels of a request. A model that the catalog lacks is `unknown`: clients cannot invent label values."""
         known = model == NO_MODEL or model in self._models
         return _Labels(self._metrics, method, route, model if known else UNKNOWN)
 
@@ -156,7 +156,7 @@ class HttpRecord:
             self._label(self._labels.route, model)
 
     def close(self) -> None:
-        """The last byte was sent, or nobody waits for it any more."""
+        """The last byte was sent, or the client has gone."""
         seconds = time.perf_counter() - self._began
         if self.status:
             if self._labels is None:
@@ -179,7 +179,7 @@ class HttpRecord:
             labels.body.observe(self._nbytes)
 
     def _label(self, route: str, model: str) -> None:
-        """Be in flight under these labels, and no longer under those before."""
+        """Count the request in flight under `route` and `model`, and no longer under its labels before."""
         labels = self._counts.labels(self._method, route, model)
         if self._counted:
             labels.in_flight.inc()

@@ -80,7 +80,7 @@ def _present(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def target_of(entry: ModelEntry, options: dict[str, Any] | None, catalog: Catalog) -> ModelEntry:
-    """The entry that a request will run on: that of the profile it names, where there is one of that name."""
+    """The entry that a request will run on: of the profile in `options`, if the model has the profile, else `entry`."""
     profile = (options or {}).get("profile")
     if isinstance(profile, str) and profile != "default" and profile in entry.profiles:
         return catalog.find(f"{entry.id}:{profile}")

@@ -51,7 +51,7 @@ def plan(
 
 
 def lane_of(cost: int, settings: Settings) -> str:
-    """Large requests wait behind small ones."""
+    """`bulk` for a request above `batch.bulk_tokens`: bulk work waits behind interactive work."""
     return "bulk" if cost > settings.batch.bulk_tokens else "interactive"
 
 

@@ -67,7 +67,7 @@ def _uint8(rows: np.ndarray) -> Quantized:
 
 
 def shorten(rows: np.ndarray, dimensions: int) -> np.ndarray:
-    """The first `dimensions` values of each row; rows that had unit length get it again (Matryoshka)."""
+    """The first `dimensions` values of each row; rows of unit length are scaled to unit length again (Matryoshka)."""
     if dimensions == rows.shape[-1]:
         return rows
     unit = np.abs(np.linalg.norm(rows, axis=-1, keepdims=True) - 1) < 1e-3

@@ -79,7 +79,7 @@ class CacheMeter(NamedTuple):
 
 
 class Recorder:
-    """Writes one request into all families it belongs to, soon after (`ipc.metrics.tally`)."""
+    """Writes each ended request into all its metric families, soon after the end (`ipc.metrics.tally`)."""
 
     def __init__(
         self, metrics: FrontendMetrics, models: Container[str], id_of: Callable[[str], str] = str
@@ -181,7 +181,7 @@ class Recorder:
         return self._gauges(self.model_label(model), lane)
 
     def text(self, model: str, key: str, route: str) -> TextMeter:
-        """Where the tokens of a request are counted: for the name of its API key and its route, if it has them."""
+        """The counters for the tokens of a request: by model, name of the API key, and route."""
         return self._meters(self.model_label(model), key or NO_KEY, route or UNMATCHED)
 
     def cache(self, model: str) -> CacheMeter:
@@ -202,5 +202,5 @@ class Recorder:
         self._metrics.retries.labels(reason).inc()
 
     def poisoned(self, reason: str) -> None:
-        """An input was found to crash workers, or refused because it did."""
+        """An input crashed workers, or was refused because of earlier crashes."""
         self._metrics.poison.labels(reason).inc()

@@ -58,11 +58,11 @@ class InferenceRecord:
 class RequestScope(msgspec.Struct, eq=False):
     """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol.
 
-    `error` and `message` are those of the error that ended the request.
+    `error` and `message`: code and message of the error that ended the request.
     `parent` is the caller's traceparent in the form of version 00. `traceparent` names our own span, empty unless
     the request is traced. `counted_status` is the HTTP status for the metrics, if the status of the answer does not
     show the outcome; 0: the status of the answer. `streams`: the answer is made while it is sent, and its maker
-    ends the request. `start_by_ns` above 0: a request that has not begun on a device by then stops waiting. `host`
+    ends the request. `start_by_ns` above 0: by then the request stops waiting unless a device has begun. `host`
     is the address of the client, `cache_hits` how many items were in the cache of embeddings, None without a look-up,
     `answer_key` the key of the whole answer, empty for an answer that is not kept.
     `http` is the record of a counted HTTP request. Requests of tensors fill `inference`, which
@@ -104,7 +104,7 @@ class RequestScope(msgspec.Struct, eq=False):
 
     @property
     def waits_until_ns(self) -> int:
-        """When it stops waiting for whatever it has to wait for before a device begins it."""
+        """When the request stops waiting for its turn on a device, in CLOCK_MONOTONIC nanoseconds."""
         return self.start_by_ns or self.deadline_ns
 
     @property
@@ -195,7 +195,7 @@ def common_headers(made: RequestScope, server: Server) -> dict[str, str]:
 
 
 def shorten_deadline(context: RequestScope, req: Request, limits: Limits) -> None:
-    """Apply the caller's X-Request-Timeout. Raises `InvalidInput` when it is not a positive number of seconds."""
+    """Apply the caller's X-Request-Timeout. Raises `InvalidInput` for a value that is no positive number of seconds."""
     given = req.get_header("X-Request-Timeout")
     if given is None:
         return

@@ -52,7 +52,7 @@ class WholeAnswers:
     def __init__(
         self, catalog: Catalog, identity: Callable[[str], str], recorder: Recorder, limit_nbytes: int
     ) -> None:
-        """Keep answers of `limit_nbytes` together. `identity` is that of a loaded model by its name."""
+        """Keep answers of `limit_nbytes` together. `identity` gives the identity of a loaded model by name."""
         self._catalog, self._identity, self._recorder = catalog, identity, recorder
         self._kept: BoundedCache[_Kept] = BoundedCache(limit_nbytes)
 

@@ -226,7 +226,7 @@ class Channel:
     ) -> tuple[int, asyncio.Future[Delivery]]:
         """Send a request with its payload at the end of this turn of the loop.
 
-        Raises `WorkerLost` when there is no socket; the future fails with it when the socket takes nothing.
+        Raises `WorkerLost` when there is no socket. The future fails with `WorkerLost` when the socket takes nothing.
         """
         if self._dealer is None:
             raise WorkerLost(_REFUSED, sent=False, retry_after_s=1)
@@ -287,11 +287,11 @@ class Channel:
         return sum(message.work.cost for message in sent if not self._outstanding.rests(message))
 
     def load(self, model: str, explicit: bool = False) -> bool:
-        """Ask the worker to load a model; its answer is a new state of the model. Returns whether it was sent."""
+        """Ask the worker to load a model. The answer is a new state of the model. False if nothing was sent."""
         return self.state == "ready" and self._send(Load(model, explicit))
 
     def unload(self, model: str) -> bool:
-        """Ask the worker to unload a model; its answer is a new state of the model. Returns whether it was sent."""
+        """Ask the worker to unload a model. The answer is a new state of the model. False if nothing was sent."""
         return self.state == "ready" and self._send(Unload(model))
 
     def ask(self, message: Callable[[int], Reread | Spread]) -> asyncio.Future[Replied]:
@@ -304,7 +304,7 @@ class Channel:
         return future
 
     def watch(self, on: bool) -> None:
-        """Ask the worker for `stats`, or for no more; to be repeated, since a new life of it knows of nothing."""
+        """Ask the worker for `stats`, or for no more. Repeat the call: a restarted worker forgets earlier calls."""
         if self.state in ("ready", "leaving") and self._watching != on and self._send(Watch(on)):
             self._watching = on
             self.stats = None
@@ -416,7 +416,7 @@ class Channel:
         return entry[0]
 
     def _set_models(self, models: dict[str, ModelStatus], message: Models | Welcome) -> None:
-        # NOTE: always another dict: caches and threads hold the one before, which must not change.
+        # NOTE: always another dict: caches and threads hold the dict before, which must not change.
         self.models = models
         self.preloaded, self.free_bytes = message.preloaded, message.free_bytes
         self._changed()

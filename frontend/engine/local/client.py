@@ -104,7 +104,7 @@ class Client:
     async def ready(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> None:
         """Ask for `model`, and wait until some worker has loaded `model` or one of `others`.
 
-        Raises why it cannot be had, or not in time.
+        Raises the reason why the model cannot be had, or not in time.
         """
 
         def having() -> None:
@@ -122,7 +122,7 @@ class Client:
         return await self.run(self.begin(work, payload), self._answer)
 
     async def stream(self, work: Work, payload: Payload = None) -> PartStream:
-        """The answer in parts, once the first is there or there is none; closing it ends the work.
+        """The answer in parts, once the first part or the end has arrived. Closing the answer ends the work.
 
         Raises a `PenstockError` as `call` does. What fails from then on ends the iteration with one error.
         """

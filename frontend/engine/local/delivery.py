@@ -11,7 +11,7 @@ from ipc.wire.messages import BlockRef, Result
 
 
 class Sender(Protocol):
-    """The worker that a result came from, as its channel knows it."""
+    """The worker that sent a result, as the channel of the worker knows the worker."""
 
     slot: int
     uuid: str

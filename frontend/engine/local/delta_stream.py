@@ -196,6 +196,6 @@ class DeltaStream(Incoming[Event], Generation):
             self._untold_nbytes = 0
 
     def close(self) -> None:
-        """End the work if it still goes on. Idempotent."""
+        """End the work unless the work has ended. Idempotent."""
         self.channel.streams.texts.pop(self._request, None)
         self._stop()

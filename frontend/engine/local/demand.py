@@ -30,9 +30,9 @@ from ipc.errors import ModelNotFound, ModelNotLoaded, NoReplica
 from ipc.wire.messages import ModelStatus
 
 BUSY_WAIT_S = 1.0
-"""A worker is busy while what waits there takes longer than this."""
+"""A worker is busy while the waiting work takes longer than this."""
 BUSY_SHARE = 0.5
-"""Part of a worker's outstanding work that a model must be, to be what keeps it busy."""
+"""A model keeps a worker busy if at least this part of the worker's outstanding work is of the model."""
 BUSY_AFTER_S = 3.0
 PRESENT = ("loaded", "loading")
 
@@ -40,8 +40,8 @@ PRESENT = ("loaded", "loading")
 class View(NamedTuple):
     """One worker that answers, as the placement of one model sees it.
 
-    `state` is that of the model there, `wait_s` the time that the worker's queue takes, and `share` the part of it
-    that is this model, 0 to 1, as far as the deciding frontend knows.
+    `state`: of the model on this worker. `wait_s`: time until the worker's queue is done. `share`: part of the queue
+    that is of this model, 0 to 1, as far as the deciding frontend knows.
     """
 
     slot: int
@@ -53,7 +53,7 @@ class View(NamedTuple):
 
 
 def cold(views: Sequence[View]) -> int | None:
-    """The slot to load a model on that nobody has; None when somebody has or loads it, or nobody can."""
+    """The slot to load a model on. None if a worker has or loads the model, or none can."""
     if any(view.state in PRESENT for view in views):
         return None
     return _roomiest([view for view in views if view.state == "available"])
@@ -79,7 +79,7 @@ def lacking(views: Sequence[View], replicas: int) -> int | None:
 
 
 def is_busy(views: Sequence[View]) -> bool:
-    """Whether every worker that has the model is kept busy by it, and none is loading it yet."""
+    """Whether the model keeps every worker that has the model busy, and no worker is loading the model."""
     if any(view.state == "loading" for view in views):
         return False
     having = [view for view in views if view.state == "loaded"]
@@ -135,7 +135,7 @@ class Demand:
     def want(self, model: str, slot: int | None = None) -> None:
         """A request waits for a model that nobody has, or not the worker in `slot`, which alone will do.
 
-        Raises `ModelNotFound` when the catalog has lost it.
+        Raises `ModelNotFound` when the catalog has lost the model.
         """
         if not self.known(model):
             raise ModelNotFound(f"Model '{model}' not found")
@@ -203,7 +203,7 @@ class Demand:
         _refuse_unwanted(is_wanted)
         attempts = channel.models[model].attempts
         seen, asked = False, time.monotonic()
-        # NOTE: also to one that has it, or loads it: somebody may have given it up just now.
+        # NOTE: ask a worker that has or loads the model too: an unload of the model may be on its way.
         channel.load(model, explicit=True)
         self._asked[channel.slot, model] = Asked(asked, channel.models[model])
 
@@ -217,7 +217,7 @@ class Demand:
             found, late = status(), time.monotonic() - asked >= ASK_EVERY_S
             seen = seen or found.state == "loading" or found.attempts > attempts
             if found.state == "available":
-                # NOTE: a load that somebody gave up before ends at first; only then the one that is asked for begins.
+                # NOTE: an earlier load that was given up ends first. Only then the load asked for here begins.
                 if late and not seen:
                     _refuse_unwanted(is_wanted)
                     asked = time.monotonic()

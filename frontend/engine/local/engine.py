@@ -32,7 +32,7 @@ PREFIX_CHARACTERS = 64
 
 def may_repeat(items: Sequence[InputItem]) -> bool:
     """Whether some items may be equal: False at once where all begin differently, however long they are."""
-    # PERF: every request asks. A slice of a short text is that text, and long ones are not hashed whole.
+    # PERF: every request asks. Only the beginning of a long text is hashed.
     return len({None if item.text is None else item.text[:PREFIX_CHARACTERS] for item in items}) < len(items)
 
 
@@ -49,7 +49,7 @@ async def unify(answer: Answer, items: Sequence[InputItem], *, large: bool) -> N
 
 
 def firsts_of(items: Sequence[InputItem], failed: Collection[int]) -> list[int] | None:
-    """For each item the place of the first one that is equal to it, or None where all differ.
+    """For each item the place of the first equal item; None if all items differ.
 
     `failed` are the places of items without a result. Items with metadata count as different.
     """
@@ -114,7 +114,7 @@ class LocalEngine(Engine):
     def ready(self) -> tuple[bool, str]:
         """Whether traffic is accepted, and the reason: a worker is up that has tried all models of the start.
 
-        A failed load of the start is recorded and skipped, unless it is true of all of them.
+        A failed load of the start is recorded and skipped, unless all loads failed.
         """
         if self._drain.draining:
             return False, "draining"

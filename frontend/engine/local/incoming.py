@@ -51,7 +51,7 @@ class Incoming(ABC, Generic[T]):
         self._final.add_done_callback(lambda _: then())
 
     async def begun(self) -> Self:
-        """Wait for the first arrival or the end. Raises the error of a request that failed before, and closes it."""
+        """Wait for the first arrival or the end. Raises the error of an earlier failure, and closes the stream then."""
         try:
             await self._something()
             if not self._waiting:
@@ -63,7 +63,7 @@ class Incoming(ABC, Generic[T]):
 
     @abstractmethod
     def close(self) -> None:
-        """End the work if it still goes on, and give back all that was received. Idempotent."""
+        """End the work unless the work has ended, and give back all received parts. Idempotent."""
 
     @property
     def _is_awaited(self) -> bool:
@@ -113,7 +113,7 @@ class Incoming(ABC, Generic[T]):
         self._wake()
 
     def _stop(self) -> None:
-        """End the work if it still goes on, and give back the final result."""
+        """End the work unless the work has ended, and give back the final result."""
         self._over = True
         if self.result is not None:
             self.result.release()

@@ -47,7 +47,7 @@ class PartStream(Incoming[Delivery], AnswerStream):
         channel.streams.parts[request] = self._deliver
 
     async def __anext__(self) -> Answer:
-        """The next part; the one before is given back. Raises the error of the request, once."""
+        """The next part. The part before is given back. Raises the error of the request, once."""
         self._let_go()
         if not self._over:
             await self._something()
@@ -150,7 +150,7 @@ class PartStream(Incoming[Delivery], AnswerStream):
             self._drop(self._waiting.popleft())
 
     def close(self) -> None:
-        """End the work if it still goes on, and give back all that was received. Idempotent."""
+        """End the work unless the work has ended, and give back all received parts. Idempotent."""
         self._over = True
         self._let_go()
         self.channel.streams.parts.pop(self._request, None)

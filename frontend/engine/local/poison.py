@@ -37,7 +37,7 @@ MOST = 4096
 def fingerprint(model: str, call: Call, payload: bytes | memoryview = b"") -> str:
     """Hash of an input: model, call and raw tensors.
 
-    What begins a sequence is the same under any id, and a call by whatever route it came.
+    The first call of a sequence has the same hash under any sequence id. The route of a call does not matter.
     """
     if isinstance(call, InferCall):
         if call.step is not None and call.step.start:
@@ -86,7 +86,10 @@ class PoisonList:
     def suspect(
         self, model: str, call: Call, payload: bytes | memoryview = b"", *, alone: bool = True
     ) -> None:
-        """A worker died on this input, which was not run again: a suspect, or more if it was one, `alone` or not."""
+        """A worker died on this input, which was not run again. `alone`: the input ran in a batch of its own.
+
+        A new input becomes a suspect. A known input becomes poison if the input ran alone, else a suspect is accused.
+        """
         name = fingerprint(model, call, payload)
         known = self._known.get(name)
         if known is None:

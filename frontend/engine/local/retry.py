@@ -73,7 +73,7 @@ class RetryBudget:
         self._requests += 1
 
     def take(self) -> bool:
-        """Take one retry out of the budget, or say that it is used up."""
+        """Take one retry out of the budget, or return False if the budget is used up."""
         now = time.monotonic()
         while self._retries and now - self._retries[0] > BUDGET_WINDOW_S:
             self._retries.popleft()

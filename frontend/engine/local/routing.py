@@ -40,7 +40,7 @@ CPU_UUID = "cpu"
 
 
 def retry_after_s(channels: Sequence[Channel]) -> float:
-    """Whole seconds until the least loaded of these workers has drained what it holds; at least 1."""
+    """Whole seconds until the least loaded of these workers has drained its queue; at least 1."""
     waits = [c.credits.queued / c.credits.rate for c in channels if c.credits.rate > 0]
     return float(max(1, math.ceil(min(waits)))) if waits else 1.0
 
@@ -104,7 +104,7 @@ def pick(
 
 
 def _for_text(channels: Sequence[Channel], model: str, call: GenerateCall) -> Channel:
-    """Of the workers with the fewest streams, and about as few, that of the conversation.
+    """The worker of the conversation, among the workers with about the fewest streams.
 
     Streams count from their request to their end. A worker whose step runs for seconds is left alone.
     """
@@ -124,7 +124,7 @@ def beginning_of(call: GenerateCall) -> str:
 
 
 def home(slots: Sequence[int], model: str, sequence: int | str, caller: str = "") -> int:
-    """The slot, of these, whose worker keeps a sequence: the one with the highest hash of model, caller, id and slot.
+    """The slot among `slots` that keeps a sequence: the slot with the highest hash of model, caller, id and slot.
 
     Every frontend chooses the same slot without asking, and a change of the slots moves few sequences.
     """
@@ -139,7 +139,7 @@ def home(slots: Sequence[int], model: str, sequence: int | str, caller: str = ""
 def sequence_slot(
     channels: Sequence[Channel], model: str, sequence: int | str, caller: str, workers: int
 ) -> int | None:
-    """`home` among those of so many workers that offer the model; None while no worker has told of the model."""
+    """`home` among the slots that offer the model, of `workers` slots. None while no worker has told of the model."""
     up = [c for c in channels if c.state == "ready"]
     if not any(model in c.models for c in up):
         return None
@@ -172,7 +172,7 @@ def keeper(
     """The channel of the worker that keeps the sequence of `step`; no other worker will do.
 
     Args:
-        slot: that of the worker. None while no worker has told of the model: the slot is any of so many `workers`.
+        slot: slot of the worker. None while no worker has told of the model: then any of `workers` slots may be meant.
         is_open: whether a worker that this frontend may have yet to join lives in a slot (`Workers.is_open`).
 
     Raises:

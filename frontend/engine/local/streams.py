@@ -1,4 +1,4 @@
-"""The streams of one channel: who takes what arrives for them, and what their worker is told.
+"""The streams of one channel: which stream takes an arriving part, and what the channel tells the worker.
 
 1. A part, or an entry of `Deltas`, goes to the taker of its request. What arrives for a request that has ended is
    given back.

@@ -44,7 +44,7 @@ class Workers:
         """By slot."""
         self._change = asyncio.Event()
         self.follow: Callable[[], None] = lambda: None
-        """Called after every change, before whoever waits for one looks."""
+        """Called after every change, before tasks that wait for a change look."""
 
     def close(self) -> None:
         """Say goodbye to all workers."""
