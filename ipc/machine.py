@@ -27,7 +27,7 @@ def available_cores() -> int:
 def free_memory_nbytes() -> int:
     """Memory that new processes can take before the host, or the limit of the control group, has none; 0 if unknown.
 
-    Cached files count as free: the kernel drops them for whoever needs memory.
+    Cached files count as free: the kernel drops cached files when a process needs memory.
     """
     free = _meminfo("MemAvailable:")
     limit, used = _text(CGROUP / "memory.max"), _text(CGROUP / "memory.current")

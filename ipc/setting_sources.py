@@ -34,7 +34,7 @@ def is_size(field: str) -> bool:
 
 
 def size(text: str) -> int | str:
-    """`256MiB`, `1.5 GiB`, `64 kB` or `4096` in bytes; the text itself when it is no size."""
+    """`256MiB`, `1.5 GiB`, `64 kB` or `4096` in bytes; the text itself if the text is no size."""
     found = _SIZE.fullmatch(text)
     unit = (_UNITS | _DECIMAL).get(found[2].lower()) if found else None
     if found is None or unit is None:
@@ -44,7 +44,7 @@ def size(text: str) -> int | str:
 
 
 def shown_size(nbytes: int) -> str:
-    """A number of bytes with the largest unit that divides it: `256MiB`; without one where none does."""
+    """A number of bytes with the largest unit that divides it: `256MiB`; a bare number if no unit divides."""
     for unit, factor in _SHOWN:
         if nbytes and nbytes % factor == 0:
             return f"{nbytes // factor}{unit}"
@@ -59,7 +59,7 @@ def of_text(field: str, kind: Any, text: str) -> Any:
 
 
 def shown(field: str, value: Any) -> str:
-    """A value as messages and pages show it: JSON, sizes with their unit."""
+    """A value as messages and pages show the value: JSON, sizes with their unit."""
     if is_size(field) and type(value) is int:
         return shown_size(value)
     try:

@@ -144,7 +144,7 @@ class Server:
     """The address of a server, and one request at a time to it."""
 
     def __init__(self, url: str, key: str) -> None:
-        """`url` and `key` are those of `asking`."""
+        """`url` and `key` as `asking` gives them."""
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port
         self.url, self._tls, self._prefix = url, parts.scheme == "https", parts.path

@@ -102,7 +102,7 @@ class Asker:
         raise Unreachable("no try was made")
 
     def stream(self, path: str, body: bytes, headers: Mapping[str, str]) -> Any:
-        """The context of an answer that is read as it arrives. May raise `aiohttp.ClientError`, `TimeoutError`."""
+        """The context of an answer that arrives in parts. May raise `aiohttp.ClientError`, `TimeoutError`."""
         return self._session.post(self.url + path, data=body, headers=headers)
 
     async def _ask(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:

@@ -88,6 +88,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
 
 
 def new(options: argparse.Namespace) -> int:
+    """Print a fresh key and its entry; returns 0. Raises `ConfigError` for an entry that no server would take."""
     key = api_keys.fresh()
     given = {
         "requests_per_s": options.requests_per_s,
@@ -209,7 +210,7 @@ def without_entry(text: str, number: int) -> str | None:
 
 
 def _replace(path: Path, text: str, expected: list[api_keys.KeyEntry]) -> None:
-    """Put `text` in the place of a file in one step, with owner and mode of the file, if it holds `expected`."""
+    """Put `text` in the place of a file in one step, with owner and mode of the file, if `text` holds `expected`."""
     found, target = path.stat(), path.resolve()
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -34,7 +34,7 @@ class ProgressLine:
         self._told = ""
 
     def count(self, done: int, total: int) -> None:
-        """So many bytes of those known so far are there; told with the share that follows."""
+        """`done` of the `total` bytes known so far are there. The next line of progress tells both."""
         now = self._clock()
         began, before = self._began = self._began or (now, done)
         parts = [f"{terminal.size(done)} of {terminal.size(total)}"]
@@ -103,7 +103,7 @@ def _line(pulled: Pulled, *, copied: bool) -> str:
 
 
 def entry_of(name: str, catalog: Catalog, *, source_alone: bool = False) -> ModelEntry:
-    """The entry of the catalog, or that of the model that `name` means. Raises `ModelNotFound`.
+    """The entry of the catalog, else of the model that `name` means. Raises `ModelNotFound`.
 
     With `source_alone` a repository that does not say what its model is has an entry of its source alone, and the
     reason is printed.

@@ -69,7 +69,7 @@ def as_json(value: Any, *, one_line: bool = False) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """`value` with structs as dictionaries, also those that are arrays between our processes."""
+    """`value` with structs as dictionaries, also structs that are arrays between our processes."""
     if isinstance(value, msgspec.Struct):
         value = msgspec.structs.asdict(value)
     if isinstance(value, dict):

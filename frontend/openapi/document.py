@@ -117,7 +117,7 @@ def document(operations: Iterable[Operation], version: str) -> dict[str, Any]:
 
 
 def _merged(operations: Iterable[Operation]) -> Iterable[Operation]:
-    """One operation for each method and path: those of several protocols have any of their bodies and answers.
+    """One operation for each method and path. A path of several protocols has the bodies and answers of each.
 
     A path in the form of a chosen server answers in the form of SIE where none is chosen.
     """

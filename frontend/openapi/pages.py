@@ -1,7 +1,7 @@
 """The routes of the API's description: the document, and Swagger UI, which shows the document without the internet.
 
 1. `/openapi.json` and `/api-doc/openapi.json` give the document, which a frontend makes at the first request for the
-   document. Making it takes a fifth of a second, and no start of a frontend waits for that.
+   document. Making the document takes a fifth of a second, and no start of a frontend waits for it.
 2. `/docs`, `/docs/` and `/redoc` give the page. Its policy lets the page load from this server only.
 3. `/docs/<file>` gives the page's files: our style, our script that starts Swagger UI, and Swagger UI from the package
    `swagger-ui-py`, of which nothing is imported.

@@ -34,7 +34,7 @@ PHASES = ("tokenize", "queue", "device", "copy", "encode")
 
 
 def request_fields(record: Recent) -> dict[str, Any]:
-    """A finished request as it goes into a frame; `other` is the time outside of all phases."""
+    """The fields of a finished request in a frame; `other` is the time outside of all phases."""
     total = record.phases.get("total", 0.0)
     phases = {name: round(record.phases.get(name, 0.0), 3) for name in PHASES}
     return {
@@ -147,7 +147,7 @@ def gpu_fields(worker: WorkerView, budget_bytes: int) -> dict[str, Any]:
 
 
 def device_fields(worker: WorkerView, restarts: dict[str, float], budget_bytes: int) -> dict[str, Any]:
-    """One entry of `devices`: every worker, also on CPU, also while it is down."""
+    """One entry of `devices`: every worker, also on CPU, also while the worker is down."""
     fields: dict[str, Any] = {
         "worker": worker.slot,
         "state": "unresponsive" if worker.state == "ready" and not worker.responsive else worker.state,

@@ -4,7 +4,7 @@
     degraded    traffic is accepted, but a worker or a model is missing
     starting    no worker has served yet; some model may have failed while others load
     down        nothing serves: all workers are lost, or no model could be loaded
-    draining    this frontend finishes its requests and takes nothing new
+    draining    this frontend finishes its requests and takes no new requests
 
 The frontend that builds the frame learns of a death from the pidfd of the worker, so the next frame tells the death.
 """
@@ -51,7 +51,7 @@ def trouble(worker: WorkerView) -> str:
 
 
 def problems(workers: Sequence[WorkerView], expected: int, models: Sequence[dict[str, Any]]) -> list[Problem]:
-    """All problems, those of workers first. `expected` workers are configured; `models` are fields of the frame."""
+    """All problems, problems of workers first. `expected` workers are configured; `models` are fields of the frame."""
     total = max(expected, len(workers))
     found: dict[str, list[float]] = {}
     for worker in workers:

@@ -4,7 +4,7 @@
    the holder dies, and the next keeper goes on.
 2. The writer reads the counters of all processes, makes a point from their difference to the counters before, and
    replaces the file. A file holds `KEPT` points, whatever the load.
-3. Readers take the file as it is. A viewer gets all points with its first frame, and each new point later.
+3. Readers take the file as it is. A viewer gets all points with the first frame, and each new point later.
 
 The run directory and its metric files begin anew with a server, and so does the history.
 """
@@ -116,7 +116,7 @@ class HistoryFile:
 
     def write(self, history: History) -> None:
         """Replace the file. Raises `OSError`."""
-        # NOTE: a keeper that ends may still write in a thread while the next keeper has begun.
+        # NOTE: the thread of a keeper that ended may still write while the next keeper has begun.
         draft = self._path.with_suffix(f".draft-{os.getpid()}")
         draft.write_bytes(msgspec.json.encode(history))
         draft.replace(self._path)

@@ -83,7 +83,7 @@ class RecentWriter:
     """The rings of this frontend. They go on where an earlier life of the slot ended."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises `OSError` when there is no room for it."""
+        """Open or create the file. Raises `OSError` without room on the disk."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             # A hole in the file would be a SIGBUS on the day on which the disk is full.
@@ -113,7 +113,7 @@ class RecentWriter:
         self._map[start : start + _HEADER.size + len(payload)] = header + payload
 
     def close(self) -> None:
-        """Unmap the file; it stays, so that the others still know these requests."""
+        """Unmap the file. The file stays, so that other frontends still show these requests."""
         self._map.close()
 
 
@@ -127,7 +127,7 @@ def open_ring(paths: RunPaths, name: str) -> RecentWriter | None:
 
 
 class _Seen(NamedTuple):
-    """Last sequence numbers read of one file, and those at which a torn slot was met."""
+    """Last sequence numbers read of one file, and sequence numbers of places that were torn."""
 
     inode: int
     latest: tuple[int, int] = (0, 0)
@@ -179,7 +179,7 @@ class RecentReader:
 
 
 def _decode(data: bytes, start: int) -> Recent | None:
-    """The record of a slot; None when it is being written."""
+    """The record of a slot; None while its frontend writes the slot."""
     _, length, checksum = _HEADER.unpack_from(data, start)
     if length > SLOT_NBYTES - _HEADER.size:
         return None

@@ -46,7 +46,7 @@ class Feed:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._traffic = TrafficReader(services.settings.paths)
-        # NOTE: without a supervisor whoever starts the workers decides how many there are.
+        # NOTE: without a supervisor, systemd or the operator decides how many workers there are.
         supervised = os.environ.get("PENSTOCK_SUPERVISE", "1") != "0"
         self._expected = services.settings.worker_count if supervised else 0
         self._viewers = 0

@@ -36,7 +36,7 @@ class Traffic:
 
 
 class TrafficReader:
-    """Reads the files of the run directory; keeps the last requests that it saw. One thread at a time."""
+    """Reads the files of the run directory; keeps the last requests. One thread at a time."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._metrics, self._recent = MetricFiles(paths), RecentReader(paths)

@@ -75,7 +75,7 @@ class PackageSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 class AdapterSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="adapter"):
-    """The adapter needs no files of weights, or finds them by itself; `path` is the directory that it is given."""
+    """The adapter needs no files of weights, or finds them by itself; `path` is the directory that the adapter gets."""
 
     path: str = "."
 
@@ -119,13 +119,13 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model as the operator describes it.
 
-    `proof` is the text of the canned inference after a load, `fingerprint` what it must give: the first values of the
-    first output. `replicas` is the number of workers that have the model once one of them has. `loras` are the LoRA
-    adapters that requests may name, in PEFT's layout. `adapter` is a family, "package.module:Class", or
+    `proof` is the text of the canned inference after a load, `fingerprint` the first values of its first output, which
+    every load must give. `replicas` is the number of workers that have the model once one of them has. `loras` are the
+    LoRA adapters that requests may name, in PEFT's layout. `adapter` is a family, "package.module:Class", or
     "adapter.py:Class" of a file beside the entry's, whose content `code` stands for. No batch has more than
-    `max_batch_tokens`. `preload` false keeps the model out of what `catalog.preload: auto` loads. `served_name`
-    is a further name of the model, or several. With `replaces` the entry takes the place of that of an earlier catalog
-    directory. `error` says for clients why the model cannot be loaded, where its file is wrong.
+    `max_batch_tokens`. `preload` false keeps the model out of what `catalog.preload: auto` loads. `served_name` is a
+    further name of the model, or several. With `replaces` the entry takes the place of the entry with this id in an
+    earlier catalog directory. `error` says for clients why the model cannot be loaded, where its file is wrong.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=ID)]
@@ -262,7 +262,7 @@ class Catalog(Mapping[str, ModelEntry]):
     def keeping(self, before: Iterable[ModelEntry]) -> Catalog:
         """This catalog where models of bad files go on as `before`, the sources served so far, has them.
 
-        A bad file that names no model may be that of any model which is missing now, so none of those goes.
+        A bad file that names no model may describe any model that is missing now, so no missing model goes.
         """
         bad_files = self.reading.bad
         if not bad_files:
@@ -279,7 +279,7 @@ class Catalog(Mapping[str, ModelEntry]):
         return self._named[name]
 
     def __contains__(self, name: object) -> bool:
-        # PERF: asked for every request; that of `Mapping` looks the entry up and catches a KeyError.
+        # PERF: every request asks. `Mapping.__contains__` would look the entry up and catch a KeyError.
         return name in self._named
 
     def __iter__(self) -> Any:
@@ -339,7 +339,7 @@ def _versions(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
 
 def is_lora_name(name: str) -> bool:
-    """Whether a LoRA adapter may have this name; such a name leads nowhere but below the directory it is joined to."""
+    """Whether a LoRA adapter may have this name. Such a name never leads out of a directory."""
     parts = name.split("/")
     return len(parts) <= 2 and all(re.fullmatch(LORA_PART, part) and part.strip(".") for part in parts)
 
@@ -449,7 +449,7 @@ def _place_of(text: str) -> list[str]:
     stated = re.search(r"`\$([^`]*)`", text)
     unknown = re.search(r"unknown field `([^`]*)`", text)
     if stated or unknown:
-        # NOTE: msgspec says [...] for the key of a map; the line is that of the map then.
+        # NOTE: msgspec says [...] for the key of a map; the line of the map is shown then.
         parts = re.findall(r"[\w-]+", stated[1].partition("[")[0]) if stated else []
         hidden = stated is not None and "[" in stated[1]
         return [*parts, *([unknown[1]] if unknown and not hidden else [])]
@@ -585,7 +585,7 @@ def _check_known(names: Iterable[str], known: Collection[str], setting: str, oth
 def load_catalog(
     dirs: Collection[str], models: Sequence[str] = (), serve_all: bool = False, vanished_ok: bool = False
 ) -> Catalog:
-    """The models to serve: those named by `models`, else those not marked `served: false`; `serve_all` takes every one.
+    """The models to serve: the models in `models`, else all without `served: false`. `serve_all` takes all models.
 
     A name in `models` may bring a further name of the model, `ID=NAME`. Raises `ConfigError` as `read_entries` does,
     for an id that no model has (unless `vanished_ok`: a file may be taken away while the server runs; or a bad file may

@@ -23,7 +23,7 @@ def split_id(entry: str) -> tuple[str, int]:
 
 
 def is_repository(entry: str) -> bool:
-    """Whether a catalog id is that of a version of a repository model."""
+    """Whether a catalog id names a version of a repository model."""
     return "@" in entry
 
 

@@ -1,4 +1,4 @@
-"""What is known of a model that takes named tensors: the struct that both sides share, whatever file it was read from.
+"""The configuration of a model that takes named tensors: the struct that both sides share, from any kind of file.
 
 Dims never contain the batch dimension of a model that batches (`max_batch_size` above 0); -1 stands for any size.
 """
@@ -63,7 +63,7 @@ class SequenceBatching(Part, frozen=True):
 
 
 class VersionPolicy(Part, frozen=True):
-    """Which versions are served: the `latest` so many, `all`, or the `specific` ones."""
+    """Which versions are served: the `latest` so many, `all`, or the versions in `specific`."""
 
     kind: Literal["latest", "all", "specific"] = "latest"
     latest: int = 1
@@ -80,7 +80,7 @@ class InstanceGroup(Part, frozen=True):
 
 
 class WarmupInput(Part, frozen=True):
-    """Values of one input of a warm-up, without the batch dimension: zeros, random ones, or those of a file."""
+    """Values of one input of a warm-up, without the batch dimension: zeros, random values, or the bytes of a file."""
 
     datatype: str
     dims: tuple[int, ...]

@@ -116,7 +116,7 @@ def check_models(named: Iterable[str], models: Collection[str]) -> None:
 def with_retained(
     new: Catalog, served: Iterable[ModelEntry], is_loaded: Callable[[str, str], bool]
 ) -> Catalog:
-    """`new`, and those of `served` that stay for now; `new` itself when nothing does.
+    """`new`, and the versions of `served` that stay for now; `new` itself when none stays.
 
     `is_loaded` tells whether an entry is loaded, by id and `code`; an empty code stands for any.
     """

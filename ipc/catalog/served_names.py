@@ -31,7 +31,7 @@ def split(models: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def shadowing(names: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """What is wrong with the names of models, by id; `names` are those of all served models, by id."""
+    """Mistakes in the names of models, by id. `names` has the further names of all served models, by id."""
     shorts: dict[str, list[str]] = {}
     owners: dict[str, list[str]] = {}
     for model, own in names.items():

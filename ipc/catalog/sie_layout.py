@@ -114,14 +114,14 @@ class Tasks(_Strict, frozen=True):
 
 
 class AdapterOptions(_Strict, frozen=True):
-    """Options of the load, and those that requests may change."""
+    """Options of the load, and options that requests may change."""
 
     loadtime: dict[str, Any] = {}
     runtime: dict[str, Any] = {}
 
 
 class SieProfile(_Strict, frozen=True):
-    """One profile as it is written."""
+    """One profile in the words of the file."""
 
     extends: str | None = None
     adapter_path: str | None = None
@@ -143,7 +143,7 @@ class SieProfile(_Strict, frozen=True):
 
 
 class SieModel(_Strict, frozen=True):
-    """One model as it is written."""
+    """One model in the words of the file."""
 
     sie_id: str
     profiles: dict[str, SieProfile]
@@ -234,7 +234,7 @@ def _profile(profile: SieProfile) -> dict[str, Any]:
 
 
 def _adapter(path: str) -> str:
-    """The family that stands for an adapter of SIE; any other path as it is."""
+    """The family that stands for an adapter of SIE; any other path unchanged."""
     return _FAMILY_OF.get(_module(path), path)
 
 
@@ -257,7 +257,7 @@ def _named(options: dict[str, Any], family: str) -> dict[str, Any]:
 
 
 def _loras(profile: SieProfile) -> dict[str, dict[str, Any]]:
-    """LoRA adapters that a profile names: the one of its requests, and those of its load."""
+    """LoRA adapters that a profile names: the adapter of its requests, and the adapters of its load."""
     options = profile.adapter_options
     named = options.loadtime.get("lora_paths") or {}
     if isinstance(named, list):

@@ -90,16 +90,16 @@ class Arena:
         _FLIGHT_ENTRY.pack_into(self._map, FLIGHT_OFFSET, len(entries), 0)
 
     def record_preparing(self, place: int, tag: int, request: int) -> None:
-        """Name the request that thread `place` (below `PREPARING_MAX`) prepares now; zeros when it is done."""
+        """Name the request that thread `place` (below `PREPARING_MAX`) prepares now; zeros when the thread is done."""
         _FLIGHT_ENTRY.pack_into(self._map, _PREPARING_OFFSET + place * _FLIGHT_ENTRY.size, tag, request)
 
     def close(self) -> None:
-        """Unlink the name. The mapping goes when the last view of it does, in whatever process."""
+        """Unlink the name. The mapping ends with the last view of its bytes, in any process."""
         self.path.unlink(missing_ok=True)
 
 
 class ArenaView:
-    """Reader's side: a read-only, populated mapping. It stays valid after the owner died and the name is gone."""
+    """Reader's side: a read-only, populated mapping, valid even after the owner died and the name is gone."""
 
     def __init__(self, path: Path, epoch: str) -> None:
         """Map `path`. Raises `ProtocolError` when the file is not the arena of this epoch."""
@@ -115,7 +115,7 @@ class ArenaView:
         self.view = memoryview(self._map)
 
     def data(self, offset: int, nbytes: int, generation: int) -> memoryview:
-        """Read-only bytes of a block. Raises `LeaseRevoked` when the stamp is not that of `generation`."""
+        """Read-only bytes of a block. Raises `LeaseRevoked` when the stamp has another generation."""
         start = offset + STAMP_NBYTES
         if offset % ALIGNMENT or offset < BLOCKS_OFFSET or nbytes < 0 or start + nbytes > self.nbytes:
             raise ProtocolError(f"block {offset}+{nbytes} lies outside the arena")
@@ -123,12 +123,12 @@ class ArenaView:
         return self.view[start : start + nbytes]
 
     def check(self, offset: int, generation: int) -> None:
-        """Raise `LeaseRevoked` when the block no longer holds `generation`; call it after every copy."""
+        """Raise `LeaseRevoked` when the block no longer holds `generation`. Call after every copy."""
         if STAMP.unpack_from(self._map, offset)[0] != generation:
             raise LeaseRevoked("the result was taken back before it could be sent", retry_after_s=1)
 
     def flight(self) -> set[tuple[int, int]]:
-        """(session tag, request id) pairs that were on the device or being prepared; read it when the owner is dead."""
+        """(session tag, request id) pairs that were on the device or being prepared. For use once the owner is dead."""
         count = min(_FLIGHT_ENTRY.unpack_from(self._map, FLIGHT_OFFSET)[0], _FLIGHT_MAX)
         first = FLIGHT_OFFSET + _FLIGHT_ENTRY.size
         raw = self._map[first : first + count * _FLIGHT_ENTRY.size]

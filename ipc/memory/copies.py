@@ -29,7 +29,7 @@ def copied() -> dict[str, int]:
 
 
 class Reported:
-    """What of it has gone into a counter."""
+    """The bytes by place that have gone into a counter, so that each report adds only new bytes."""
 
     def __init__(self) -> None:
         self._told = dict.fromkeys(PLACES, 0)

@@ -42,7 +42,7 @@ DATATYPES = {
 }
 BY_CONFIG = {datatype.config: datatype for datatype in DATATYPES.values()}
 MAX_ELEMENTS = 1 << 62
-"""No tensor has more elements; a shape whose product is larger is refused before anything is computed with it."""
+"""No tensor has more elements; a shape with a larger product is refused before any computation."""
 
 
 def elements(shape: Sequence[int]) -> int:

@@ -1,8 +1,8 @@
 """A frontend's shared memory for large inputs: the arena of `ipc.memory.arena` with the roles exchanged.
 
-1. `reserve` gives a block that a request's bytes are received into; the file is created when the first is asked for.
-2. A request that carries the block (`client.Request.payload`) is a reader of it at the worker it was sent to. A reader
-   ends when the worker answers or dies, or, for a cancelled request, when it says `InputFreed`.
+1. `reserve` gives a block that a request's bytes are received into. The first call creates the file.
+2. A request that carries the block (`client.Request.payload`) is a reader of the block at the request's worker. A
+   reader ends when the worker answers or dies, or, for a cancelled request, when the worker sends `InputFreed`.
 3. The block is free once its owner has released it and no reader is left. A retry sends the same block again.
 
 Everything happens on the event loop; only the file is made in a thread.
@@ -37,7 +37,7 @@ class InputBlock:
 
     @property
     def inputs(self) -> Inputs:
-        """What a worker must have been told before the block is named to it."""
+        """The message that a worker must have before a message names the block."""
         return self._arena.inputs
 
     def shorten(self, nbytes: int) -> None:
@@ -45,16 +45,16 @@ class InputBlock:
         self.buffer = self.buffer[:nbytes]
 
     def release(self) -> None:
-        """The owner needs it no more: `buffer` must not be touched again. Safe to call twice and at any time."""
+        """The owner needs the block no more: `buffer` must not be touched again. Safe to call twice and at any time."""
         self._released = True
         self._free_if_unused()
 
     def add_reader(self) -> None:
-        """A worker was told to read it."""
+        """A message told a worker to read the block."""
         self._readers += 1
 
     def end_reader(self) -> None:
-        """A worker reads it no more."""
+        """A worker reads the block no more."""
         self._readers -= 1
         self._free_if_unused()
 
@@ -73,7 +73,7 @@ class InputArena:
     """Blocks for inputs of this frontend, up to `nbytes` together."""
 
     def __init__(self, paths: RunPaths, slot: int, nbytes: int) -> None:
-        """`slot` is that of the frontend."""
+        """`slot` is the slot of the frontend."""
         self._paths, self._slot, self._nbytes = paths, slot, nbytes
         self._arena: Arena | None = None
         self._leases: LeaseTable | None = None
@@ -95,7 +95,7 @@ class InputArena:
 
     @property
     def capacity_nbytes(self) -> int:
-        """Largest input that could ever fit; 0 once there is no memory for it."""
+        """Largest input that could ever fit; 0 once there is no memory for the file."""
         return 0 if self._closed else max(0, self._nbytes - BLOCKS_OFFSET - STAMP_NBYTES)
 
     async def reserve(self, nbytes: int) -> InputBlock | None:
@@ -121,7 +121,7 @@ class InputArena:
         await asyncio.shield(self._opening)
 
     async def _create(self) -> None:
-        """Make the file; preallocating takes some 100 ms. Without room for it inputs travel as bytes."""
+        """Make the file; preallocating takes some 100 ms. Without room for the file, inputs travel as bytes."""
         epoch = secrets.token_hex(8)
         path = self._paths.input_arena(self._slot, epoch)
         try:

@@ -83,7 +83,7 @@ class LeaseTable:
         self._free([block])
 
     def release(self, session: bytes, offset: int, generation: int) -> bool:
-        """End one lease. Idempotent: False when it is not that session's lease (any more)."""
+        """End one lease. Idempotent: False when the lease is not the session's (any more)."""
         with self._lock:
             block = self._live.get(offset)
             if block is None or block.generation != generation or block.session != session:

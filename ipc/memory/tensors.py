@@ -57,7 +57,7 @@ def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
 
 
 def raw(buffer: memoryview, ref: TensorRef) -> memoryview:
-    """Bytes of one tensor of uint8. Raises `ProtocolError` when it does not fit."""
+    """Bytes of one tensor of uint8. Raises `ProtocolError` for a tensor that reaches beyond the buffer."""
     nbytes = nbytes_of(ref.dtype, ref.shape)
     if ref.start < 0 or ref.start + nbytes > len(buffer):
         raise ProtocolError(f"tensor {ref.name!r} lies outside its block")
@@ -65,7 +65,7 @@ def raw(buffer: memoryview, ref: TensorRef) -> memoryview:
 
 
 def view(buffer: memoryview | bytes, ref: TensorRef) -> np.ndarray:
-    """numpy view of one tensor; read-only when the buffer is. Raises `ProtocolError` when it does not fit."""
+    """numpy view of one tensor; read-only if the buffer is. Raises `ProtocolError` for one beyond the buffer."""
     nbytes = nbytes_of(ref.dtype, ref.shape)
     if ref.start < 0 or ref.start + nbytes > len(buffer):
         raise ProtocolError(f"tensor {ref.name!r} lies outside its block")

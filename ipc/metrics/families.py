@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 LATENCY_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SIZE_BUCKETS = tuple(2.0**n for n in range(11))
 TOKEN_BUCKETS = tuple(2.0**n for n in range(6, 17))
-# NOTE: the two below are those of mistral.rs.
+# NOTE: mistral.rs has the two families below.
 FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),

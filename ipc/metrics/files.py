@@ -127,7 +127,7 @@ class MetricFiles:
         self._index = _Index()
 
     def read(self) -> Totals:
-        """Present sums. Blocks on files, so call it in a thread."""
+        """Present sums. Blocks on files, so call in a thread."""
         return _totals(self._index, self._sums())
 
     def series(self, prefix: str) -> dict[Series, float]:

@@ -50,7 +50,7 @@ MOST_TOUCHED = 200
 
 
 def configure(paths: RunPaths, slot: str) -> None:
-    """Bind this process to the metric files of `slot`; call it before a family is made."""
+    """Bind this process to the metric files of `slot`; before any family is made."""
     directory = str(paths.metrics())
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
     from prometheus_client import multiprocess, values

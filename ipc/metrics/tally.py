@@ -4,7 +4,7 @@ PERF: an increment of prometheus_client's multi-process mode takes a lock and pa
 request needs about 24 increments. Here an increment is an addition, and one turn of the event loop writes the sums of
 the last 20 ms. A killed process loses the counts of that time.
 
-A tally belongs to one thread, that of the event loop, unless its owner holds a lock around every call.
+A tally belongs to one thread, the thread of the event loop, unless its owner holds a lock around every call.
 """
 
 from __future__ import annotations

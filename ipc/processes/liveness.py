@@ -100,7 +100,7 @@ async def lock_on(path: Path, until_ns: int, where: str) -> AsyncIterator[None]:
 
 
 def _is_taken(lock: int) -> bool:
-    """Try to take the lock; whether this process holds it now."""
+    """Try to take the lock; returns whether this process holds the lock now."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -119,7 +119,7 @@ def lowest_free_slot(directory: Path, prefix: str, limit: int = 256) -> tuple[in
 
 
 def start_ticks(pid: int) -> int:
-    """Start time of a process in clock ticks since boot (field 22 of /proc/<pid>/stat); 0 when it is gone."""
+    """Start time of a process in clock ticks since boot (field 22 of /proc/<pid>/stat); 0 when the process is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

@@ -45,7 +45,7 @@ class Override(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Stands for all of it."""
+        """Stands for `config` and `files`."""
         return hashlib.blake2b(f"{self.files}\0{self.config}".encode(), digest_size=16).hexdigest()
 
 
@@ -56,11 +56,11 @@ class Overrides:
         self.directory, self._table = paths.overrides(), Table(store, "overrides", Override)
 
     def read(self) -> Mapping[str, Override]:
-        """All that are in force, by model. Raises `OSError`."""
+        """All overrides in force, by model. Raises `OSError`."""
         return self._table.rows()
 
     def get(self, model: str) -> Override | None:
-        """The one of a model. Raises `OSError`."""
+        """The override of a model, None without one. Raises `OSError`."""
         return self._table.rows().get(model)
 
     def root_of(self, override: Override) -> Path:
@@ -113,7 +113,7 @@ class Overrides:
         return override
 
     async def put(self, override: Override) -> None:
-        """Let it be in force, in the place of another one of its model. Raises as `Table.change` does."""
+        """Put `override` in force, in place of an earlier override of its model. Raises as `Table.change` does."""
         await self._table.change(lambda rows: rows.update({override.model: override}))
 
     async def remove(self, model: str) -> None:

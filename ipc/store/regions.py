@@ -74,9 +74,9 @@ def object_name(key: str, prefix: str) -> str:
 
 
 def open_object(directory: Path, name: str, key: str) -> int:
-    """A descriptor of a client's POSIX object, for reading and writing; `key` is how messages call it.
+    """A descriptor of a client's POSIX object, for reading and writing; messages call the object `key`.
 
-    Raises `InvalidInput` when there is none, when it may not be used, and when it is no plain file.
+    Raises `InvalidInput` for an object that is missing, that may not be used, or that is no plain file.
     """
     try:
         fd = os.open(directory / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -156,12 +156,12 @@ class RegionTable:
     def find(self, name: str, holding: bool = False) -> RegionEntry:
         """The region of that name, for a new request or for one that is `holding` the region.
 
-        Raises `RegionNotFound`; a region that was unregistered is there for those only that hold it.
+        Raises `RegionNotFound`. Only requests that hold an unregistered region still find the region.
         """
         return self._find(name, holding)
 
     def entries(self) -> list[RegionEntry]:
-        """All regions by name, those included that only wait for the end of their requests."""
+        """All regions by name, also unregistered regions that wait for the end of their requests."""
         listed = (row for row in self._table.rows().values() if not row.leaving or self._is_used(row))
         return sorted(listed, key=lambda row: row.name)
 
@@ -228,7 +228,7 @@ def _not_found(name: str) -> RegionNotFound:
 
 
 def part_of(entry: RegionEntry, offset: int, nbytes: int) -> Region:
-    """`nbytes` from `offset` of a region, for a worker. Raises `InvalidInput` for what lies outside of it."""
+    """`nbytes` from `offset` of a region, for a worker. Raises `InvalidInput` for bytes outside of the region."""
     where = f"shared memory region {_quoted(entry.name)}"
     if not 0 <= offset < entry.nbytes:
         raise InvalidInput(f"Invalid offset for {where}: {offset} of {entry.nbytes} bytes")

@@ -68,7 +68,7 @@ class Marks:
         return self._table.rows().get(model)
 
     def adjust(self, chosen: Iterable[str], served: Iterable[str]) -> list[str]:
-        """Catalog ids to load at the start: the `chosen` ones that were not unloaded, and those that were loaded.
+        """Catalog ids to load at the start: `chosen` models that nobody unloaded, and models that somebody loaded.
 
         None at all if the marks cannot be read.
         """
@@ -86,7 +86,7 @@ T = TypeVar("T")
 
 CURRENT = "current"
 LOOK_S = 0.01
-"""How long a read waits where SQLite brings its own index in order after a death; it never waits for a writer."""
+"""How long a read waits where SQLite brings its own index in order after a death; a read never waits for a writer."""
 TRY_S = 0.1
 """How long one attempt to write waits for another writer."""
 WRITE_S = 2.0
@@ -125,7 +125,7 @@ class Store:
         self._generations: dict[str, int] = {}
 
     def newer(self, kind: str, known: tuple[str, int]) -> tuple[tuple[str, int], Any] | None:
-        """The rows of a kind and their stamp, or None while they are those of the stamp `known`.
+        """The rows of a kind and their stamp, or None while the stamp is still `known`.
 
         Raises `StoreUnreadable`.
         """
@@ -140,7 +140,7 @@ class Store:
             ).fetchall()
 
     def close(self) -> None:
-        """Close the connection; a later read opens it again."""
+        """Close the connection; a later read opens another."""
         with self._lock:
             self._forget()
 
@@ -241,7 +241,7 @@ class Table(Generic[T]):
                 deadline.check(until_ns, _WAITING)
 
     def change_now(self, how: Callable[[dict[str, T]], R]) -> R:
-        """`change` in the calling thread, which must not be that of an event loop."""
+        """`change` in the calling thread, which must not run an event loop."""
         until_ns = deadline.after(WRITE_S)
         while True:
             try:
@@ -300,7 +300,7 @@ class Locked(Exception):
 
 
 def begin(paths: RunPaths) -> None:
-    """The server starts: its state is empty, and what earlier ones left is deleted. Raises `StoreUnreadable`."""
+    """The server starts: its state is empty, and files of earlier servers are deleted. Raises `StoreUnreadable`."""
     directory = paths.store()
     with translated():
         made = _make(directory)

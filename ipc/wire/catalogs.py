@@ -44,7 +44,7 @@ class Spread(Wire, frozen=True, tag="spread"):
 class Replied(Wire, frozen=True, tag="replied"):
     """`Reread` or `Spread` has been done; `changed`: the files say something else than before.
 
-    `code` and `message` are those of an error of `ipc.errors`.
+    `code` and `message`: of an error of `ipc.errors`.
     """
 
     id: int

@@ -159,7 +159,7 @@ class Bundle:
 
 
 def encode(message: ToWorker | ToFrontend) -> bytes:
-    """One message, as it lies in a bundle."""
+    """The bytes of one message of a bundle."""
     return _encoder.encode(message)
 
 
@@ -194,7 +194,7 @@ def unpack(frames: Sequence[bytes]) -> list[tuple[memoryview, bytes]]:
 
 
 def decode_to_worker(text: bytes | memoryview) -> ToWorker:
-    """Message from a frontend. Raises `ProtocolError` when it breaks the schema."""
+    """Message from a frontend. Raises `ProtocolError` for a message that breaks the schema."""
     try:
         return _to_worker.decode(text)
     except _UNDECODABLE as error:

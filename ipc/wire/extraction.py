@@ -66,5 +66,5 @@ def pack(found: Extraction) -> bytes:
 
 
 def unpack(data: bytes | memoryview) -> Extraction:
-    """What `pack` wrote. Raises `msgspec.DecodeError` when it is something else."""
+    """What `pack` wrote. Raises `msgspec.DecodeError` for other bytes."""
     return _decoder.decode(data)

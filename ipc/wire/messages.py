@@ -115,7 +115,7 @@ class Region(Wire, frozen=True):
 
 
 class TensorInput(Wire, frozen=True):
-    """One named input: `nbytes` raw bytes of its datatype from `start` of the payload, or those of a region."""
+    """One named input: `nbytes` raw bytes of its datatype from `start` of the payload, or the bytes of a region."""
 
     name: str
     datatype: str
@@ -126,7 +126,7 @@ class TensorInput(Wire, frozen=True):
 
 
 class TensorOutput(Wire, frozen=True):
-    """One output that is wanted; with a region it is written there and the result has no bytes of it."""
+    """One wanted output. With a region the worker writes the output there, and the result has none of its bytes."""
 
     name: str
     region: Region | None = None
@@ -141,8 +141,9 @@ class Step(Wire, frozen=True):
 
 
 class InferCall(Wire, frozen=True, tag="infer"):
-    """Run the program over named tensors, to `outputs` in that order; `rows` is the batch size, or 1. It is one item.
+    """Run the program over named tensors, to `outputs` in that order. The call is one item.
 
+    `rows` is the batch size, or 1.
     The payload, all inputs that have no region, lies where `Submit` says.
     """
 
@@ -294,7 +295,7 @@ class Hello(Wire, frozen=True, tag="hello"):
 
 
 class Work(Wire, frozen=True):
-    """What a request asks of a model: planned once in a frontend, sent and referred to as it is, never copied.
+    """What a request asks of a model: planned once in a frontend, and never copied or changed.
 
     `cost` is the frontend's estimate. `caller` is the public id of the API key, or empty; callers take turns by their
     `share`, a weight. `parts` above 0 asks for a stream, of which so many parts may wait. `start_by_ns` above 0 ends
@@ -320,7 +321,7 @@ class Work(Wire, frozen=True):
 
     @property
     def step(self) -> Step | None:
-        """Place of the request in its sequence, if it belongs to one."""
+        """Place of the request in its sequence; None for a request without a sequence."""
         return self.call.step if isinstance(self.call, InferCall) else None
 
 
@@ -351,7 +352,7 @@ class Release(Wire, frozen=True, tag="release"):
 
 
 class Load(Wire, frozen=True, tag="load"):
-    """Load this model, for a request that waits; `explicit`: somebody asked for it by name, also after a failure."""
+    """Load this model, for a request that waits; `explicit`: somebody named the model, also after a failure."""
 
     model: str
     explicit: bool = False
@@ -376,7 +377,7 @@ class Watch(Wire, frozen=True, tag="watch"):
 
 
 class Inputs(Wire, frozen=True, tag="inputs"):
-    """Where the sender's arena for large inputs is; said before every block of it, in case it could not be mapped."""
+    """Where the sender's arena for large inputs is; sent before every block, in case of a failed mapping."""
 
     path: str
     epoch: str
@@ -391,11 +392,11 @@ class ModelStatus(Wire, frozen=True):
 
     `load_s`: what its last load took or this one may take. `attempts`: all loads. Error: the last load's, until one
     succeeds. `image_tokens`: about an image's cost. `loras`: loading or loaded. `revision`: of the files of its entry;
-    `next`: of those that replace them once they are loaded; an error is theirs then, which keeps them from it.
+    `next`: revision of a replacement that is still loading. If set, the error describes the replacement.
     `uses`: names of options and fields that the loaded model reads; what else a request carries changes nothing.
     `max_sequences`: sequences that a loaded model generates together, 1 for a model that packed steps do not suit.
     `identity`: stands for all that decides the numbers of a loaded model (`workers.lifecycle.fingerprint`).
-    `labels`: those of a loaded model with labels of its own, of a classifier in the order of its outputs.
+    `labels`: of a loaded model that has labels, in the order of its outputs for a classifier.
     """
 
     name: str
@@ -434,7 +435,7 @@ class Credits(Wire, frozen=True, tag="credits"):
 
 
 class Welcome(Wire, frozen=True, tag="welcome"):
-    """The worker accepts a registration and says where its arena is; `uuid` is that of its device."""
+    """The worker accepts a registration and says where its arena is; `uuid` names its device."""
 
     version: int
     epoch: str
@@ -451,7 +452,7 @@ class Welcome(Wire, frozen=True, tag="welcome"):
 
 
 class Models(Wire, frozen=True, tag="models"):
-    """States of these models of this worker changed; those of all others are as `Welcome` or an earlier message said.
+    """States of these models of this worker changed; all other states are as `Welcome` or an earlier message said.
 
     `gone` names models that the worker knows no more. `preloaded`: everything that is loaded at the start has been
     tried. `free_bytes`: the rest of the memory budget.
@@ -490,7 +491,7 @@ class ItemError(Wire, frozen=True):
 
 
 class Timing(Wire, frozen=True):
-    """Phases of one request in nanoseconds, and how many batches it was spread over."""
+    """Phases of one request in nanoseconds, and the number of batches that held its items."""
 
     prepare_ns: int = 0
     queue_ns: int = 0
@@ -529,7 +530,7 @@ class Result(Wire, frozen=True, tag="result"):
 
     `tensors` lie in `block`, or in the message's payload when `block` is None; `loose` ones, of unforeseen size, always
     in the payload. `rows`: rows per item, where they are not one. `infos`: outputs of an infer call, in the order
-    wanted. `identity`: that of the model that computed.
+    wanted. `identity`: of the model that computed.
     """
 
     id: int

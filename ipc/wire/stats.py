@@ -8,7 +8,7 @@ from ipc.wire.messages import Welcome, Wire
 
 
 class QueueState(Wire, frozen=True):
-    """What waits of one model, and for how long the oldest of it has."""
+    """Waiting work of one model, and the seconds that the oldest item has waited."""
 
     model: str
     items: int
@@ -19,7 +19,7 @@ class QueueState(Wire, frozen=True):
 class BatchRecord(Wire, frozen=True):
     """One batch: when it ended (CLOCK_MONOTONIC), how long it took, what was in it, how much would have fitted.
 
-    `tokens` are those that ran to their end, none of a batch that failed or that nobody waited for any more.
+    `tokens` counts the tokens of items that ran to their end: none in a failed batch, or once all callers have gone.
     """
 
     at_ns: int
@@ -52,11 +52,11 @@ class GenerationStats(Wire, frozen=True):
 
 
 class Stats(Wire, frozen=True, tag="stats"):
-    """A look at the worker for those who watch it.
+    """The figures of a worker, for frontends that watch the worker.
 
     Memory in bytes: of the device; on CPU resident memory and the host's. `utilization` is what the device says of the
     last second and `busy` the share of the time in which batches ran, both 0 to 1; `cpu` is the processor time of this
-    process per second. What nobody can tell is None.
+    process per second. A value that nobody can tell is None.
     """
 
     memory_used: int

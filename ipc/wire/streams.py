@@ -17,7 +17,7 @@ MAX_WINDOW = 64
 
 
 class Part(Wire, frozen=True, tag="part"):
-    """One part of the answer to the request `result.id`, which goes on. Its tensors lie as those of any result do."""
+    """One part of the answer to the request `result.id`, which goes on. Its tensors lie as in any result."""
 
     result: Result
 
@@ -35,7 +35,7 @@ class PartFlow:
     __slots__ = ("_untaken", "_window")
 
     def __init__(self, window: int) -> None:
-        """`window` is what the frontend asks for, at most `MAX_WINDOW` of it is granted."""
+        """The frontend asks for `window` parts; at most `MAX_WINDOW` are granted."""
         self._window = max(1, min(window, MAX_WINDOW))
         self._untaken: deque[bool] = deque()
 

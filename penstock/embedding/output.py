@@ -101,7 +101,7 @@ class Output:
     ) -> None:
         """Add `rows` rows: `vectors` [rows - failed, width] in their order, and nothing for the places in `failed`.
 
-        `scales` [rows - failed] are those of int8 vectors.
+        `scales` [rows - failed] belong to int8 vectors.
         """
         progress = self.progress
         if vectors is not None and not progress.width:

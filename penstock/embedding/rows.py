@@ -47,7 +47,7 @@ class Rows:
         )
 
     def append(self, values: np.ndarray | None, rows: int, failed: list[int]) -> None:
-        """Add `rows` rows: those of `values` in their order, and NaN or zero in the places of `failed`."""
+        """Add `rows` rows: `values` in their order, and NaN or zero in the places of `failed`."""
         full = np.full((rows, *self._shape), np.nan if self._dtype.kind == "f" else 0, self._dtype)
         if values is not None:
             full[np.setdiff1d(np.arange(rows), failed, assume_unique=True)] = values

@@ -1,4 +1,4 @@
-"""What a run says on standard error while it goes on: lines done, share, rate, time left, and errors of lines."""
+"""The progress of a run on standard error: lines done, share, rate, time left, and errors of lines."""
 
 from __future__ import annotations
 

@@ -54,14 +54,14 @@ def shown(value: object) -> str:
 
 
 class ModelFiles:
-    """Files of one model; `names` are those of the whole model, of which `root` need only have the small ones."""
+    """Files of one model; `names` lists all files of the model; `root` need only hold the small files."""
 
     def __init__(self, root: Path, names: Collection[str]) -> None:
         self.root, self.names = root, frozenset(names)
 
     @classmethod
     def of_directory(cls, root: Path) -> ModelFiles:
-        """Files of a directory and of the directories in it. Raises `CannotTell` for one that cannot be listed."""
+        """Files of a directory and of the directories in it. Raises `CannotTell` if listing fails."""
         try:
             names = list(islice(_names(root), MOST_FILES + 1))
         except OSError as error:

@@ -44,7 +44,7 @@ class NotFetched(CannotTell):
 
 
 class Own(NamedTuple):
-    """A model that the catalog lacks: its entry as it stands in a catalog file, and what the operator is told.
+    """A model that the catalog lacks: its entry as in a catalog file, and the lines for the operator.
 
     `complete`: the directory brings the whole entry, with its id.
     """
@@ -103,7 +103,7 @@ def _existing(name: str) -> Path | None:
 
 
 def _is_file(name: str) -> bool:
-    """Whether a name is that of a file."""
+    """Whether a name leads to a file."""
     try:
         return Path(name).expanduser().is_file()
     except (OSError, RuntimeError):

@@ -61,7 +61,7 @@ def resolve(config: Settings) -> dict[str, str]:
 
 
 def _may_be_torn(reading: Reading) -> bool:
-    """Whether a file of the catalog is so broken that the file may be that of any model."""
+    """Whether a file of the catalog is so broken that the file may describe any model."""
     return any(bad.entry is None for bad in reading.bad)
 
 

@@ -91,7 +91,7 @@ def load_of(model: str, operation: str) -> Load:
 
 
 def measure(load: Load, environment: Mapping[str, str], workers: int, seconds: float) -> Measured:
-    """Run one trial; `environment` is that of the server with so many workers. Raises `TrialFailed`."""
+    """Run one trial; `environment` is the environment of the server. Raises `TrialFailed`."""
     with _server(environment, workers) as (port, pid):
         _ask(port, load.path, load.bodies, CLIENTS, seconds / 3)
         began = time.monotonic()

@@ -110,7 +110,7 @@ class EmbedResource(EmbedV1Resource[CohereEmbedRequest]):
 
 
 def _inputs(request: CohereEmbedV1Request) -> tuple[str, list[Seen]]:
-    """The one field of inputs that a request has, and its texts and images."""
+    """The field with the inputs of a request, and their texts and images. Raises `InvalidInput` unless one is set."""
     given = [name for name in _FIELDS if getattr(request, name, None) is not None]
     if len(given) != 1:
         known = [name for name in _FIELDS if name in request.__struct_fields__]

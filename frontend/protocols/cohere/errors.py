@@ -1,4 +1,4 @@
-"""Errors in the form of Cohere: `{"message"}`, with the statuses of the SIE contract, which are those of Cohere."""
+"""Errors in the form of Cohere: `{"message"}`, with the statuses of the SIE contract, which Cohere has too."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class EmbedInput(msgspec.Struct):
     content: Annotated[list[TextContent | ImageContent], Meta(description="What is said: a text or parts.")]
 
     def seen(self, where: str) -> Seen:
-        """The one text or image. Raises `InvalidInput` for none, and for several."""
+        """The text or image of the input. Raises `InvalidInput` for none, and for several."""
         texts = [part.text for part in self.content if isinstance(part, TextContent)]
         images = [
             Seen(None, part.image_url.url, f"{where}.content[{at}].image_url.url")

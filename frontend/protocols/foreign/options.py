@@ -9,10 +9,10 @@ FUNCTION = "function_to_apply"
 
 
 def activation_option(raw: bool) -> dict[str, Any]:
-    """Of pairs: bare logits, or scores from 0 to 1. Models without the choice give their own scores."""
+    """The option for scores of pairs: bare logits if `raw`, else 0 to 1. Models without the option score as they do."""
     return {"activation": "identity" if raw else "sigmoid"}
 
 
 def function_option(raw: bool) -> dict[str, Any]:
-    """Of classes: bare logits, or the function that the model's configuration asks for."""
+    """The option for scores of classes: bare logits if `raw`, else the function of the model's configuration."""
     return {FUNCTION: "none"} if raw else {}

@@ -64,7 +64,7 @@ class TextScoringResource(ScoringResource[T], Generic[T]):
     always_json = True
 
     def model_of(self, request: T) -> str:
-        """The model that the request names, or the one that scores."""
+        """The model that the request names, else the model that scores."""
         return model_named(request, self.services.catalog, self.services.settings, ("score",))
 
     def firsts_of(self, request: T) -> Sequence[str]:

@@ -37,7 +37,7 @@ def check_texts_together(texts: Sequence[str], where: str, limits: Limits) -> No
 
 
 def check_ids_together(lists: Sequence[Sequence[int]], where: str, limits: Limits) -> None:
-    """The same for lists of token ids, of which each counts as four bytes."""
+    """`check_texts_together` for lists of token ids: each id counts as four bytes."""
     check_count(len(lists), where, limits)
     _check_sum(sum(map(len, lists)), f"{where}: {{}} token ids in all", limits.max_text_bytes // 4)
 
@@ -77,7 +77,7 @@ class TokensResource(InferenceResource[R, TokensPlan], Generic[R]):
 
     @abstractmethod
     def special(self, request: R) -> bool:
-        """Whether special tokens belong to the tokens, or to the texts of tokens."""
+        """Whether special tokens are part of the tokens, or of the decoded texts."""
 
     def plan(self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus) -> TokensPlan:
         """The call."""

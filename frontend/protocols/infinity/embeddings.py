@@ -29,7 +29,7 @@ class MultimodalResource(VectorsResource[MultimodalRequest]):
     capability = "dense"
 
     def model_of(self, request: MultimodalRequest) -> str:
-        """The model that the request names, or the one that gives dense vectors."""
+        """The model that the request names, else the model that gives dense vectors."""
         return model_named(request, self.services.catalog, self.services.settings, ("dense",))
 
     def examine(self, request: MultimodalRequest) -> None:

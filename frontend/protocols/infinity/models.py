@@ -17,7 +17,7 @@ Capability = Literal["embed", "image_embed", "rerank", "classify"]
 
 
 class InfinityStats(msgspec.Struct):
-    """Figures of a model; those of its queue are among the metrics."""
+    """Figures of a model. The figures of its queue are among the metrics."""
 
     batch_size: Annotated[int, Meta(description="Most items of a batch.")]
 

@@ -84,7 +84,7 @@ def append_map(
 def append_pair(
     parts: list[Buffer], open_bytes: bytearray, name: str, value: Any, copied_nbytes: int
 ) -> bytearray:
-    """Write one entry of such a map; arguments and result are those of `append_map`."""
+    """Write one entry of such a map; arguments and result as in `append_map`."""
     open_bytes += _name(name)
     if isinstance(value, np.ndarray):
         return _append_array(parts, open_bytes, value, copied_nbytes)

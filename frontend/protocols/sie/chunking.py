@@ -47,7 +47,7 @@ class LateChunking(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(value: Any, where: str) -> LateChunking | None:
-    """The option, None where it is not asked for. Raises `InvalidInput` that names field, value and limit."""
+    """The option, None without late chunking. Raises `InvalidInput` that names field, value and limit."""
     if value is None or value is False:
         return None
     if value is True:
@@ -103,7 +103,7 @@ def _check_spans(spans: Sequence[Span], length: int, where: str) -> None:
 
 
 def check_policy(policy: Any, where: str) -> None:
-    """Raise `InvalidInput` for an overflow policy that keeps a part of a document, or makes several of it."""
+    """Raise `InvalidInput` for an overflow policy that cuts or divides a document."""
     if policy not in (None, "default", "error"):
         raise InvalidInput(f"{where}: {policy!r} does not go with {OPTION}, which takes whole documents only")
 

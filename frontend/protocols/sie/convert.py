@@ -27,7 +27,7 @@ class EncodePlan(Plan[EncodeCall]):
     """The call, and how to render the result.
 
     `outputs` are the outputs to show, which differ from the call's where `muvera` makes dense vectors of token vectors;
-    `sparse_dims` is the size of the vocabulary, None when nobody knows it.
+    `sparse_dims` is the size of the vocabulary, None if unknown.
     """
 
     outputs: list[str]
@@ -138,7 +138,7 @@ def _check_divided(outputs: list[str], options: dict[str, Any], where: str) -> N
 
 
 def _muvera(value: Any, entry: ModelEntry, dims: dict[str, int]) -> Muvera | None:
-    """Settings of MUVERA where it is asked for. Raises `InvalidInput` when the model has no token vectors."""
+    """Settings of MUVERA if the request asks for MUVERA. Raises `InvalidInput` when the model has no token vectors."""
     where = f"{BEFORE}muvera"
     settings = read_settings(value, dims.get("multivector", 1), where)
     if settings is not None and not ("multivector" in entry.outputs and "multivector" in dims):
@@ -161,6 +161,6 @@ def check_used(given: dict[str, Any], entry: ModelEntry, status: ModelStatus) ->
 
 
 def usage_of(tokens: int, truncated: list[int]) -> dict[str, Any]:
-    """Tokens of a request, and the places of the inputs that were cut; only where some were, as other APIs lack it."""
+    """Tokens of a request, and places of cut inputs. Without cut inputs their field is left out."""
     usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {**usage, "truncated": truncated} if truncated else usage

@@ -45,7 +45,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
         return inputs_of(request.items, entry, self.services.settings.limits)
 
     def images(self, request: EncodeRequest, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
-        """Those of the items."""
+        """JSON path and bytes of each image of the items."""
         return images_in(request.items)
 
     def plan(
@@ -63,7 +63,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
     async def render(
         self, reply: Answer, plan: EncodePlan, request: EncodeRequest, scope: RequestScope, form: Form
     ) -> Sequence[Buffer]:
-        """The body. A JSON body holds no view on the result, so the lease ends with it."""
+        """The body. A JSON body holds no view on the result, so the lease ends here."""
         began = time.perf_counter()
 
         def timing() -> dict[str, float | None]:

@@ -37,7 +37,7 @@ _EMPTY = extraction.pack(Extraction())
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asks for, as workers take it."""
+    """The call of a request, and the entry to run on."""
 
     items: list[InputItem]
     labels: list[str]
@@ -72,7 +72,7 @@ class ExtractResource(InferenceResource[ExtractRequest, Plan[ExtractCall]]):
         )
 
     def images(self, request: ExtractRequest, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
-        """Those of the items."""
+        """JSON path and bytes of each image of the items."""
         return images_in(request.items)
 
     def plan(

@@ -1,9 +1,10 @@
 """The way of every inference request of this contract, and the headers that all of them answer with.
 
 1. Check what the head asks for, read and validate the body; the request's time starts then.
-2. Refuse what no model could answer, find the model, and refuse what it does not offer, before anything is loaded.
-3. Wait until it is loaded, plan the call from the request's options, and run it; all of it ends with the client.
-4. Render the result and send it. The lease on it ends with the last byte, or with an error.
+2. Refuse requests that no model could answer, find the model, and refuse what the model lacks. Nothing is loaded yet.
+3. Wait until the model is loaded, plan the call from the request's options, and run the call. A client that leaves ends
+   the wait and the call.
+4. Render the result and send the body. The lease on the result ends with the last byte, or with an error.
 
 A route is one subclass of `InferenceResource`, which says how to check, plan and render (`ModelRoute`).
 """
@@ -72,7 +73,7 @@ _PHASE_HEADERS = (
 
 
 def headers_of(phases: Mapping[str, float], cache_hits: int | None) -> list[tuple[str, str]]:
-    """The timing headers of a successful answer but the one of the total, in milliseconds."""
+    """The timing headers of a successful answer without the total, in milliseconds."""
     headers = [(header, f"{phases.get(phase, 0.0):.2f}") for header, phase in _PHASE_HEADERS]
     after = _postprocessing_ms(phases)
     if after > 0:
@@ -84,7 +85,7 @@ def headers_of(phases: Mapping[str, float], cache_hits: int | None) -> list[tupl
 
 @lru_cache(maxsize=256)
 def _repeated_headers(json: bool, items: int) -> tuple[tuple[str, str], ...]:
-    """The headers of a kept answer but the one of the total. Answers with as many items share one tuple."""
+    """The headers of a kept answer without the total. Answers with as many items share one tuple."""
     return ("Content-Type", media_type(json)), *headers_of({}, items)
 
 
@@ -120,7 +121,7 @@ class InferenceResource(ModelRoute[R, P], Generic[R, P]):
         return small is not None and self._repeated(req, resp, scope, model, small)
 
     async def respond(self, req: Request, resp: Response, scope: RequestScope, model: str) -> None:
-        """One request; without `model` in the path the body names it."""
+        """One request. `model` is the name in the path; empty if the body names the model."""
         services = self.services
         sent = "application/json" if self.always_json else req.content_type
         small = services.bodies.at_hand(req)

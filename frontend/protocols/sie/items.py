@@ -45,7 +45,7 @@ def inputs_of(items: Sequence[Item], entry: ModelEntry, limits: Limits) -> list[
 def input_of(item: Item, where: str, entry: ModelEntry, limits: Limits) -> InputItem:
     """The input of an item whose text is checked; `where` is the JSON path of the item.
 
-    Media that this model does not take are left out. Raises `InvalidInput` for an item without any input that it does.
+    Media that this model does not take are left out. Raises `InvalidInput` for an item without any other input.
     """
     images = _images(item, where, limits) if "image" in entry.inputs else []
     if not images and (item.text is None or "text" not in entry.inputs):
@@ -102,7 +102,7 @@ _SHOWN = 64
 
 
 def warnings_of(request: Body, entry: ModelEntry, status: ModelStatus) -> list[str]:
-    """One sentence for each field that changes nothing; `status` is that of the loaded model."""
+    """One sentence for each field that changes nothing; `status` is the status of the loaded model."""
     params: EncodeParams | ScoreRequest | ExtractParams
     if isinstance(request, ScoreRequest):
         before, params = "", request

@@ -1,6 +1,6 @@
 """Texts and images as the forms of other APIs give them: plain texts, objects, and lists of content parts.
 
-1. `seen` finds the one text or image of an entry, before any model is looked up.
+1. `seen` finds the text or image of an entry, before any model is looked up.
 2. `input_of` refuses what the model does not take, and decodes the image. Images travel inside of the request, as a
    data URI or as base64: nothing is fetched.
 """
@@ -56,7 +56,7 @@ class Seen(NamedTuple):
 
 
 def seen(entry: str | MediaInput, where: str) -> Seen:
-    """The one input of an entry at the JSON path `where`. Raises `InvalidInput` for none, and for several."""
+    """The text or image of an entry at the JSON path `where`. Raises `InvalidInput` for none, and for several."""
     if isinstance(entry, str):
         return Seen(entry)
     found = list(_images(entry, where))
@@ -65,7 +65,7 @@ def seen(entry: str | MediaInput, where: str) -> Seen:
 
 
 def joined(texts: Sequence[str], images: Sequence[Seen], where: str) -> Seen:
-    """Texts as one text, or the one image. Raises `InvalidInput` for neither, for both, and for several images."""
+    """Texts as one text, or the only image. Raises `InvalidInput` for neither, for both, and for several images."""
     if not images:
         if not texts:
             raise InvalidInput(f"{where}: expected a text or an image")

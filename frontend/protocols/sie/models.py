@@ -70,7 +70,7 @@ ModelDetails = msgspec.defstruct(
 
 
 class ModelsResponse(msgspec.Struct):
-    """Models in all forms; the ids are those of the first and the last entry of `data`."""
+    """Models in all forms; `first_id` and `last_id` name the first and the last entry of `data`."""
 
     object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
     data: Annotated[list[ListedModel], Meta(description="The list.")]

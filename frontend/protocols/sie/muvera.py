@@ -135,7 +135,7 @@ def _partitions(tokens: np.ndarray, planes: np.ndarray, settings: Muvera) -> np.
 def _gather(inner: np.ndarray, points: np.ndarray, partitions: np.ndarray, is_query: bool) -> None:
     """Sum (queries) or average (documents) the points of each partition into `inner` [partitions, d].
 
-    Points are added one after the other, so that the sums are those of the reference to the bit.
+    Points are added one after the other, so that the sums equal the reference's to the bit.
     """
     width = points.shape[1]
     places = partitions[:, None] * width + np.arange(width)

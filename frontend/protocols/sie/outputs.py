@@ -95,7 +95,7 @@ class Dense:
 
 
 class Multivector:
-    """As many vectors per item as it has tokens."""
+    """A vector for each token of an item."""
 
     name = "multivector"
 
@@ -205,7 +205,7 @@ async def dense_of(reply: Answer, dtype: str, dimensions: int | None, name: str 
 
 
 async def outputs_of(reply: Answer, plan: EncodePlan) -> list[Output]:
-    """The outputs that `plan` wants, in the contract's order; the lease ends when none of them lies in it.
+    """The outputs that `plan` wants, in the contract's order; the lease ends unless an output is a view on its memory.
 
     Raises `DeadlineExceeded` when MUVERA takes longer than the request may.
     """

@@ -142,7 +142,7 @@ def _json_value(value: Any) -> Iterator[bytes]:
 
 
 def _widened(value: Any) -> Any:
-    """float16 arrays as float64, which is how they are printed; anything else as it is."""
+    """float16 arrays as float64, so that JSON has their exact values; other values unchanged."""
     if isinstance(value, np.ndarray):
         return value.astype(np.float64) if value.dtype == np.float16 else value
     if isinstance(value, dict):

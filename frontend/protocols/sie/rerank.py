@@ -99,7 +99,7 @@ class RerankResource(ScoringResource[RerankRequest]):
         )
 
     def images(self, request: RerankRequest, inputs: Pairs) -> list[tuple[str, bytes]]:
-        """Those of query and documents."""
+        """JSON path and bytes of each image of query and documents."""
         return [*images_of([inputs.query], "query"), *images_of(inputs.items, "documents[{}]")]
 
     def plan(

@@ -31,7 +31,7 @@ INLINE_NBYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """A query and the items to score against it, as workers take them."""
+    """A query and the items to score against the query, as workers take them."""
 
     query: InputItem
     items: list[InputItem]
@@ -129,7 +129,7 @@ class ScoreResource(ScoringResource[ScoreRequest]):
         return Pairs(query, inputs_of(request.items, entry, limits))
 
     def images(self, request: ScoreRequest, inputs: Pairs) -> list[tuple[str, bytes]]:
-        """Those of query and items."""
+        """JSON path and bytes of each image of query and items."""
         return images_in(request.items, request.query)
 
     def options_of(self, request: ScoreRequest) -> tuple[dict[str, Any] | None, str | None]:

@@ -79,7 +79,7 @@ class InfoResource:
 
 
 def _kind(entry: ModelEntry, labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The type; `labels` are those of a loaded classifier."""
+    """The type of the model. `labels` are empty until a classifier is loaded."""
     if entry.encode_outputs:
         return {"embedding": {"pooling": entry.loadtime.get("pooling")}}
     by_place = {str(place): label for place, label in enumerate(labels)}

@@ -1,6 +1,6 @@
 """POST /predict: the classes of texts, the likeliest first; of pairs of texts the one class of a reranker too.
 
-1. A served classifier answers. Where there is none, the model that scores does, as TEI has it for classifiers with
+1. A served classifier answers. Without a classifier the model that scores answers, as TEI has it for classifiers with
    one label.
 2. `ClassesResource` and `PairsResource` do all else.
 """
@@ -38,7 +38,7 @@ _ONLY_LABEL = "LABEL_0"
 
 
 class ClassesResource(TextClassesResource[PredictRequest]):
-    """Classes of a text as one array, those of a batch as an array of arrays."""
+    """Classes of a text as one array, classes of a batch as an array of arrays."""
 
     operation = "predict"
     body = PredictRequest
@@ -47,7 +47,7 @@ class ClassesResource(TextClassesResource[PredictRequest]):
     async def render(
         self, reply: Answer, plan: ClassesPlan, request: PredictRequest, scope: RequestScope, form: Form
     ) -> Sequence[Buffer]:
-        """The entries of a batch, or of the one input."""
+        """The body: an array for each input of a batch, or one array."""
         found = await self.entries(reply, plan)
         listed = found if request.is_batch else found[0]
         return await json_list(iter(listed), ENTRY_NBYTES * sum(map(len, found)))

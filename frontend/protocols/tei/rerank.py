@@ -16,7 +16,7 @@ class RerankResource(TextRankingResource[TextsRequest], field="texts"):
     body = TextsRequest
 
     def entry(self, index: int, score: float, text: str | None) -> dict[str, Any]:
-        """Index, text where it was asked for, and score."""
+        """Index, text if the request asks for texts, and score."""
         return {"index": index, **({} if text is None else {"text": text}), "score": score}
 
     def around(self, best: list[dict[str, Any]], scope: RequestScope, reply: Answer) -> list[dict[str, Any]]:

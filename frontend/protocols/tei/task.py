@@ -1,6 +1,6 @@
 """POST /invocations, and POST / where the server answers like TEI: the route of the task of the one model.
 
-1. The model is that of `GET /info`: the only one, or the first of `server.default_models`.
+1. The model is the model of `GET /info`: the only served model, or the first of `server.default_models`.
 2. Its first output chooses the route, which does all else.
 """
 

@@ -1,4 +1,4 @@
-"""The routes of vLLM beside those of OpenAI: pooling, scores, classes and tokens.
+"""The routes of vLLM beside the routes of OpenAI: pooling, scores, classes and tokens.
 
 May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports the flow of SIE.
 """

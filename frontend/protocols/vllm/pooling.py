@@ -30,7 +30,7 @@ class PoolingResource(VectorsResource[PoolingRequest]):
     body = PoolingRequest
 
     def model_of(self, request: PoolingRequest) -> str:
-        """The model that the request names, or the one that has the output."""
+        """The model that the request names, else the model that has the output."""
         outputs = (_OUTPUTS[request.task],) if request.task else tuple(_OUTPUTS.values())
         return model_named(request, self.services.catalog, self.services.settings, outputs)
 
