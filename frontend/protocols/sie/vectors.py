@@ -88,7 +88,7 @@ class VectorsResource(InferenceResource[R, Plan[EncodeCall]], Generic[R]):
         return None
 
     def images(self, request: R, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
-        """Those of the inputs."""
+        """JSON path and bytes of each image among the inputs."""
         return images_of(inputs, self.names_of(request).item)
 
     def plan(
