@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from ipc.version import VERSION
-from penstock import clients, keys, models, printing, status, sweeping, terminal
+from penstock import clients, foreign_flags, keys, models, printing, status, sweeping, terminal
 from penstock.tuning import command as tuning
 
 
@@ -39,6 +39,8 @@ class Parser(argparse.ArgumentParser):
             ):
                 near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
+                if self.prog.endswith(" serve") and flag in foreign_flags.INSTEAD:
+                    hint = f"; {foreign_flags.INSTEAD[flag]}"
                 behind = "; flags of a command stand behind the command" if leads and not near else ""
                 self.error(f"{flag[:200]} is no flag of {self.prog}{hint}{behind}")
 

@@ -6,6 +6,7 @@ import argparse
 import gc
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,13 +17,15 @@ from typing import Any
 
 import pytest
 
+from ipc import settings
 from ipc.errors import ConfigError
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.version import VERSION
-from penstock import cli, terminal
+from penstock import cli, foreign_flags, terminal
 from penstock.__main__ import main as penstock_main
 from penstock.cli import main
 from penstock.parsing import parser
+from tools.source_tree import ROOT
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -100,6 +103,15 @@ def test_a_shell_is_given_the_names_of_the_settings_file_and_its_catalog(
             ["serve", "--modle", "a"],
             "--modle is no flag of penstock serve; did you mean --models?; see penstock",
         ),
+        (
+            ["serve", "./a", "--served-model-name", "b"],
+            "--served-model-name is no flag of penstock serve; the name stands behind the model: "
+            "`penstock serve MODEL=NAME`; see penstock",
+        ),
+        (
+            ["serve", "--model-id=a/b"],
+            "; name the model without a flag: `penstock serve MODEL`; see penstock",
+        ),
         (["keys", "list", "--fiel=x"], "--fiel is no flag of penstock keys list; did you mean --file?"),
         (
             ["--config", "x", "check"],
@@ -120,6 +132,20 @@ def test_a_mistyped_command_is_answered_with_the_nearest(
     with pytest.raises(SystemExit) as ended:
         main(line)
     assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_what_is_said_of_flags_of_other_servers_names_settings_that_exist() -> None:
+    texts = " ".join(foreign_flags.INSTEAD.values())
+    sections = settings.Settings()
+    for section, field in re.findall(r"--set (\w+)\.(\w+)=", texts):
+        assert hasattr(getattr(sections, section), field)
+
+
+def test_the_page_for_those_who_come_from_other_servers_names_flags_that_are_answered() -> None:
+    page = (ROOT / "docs/coming_from.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`--.*?) \|", page, re.MULTILINE)
+    named = {flag for row in rows for flag in re.findall(r"`(--[\w-]+)", row)}
+    assert named and named <= foreign_flags.INSTEAD.keys()
 
 
 def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
