@@ -101,8 +101,9 @@ def _models(services: Services) -> list[str]:
     told = [status for status in statuses if status.state != "available"]
     lines = []
     for status in told[:MOST_MODELS]:
+        device = f" on {status.device}" if status.device else ""
         note = f" ({status.error_class}: {status.error_message})" if status.state == "failed" else ""
-        lines.append(f"  model      {status.name}: {status.state} on {status.device or '-'}{note}")
+        lines.append(f"  model      {status.name}: {status.state}{device}{note}")
     if rest := Counter(status.state for status in told[MOST_MODELS:]):
         states = ", ".join(f"{count} {state}" for state, count in rest.items())
         lines.append(f"  models     {rest.total()} more: {states}; see /v1/models")
