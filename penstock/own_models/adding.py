@@ -131,7 +131,9 @@ def _write(path: Path, text: str) -> None:
     except BadFile as error:
         raise ConfigError(f"the entry would be refused: {error.text}") from error
     except FileExistsError as error:
-        raise ConfigError(f"{path} exists already") from error
+        raise ConfigError(
+            f"{path} exists already: remove the file, or name another place with --output"
+        ) from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
     finally:
