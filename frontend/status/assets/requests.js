@@ -15,7 +15,7 @@ const REQUESTS_EVERY_MS = 1000;
 class Requests {
   constructor() {
     this.root = byId("requests");
-    this.drawnAt = 0;
+    this.drawnAt = -Infinity; // The first frame is drawn at once, also in the first second of the page.
     this.held = false;
     for (const phase of PHASES) {
       const item = make("li");
