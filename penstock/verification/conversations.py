@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from ipc.wire.messages import InputItem
 from penstock.verification.opening import Opening
@@ -38,9 +39,8 @@ class Conversations:
         self._model = kind.from_pretrained(opening.place, dtype=torch.float32, **trust)
         self._model.to(opening.device).eval()
         self._tokenizer = library.AutoTokenizer.from_pretrained(opening.place, **trust)
-        self._images = library.AutoImageProcessor.from_pretrained(
-            opening.place, backend="pil", **_PIXELS, **trust
-        )
+        images: Any = AutoImageProcessor
+        self._images = images.from_pretrained(opening.place, backend="pil", **_PIXELS, **trust)
         self._options = {**opening.entry.runtime, **opening.entry.loadtime}
         self._length, self._device = opening.length, opening.device
         self.name = f"transformers {transformers.__version__} {kind.__name__}"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from PIL import Image
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from tests.tiny.models import build
 
@@ -72,10 +73,15 @@ def _entry(place: Path, model: str, directory: Path, adapter: str, runtime: Any)
 
 
 @functools.cache
-def parts(directory: Path, model: str, processor: str = "AutoProcessor") -> tuple[Any, Any]:
-    """A model and its processor, opened by transformers alone."""
+def parts(directory: Path, model: str, reader: str = "AutoProcessor") -> tuple[Any, Any]:
+    """A model and what reads its inputs, opened by transformers alone; pictures in the form of Pillow."""
     loaded = getattr(transformers, model).from_pretrained(directory).eval()
-    return loaded, getattr(transformers, processor).from_pretrained(directory)
+    if reader == "AutoImageProcessor":
+        return loaded, AutoImageProcessor.from_pretrained(directory, backend="pil")
+    reading = getattr(transformers, reader).from_pretrained(directory)
+    if reader == "AutoProcessor":
+        reading.image_processor = AutoImageProcessor.from_pretrained(directory, backend="pil")
+    return loaded, reading
 
 
 def _things(result: Any, names: Sequence[str], image: Image.Image) -> list[Thing]:

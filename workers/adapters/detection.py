@@ -33,7 +33,7 @@ class DetectionAdapter(Detector):
     )
     labels = "own"
     model_class = "AutoModelForObjectDetection"
-    processor_class = "AutoImageProcessor"
+    reads_words = False
 
     @property
     def own_labels(self) -> Sequence[str]:

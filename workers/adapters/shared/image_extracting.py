@@ -18,6 +18,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -30,7 +31,7 @@ from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.checkpoint import load_model
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter
-from workers.adapters.shared.images import first_image, require_vision
+from workers.adapters.shared.images import first_image, load_image_processor, require_vision
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +51,12 @@ class Size(NamedTuple):
 class ImageExtractAdapter(ExtractAdapter):
     """Base of the families that read the first image of an item.
 
-    model_class      transformers class of the model
-    processor_class  transformers class of the processor
+    model_class  transformers class of the model
+    reads_words  whether its processor has a tokenizer beside the image processor
     """
 
     model_class: ClassVar[str]
-    processor_class: ClassVar[str] = "AutoProcessor"
+    reads_words: ClassVar[bool] = True
 
     def __init__(self, model: Any, processor: Any) -> None:
         """Take over a loaded model and its processor."""
@@ -70,9 +71,17 @@ class ImageExtractAdapter(ExtractAdapter):
         require_vision()
         import transformers
 
-        processor = getattr(transformers, cls.processor_class).from_pretrained(
-            str(context.directory), trust_remote_code=context.trust_remote_code, local_files_only=True
-        )
+        trust = context.trust_remote_code
+        images = partial(load_image_processor, context.directory, trust_remote_code=trust)
+        if not cls.reads_words:
+            processor = images()
+        else:
+            processor = transformers.AutoProcessor.from_pretrained(
+                str(context.directory), trust_remote_code=trust, local_files_only=True
+            )
+            # NOTE: a tokenizer alone reads pages whose words have been found before.
+            if hasattr(processor, "image_processor"):
+                processor.image_processor = images()
         context.progress("processor", 1.0)
         model = load_model(context, getattr(transformers, cls.model_class))
         return cls.build(model, processor, context)

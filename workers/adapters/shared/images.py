@@ -126,7 +126,8 @@ def load_image_processor(directory: Path, *, trust_remote_code: bool = False, **
     pillow.
     """
     require_vision()
-    from transformers import AutoImageProcessor
+    # NOTE: by its module: without torchvision, transformers 5.17 gives a class that refuses under the short name.
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     return AutoImageProcessor.from_pretrained(
         str(directory), trust_remote_code=trust_remote_code, local_files_only=True, backend="pil", **options
