@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tests.tiny.models import build
 from workers.adapters.shared import encoder as encoder_module
 from workers.adapters.shared.attention import WINDOW_BLOCK, VarlenKernel, attend_runs, select_kernel
 from workers.adapters.shared.checkpoint import load_transformer
+from workers.adapters.shared.classification import SequenceClassifier
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import LaidOutLinear
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, filled, pack
@@ -169,6 +171,21 @@ def test_a_packed_result_that_differs_is_not_used(
             atol=1e-4,
             rtol=1e-4,
         )
+
+
+@pytest.mark.parametrize("kind", [TextEncoder, SequenceClassifier])
+def test_a_proof_that_lacks_memory_fails_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Callable[..., object]
+) -> None:
+    def without_memory(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model: Any = load_transformer(build("dense_xlmr", tmp_path / "model"), device=CPU, dtype=torch.float32)
+    if kind is SequenceClassifier:
+        model = SequenceClassifier.factory.from_config(model.config).eval()
+    monkeypatch.setattr(TextEncoder, "_packed_rows", without_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        kind(model)
 
 
 def test_rows_have_few_sizes_that_are_little_larger() -> None:

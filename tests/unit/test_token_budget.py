@@ -89,6 +89,7 @@ def test_the_budget_is_whole_again_within_five_minutes_of_calm(clock: Clock, con
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         MemoryError(),
         RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"),
     ],
 )

@@ -21,6 +21,7 @@ MARKS = (
     "failed to allocate",
     "can't allocate memory",
     "not enough memory",
+    "status_alloc_failed",  # of cuBLAS and cuDNN
 )
 LOST_MARKS = ("uncorrectable ecc", "fallen off the bus", "no cuda-capable device", "device is lost")
 GROW_AFTER_S = 20.0

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from workers.adapters.shared.packing import Layout, TokenSequence, pack
+from workers.device.oom import is_out_of_memory
 from workers.device.varlen import HALF, Bounds, VarlenFunction
 
 WINDOW_BLOCK = 256
@@ -164,7 +165,10 @@ class VarlenKernel:
 def select_kernel(
     device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
 ) -> VarlenKernel | None:
-    """The kernel for this device, dtype and head shape; None where SDPA per run is used."""
+    """The kernel for this device, dtype and head shape; None where SDPA per run is used.
+
+    Raises the error of memory that is short: the result is kept for all later loads.
+    """
     if device.type != "cuda" or dtype not in HALF:
         return None
     try:
@@ -173,6 +177,8 @@ def select_kernel(
         kernel = VarlenKernel(varlen_attn)
         _compare_with_sdpa(kernel, device, dtype, heads, kv_heads, head_dim)
     except (ImportError, RuntimeError, ValueError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
         log.warning("variable-length attention is not used: %s", str(error).splitlines()[0])
         return None
     return kernel

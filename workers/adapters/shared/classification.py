@@ -35,6 +35,7 @@ from workers.adapters.shared.encoder import (
 from workers.adapters.shared.extracting import ExtractAdapter
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, divided, pack
+from workers.device.oom import is_out_of_memory
 from workers.strategies import stepping
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,10 @@ class _Classifier(ABC):
 
     @torch.inference_mode()
     def _divide(self, special_ids: frozenset[int]) -> None:
-        """Divide base model and head; after a difference or an error put the model together again."""
+        """Divide base model and head; after a difference or an error put the model together again.
+
+        Raises the error of memory that is short.
+        """
         name, model = self.model.base_model_prefix, self.model
         attention = model.config._attn_implementation
         batch = self._proof_batch(special_ids)
@@ -129,6 +133,8 @@ class _Classifier(ABC):
                 return
             reason = "the head gives other values over packed rows"
         except Exception as failure:
+            if is_out_of_memory(failure):
+                raise
             # NOTE: model code outside ours may raise anything; the whole model still works.
             reason = f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
         log.warning("%s runs whole and padded: %s", type(model).__name__, reason)

@@ -17,6 +17,7 @@ from workers.adapters.shared.attention import PACKED, VarlenKernel, select_kerne
 from workers.adapters.shared.checkpoint import position_limit, position_offset
 from workers.adapters.shared.linears import LaidOutLinear
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, filled, pack, padding_share
+from workers.device.oom import is_out_of_memory
 from workers.device.varlen import HALF
 
 log = logging.getLogger(__name__)
@@ -88,16 +89,20 @@ class TextEncoder:
 
     @torch.inference_mode()
     def _prove(self, special_ids: frozenset[int]) -> bool:
-        """Whether the packed way agrees with the padded one. Otherwise restore the padded way and log the reason."""
+        """Whether the packed way agrees with the padded one. Otherwise restore the padded way and log the reason.
+
+        Raises the error of memory that is short, which says nothing of the model.
+        """
         batch = self.pack(self._proof_sequences(special_ids)).to(self.device)
         wanted = self._padded_rows(batch)
         try:
             self._use_packed_attention()
             got = self._packed_rows(batch)
             reason = None if agree(got, wanted) else f"results differ by {difference(got, wanted):.1e}"
-        except (
-            Exception
-        ) as failure:  # NOTE: model code outside ours may raise anything; the padded way remains.
+        # NOTE: model code outside ours may raise anything; the padded way remains.
+        except Exception as failure:
+            if is_out_of_memory(failure):
+                raise
             reason = f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
         if reason is None:
             return True
