@@ -110,11 +110,11 @@ def engine_of(
     keeps_prefixes: bool = True,
     sampler: Any = None,
     attention: PagedAttention | None = None,
-    captures: bool = False,
+    captures: type[CapturedSteps] | None = None,
 ) -> Engine:
     """An engine over a small model, made as a load makes one. The model keeps the attention of this engine.
 
-    With `captures` CUDA captures the steps of single tokens.
+    `captures` are the captured steps of single tokens, where the test wants some.
     """
     attention = attention or PagedAttention(BLOCK_TOKENS)
     model.set_attn_implementation(attention.name)
@@ -136,7 +136,7 @@ def engine_of(
         KeptOutput,
         max_sequences=max_sequences,
         prefill_tokens=prefill_tokens,
-        captured=CapturedSteps(model, attention, max_sequences, blocks) if captures else None,
+        captured=captures(model, attention, max_sequences, blocks) if captures else None,
     )
 
 

@@ -43,7 +43,11 @@ def forced(sequence: Sequence) -> set[int]:
 def answers_of(model: Any, captures: bool) -> tuple[Answers, CapturedSteps | None]:
     """Log probabilities of the same tokens, some of which end earlier than others."""
     engine = engine_of(
-        model, prefill_tokens=32, sampler=Greedy(forced), attention=PagedAttention(16), captures=captures
+        model,
+        prefill_tokens=32,
+        sampler=Greedy(forced),
+        attention=PagedAttention(16),
+        captures=CapturedSteps if captures else None,
     )
     for number, length in enumerate(LENGTHS):
         engine.add(request_of(length, prompt_of(length), TOKENS - 5 * number, n=3))

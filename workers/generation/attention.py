@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from workers.generation.heads import Heads, MaskRule, in_reach
-from workers.generation.paged_decode import DecodeLayout, PagedDecode, select_decode
+from workers.generation.paged_decode import Decode, DecodeLayout, select_decode
 from workers.generation.paged_kernel import Kind, PagedKernel, StepLayout, Stretch, select_kernel
 from workers.generation.sequence import Span
 
@@ -175,10 +175,16 @@ def _groups_of(singles: Sequence[Span], device: torch.device) -> list[Group]:
 class PagedAttention:
     """The cache and the attention function of one engine."""
 
-    def __init__(self, block_tokens: int, select: Callable[..., PagedKernel | None] = select_kernel) -> None:
+    def __init__(
+        self,
+        block_tokens: int,
+        select: Callable[..., PagedKernel | None] = select_kernel,
+        select_decode: Callable[..., Decode | None] = select_decode,
+    ) -> None:
         """Register both functions. `allocate` gives the cache its memory, once the widths of all layers are known.
 
-        `select` finds the kernel of a layer, with the arguments of `select_kernel`.
+        `select` and `select_decode` find the kernels of a layer, with the arguments of the functions of these names in
+        `paged_kernel` and `paged_decode`.
         """
         self.name = f"penstock_paged_{next(_SERIAL)}"
         self.passes_rules = True
@@ -186,9 +192,10 @@ class PagedAttention:
         """Layers that have called the attention function."""
         self.plan: Plan | None = None
         self.block_tokens, self._blocks, self._select = block_tokens, 0, select
+        self._select_decode = select_decode
         self._pools: dict[int, tuple[Pool, Pool]] = {}
         self._kernels: dict[int, PagedKernel] = {}
-        self._decodes: dict[int, PagedDecode] = {}
+        self._decodes: dict[int, Decode] = {}
         self._widths: dict[int, Widths] = {}
         self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         # NOTE: transformers never forgets a function. A strong reference would keep the memory of an unloaded model.
@@ -219,7 +226,7 @@ class PagedAttention:
         for layer, each in self._widths.items():
             decode = None
             if not each.has_rule:
-                decode = select_decode(
+                decode = self._select_decode(
                     each.device, each.dtype, each.heads, each.key, each.value, self.block_tokens
                 )
             if decode is None:

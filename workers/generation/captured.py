@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -30,20 +30,34 @@ _TOLERANCE = 0.1
 """Mean difference of logits, as a part of their mean size."""
 
 
-class Captured(NamedTuple):
-    """One graph. `numbers` int64 [4, rows] are ids, positions, slots and lengths; `table` int32 [rows, pages]."""
+class Graph(Protocol):
+    """What computes a captured step again (`torch.cuda.CUDAGraph`)."""
 
-    graph: torch.cuda.CUDAGraph
+    def replay(self) -> None:
+        """Compute the step from the content that its tensors have now."""
+
+
+class Inputs(NamedTuple):
+    """What a step reads. `numbers` int64 [4, rows]: ids, positions, slots and lengths; `table` int32 [rows, pages]."""
+
     numbers: torch.Tensor
     table: torch.Tensor
     plan: Plan
+
+
+class Captured(NamedTuple):
+    """One graph, which makes the `logits` [rows, vocabulary] of what its inputs hold."""
+
+    inputs: Inputs
+    graph: Graph
     logits: torch.Tensor
 
 
 def row_counts(most: int) -> list[int]:
     """Numbers of sequences for which steps are captured: at most half of a step's rows, or 15, are repetitions."""
-    counts = [1, 2, 4, *range(8, 32, 8), *range(32, _MOST_ROWS + 1, 16)]
-    return [count for count in counts if count < most] + [min(most, _MOST_ROWS)]
+    most = min(most, _MOST_ROWS)
+    counts = [1, 2, 4, *range(8, 32, 8), *range(32, _MOST_ROWS, 16)]
+    return [*(count for count in counts if count < most), most]
 
 
 class CapturedSteps:
@@ -55,7 +69,7 @@ class CapturedSteps:
         self._counts = row_counts(most_sequences)
         self.steps: dict[int, Captured] = {}
         """By the number of sequences."""
-        self._memory = torch.cuda.graph_pool_handle()
+        self._memory: Any = None
         self._works = True
 
     def logits(self, spans: Sequence[Span]) -> torch.Tensor | None:
@@ -66,7 +80,7 @@ class CapturedSteps:
         step = self.steps.get(count)
         if step is None:
             return self._first(count, spans)
-        self._fill(step, spans)
+        self._fill(step.inputs, spans)
         step.graph.replay()
         return step.logits[: len(spans)]
 
@@ -77,34 +91,44 @@ class CapturedSteps:
 
     def _first(self, count: int, spans: Sequence[Span]) -> torch.Tensor:
         """The logits of a plain step, which the captured step must give as well."""
-        model, attention = self._model, self._attention
-        plain = packed_pass(model, attention, plan_of(spans, attention.block_tokens, model.device))
+        plain = self._plain(spans)
         try:
-            step = self._capture(count, spans)
+            inputs = self._inputs(count)
+            self._fill(inputs, spans)
+            step = Captured(inputs, *self._capture(inputs.plan))
             step.graph.replay()
             difference = (step.logits[: len(spans)].float() - plain.float()).abs().mean()
             if not difference <= _TOLERANCE * plain.float().abs().mean():
                 raise RuntimeError(f"the logits differ by {float(difference):.3g} in the mean")
             self.steps[count] = step
         except RuntimeError as error:
-            log.warning(
-                "%s runs without captured steps: %s", type(model).__name__, str(error).splitlines()[0]
-            )
+            name, reason = type(self._model).__name__, str(error).splitlines()[0]
+            log.warning("%s runs without captured steps: %s", name, reason)
             self._works = False
             self.steps.clear()
+            # NOTE: the refused step has written its keys to the cache.
+            return self._plain(spans)
         return plain
 
-    def _capture(self, count: int, spans: Sequence[Span]) -> Captured:
-        """Capture a step. Raises RuntimeError for a model that waits for the device, or that allocates too much."""
+    def _plain(self, spans: Sequence[Span]) -> torch.Tensor:
+        plan = plan_of(spans, self._attention.block_tokens, self._model.device)
+        return packed_pass(self._model, self._attention, plan)
+
+    def _inputs(self, count: int) -> Inputs:
         device = self._model.device
         numbers = torch.zeros(4, count, dtype=torch.int64, device=device)
         table = torch.zeros(count, self._most_blocks, dtype=torch.int32, device=device)
         ids, positions, slots, lengths = numbers.unbind()
         plan = Plan(ids, positions, slots, count, count, [], [], (), decoding=DecodeLayout(table, lengths))
-        graph = torch.cuda.CUDAGraph()
-        step = Captured(graph, numbers, table, plan, torch.empty(0))
-        self._fill(step, spans)
-        stream = torch.cuda.Stream(device)
+        return Inputs(numbers, table, plan)
+
+    def _capture(self, plan: Plan) -> tuple[Graph, torch.Tensor]:
+        """The graph of a plan whose tensors hold a step, and its logits.
+
+        Raises RuntimeError for a model that waits for the device, or that allocates too much.
+        """
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._model.device)
+        self._memory = self._memory or torch.cuda.graph_pool_handle()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # NOTE: kernels are compiled and libraries get their memory in a first pass, which capturing forbids.
@@ -115,11 +139,11 @@ class CapturedSteps:
             finally:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
-        return step._replace(logits=logits)
+        return graph, logits
 
-    def _fill(self, step: Captured, spans: Sequence[Span]) -> None:
-        """The tokens and blocks of a step, the last sequence again in the rows that are left."""
-        size, count = self._attention.block_tokens, step.numbers.shape[1]
+    def _fill(self, inputs: Inputs, spans: Sequence[Span]) -> None:
+        """Lay the tokens and blocks of a step in, the last sequence again in the rows that are left."""
+        size, count = self._attention.block_tokens, inputs.numbers.shape[1]
         tables = [span.sequence.block_table() for span in spans]
         table = np.zeros((count, max(map(len, tables))), np.int32)
         numbers = np.empty((4, count), np.int64)
@@ -129,5 +153,5 @@ class CapturedSteps:
             numbers[:, row] = span.sequence.tokens[at], at, blocks[at // size] * size + at % size, span.stop
         last = len(spans) - 1
         numbers[:, last + 1 :], table[last + 1 :] = numbers[:, last, None], table[last]
-        step.numbers.copy_(torch.from_numpy(numbers))
-        step.table[:, : table.shape[1]].copy_(torch.from_numpy(table))
+        inputs.numbers.copy_(torch.from_numpy(numbers))
+        inputs.table[:, : table.shape[1]].copy_(torch.from_numpy(table))

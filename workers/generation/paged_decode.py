@@ -39,6 +39,10 @@ class DecodeLayout(NamedTuple):
     lengths: torch.Tensor
 
 
+Decode = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, DecodeLayout, Heads], torch.Tensor]
+"""Attention of single tokens, with the arguments of `PagedDecode`."""
+
+
 class PagedDecode:
     """The programs for caches whose blocks have `page_tokens` tokens."""
 
@@ -137,7 +141,7 @@ def select_decode(
 
 
 def compare_with_torch(
-    decode: Callable[..., torch.Tensor],
+    decode: Decode,
     device: torch.device,
     dtype: torch.dtype,
     heads: int,
