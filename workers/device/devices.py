@@ -39,7 +39,7 @@ def select(settings: Settings) -> Device:
     wanted = settings.worker.device
     if wanted != "cpu" and torch.cuda.is_available():
         torch.set_num_threads(1)
-        # NOTE: by default convolutions in float32 keep 10 bits of each factor, which moves vectors of pictures by 5e-4.
+        # NOTE: by default convolutions in float32 keep 10 bits of each factor, which moves vectors of pictures by 2e-4.
         torch.backends.cudnn.allow_tf32 = False
         properties = torch.cuda.get_device_properties(0)
         return Device(torch.device("cuda", 0), properties.name, str(getattr(properties, "uuid", "")), 1)
