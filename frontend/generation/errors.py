@@ -58,8 +58,8 @@ class InvalidField(InvalidInput):
 
     status = 422
 
-    def __init__(self, field: str, text: str) -> None:
-        super().__init__(f"{field}: {text}")
+    def __init__(self, field: str, text: str, **detail: Any) -> None:
+        super().__init__(f"{field}: {text}", **detail)
         self.field = field
 
 

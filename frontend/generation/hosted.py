@@ -1,12 +1,13 @@
-"""Fields of requests that ask for tools which run on the server. This build runs none.
+"""Fields of requests that ask for more than generated text: tools that run on the server, speech, stored state.
 
-1. What would change the answer is refused, with the name of the feature.
+1. A field that would change the answer, and has no effect here, is refused with the reason (`unserved`).
 2. What matters only while such tools run (`session_id`, permissions, `max_tool_rounds: 0`) has no effect here.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
@@ -20,6 +21,14 @@ Permission = Annotated[str | None, one_of(PERMISSIONS)]
 
 class HostedFields(SamplingFields, kw_only=True):
     """The fields, as chat, Responses and Messages name them, on top of those of sampling."""
+
+    unserved: ClassVar[Mapping[str, str]] = {
+        "web_search_options": "web search is not offered by this server",
+        "enable_shell": "a shell is not offered by this server",
+        "enable_code_execution": "code execution is not offered by this server",
+        "files": "no tool that could write files is on in this server",
+    }
+    """Refused fields and the reasons. The request of a route adds the fields of its contract."""
 
     web_search_options: Annotated[
         Any, Meta(description="Refused, as no tool runs on the server; `/v1/responses` ignores the field.")
@@ -49,16 +58,10 @@ class HostedFields(SamplingFields, kw_only=True):
 
     def refuse_hosted(self, streams: bool) -> None:
         """Raise `InvalidField` for a feature that this server does not offer, and for a permission that cannot hold."""
-        for name, feature in (
-            ("web_search_options", "web search"),
-            ("enable_shell", "a shell"),
-            ("enable_code_execution", "code execution"),
-        ):
+        for name, reason in self.unserved.items():
             value = getattr(self, name)
-            if value is not None and value is not False:
-                raise InvalidField(name, f"{feature} is not offered by this server")
-        if self.files:
-            raise InvalidField("files", "no tool that could write files is on in this server")
+            if not (value is None or value is False or value == []):
+                raise InvalidField(name, reason)
         if self.max_tool_rounds is not None and self.max_tool_rounds != 0:
             raise InvalidField(
                 "max_tool_rounds", "this server runs no tools: use 0, and run the calls in the client"

@@ -1,14 +1,21 @@
-"""The pages of chat, Responses and Messages have every field of their requests, each with what happens to it."""
+"""The pages of chat, Responses and Messages have every field of their requests, each with what happens to it.
+
+Parameters of the SDKs of OpenAI and Anthropic stand there as well: none of them is ignored without a word.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import orjson
 import pytest
+from anthropic.types.beta import message_create_params
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
 from frontend.generation.errors import InvalidField
 from frontend.protocols.chat import chat_requests, completion_requests
@@ -71,3 +78,16 @@ def test_a_page_has_each_field_of_its_request(
         if fate == "refused":
             with pytest.raises(InvalidField, match=rf"^{name}: "):
                 parse(orjson.dumps(least | {name: [{"type": "function", "name": "f"}]}), Limits())
+
+
+@pytest.mark.parametrize(
+    ("page", "section", "parameters"),
+    [
+        ("chat.md", "Fields of chat", chat_create_params.CompletionCreateParamsBase),
+        ("chat.md", "Fields of completions", completion_create_params.CompletionCreateParamsBase),
+        ("messages.md", "Fields", message_create_params.MessageCreateParamsBase),
+        ("responses.md", "Fields", response_create_params.ResponseCreateParamsBase),
+    ],
+)
+def test_a_page_has_each_parameter_of_the_sdk(page: str, section: str, parameters: type) -> None:
+    assert set(get_type_hints(parameters)) - set(_fates(page, section)) == set()

@@ -207,6 +207,9 @@ def test_a_bad_message_names_its_place(message: Any, field: str) -> None:
         ({"container": {"skills": [{"type": "custom", "skill_id": "s"}]}}, "container.skills"),
         ({"enable_code_execution": True}, "enable_code_execution"),
         ({"web_search_options": {}}, "web_search_options"),
+        ({"mcp_servers": [{"type": "url", "url": "https://x.example"}]}, "mcp_servers"),
+        ({"output_format": {"type": "xml"}}, "output_format.type"),
+        ({"thread": {"type": "continue"}}, "thread"),
         ({"agent_permission": "ask"}, "agent_permission"),
         ({"files": [{"name": "a"}]}, "files"),
         ({"max_tool_rounds": 2}, "max_tool_rounds"),
@@ -302,6 +305,11 @@ def test_the_form_of_an_answer_is_a_grammar() -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
     expected = Grammar("json_schema", '{"type":"object"}', "output_config.format")
     assert plan_of(output_config={"format": form}).call.grammar == expected
+    older = {"type": "json_schema", "schema": {"type": "array"}}
+    assert plan_of(output_config={"format": form}, output_format=older).call.grammar == expected
+    assert plan_of(output_format=form).call.grammar == Grammar(
+        "json_schema", '{"type":"object"}', "output_format"
+    )
     plan = plan_of(response_format={"type": "json_schema", "json_schema": form})
     assert plan.call.grammar == Grammar("json_schema", '{"type":"object"}', "response_format")
     assert plan_of(grammar={"type": "regex", "value": "a+"}).call.grammar == Grammar("regex", "a+")

@@ -258,6 +258,22 @@ def test_a_coding_agent_is_answered(server: Server, path: str) -> None:
     assert counted.counts_only and (counted.messages, counted.tools) == (call.messages, call.tools)
 
 
+_THREADED = {"thread": {"type": "continue", "id": "thread_1"}, "max_tokens": 64, "messages": _ASK["messages"]}
+"""The second turn of a tool runner, as the SDKs send it to a server that keeps conversations."""
+
+
+@pytest.mark.parametrize("path", ["/v1/messages?beta=true", "/v1/messages/count_tokens?beta=true"])
+@pytest.mark.parametrize("thread", [_THREADED["thread"], {"type": "create"}, {}])
+def test_a_thread_is_refused_in_the_form_that_sdks_follow(server: Server, path: str, thread: Any) -> None:
+    response = server.post(path, _THREADED | {"thread": thread})
+    assert response.status_code == 400
+    error = response.json["error"]
+    assert (response.json["type"], error["type"]) == ("error", "invalid_request_error")
+    assert error["message"].startswith("thread: ")
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert not server.engine.calls
+
+
 _KEY, _ADMIN = api_keys.fresh(), api_keys.fresh()
 
 

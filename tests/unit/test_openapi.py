@@ -18,6 +18,7 @@ from frontend.generation.conversation import ROLES
 from frontend.generation.hosted import PERMISSIONS
 from frontend.generation.reasoning import EFFORTS
 from frontend.openapi.document import operations, schema
+from frontend.protocols import responses
 from frontend.protocols.chat import absent
 from frontend.protocols.foreign.shared_routes import OWNERS
 from ipc import settings
@@ -35,6 +36,7 @@ UNDOCUMENTED = {
     "/docs/{name}": "files of that page",
     "/v2/": "the same as /v2",
     **dict.fromkeys((*absent.CATEGORIES, *absent.NOT_BUILT), "refuses everything"),
+    **dict.fromkeys(responses.NOT_SERVED, "not found"),
 }
 OTHER_ERRORS = ("/v2", "/v1/config", "/v1/chat", "/v1/completions", "/v1/models/unload", "/v1/models/reload")
 OTHER_ERRORS += ("/v1/models/status", "/v1/system", "/v1/messages", "/v1/responses")
@@ -211,7 +213,8 @@ FREE_TEXTS = {
     "shared_memory_region", "tool_call_id", "url", "user",
     "container", "enable_code_execution", "enable_shell", "format", "grammar", "include", "max_tool_calls",
     "response_format", "stream_options", "summary", "thinking", "tool_choice", "type",
-    "web_search_options", "messages",
+    "web_search_options", "messages", "audio", "conversation", "function_call", "functions", "mcp_servers",
+    "output_format", "thread",
 }  # fmt: skip
 
 

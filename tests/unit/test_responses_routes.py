@@ -338,6 +338,9 @@ _BAD: list[tuple[Any, int, str | None]] = [
     ({"max_output_tokens": 1, "max_tokens": 1}, 422, "max_tokens"),
     ({"max_tool_calls": 3}, 422, "max_tool_calls"),
     ({"max_tool_calls": 0}, 422, "max_tool_calls"),
+    ({"conversation": "conv_1"}, 422, "conversation"),
+    ({"conversation": {"id": "conv_1"}}, 422, "conversation"),
+    ({"prompt": {"id": "pmpt_1"}}, 422, "prompt"),
     ({"metadata": []}, 422, "metadata"),
     ({"truncation": "middle"}, 422, "truncation"),
     ({"reasoning": {"effort": "huge"}}, 422, "reasoning.effort"),
@@ -386,7 +389,13 @@ def test_bad_input_is_refused_with_its_field(
     "fields",
     [
         {"temperature": -1, "top_p": 2, "min_p": -3, "top_k": -1, "max_output_tokens": 1 << 40},
-        {"user": 5, "service_tier": [], "prompt_cache_key": "x", "safety_identifier": 1, "conversation": {}},
+        {
+            "user": 5,
+            "service_tier": [],
+            "prompt_cache_key": "x",
+            "safety_identifier": 1,
+            "conversation": None,
+        },
         {"include": ["message.output_text.logprobs"], "stream_options": {"include_obfuscation": False}},
         {
             "enable_thinking": False,
@@ -507,3 +516,10 @@ def test_a_store_that_cannot_be_reached_costs_no_answer(server: Server, tmp_path
         assert (refused.status_code, refused.json["error"]["type"]) == (503, "server_error")
         assert int(refused.headers["retry-after"]) >= 1
         assert str(tmp_path) not in refused.text
+
+
+@pytest.mark.parametrize("name", ["compact", "input_tokens"])
+def test_routes_of_openai_that_are_not_served_are_not_found(server: Server, name: str) -> None:
+    response = server.post(f"/v1/responses/{name}", {"input": "hi"})
+    assert response.status_code == 404
+    assert response.json["error"]["message"] == "there is nothing at this path"

@@ -7,23 +7,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from frontend.generation import bodies
 from frontend.generation.chat_messages import ChatMessage, messages_of
+from frontend.generation.errors import InvalidField
 from frontend.generation.grammars import grammar_of
 from frontend.generation.reasoning import Effort, template_variables
 from frontend.generation.sampling import alternatives_of, choices_of, ending_of, sampling_of
 from frontend.generation.talk_fields import ChoiceFields
 from frontend.generation.tools import choice_of, functions_of, tool_use
+from frontend.http.choices import one_of
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall
 
 _ALIASES = (("max_tokens", "max_completion_tokens"),)
+_MODALITIES = ("text",)
 _INSTEAD = "is no tool of chat completions: use POST /v1/responses"
 _HINTS = dict.fromkeys(("web_search", "web_search_preview", "shell", "namespace"), _INSTEAD)
 
@@ -39,10 +43,23 @@ class StreamOptions(msgspec.Struct):
 class ChatRequest(ChoiceFields, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
+    unserved: ClassVar[Mapping[str, str]] = {
+        **ChoiceFields.unserved,
+        "audio": "speech is not offered by this server",
+        "functions": "this older form of functions is not offered: use tools",
+        "function_call": "this older form of a choice is not offered: use tool_choice",
+    }
     messages: Annotated[
         list[ChatMessage] | str, Meta(description="The conversation so far, the oldest message first.")
     ]
     stream_options: Annotated[StreamOptions | None, Meta(description="Options of a stream.")] = None
+    modalities: Annotated[
+        list[Annotated[str, one_of(_MODALITIES, required=True)]] | None,
+        Meta(description="Kinds of answers: `text` only, as no model here speaks."),
+    ] = None
+    audio: Annotated[Any, Meta(description="Refused: no model here speaks.")] = None
+    functions: Annotated[Any, Meta(description="Refused: `tools` takes its place.")] = None
+    function_call: Annotated[Any, Meta(description="Refused: `tool_choice` takes its place.")] = None
     enable_thinking: Annotated[
         bool | None, Meta(description="Whether the model thinks first; absent: as its template does.")
     ] = None
@@ -76,6 +93,8 @@ def parse(body: bytes, limits: Limits) -> ChatPlan:
     request = bodies.decode(body, ChatRequest, limits.max_items, _ALIASES)
     streams = bool(request.stream)
     request.refuse_hosted(streams)
+    if any(kind not in _MODALITIES for kind in request.modalities or ()):
+        raise InvalidField("modalities", "the models of this server answer with text only")
     options = request.stream_options
     usage = streams and options is not None and bool(options.include_usage)
     return ChatPlan(request.model, _call(request, limits), streams, usage)

@@ -1,6 +1,6 @@
 """Errors in the form of Anthropic: `{"type": "error", "error": {"type", "message"}}`.
 
-1. A wrong meaning is 400, where the other protocols of generated text answer 422.
+1. A wrong meaning is 400, where the other protocols of generated text answer 422. `details` are for SDKs.
 2. An error inside a stream says whose fault it was, and nothing finer.
 """
 
@@ -34,7 +34,10 @@ def status_of(error: PenstockError) -> int:
 def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
     """(status, body, headers) of an error."""
     status = status_of(error)
-    return status, _body(_kind(status), text_of(error)), headers_of(error, status)
+    body = _body(_kind(status), text_of(error))
+    if "details" in error.detail:
+        body["error"]["details"] = error.detail["details"]
+    return status, body, headers_of(error, status)
 
 
 def render_http(error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:

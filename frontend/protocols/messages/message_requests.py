@@ -2,13 +2,16 @@
 
 1. Fields of Anthropic, and those that the contract adds. Unknown fields are ignored, null equals absent.
 2. `system` is the first message of the conversation.
-3. `output_config` of newer clients stands for `response_format` and `reasoning_effort`, which win.
+3. `output_config` of newer clients, and `output_format` of older ones, stand for `response_format` and
+   `reasoning_effort`, which win.
+4. A `thread` is refused in a form that the SDKs of Anthropic know: they send the whole conversation next.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -25,6 +28,9 @@ from frontend.protocols.messages.message_tools import thinking_of, tools_of
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall, Grammar
 
+_NO_THREADS = "the server keeps no conversations: send the whole conversation in messages"
+_NO_THREADS_DETAILS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
 
 class OutputConfig(msgspec.Struct):
     """Form of the answer and effort of the reasoning, as newer clients send them."""
@@ -36,6 +42,10 @@ class OutputConfig(msgspec.Struct):
 class MessagesRequest(TalkFields, kw_only=True):
     """Body of POST /v1/messages."""
 
+    unserved: ClassVar[Mapping[str, str]] = {
+        **TalkFields.unserved,
+        "mcp_servers": "MCP servers are not offered by this server",
+    }
     messages: Annotated[list[Message], Meta(description="The conversation so far, the oldest message first.")]
     system: Annotated[
         str | list[Any] | None, Meta(description="What the model should know before the conversation.")
@@ -48,6 +58,13 @@ class MessagesRequest(TalkFields, kw_only=True):
     container: Annotated[Any, Meta(description="Skills are refused; all else is ignored.")] = None
     output_config: Annotated[
         OutputConfig | None, Meta(description="Form of the answer and effort of the model.")
+    ] = None
+    output_format: Annotated[
+        Any, Meta(description="Form of the answer, as older clients name `output_config.format`.")
+    ] = None
+    thread: Annotated[Any, Meta(description="Refused: the server keeps no conversations.")] = None
+    mcp_servers: Annotated[
+        Any, Meta(description="Refused unless empty: the server calls no MCP servers.")
     ] = None
     enable_thinking: Annotated[
         bool | None, Meta(description="Whether the model thinks first; absent: as its template does.")
@@ -77,6 +94,8 @@ def parse(body: bytes, limits: Limits) -> MessagesPlan:
     """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
     request = bodies.decode(body, MessagesRequest, limits.max_items)
     streams = bool(request.stream)
+    if request.thread is not None:
+        raise InvalidField("thread", _NO_THREADS, details=_NO_THREADS_DETAILS)
     request.refuse_hosted(streams)
     if isinstance(request.container, dict) and request.container.get("skills"):
         raise InvalidField("container.skills", "skills are not offered by this server")
@@ -127,6 +146,10 @@ def _variables(request: MessagesRequest) -> dict[str, Any]:
 
 def _grammar(request: MessagesRequest) -> Grammar | None:
     config = request.output_config
-    if request.response_format is None and config is not None:
-        return grammar_of(config.format, request.grammar, "output_config.format")
-    return grammar_of(request.response_format, request.grammar)
+    forms = {
+        "response_format": request.response_format,
+        "output_config.format": None if config is None else config.format,
+        "output_format": request.output_format,
+    }
+    name = next((name for name, form in forms.items() if form is not None), "response_format")
+    return grammar_of(forms[name], request.grammar, name)

@@ -16,6 +16,9 @@ class MessagesErrorInfo(msgspec.Struct):
 
     type: Annotated[str, Meta(description="Kind of what is told here.")]
     message: Annotated[str, Meta(description="What is said.")]
+    details: Annotated[
+        dict[str, Any] | msgspec.UnsetType, Meta(description="What an SDK does about a refused `thread`.")
+    ] = msgspec.UNSET
 
 
 class MessagesError(msgspec.Struct):

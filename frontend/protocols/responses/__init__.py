@@ -15,11 +15,12 @@ from frontend.generation import errors
 from frontend.protocols.responses.create import ResponsesResource
 from frontend.protocols.responses.runs import PROTOCOL, Runs
 from frontend.protocols.responses.store import ResponseStore
-from frontend.protocols.responses.stored import CancelResource, InputItemsResource, StoredResource
+from frontend.protocols.responses.stored import CancelResource, InputItemsResource, NotServed, StoredResource
 from frontend.services import Services
 from ipc.errors import PenstockError
 
 PATH = "/v1/responses"
+NOT_SERVED = (f"{PATH}/compact", f"{PATH}/input_tokens")
 
 
 class ResponsesProtocol:
@@ -33,6 +34,8 @@ class ResponsesProtocol:
         settings = services.settings
         store = ResponseStore(settings.state_root, settings.responses)
         app.add_route(PATH, ResponsesResource(services, store, Runs(services, store)))
+        for path in NOT_SERVED:
+            app.add_route(path, NotServed())
         app.add_route(f"{PATH}/{{response_id}}", StoredResource(services, store))
         app.add_route(f"{PATH}/{{response_id}}/cancel", CancelResource(store))
         app.add_route(f"{PATH}/{{response_id}}/input_items", InputItemsResource(store))

@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import orjson
@@ -58,6 +58,13 @@ class ReasoningOptions(msgspec.Struct):
 class ResponseRequest(ChoiceFields, kw_only=True):
     """Body of POST /v1/responses."""
 
+    # The contract ignores `web_search_options` here: a search is asked for as a tool.
+    unserved: ClassVar[Mapping[str, str]] = {
+        **{name: why for name, why in ChoiceFields.unserved.items() if name != "web_search_options"},
+        "max_tool_calls": "a bound on the number of calls is not offered by this server",
+        "conversation": "the server keeps no conversations: use previous_response_id, or send all items",
+        "prompt": "stored prompts are not offered by this server: send input and instructions",
+    }
     input: Annotated[str | list[Any], Meta(description="The new input: a text, or items of a conversation.")]
     instructions: Annotated[
         str | None, Meta(description="What the model should know before the conversation.")
@@ -74,6 +81,8 @@ class ResponseRequest(ChoiceFields, kw_only=True):
     include: Annotated[Any, Meta(description="Ignored.")] = None
     max_output_tokens: Annotated[int | None, Meta(description="Most tokens to generate, at least 1.")] = None
     max_tool_calls: Annotated[Any, Meta(description="Refused: no tool runs on the server.")] = None
+    conversation: Annotated[Any, Meta(description="Refused: the server keeps no conversations.")] = None
+    prompt: Annotated[Any, Meta(description="Refused: the server keeps no prompts.")] = None
     reasoning: Annotated[ReasoningOptions | None, Meta(description="How the model thinks.")] = None
     text: Annotated[
         dict[str, Any] | None,
@@ -129,11 +138,7 @@ def parse(body: bytes, limits: Limits) -> ResponsePlan:
     request = bodies.decode(body, ResponseRequest, limits.max_items, (LIMITS,))
     background = bool(request.background)
     streams = bool(request.stream) and not background
-    # The contract ignores this field here; a search is asked for as a tool.
-    request.web_search_options = None
     request.refuse_hosted(streams)
-    if request.max_tool_calls is not None:
-        raise InvalidField("max_tool_calls", "a bound on the number of calls is not offered by this server")
     stores = request.store is not False
     if background and not stores:
         raise InvalidField("store", "a response in the background has to be stored")

@@ -61,6 +61,14 @@ class StoredResource:
         _answer(resp, orjson.dumps({"id": response_id, "object": "response.deleted", "deleted": True}))
 
 
+class NotServed:
+    """A route of OpenAI beside the stored responses that this server lacks."""
+
+    async def on_post(self, req: Request, resp: Response) -> None:
+        """404, where the name of a stored response would be 405."""
+        raise falcon.HTTPRouteNotFound
+
+
 class CancelResource:
     """POST: end a response in the background, at whichever frontend it runs."""
 
