@@ -25,9 +25,13 @@ def serialized(answer: Answer) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """The answers to one message of a stream, any number of them, made while the stream goes on with other messages."""
+    """The answers to one message of a stream, any number of them, made while the stream goes on with other messages.
+
+    `last` follows all of them, and follows the message that tells a failure.
+    """
 
     answers: AsyncGenerator[Answer, None]
+    last: Answer | None = None
 
 
 @dataclass(frozen=True, slots=True)

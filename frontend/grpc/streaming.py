@@ -171,6 +171,8 @@ class _Stream:
             await self._runner.write_each(call, received, several, self._write)
         except PenstockError as error:
             await self._write_last(call, self._told(call, received, error))
+            if several.last is not None:
+                await self._write_last(call, several.last)
 
     def _end_aside(self, call: Call, task: asyncio.Task[None]) -> None:
         """One message is answered; what went wrong ends the stream at once, whatever others wait for."""

@@ -126,12 +126,18 @@ class Unary:
     async def write_each(
         self, call: Call, received: Received, several: Several, write: Callable[[Answer], Awaitable[None]]
     ) -> None:
-        """Write all answers to one request as they come, then count it. Raises as `answer`, and `Unwritten`."""
+        """Write all answers to one request as they come, then count it. Raises as `answer`, and `Unwritten`.
+
+        The last answer is not written behind a failure: the caller writes what tells the failure before.
+        """
+        until_ns = call.context.deadline_ns + WRITE_GRACE_NS
         try:
             with self.services.bodies.holding(received.nbytes):
                 async with aclosing(several.answers) as answers:
                     async for answer in answers:
-                        await self.written(call, write(answer), call.context.deadline_ns + WRITE_GRACE_NS)
+                        await self.written(call, write(answer), until_ns)
+                if several.last is not None:
+                    await self.written(call, write(several.last), until_ns)
         except BaseException as error:
             self._count_failure(call, error)
             raise

@@ -21,6 +21,7 @@ from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
 from ipc.memory import bytes_elements
 from ipc.memory.datatypes import BYTES, DATATYPES, MAX_ELEMENTS
+from ipc.store.regions import MOST_BYTES
 
 MOST_DIMS = 64
 """Dimensions of one input; no model has as many."""
@@ -205,7 +206,7 @@ def _check_room(tensor: InputTensor, nbytes: int, where: str) -> None:
 
 def _check_region(region: RegionUse, where: str) -> None:
     for field, value in (("offset", region.offset), ("byte size", region.nbytes)):
-        if not 0 <= value <= MAX_ELEMENTS:
+        if not 0 <= value <= MOST_BYTES:
             raise InvalidInput(f"{where}: shared memory {field} {_shown(value)} is outside 0..2^62")
 
 
@@ -251,7 +252,7 @@ def expected_nbytes(datatype: str, shape: Sequence[int], where: str) -> int | No
     """Raw bytes of a tensor of this shape; None for BYTES, whose shape does not tell.
 
     `where` names it in errors ("input 'A' for model 'm'"). Raises `InvalidInput` for an unknown datatype, a negative
-    dim, and more than 2^62 elements.
+    dim, and dimensions whose product is above 2^59.
     """
     _check_datatype(datatype, where)
     _check_dims(shape, where)
@@ -266,9 +267,11 @@ def _check_datatype(datatype: str, where: str) -> None:
 def _check_dims(shape: Sequence[int], where: str) -> None:
     for dim in shape:
         if not 0 <= dim <= MAX_ELEMENTS:
-            raise InvalidInput(f"{where}: dimension {_shown(dim)} of its shape is outside 0..2^62")
-    if math.prod(shape) > MAX_ELEMENTS:
-        raise InvalidInput(f"{where}: shape {_shown(list(shape))} has more than 2^62 elements")
+            raise InvalidInput(f"{where}: dimension {_shown(dim)} of its shape is outside 0..2^59")
+    if math.prod(dim or 1 for dim in shape) > MAX_ELEMENTS:
+        raise InvalidInput(
+            f"{where}: shape {_shown(list(shape))} is too large: the product of its dimensions is above 2^59"
+        )
 
 
 def default_dims(config: ModelConfig, tensor: TensorConfig) -> list[int]:

@@ -41,15 +41,15 @@ DATATYPES = {
     )
 }
 BY_CONFIG = {datatype.config: datatype for datatype in DATATYPES.values()}
-MAX_ELEMENTS = 1 << 62
-"""No tensor has more elements; a shape with a larger product is refused before any computation."""
+MAX_ELEMENTS = 1 << 59
+"""The largest product of a shape's dimensions, those of 0 left out: numpy counts the bytes of 8-byte elements so."""
 
 
 def elements(shape: Sequence[int]) -> int:
-    """Number of elements of a shape; 1 for `[]`. Raises `ValueError` for a negative dim and for a product over 2^62."""
+    """Number of elements of a shape; 1 for `[]`. Raises `ValueError` for a negative dim, and as `MAX_ELEMENTS` says."""
     if min(shape, default=0) < 0:
         raise ValueError(f"shape {list(shape)} has a negative dimension")
     count = math.prod(shape)
-    if count > MAX_ELEMENTS:
-        raise ValueError(f"shape {list(shape)} has more than 2^62 elements")
+    if (count or math.prod(dim or 1 for dim in shape)) > MAX_ELEMENTS:
+        raise ValueError(f"shape {list(shape)} is too large: the product of its dimensions is above 2^59")
     return count

@@ -18,7 +18,7 @@ from ipc.protos import kserve_v2_pb2 as pb
 from ipc.protos import trtis_v1_pb2 as v1
 from ipc.wire.streams import WINDOW
 from tests.conformance import trtis
-from tests.harness.decoupled import MODEL, Events, message, number_of
+from tests.harness.decoupled import FINAL, MODEL, Events, message, number_of
 from tests.harness.rpc import Rpc, address_of, failure_of, grpc_settings
 from tests.harness.server import Server, serving, wait_until
 from tests.harness.streams import record_of
@@ -150,6 +150,32 @@ def test_an_error_comes_after_the_responses_before_it_and_the_stream_goes_on(ser
         assert "secret" not in found[2].error_message
         talk.say(message(1, "good"))
         assert [number_of(answer) for answer in talk.end()] == [0]
+
+
+def test_an_error_names_its_request_and_the_empty_final_message_follows(server: Server) -> None:
+    unread = message(3, "unread", empty_final=True)
+    unread.inputs[0].datatype = "INT33"
+    unknown = message(1, "unknown", empty_final=True)
+    unknown.model_name = "nobody"
+    odd = message(1, "odd")
+    odd.parameters["triton_enable_empty_final_response"].string_param = "yes"
+    asked = [message(5, "bare", raise_at=0), message(5, "ended", True, raise_at=1), unread, unknown, odd]
+    with Rpc(address_of(server)) as rpc:
+        answers = [(bool(answer.error_message), answer.infer_response) for answer in rpc.stream(asked)]
+
+    def told(request_id: str) -> list[tuple[bool, str, str, bool]]:
+        """Whether an answer is an error, its model and version, and whether the answer is the final one."""
+        return [
+            (failed, found.model_name, found.model_version, found.parameters[FINAL].bool_param)
+            for failed, found in answers
+            if found.id == request_id
+        ]
+
+    error, last = (True, MODEL, "1", False), (False, MODEL, "1", True)
+    assert told("bare") == told("odd") == [(True, MODEL, "1", True)]
+    assert told("ended") == [(False, MODEL, "1", False), error, last]
+    assert told("unread") == [error, last]
+    assert told("unknown") == [(True, "nobody", "", True)]
 
 
 def test_a_stream_that_wants_to_end_with_an_error_does(server: Server) -> None:

@@ -315,7 +315,7 @@ HOSTILE = {
     "too few texts": (TEXTS, bytes(4) * 3 + b"abc", "left|more"),
     "more texts than bytes": (changed(call=TEXTS, shape=[1, 1 << 10, 3]), bytes(15), "cannot hold"),
     "more texts than may be": (changed(call=TEXTS, shape=[1, 1 << 40, 3]), bytes(15), "may have 1048576"),
-    "a product over 2^62": (changed(call=TEXTS, shape=[1, 1 << 62, 1 << 62]), bytes(15), "more than 2.62"),
+    "a product over 2^59": (changed(call=TEXTS, shape=[1, 1 << 62, 1 << 62]), bytes(15), "above 2.59"),
 }
 
 

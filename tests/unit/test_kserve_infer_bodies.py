@@ -92,6 +92,20 @@ def test_what_follows_or_is_missing_is_seen_wherever_the_stream_ends(nbytes: int
             at_once(infer_bodies.unpack(packed[:-less], "deflate", nbytes + 1, 200))
 
 
+@pytest.mark.parametrize("nbytes", [0, 1, 150_000])
+def test_a_gzip_body_of_several_members_is_read_whole(nbytes: int) -> None:
+    content = random.Random(nbytes).randbytes(nbytes)
+    packed = gzip.compress(TEXT) + gzip.compress(content, 0) + gzip.compress(b"") + gzip.compress(TEXT)
+    whole = TEXT + content + TEXT
+    assert at_once(infer_bodies.unpack(packed, "gzip", len(whole), 200)) == whole
+    with pytest.raises(BodyTooLarge):
+        at_once(infer_bodies.unpack(packed, "gzip", len(whole) - 1, 200))
+    with pytest.raises(InvalidInput, match="ends before its stream does"):
+        at_once(infer_bodies.unpack(packed[:-1], "gzip", len(whole), 200))
+    with pytest.raises(InvalidInput, match="is not valid gzip"):
+        at_once(infer_bodies.unpack(packed + bytes(7), "gzip", len(whole), 200))
+
+
 @pytest.mark.parametrize("encoding", PACKED)
 @pytest.mark.parametrize(
     "damage", [lambda p: p[:-1], lambda p: p[:5], lambda p: b"", lambda p: b"x" + p, lambda p: p + b"x"]
@@ -103,7 +117,7 @@ def test_a_damaged_body_is_refused(encoding: str, damage: object) -> None:
 
 @pytest.mark.parametrize(
     ("header", "encoding"),
-    [(None, ""), ("", ""), ("identity", ""), ("GZip", "gzip"), (" deflate ", "deflate")],
+    [(None, ""), ("", ""), ("identity", ""), ("GZip", "gzip"), (" deflate ", "deflate"), ("X-Gzip", "gzip")],
 )
 def test_content_encodings(header: str | None, encoding: str) -> None:
     assert infer_bodies.encoding_of(header) == encoding

@@ -146,11 +146,11 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "negative dim": (
         lambda made: setattr(made.inputs[1], "shape", [2, -5, 3]),
-        "unexpected shape for input 'B' for model 'm': dimension -5 of its shape is outside 0..2^62",
+        "unexpected shape for input 'B' for model 'm': dimension -5 of its shape is outside 0..2^59",
     ),
     "huge dim": (
         lambda made: setattr(made.inputs[1], "shape", [2, HUGE, 3]),
-        f"unexpected shape for input 'B' for model 'm': dimension {HUGE} of its shape is outside 0..2^62",
+        f"unexpected shape for input 'B' for model 'm': dimension {HUGE} of its shape is outside 0..2^59",
     ),
     "dim of a million digits": (
         lambda made: setattr(made.inputs[1], "shape", [2, 10**5000, 3]),
@@ -158,7 +158,17 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "product that overflows": (
         lambda made: setattr(made.inputs[1], "shape", [2, 1 << 62, 3]),
-        "unexpected shape for input 'B' for model 'm': shape [2, 4611686018427387904, 3] has more than 2^62 elements",
+        "unexpected shape for input 'B' for model 'm': dimension 4611686018427387904 of its shape is outside 0..2^59",
+    ),
+    "product that overflows without a large dim": (
+        lambda made: setattr(made.inputs[1], "shape", [2, 1 << 58, 3]),
+        "unexpected shape for input 'B' for model 'm': shape [2, 288230376151711744, 3] is too large: the product of "
+        "its dimensions is above 2^59",
+    ),
+    "product that overflows beside a dim of 0": (
+        lambda made: setattr(made.inputs[1], "shape", [2, 0, 1 << 59]),
+        "unexpected shape for input 'B' for model 'm': shape [2, 0, 576460752303423488] is too large: the product of "
+        "its dimensions is above 2^59",
     ),
     "too few bytes": (
         first(data=bytes(12)),

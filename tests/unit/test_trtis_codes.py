@@ -42,6 +42,11 @@ def test_code_message_and_status(error: errors.PenstockError, code: str, begins:
     assert http_status_of(error) == status
 
 
+def test_a_failed_load_names_its_model_and_no_other() -> None:
+    error = errors.ModelLoadFailed("failed to load 'x', the repository has no such model")
+    assert message_of(error) == error.message
+
+
 def test_what_passes_with_time_says_when_to_come_again() -> None:
     assert retry_after(errors.QueueFull("x", retry_after_s=2.2)) == {"Retry-After": "3"}
     assert retry_after(errors.InvalidInput("x")) == {}

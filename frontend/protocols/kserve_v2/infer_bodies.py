@@ -1,7 +1,7 @@
 """Bodies of infer requests and answers: received, unpacked, divided into JSON and the bytes behind it; and packed.
 
-Bodies are packed with gzip or deflate (a zlib stream). Unpacking stops at a limit of bytes and of growth, so that a
-small body cannot become a large one unnoticed.
+Bodies are packed with gzip (one member or several, also named x-gzip) or deflate (a zlib stream). Unpacking stops at a
+limit of bytes and of growth, so that a small body cannot become a large one unnoticed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ LONG_NBYTES = 64 << 10
 OFFERED = ("gzip", "deflate")
 FREE_NBYTES = 4 << 20
 """Unpacked bytes up to which the growth is not looked at: small tensors of zeros are honest."""
+_OTHER_NAMES = {"x-gzip": "gzip"}
+"""RFC 9110, 8.4.1.3."""
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _STEP_NBYTES = 1 << 20
 _SLICE_NBYTES = 64 << 10
@@ -129,6 +131,7 @@ class UnsupportedEncoding(Unsupported):
 def encoding_of(header: str | None) -> str:
     """Encoding that a `Content-Encoding` names; "" for none. Raises `UnsupportedEncoding`."""
     name = (header or "").strip().lower()
+    name = _OTHER_NAMES.get(name, name)
     if name in ("", "identity"):
         return ""
     if name not in OFFERED:
@@ -159,9 +162,12 @@ def unpack(body: bytes, encoding: str, most_nbytes: int, most_ratio: int) -> Ste
             total += len(part)
             if total > limit:
                 raise BodyTooLarge(_too_large(encoding, len(body), limit, most_nbytes))
-            if not part and not rest and given == len(body):
-                break
             parts.append(part)
+            if stream.eof and encoding == "gzip" and (stream.unused_data or given < len(body)):
+                # RFC 1952, 2.2: a gzip file is a series of members.
+                rest, stream = stream.unused_data, zlib.decompressobj(_WINDOWS[encoding])
+            elif not part and not rest and given == len(body):
+                break
             yield
     except zlib.error as error:
         raise InvalidInput(f"the body is not valid {encoding}: {error}") from error

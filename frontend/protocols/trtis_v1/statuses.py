@@ -76,14 +76,22 @@ def http_status_of(error: PenstockError) -> int:
 
 
 def message_of(error: PenstockError, model: str = "") -> str:
-    """Text of an error. Errors of unavailable models begin with the words that clients know."""
+    """Text of an error. Errors of unavailable models begin with the words that clients know.
+
+    `model` is the name in an inference request; errors of other calls name their model themselves.
+    """
     if isinstance(error, UnavailableModel):
         why = _WHY[error.reason] + (f": {error.why}" if error.why else "")
         return f"Inference request for unknown model '{error.model[:200]}': {why}"
-    if isinstance(error, ModelError) and error.code in (
-        "MODEL_LOADING",
-        "MODEL_NOT_LOADED",
-        "MODEL_LOAD_FAILED",
+    if (
+        model
+        and isinstance(error, ModelError)
+        and error.code
+        in (
+            "MODEL_LOADING",
+            "MODEL_NOT_LOADED",
+            "MODEL_LOAD_FAILED",
+        )
     ):
         return f"Inference request for unknown model '{model[:200]}': {error.message}"
     if error.code == "UNEXPECTED_OUTPUT":

@@ -216,13 +216,11 @@ class TensorFacts:
         if (rest != self._rest and not self.admits(rest)) or (self.batches and shape[:1] != [rows]):
             expected = [rows, *self.dims] if self.batches else list(self.dims)
             raise InvalidInput(f"unexpected shape for input {self.name!a}: expected {expected}, got {shape}")
-        if not self.itemsize:
-            return
         try:
             expected_nbytes = elements(shape) * self.itemsize
         except ValueError as error:
             raise InvalidInput(f"input {self.name!a}: {error}") from error
-        if nbytes != expected_nbytes:
+        if self.itemsize and nbytes != expected_nbytes:
             raise InvalidInput(f"input {self.name!a}: expected {expected_nbytes} bytes, got {nbytes}")
 
     def admits(self, rest: Sequence[int]) -> bool:

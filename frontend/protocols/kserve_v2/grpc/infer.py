@@ -6,7 +6,7 @@ A decoupled model gives any number of responses to a message of a stream, which 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from frontend.grpc.call import Call
 from frontend.grpc.service import Several
@@ -15,7 +15,7 @@ from frontend.protocols.kserve_v2 import images
 from frontend.protocols.kserve_v2.errors import text_of
 from frontend.protocols.kserve_v2.grpc import counting
 from frontend.protocols.kserve_v2.grpc.reading import EMPTY_FINAL, request_of, version_of
-from frontend.protocols.kserve_v2.grpc.rendering import empty_final, is_long, response_of, stream_error
+from frontend.protocols.kserve_v2.grpc.rendering import bare_message, is_long, response_of
 from frontend.protocols.kserve_v2.grpc.repeats import KnownHeads, Repeated
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.reading import identified, identifying
@@ -47,8 +47,16 @@ class Infer:
 
     @staticmethod
     def failed(call: Call, message: pb.ModelInferRequest | None, error: PenstockError) -> bytes:
-        """A failed message of ModelStreamInfer."""
-        return stream_error(text_of(error), message.id if message is not None else "")
+        """A failed message of ModelStreamInfer: the final one, unless an empty one follows."""
+        text = text_of(error)
+        if message is None:
+            return bare_message("", "", "", error=text)
+        name, version, follows = message.model_name, message.model_version, False
+        with suppress(PenstockError):
+            model = call.services.models.find(name, version_of(version))
+            name, version = model.name, str(model.version)
+            follows = _last(message, model) is not None
+        return bare_message(name, version, message.id, final=not follows, error=text)
 
     @staticmethod
     async def _run_plan(call: Call, repeated: Repeated) -> bytes:
@@ -79,14 +87,13 @@ class Infer:
         inference, scope.model = services.inference, message.model_name
         record = inference.begin(scope, message.model_name, None)
         record.version = version = version_of(message.model_version)
-        model = inference.look(scope, message.model_name, version)
-        request = request_of(message, call.raw)
+        model, request = inference.look(scope, message.model_name, version), None
         if model is None:
+            request = request_of(message, call.raw)
             model = await inference.find(scope, request.model, version, request.timeout_us)
-        images.defer(model.config, request.inputs, services.settings.limits)
-        self._forwarding.apply(call.metadata, request)
         if streamed and model.config.decoupled:
-            return Several(self._responses(call, message, request, model))
+            return Several(self._responses(call, message, request, model), _last(message, model))
+        request = self._completed(call, request or request_of(message, call.raw), model)
         result = await inference.run(scope, model, request)
         with result.answer:
             if not streamed and not message.id and not self._forwarding.active:
@@ -95,13 +102,19 @@ class Infer:
                     inference.keep_plan(model, key, sum(map(len, call.raw)), request, None)
             return await off_loop_if(is_long(result), response_of, result, message.id, streamed)
 
-    @staticmethod
+    def _completed(self, call: Call, request: TensorRequest, model: TensorModel) -> TensorRequest:
+        """`request` with what the model and the metadata of the rpc add."""
+        images.defer(model.config, request.inputs, call.services.settings.limits)
+        self._forwarding.apply(call.metadata, request)
+        return request
+
     async def _responses(
-        call: Call, message: pb.ModelInferRequest, request: TensorRequest, model: TensorModel
+        self, call: Call, message: pb.ModelInferRequest, request: TensorRequest | None, model: TensorModel
     ) -> AsyncGenerator[bytes, None]:
-        """Those of a decoupled model, and an empty one at the end if it was asked for."""
+        """Those of a decoupled model; `request` is None where the message has not been read yet."""
         services = call.services
         with identifying(message.id), services.bodies.holding(counting.nbytes(message)):
+            request = self._completed(call, request or request_of(message, call.raw), model)
             async with aclosing(services.inference.stream(call.context, model, request)) as results:
                 async for result in results:
                     # NOTE: the lease ends before the response is written, which takes as long as its client likes.
@@ -109,5 +122,13 @@ class Infer:
                         long = is_long(result)
                         answer = await off_loop_if(long, response_of, result, message.id, True, final=False)
                     yield answer
-        if EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param:
-            yield empty_final(model.name, model.version, message.id)
+
+
+def _last(message: pb.ModelInferRequest, model: TensorModel) -> bytes | None:
+    """The empty message behind all responses of a decoupled model, for a client that asks for such a message."""
+    wanted = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param
+    return (
+        bare_message(model.name, str(model.version), message.id)
+        if wanted and model.config.decoupled
+        else None
+    )

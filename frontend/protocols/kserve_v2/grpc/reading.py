@@ -63,7 +63,8 @@ def request_of(message: pb.ModelInferRequest, raw: Sequence[bytes | memoryview])
     )
     if message.parameters:
         given = values_of(message.parameters, "request")
-        given.pop(EMPTY_FINAL, None)
+        if not isinstance(empty_final := given.pop(EMPTY_FINAL, False), bool):
+            raise InvalidInput(f"parameter '{EMPTY_FINAL}': expected true or false, got {empty_final!a:.64}")
         request_parameters.apply(request, given)
     return request
 

@@ -63,19 +63,12 @@ def is_long(result: TensorResult) -> bool:
     return result.has_many_classes or strings.is_long(result)
 
 
-def empty_final(model: str, version: int, given_id: str) -> bytes:
-    """The message of a stream that only says that a request of a decoupled model has no more responses."""
-    answer = pb.ModelStreamInferResponse()
+def bare_message(model: str, version: str, given_id: str, *, final: bool = True, error: str = "") -> bytes:
+    """A message of a stream without tensors: no response follows, or the request failed with an `error`."""
+    answer = pb.ModelStreamInferResponse(error_message=error)
     head = answer.infer_response
-    head.model_name, head.model_version, head.id = model, str(version), given_id
-    head.parameters[FINAL].bool_param = True
-    return answer.SerializeToString()
-
-
-def stream_error(message: str, given_id: str) -> bytes:
-    """The message of a stream that tells the failure of one request."""
-    answer = pb.ModelStreamInferResponse(error_message=message)
-    answer.infer_response.id = given_id
+    head.model_name, head.model_version, head.id = model, version, given_id
+    head.parameters[FINAL].bool_param = final
     return answer.SerializeToString()
 
 
