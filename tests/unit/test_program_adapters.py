@@ -6,14 +6,14 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 import torch
 
 from ipc.catalog.entries import DirectorySource
-from ipc.errors import InvalidInput
+from ipc.errors import InvalidInput, UnexpectedOutput
 from ipc.memory.datatypes import DATATYPES
 from ipc.settings import Repository
 from ipc.wire.messages import InferCall, TensorInput, TensorOutput
@@ -560,3 +560,126 @@ def test_a_torchscript_program_whose_interface_cannot_answer_is_refused_at_load(
     )
     with pytest.raises(ModelRefused, match=message):
         load(tmp_path, "m")
+
+
+class Several(torch.nn.Module):
+    """Two results, in the form that is asked for."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Difference and sum."""
+        return a - b, a + b
+
+
+class Named(NamedTuple):
+    """Results with names."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+
+class SeveralNamed(torch.nn.Module):
+    """As a named tuple."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> Named:
+        """Difference and sum."""
+        return Named(a - b, a + b)
+
+
+class SeveralListed(torch.nn.Module):
+    """As a list."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        """Difference and sum."""
+        return [a - b, a + b]
+
+
+class SeveralByKey(torch.nn.Module):
+    """As a dictionary."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Difference and sum."""
+        return {"low": a - b, "high": a + b}
+
+
+def several(directory: Path, module: torch.nn.Module, inputs: str, outputs: str) -> dict[str, list[float]]:
+    """What a module gives for a = 5 and b = 1, by the names of a configuration."""
+    place = directory / "m" / "1"
+    place.mkdir(parents=True)
+    torch.jit.save(torch.jit.script(module), place / "model.pt")
+    tensors = [("input", name) for name in inputs.split()] + [("output", name) for name in outputs.split()]
+    (place.parent / "config.pbtxt").write_text(
+        "".join(programs.tensor(kind, name, "FP32", [1]) for kind, name in tensors)
+    )
+    adapter, values = load(directory, "m"), {"a": 5.0, "b": 1.0, "x__0": 5.0, "x__1": 1.0}
+    arrays = {each.name: np.array([values[each.name]], np.float32) for each in adapter.config.inputs}
+    return {
+        name: found.tolist() for name, found in run(adapter, request(1, **arrays)).items() if name in outputs
+    }
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "outputs", "right"),
+    [
+        (Several(), "a b", "OUTPUT__1", {"OUTPUT__1": [6]}),
+        (Several(), "b a", "y__1 x__0", {"y__1": [6], "x__0": [4]}),
+        (Several(), "x__1 x__0", "y__0", {"y__0": [4]}),
+        (Several(), "x__1 a", "y__0", {"y__0": [4]}),
+        (SeveralNamed(), "a b", "high low", {"high": [6], "low": [4]}),
+        (SeveralNamed(), "a b", "high", {"high": [6]}),
+        (SeveralNamed(), "a b", "OUTPUT__1 low", {"OUTPUT__1": [6], "low": [4]}),
+        (SeveralListed(), "a b", "y__1", {"y__1": [6]}),
+        (SeveralByKey(), "a b", "high", {"high": [6]}),
+    ],
+)
+def test_results_of_a_script_go_by_name_or_number_and_never_by_place(
+    tmp_path: Path, module: torch.nn.Module, inputs: str, outputs: str, right: dict[str, list[float]]
+) -> None:
+    assert several(tmp_path, module, inputs, outputs) == right
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "outputs", "error", "said"),
+    [
+        (
+            Several(),
+            "a b",
+            "sum",
+            ModelRefused,
+            "output 'sum' is none of .*'OUTPUT__0', 'OUTPUT__1'; write one of",
+        ),
+        (Several(), "a b", "sum difference", ModelRefused, "output 'sum' is none of"),
+        (Several(), "a b", "OUTPUT__2", ModelRefused, "a name that ends with its number, __0 to __1"),
+        (
+            Several(),
+            "a b",
+            "x__1 y__1",
+            ModelRefused,
+            "outputs 'x__1', 'y__1' are both the program's 'OUTPUT__1'",
+        ),
+        (Several(), "a x__0", "x__1", ModelRefused, "inputs 'a', 'x__0' are both the program's 'a'"),
+        (Several(), "first second", "x__1", ModelRefused, "input 'first' is none of the program's.*'a', 'b'"),
+        (Several(), "x__0 x__2", "x__1", ModelRefused, "input 'x__2' is none of the program's"),
+        (Several(), "x__1", "x__1", ModelRefused, "input 'a' of the program is not configured"),
+        (
+            SeveralNamed(),
+            "a b",
+            "middle",
+            ModelRefused,
+            "'middle' is none of the program's, which are 'low', 'high'",
+        ),
+        (SeveralListed(), "a b", "sum", ModelRefused, "'sum' is none of the program's"),
+        (
+            SeveralListed(),
+            "a b",
+            "x__5",
+            UnexpectedOutput,
+            "'x__5': the program gives 2 results, numbered from 0",
+        ),
+        (SeveralByKey(), "a b", "x__1", UnexpectedOutput, "output 'x__1': the program gives 'low', 'high'"),
+    ],
+)
+def test_results_of_a_script_that_no_name_or_number_matches_are_refused_in_words(
+    tmp_path: Path, module: torch.nn.Module, inputs: str, outputs: str, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        several(tmp_path, module, inputs, outputs)

@@ -16,7 +16,7 @@ A, B = ProgramTensor("A", "FP32", (-1, 4)), ProgramTensor("B", "INT64", (-1, -1)
 PROGRAM = Interface((A,), (B,))
 
 
-def fitted(interface: Interface = PROGRAM, stated: bool = True, **config: Any) -> Fitted:
+def fitted(interface: Interface = PROGRAM, **config: Any) -> Fitted:
     """The configuration of a model for a program."""
     entry = RepositoryEntry(
         id="m@1",
@@ -25,7 +25,7 @@ def fitted(interface: Interface = PROGRAM, stated: bool = True, **config: Any) -
         version=1,
         config=ModelConfig("m", **config),
         directory="/nowhere",
-        stated=stated,
+        batch_stated="max_batch_size" in config,
         default_batch=16,
     )
     return fit(entry, interface)
@@ -38,20 +38,20 @@ def one(
 
 
 def test_without_a_configuration_all_is_inferred() -> None:
-    config = fitted(stated=False).config
+    config = fitted().config
     assert config.max_batch_size == 16
     assert config.inputs == one("A") and config.outputs == one("B", "INT64", (-1,))
 
 
 @pytest.mark.parametrize("shape", [(4,), (), (2, -1)])
 def test_a_program_whose_first_dimension_has_a_size_does_not_batch(shape: tuple[int, ...]) -> None:
-    config = fitted(Interface((A, ProgramTensor("C", "FP32", shape)), (B,)), stated=False).config
+    config = fitted(Interface((A, ProgramTensor("C", "FP32", shape)), (B,))).config
     assert config.max_batch_size == 0
     assert [each.dims for each in config.inputs] == [(-1, 4), shape]
 
 
 def test_the_batch_is_no_larger_than_the_program_takes() -> None:
-    assert fitted(Interface((A,), (B,), most_rows=3), stated=False).config.max_batch_size == 3
+    assert fitted(Interface((A,), (B,), most_rows=3)).config.max_batch_size == 3
     with pytest.raises(ModelRefused, match="max_batch_size: 4 is above 3"):
         fitted(Interface((A,), (B,), most_rows=3), max_batch_size=4)
 
@@ -62,13 +62,46 @@ def test_what_is_stated_stays_and_what_is_missing_is_added() -> None:
     assert fitted(inputs=one("A", dims=(7, 4)), outputs=one("B", "INT64", (-1, 2))).config.max_batch_size == 0
 
 
-def test_names_are_matched_by_name_then_by_number_then_by_order() -> None:
+def test_a_stated_batch_size_of_0_is_obeyed() -> None:
+    config = fitted(max_batch_size=0).config
+    assert config.max_batch_size == 0 and config.inputs == one("A", dims=(-1, 4))
+
+
+def test_names_are_matched_by_name_then_by_number_and_never_by_order() -> None:
     two = Interface((A, ProgramTensor("C", "FP32", (-1, 4))), (B,))
     inputs = (*one("C"), *one("A"))
     assert fitted(two, max_batch_size=2, inputs=inputs).inputs == ("A", "C")
     numbered = (*one("y__1"), *one("x__0"))
     assert fitted(two, max_batch_size=2, inputs=numbered).inputs == ("x__0", "y__1")
-    assert fitted(two, max_batch_size=2, inputs=(*one("x"), *one("y"))).inputs == ("x", "y")
+    assert fitted(two, max_batch_size=2, inputs=(*one("C"), *one("x__0"))).inputs == ("x__0", "C")
+    assert fitted(PROGRAM, max_batch_size=2, inputs=one("x")).inputs == ("x",), "there is only one"
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (
+            ("x", "y"),
+            "input 'x' is none of the program's, which are 'A', 'C'; write one of these, or a name that",
+        ),
+        (("x__0", "y__2"), "input 'y__2' is none of the program's.*__0 to __1"),
+        (("x__1", "y__1"), "inputs 'x__1', 'y__1' are both the program's 'C'"),
+        (("A", "y__0"), "inputs 'A', 'y__0' are both the program's 'A'"),
+        (("y__1",), "input 'A' of the program is not configured"),
+    ],
+)
+def test_what_names_and_numbers_do_not_match_is_refused(names: tuple[str, ...], said: str) -> None:
+    two = Interface((A, ProgramTensor("C", "FP32", (-1, 4))), (B,))
+    with pytest.raises(ModelRefused, match=said):
+        fitted(two, max_batch_size=2, inputs=tuple(tensor for name in names for tensor in one(name)))
+
+
+def test_outputs_by_number_may_stand_in_any_order_and_be_some_of_the_programs() -> None:
+    three = Interface((A,), tuple(ProgramTensor(f"OUTPUT__{at}", "FP32", (-1, 1)) for at in range(3)))
+    outputs = (*one("sum__2", dims=(1,)), *one("mean__1", dims=(1,)))
+    assert fitted(three, max_batch_size=2, outputs=outputs).outputs == ("", "mean__1", "sum__2")
+    with pytest.raises(ModelRefused, match="output 'sum' is none of the program's"):
+        fitted(three, max_batch_size=2, outputs=one("sum", dims=(1,)))
 
 
 def test_an_output_may_be_left_out_and_an_input_only_when_it_is_optional() -> None:

@@ -215,3 +215,21 @@ def test_a_group_that_no_worker_can_be_is_refused_by_all() -> None:
         grouping.check_device(on_gpu, CPU, 1)
     grouping.check_device(entry(InstanceGroup(kind="KIND_CPU")), CPU, 1)
     grouping.check_device(entry(InstanceGroup(gpus=(0,))), CPU, 1)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "infers"),
+    [
+        ("config.pbtxt", "max_batch_size: 0", False),
+        ("config.yaml", "max_batch_size: 0", False),
+        ("config.pbtxt", "max_batch_size: 4", False),
+        ("config.pbtxt", 'platform: "torch_export"', True),
+        ("config.pbtxt", 'output { name: "A" data_type: TYPE_FP32 dims: 2 }', False),
+    ],
+)
+def test_a_batch_size_of_0_is_told_from_none(tmp_path: Path, file: str, text: str, infers: bool) -> None:
+    model(tmp_path, "m", 1)
+    (tmp_path / "m" / "config.pbtxt").unlink()
+    (tmp_path / "m" / file).write_text(text)
+    entry = open_catalog(NONE, settings(tmp_path))["m@1"]
+    assert isinstance(entry, RepositoryEntry) and entry.infers_batch == infers

@@ -1,22 +1,29 @@
 """TorchScript programs (`model.pt`). These files have no types and shapes, so a configuration is required.
 
+1. Inputs are named as the arguments of `forward`, or numbered (`INPUT__0`).
+2. Outputs are numbered (`OUTPUT__0`), by the place in a tuple or list of results. The fields of a named tuple and the
+   keys of a dictionary are names. Keys and the length of a list are known only once the program has run.
+
 Load only trusted files: TorchScript cannot run Python, but its operators can read and write files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 
 from ipc.catalog.model_config import ModelConfig
+from ipc.errors import UnexpectedOutput
 from ipc.memory.datatypes import BYTES
 from workers.adapters.base import AdapterSpec, LoadContext
-from workers.adapters.shared.interface import Interface, ProgramTensor, fit
+from workers.adapters.shared.interface import Interface, ProgramTensor, fit, number_of
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import RepositoryProgram, entry_of
 from workers.loading.source import SourceError
+from workers.repository.conversion import MOST_TENSORS
 from workers.repository.layout import ModelRefused
 
 _HARMLESS = frozenset(
@@ -28,6 +35,10 @@ _HARMLESS = frozenset(
     )
 )
 """Operators without a schema that neither change nor keep their arguments."""
+
+
+_FIELD = re.compile(r"(\w+) : ")
+"""Fields in the description of a named tuple."""
 
 
 class TorchScriptAdapter(RepositoryProgram):
@@ -52,10 +63,13 @@ class TorchScriptAdapter(RepositoryProgram):
         arguments = forward.schema.arguments[1:]
         _refuse_types(entry.config, forward.schema)
         known = tuple(ProgramTensor(each.name, optional=each.has_default_value()) for each in arguments)
-        outputs = tuple(ProgramTensor(each.name) for each in entry.config.outputs)
+        names = [each.name for each in entry.config.outputs]
+        numbered = _numbered_outputs(forward.schema, names)
+        outputs = tuple(map(ProgramTensor, numbered or names))
         fitted = fit(entry, Interface(known, outputs))
         super().__init__(entry, fitted.config, self.device_of(context))
-        self._module, self._outputs = module, [each.name for each in fitted.config.outputs]
+        self._module = module
+        self._outputs = {name: at for at, name in enumerate(fitted.outputs) if name and numbered}
         self._inputs = dict(zip((each.name for each in known), fitted.inputs, strict=True))
         self._owns = any(map(_changes_or_keeps, _nodes(module.inlined_graph)))
 
@@ -77,7 +91,7 @@ class TorchScriptAdapter(RepositoryProgram):
         return sum(each.nbytes for each in (*self._module.parameters(), *self._module.buffers()))
 
     def infer(self, batch: NamedBatch) -> Mapping[str, torch.Tensor]:
-        """Call the module. A dictionary gives outputs by name, other results are in the order of the configuration."""
+        """Call the module. Raises `UnexpectedOutput` for a dictionary or a list that lacks an output of the batch."""
         names, owns = batch.names, self._owns
         given = {
             argument: batch.tensor(name, self.device, writable=owns)
@@ -86,9 +100,14 @@ class TorchScriptAdapter(RepositoryProgram):
         }
         found: Any = self._module(**given)
         if isinstance(found, dict):
-            return found
-        results = found if isinstance(found, (tuple, list)) else (found,)
-        return dict(zip(self._outputs, results, strict=False))
+            results = found
+        else:
+            several = found if isinstance(found, (tuple, list)) else (found,)
+            results = {name: several[at] for name, at in self._outputs.items() if at < len(several)}
+        for name in batch.outputs:
+            if name not in results:
+                raise UnexpectedOutput(f"output {name!a}: the program gives {_given(found)}")
+        return results
 
 
 def _refuse_types(config: ModelConfig, schema: Any) -> None:
@@ -102,18 +121,44 @@ def _refuse_types(config: ModelConfig, schema: Any) -> None:
             taken = taken.getElementType()
         if taken.kind() != "TensorType" and not argument.has_default_value():
             raise ModelRefused(f"input {argument.name[:200]!a} of the program is {taken}, and no tensor")
-    count = 0
-    for given in [each.type for each in schema.returns]:
-        elements = given.elements() if given.kind() == "TupleType" else [given]
-        for element in elements:
-            wrong = _wrong_output(element)
-            if wrong:
-                raise ModelRefused(f"the program gives {wrong}, and no tensor")
-        count += len(elements)
-        if given.kind() in ("ListType", "DictType"):
-            return
-    if count < len(config.outputs):
-        raise ModelRefused(f"output: {len(config.outputs)} are configured, the program gives {count}")
+    given = _results(schema)
+    for each in given:
+        if wrong := _wrong_output(each):
+            raise ModelRefused(f"the program gives {wrong}, and no tensor")
+    if not _is_open(given) and len(given) < len(config.outputs):
+        raise ModelRefused(f"output: {len(config.outputs)} are configured, the program gives {len(given)}")
+
+
+def _results(schema: Any) -> list[Any]:
+    """Types of the results; those of a tuple one by one."""
+    [given] = [each.type for each in schema.returns]
+    return given.elements() if given.kind() == "TupleType" else [given]
+
+
+def _is_open(results: Sequence[Any]) -> bool:
+    """Whether only a run tells how many results there are, or their names."""
+    return len(results) == 1 and results[0].kind() in ("ListType", "DictType", "AnyType")
+
+
+def _numbered_outputs(schema: Any, configured: Sequence[str]) -> list[str]:
+    """Names of the results by their places; none for a dictionary, or for whatever may be a dictionary."""
+    results = _results(schema)
+    if not _is_open(results):
+        fields = _FIELD.findall(schema.returns[0].type.str())
+        return fields if len(fields) == len(results) else [f"OUTPUT__{at}" for at in range(len(results))]
+    numbers = [number_of(name) for name in configured]
+    if results[0].kind() == "DictType" or (results[0].kind() == "AnyType" and None in numbers):
+        return []
+    # NOTE: a list may be long, so that a name without a number is refused even if it is the only one.
+    most = max((number for number in numbers if number is not None), default=0)
+    return [f"OUTPUT__{at}" for at in range(2 + min(most, MOST_TENSORS))]
+
+
+def _given(found: Any) -> str:
+    """The results of a run, for a message."""
+    if isinstance(found, dict):
+        return ", ".join(ascii(str(key)[:64]) for key in list(found)[:16]) or "nothing"
+    return f"{len(found) if isinstance(found, (tuple, list)) else 1} results, numbered from 0"
 
 
 def _wrong_output(given: Any) -> str:

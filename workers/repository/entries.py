@@ -39,14 +39,19 @@ CONFIG = "config"
 class RepositoryEntry(VersionEntry, frozen=True, kw_only=True):
     """One version of a repository model as a worker loads it; the entry's source is the version's directory.
 
-    Without `stated` the configuration says only the name. `program` is the file in the source's directory, `directory`
-    that of the model. `default_batch` is the largest batch where the signature has to tell.
+    `program` is the file in the source's directory, `directory` that of the model. `batch_stated` tells that the
+    configuration has a `max_batch_size`, be it 0. `default_batch` is the largest batch where the program has to tell.
     """
 
     directory: str
     program: str = ""
-    stated: bool = True
+    batch_stated: bool = False
     default_batch: int = 0
+
+    @property
+    def infers_batch(self) -> bool:
+        """Whether the configuration leaves `max_batch_size`, inputs and outputs to the program."""
+        return not (self.batch_stated or self.config.inputs or self.config.outputs)
 
     def told(self) -> VersionEntry:
         """The part of the entry that frontends need, without paths."""
@@ -112,13 +117,13 @@ def _entries(
     root: Path, directory: Path, chosen: Repository, override: Override | None = None
 ) -> Iterator[RepositoryEntry]:
     """The entries of one model, at least one."""
-    name, stated, problem = directory.name, False, ""
+    name, batch_stated, problem = directory.name, False, ""
     config = ModelConfig(name)
     try:
         layout.inside(root, directory, chosen.follow_links)
         message = _message(root, directory, chosen, override)
         if message is not None:
-            stated, config = True, conversion.convert(message, name)
+            batch_stated, config = message.HasField("max_batch_size"), conversion.convert(message, name)
             config = with_labels(config, root, directory, chosen.follow_links)
     except ModelRefused as error:
         problem = str(error)
@@ -133,7 +138,7 @@ def _entries(
             model=name,
             version=version,
             config=config,
-            stated=stated,
+            batch_stated=batch_stated,
             directory=str(directory),
             inputs=(),
             outputs={},

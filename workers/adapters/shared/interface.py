@@ -1,9 +1,9 @@
 """Inputs and outputs of a program, completed and checked against its configuration.
 
-1. A configuration without inputs or outputs gets those of the program. Without a configuration the program batches if
-   the first dimension of all inputs and outputs may have any size.
-2. Tensors are matched by name if the program knows all names, and by order if the program knows none. Names that end in
-   `__<number>` are ordered by that number.
+1. A configuration without inputs or outputs gets those of the program. A configuration that states none of these and no
+   `max_batch_size` batches if the first dimension of all inputs and outputs may have any size (`default_batch`).
+2. A configured tensor is the program's tensor of that name, else the tensor whose place `__<number>` at the end of the
+   name tells, from 0 on. A program's only tensor may have any name. The order of a configuration means nothing.
 3. Types and shapes must agree. A contradiction is a `ModelRefused` that names the tensor.
 """
 
@@ -28,6 +28,7 @@ DATATYPE_OF = {
 }
 """Names of datatypes by torch dtype."""
 _NUMBERED = re.compile(r".*__(\d{1,6})")
+"""A name that tells the place of a tensor, as Triton's backend for TorchScript has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,7 @@ class Fitted:
 def fit(entry: RepositoryEntry, interface: Interface) -> Fitted:
     """The configuration of an entry for a program. Raises `ModelRefused`."""
     config = entry.config
-    batch = config.max_batch_size
-    if not entry.stated or not (batch or config.inputs or config.outputs):
-        batch = _batch(interface, entry.default_batch)
+    batch = _batch(interface, entry.default_batch) if entry.infers_batch else config.max_batch_size
     config = msgspec.structs.replace(
         config,
         max_batch_size=batch,
@@ -115,21 +114,39 @@ def _inferred(
 
 def _match(kind: str, names: Sequence[str], tensors: Sequence[ProgramTensor]) -> tuple[str, ...]:
     """The configured name of each of the program's tensors."""
+    found: dict[int, str] = {}
+    for name in names:
+        at = _place(kind, name, names, tensors)
+        if at in found:
+            both, one = _shown([found[at], name]), _shown([tensors[at].name])
+            raise ModelRefused(f"{kind}s {both} are both the program's {one}")
+        found[at] = name
+    for at, tensor in enumerate(tensors):
+        if kind == "input" and not tensor.optional and at not in found:
+            raise ModelRefused(f"{kind} {_shown([tensor.name])} of the program is not configured")
+    return tuple(found.get(at, "") for at in range(len(tensors)))
+
+
+def _place(kind: str, name: str, names: Sequence[str], tensors: Sequence[ProgramTensor]) -> int:
+    """The place in the program of a configured tensor."""
     known = [tensor.name for tensor in tensors]
-    unknown = [name for name in names if name not in known]
-    if not unknown:
-        missing = [t.name for t in tensors if kind == "input" and not t.optional and t.name not in names]
-        if missing:
-            raise ModelRefused(f"{kind} {_shown(missing)} of the program is not configured")
-        return tuple(name if name in names else "" for name in known)
-    if len(unknown) < len(names):
-        raise ModelRefused(f"{kind} {_shown(unknown)} is none of the program's, which are {_shown(known)}")
-    if len(names) != len(known):
-        raise ModelRefused(f"{kind}s are {_shown(names)}; the program's are {_shown(known)}")
-    numbers = [_NUMBERED.fullmatch(name) for name in names]
-    if all(numbers):
-        return tuple(sorted(names, key=lambda name: int(name.rpartition("__")[2])))
-    return tuple(names)
+    if name in known:
+        return known.index(name)
+    number = number_of(name)
+    if number is not None and number < len(known):
+        return number
+    if len(names) == len(known) == 1 and number is None:
+        return 0
+    where = f"{kind} {_shown([name])} is none of the program's, which are {_shown(known)}"
+    raise ModelRefused(
+        f"{where}; write one of these, or a name that ends with its number, __0 to __{len(known) - 1}"
+    )
+
+
+def number_of(name: str) -> int | None:
+    """The place that a name like `OUTPUT__1` tells."""
+    numbered = _NUMBERED.fullmatch(name)
+    return int(numbered[1]) if numbered else None
 
 
 def _shown(names: Sequence[str]) -> str:
