@@ -17,6 +17,7 @@ import msgspec
 from falcon.asgi import Request
 
 from frontend.generation.errors import InvalidField, MalformedBody, WrongContentType
+from frontend.generation.nested import written
 from frontend.http.choices import mismatch_of
 from frontend.http.half_characters import fault_of
 from frontend.http.rendering import off_loop
@@ -83,7 +84,7 @@ def _check_nbytes(nbytes: int) -> None:
 
 @lru_cache(maxsize=64)
 def _decoder(kind: Any) -> Any:
-    return msgspec.json.Decoder(kind)
+    return msgspec.json.Decoder(kind, float_hook=written)
 
 
 def _refusal(text: str) -> InvalidField:

@@ -1,7 +1,7 @@
 """The messages of a conversation as chat templates read them, made from what a protocol has parsed.
 
 1. A protocol gives each message to a `Conversation`: role, text, calls of the assistant, answers of tools.
-2. Arguments of calls are JSON text on the wire and objects in templates.
+2. Arguments of calls are JSON text on the wire and objects in templates. Their integers are exact, however long.
 3. Texts may hold anything but NUL. The number of messages and their bytes in all are bounded by the limits of texts,
    and so are the arguments of calls.
 4. Pictures, sound, video and files are refused: the models that generate take text only.
@@ -9,14 +9,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from frontend.generation.errors import InvalidField
-from frontend.generation.nested import check_depth, has_long_integer, json_text
+from frontend.generation.nested import arguments_of, values_of
 from frontend.generation.tools import MAX_FUNCTIONS
 from ipc.settings import Limits
 
@@ -89,9 +86,10 @@ class Conversation:
             raise InvalidField(f"{where}.name", "expected the name of a function")
         if not isinstance(call_id, str | None):
             raise InvalidField(f"{where}.id", "expected a string")
-        parsed = _arguments(arguments, f"{where}.{field}")
-        self.checked(json_text(parsed, f"{where}.{field}"), f"{where}.{field}")
-        function = {"name": self.checked(name, f"{where}.name"), "arguments": parsed}
+        place = f"{where}.{field}"
+        told, text = arguments_of(_arguments(arguments, place), place)
+        self.checked(text, place)
+        function = {"name": self.checked(name, f"{where}.name"), "arguments": told}
         call: dict[str, Any] = {"type": "function", "function": function}
         if call_id is None:
             return call
@@ -156,18 +154,9 @@ def refuse_media(kind: str, part: Mapping[str, Any], where: str) -> None:
 
 
 def _arguments(given: Any, where: str) -> dict[str, Any]:
-    """The arguments of a call as an object; no text at all means no arguments.
-
-    Integers beyond 64 bits become doubles, in an object as in JSON text. Raises `InvalidField`.
-    """
-    if isinstance(given, dict):
-        check_depth(given, where)
-        given = json.dumps(given) if has_long_integer(given) else given
+    """The arguments of a call as an object; no text at all means no arguments. Raises `InvalidField`."""
     if isinstance(given, str):
-        try:
-            given = orjson.loads(given) if given.strip() else {}
-        except orjson.JSONDecodeError as error:
-            raise InvalidField(where, f"is no JSON: {str(error)[:200]}") from None
+        given = values_of(given, where) if given.strip() else {}
     if given is None:
         return {}
     if not isinstance(given, dict):

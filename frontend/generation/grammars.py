@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import orjson
 
 from frontend.generation.errors import InvalidField
-from frontend.generation.nested import json_text
+from frontend.generation.nested import json_text, values_of
 from ipc.wire.messages import Grammar
 
 MAX_GRAMMAR_NBYTES = 256 << 10
@@ -59,7 +58,7 @@ def _given_grammar(given: Any) -> Grammar:
         known = ", ".join((*_TEXT_KINDS, *_JSON_KINDS))
         raise InvalidField("grammar.type", f"{kind[:64]!a} is not one of {known}")
     if isinstance(value, str):
-        value = _parsed(value)
+        value = values_of(value, "grammar.value")
     if kind == "json_schema":
         return _schema(value, "grammar.value")
     if not isinstance(value, dict):
@@ -75,13 +74,6 @@ def kind_of(given: Any, field: str) -> str:
     if not isinstance(kind, str):
         raise InvalidField(f"{field}.type", "expected a string")
     return kind
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise InvalidField("grammar.value", f"is no JSON: {str(error)[:200]}") from None
 
 
 def _schema(schema: Any, field: str) -> Grammar:

@@ -1,32 +1,89 @@
-"""Checks of values whose form a request chooses: schemas of functions and grammars, arguments of calls."""
+"""Values whose form a request chooses: schemas of functions and grammars, arguments of calls.
+
+1. Numbers are read as they are written: an integer of any length stays an integer, and a number with more digits than
+   a double holds becomes a `Decimal` (`written`).
+2. Messages to workers have integers of 64 bits and doubles. `json_text` refuses every other number by its digits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any
 
+import msgspec
 import orjson
 
-from frontend.generation.errors import InvalidField
+from frontend.generation.errors import InvalidField, shown
 from ipc.wire.generation import MOST_LEVELS
+from ipc.wire.numbers import long_integer_in
 
 _NUL = b"\\u0000"
 """NUL in JSON text, or a backslash in front of these characters."""
+_SHORT = 15
+"""Characters of a number, with a point and without an exponent, whose digits every double keeps."""
+_exact = msgspec.json.Encoder(decimal_format="number")
+
+
+def written(text: str) -> float | Decimal:
+    """A JSON number with a point or an exponent: as a double if the double is written with the same digits.
+
+    Raises ValueError for a number beyond all doubles.
+    """
+    number = float(text)
+    if len(text) <= _SHORT and "e" not in text and "E" not in text:
+        return number
+    if number in (float("inf"), float("-inf")):
+        raise ValueError("number out of range")
+    exact = Decimal(text)
+    return number if exact == Decimal(repr(number)) else exact
+
+
+_values = msgspec.json.Decoder(float_hook=written)
+
+
+def values_of(text: str, field: str) -> Any:
+    """The values of JSON text. Raises `InvalidField` for text that is no JSON."""
+    try:
+        return _values.decode(text)
+    except RecursionError:
+        raise InvalidField(field, "is nested too deeply") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidField(field, f"is no JSON: {str(error)[:200]}") from None
 
 
 def json_text(value: Any, field: str) -> str:
     """JSON text of a decoded value.
 
-    Raises `InvalidField` for a value with too many levels, a NUL character in a text, or too large an integer.
+    Raises `InvalidField` for a value with too many levels, a NUL character in a text, or a number that no message has.
+    """
+    text = checked_json(value, field)
+    _check_nul(text, value, field)
+    return text.decode()
+
+
+def checked_json(value: Any, field: str) -> bytes:
+    """JSON text of a decoded value, whose texts are not checked. Raises `InvalidField` for levels and numbers."""
+    check_depth(value, field)
+    try:
+        return orjson.dumps(value)
+    except TypeError as error:
+        raise InvalidField(field, _lack(value) or str(error)[:200]) from None
+
+
+def arguments_of(value: dict[str, Any], field: str) -> tuple[dict[str, Any] | str, str]:
+    """Arguments of a call as messages have them, and their JSON text.
+
+    Messages have the text itself where a number of the arguments needs more than 64 bits or the digits of a double.
+    Raises `InvalidField` for too many levels or a NUL character.
     """
     check_depth(value, field)
     try:
-        text = orjson.dumps(value)
-    except TypeError as error:
-        raise InvalidField(field, str(error)[:200]) from None
-    if _NUL in text and _has_nul(value):
-        raise InvalidField(field, "holds a NUL character")
-    return text.decode()
+        text, is_plain = orjson.dumps(value), True
+    except TypeError:
+        text, is_plain = _exact.encode(value), False
+    _check_nul(text, value, field)
+    return value if is_plain else text.decode(), text.decode()
 
 
 def check_depth(value: Any, field: str) -> None:
@@ -40,13 +97,25 @@ def check_depth(value: Any, field: str) -> None:
     raise InvalidField(field, f"nested over {MOST_LEVELS} levels")
 
 
-def has_long_integer(value: dict[str, Any]) -> bool:
-    """Whether an object, of not too many levels, holds an integer that 64 bits cannot."""
-    try:
-        orjson.dumps(value)
-    except TypeError:
-        return True
-    return False
+def _check_nul(text: bytes, value: Any, field: str) -> None:
+    if _NUL in text and _has_nul(value):
+        raise InvalidField(field, "holds a NUL character")
+
+
+def _lack(value: Any) -> str:
+    """Why the first number of `value` that no message has is refused; empty without such a number."""
+    long = long_integer_in(value)
+    if long is not None:
+        return str(long._replace(path=""))
+    digits = _digits_in(value)
+    return "" if digits is None else f"{shown(digits)} has more digits than a double holds"
+
+
+def _digits_in(value: Any) -> Decimal | None:
+    """The first number with too many digits."""
+    if isinstance(value, Decimal):
+        return value
+    return next((found for part in _parts(value) if (found := _digits_in(part)) is not None), None)
 
 
 def _has_nul(value: Any) -> bool:

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from frontend.generation.errors import InvalidField, shown
 from ipc.wire.messages import Ending, Sampling
+from ipc.wire.numbers import LARGEST, SMALLEST, LongInteger
 
 MAX_STOPS = 64
 MAX_STOP_NBYTES = 1024
@@ -104,8 +105,15 @@ def sampling_of(fields: SamplingFields, alternatives: int | None = None) -> Samp
         dry_sequence_breakers=_breakers(fields.dry_sequence_breakers),
         logit_bias=_biases(fields.logit_bias),
         logprobs=alternatives,
-        seed=None if fields.seed is None else fields.seed & ((1 << 62) - 1),
+        seed=_seed(fields.seed),
     )
+
+
+def _seed(value: int | None) -> int | None:
+    """The seed as an integer of 64 bits without a sign. Raises `InvalidField` for a longer one."""
+    if value is not None and not SMALLEST <= value <= LARGEST:
+        raise InvalidField("seed", str(LongInteger("", value)))
+    return None if value is None else value & LARGEST
 
 
 def alternatives_of(logprobs: bool | None, top_logprobs: int | None) -> int | None:

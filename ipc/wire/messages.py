@@ -238,9 +238,10 @@ class GenerateCall(Wire, frozen=True, tag="generate"):
     """Generate `n` choices for one prompt: `messages` (rendered with the model's chat template), `text`, or `ids`.
 
     Messages have the form of transformers' chat templates: `role`, `content` (a string or None), and where they belong
-    `name`, `tool_calls` (arguments as objects), `tool_call_id`, `reasoning_content`. `variables` are further variables
-    of the template, such as `enable_thinking`; a true `continue_final_message` ends the prompt within the last message
-    instead. With `truncate` a prompt that is too long loses its beginning.
+    `name`, `tool_calls` (arguments as objects, or as JSON text where a number needs over 64 bits), `tool_call_id`,
+    `reasoning_content`. `variables` are further variables of the template, such as `enable_thinking`; a true
+    `continue_final_message` ends the prompt within the last message instead. With `truncate` a prompt that is too long
+    loses its beginning.
     `counts_only` asks for the number of prompt tokens and generates nothing. With `splits` reasoning and tool calls are
     told apart from the text; else all text is TEXT.
     """

@@ -58,7 +58,9 @@ def test_minus_zero_is_a_zero_of_unsigned_types(text: bytes) -> None:
     ("text", "datatype", "words"),
     [
         (b"[1.5]", "INT32", "element 0: expected an integer for INT32, got 1.5"),
-        (b"[1e3]", "INT64", "expected an integer"),
+        (b"[1e3]", "INT64", "expected an integer for INT64, got 1e3"),
+        (b"[1.0]", "UINT64", "expected an integer for UINT64, got 1.0"),
+        (b"[9007199254740993.0]", "INT64", "expected an integer for INT64, got 9007199254740993.0"),
         (b"[1, null]", "INT32", "element 1: expected a number for INT32, got null"),
         (b'["1"]', "FP32", "expected a number for FP32, got a string"),
         (b"[true]", "UINT8", "expected a number for UINT8, got true"),
@@ -71,7 +73,8 @@ def test_minus_zero_is_a_zero_of_unsigned_types(text: bytes) -> None:
         (b"[1e39]", "FP32", "out of range for FP32"),
         (b"[65520]", "FP16", "out of range for FP16"),
         (b"[3.4e38]", "BF16", "out of range for BF16"),
-        (b"[1e400]", "FP64", "input 'x'"),
+        (b"[1e400]", "FP64", "1e400 is out of range for FP64"),
+        (b"[1" + b"0" * 400 + b"]", "FP64", "out of range for FP64"),
     ],
 )
 def test_an_element_of_another_type_is_named(text: bytes, datatype: str, words: str) -> None:

@@ -24,6 +24,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ipc.errors import InvalidInput
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
+from workers.generation import grammar_numbers
 from workers.generation.answers import ANSWER, ANY_OBJECT, AnswerGrammar, Budget, Calls, Function
 from workers.generation.formats.table import Format
 from workers.generation.grammar_trial import LIMITS, Trial, error_of
@@ -186,12 +187,16 @@ class Grammars:
             return self._compiled(write(Calls(wrapper, sound, tools.parallel)), "tools")
 
     def _sound(self, function: Function) -> Function:
-        """The function, with a schema that can be compiled. Raises `InvalidInput` for one that is strict."""
+        """The function, with a schema that can be compiled.
+
+        Raises `InvalidInput` for one that is strict, and for a number that a grammar would change.
+        """
         field = f"tools: parameters of function {function.name!a}"
         try:
             self._compiled(f"start: {function.rule()}", field)
         except InvalidInput:
-            if function.strict:
+            lost = grammar_numbers.lost(function.schema)
+            if function.strict or (lost is not None and not lost.is_type_bound):
                 raise
             return function.loose()
         return function
@@ -216,7 +221,8 @@ class Grammars:
     def _tried(self, text: str) -> LLMatcher | str:
         """A grammar, or what is wrong with the grammar."""
         assert self._guided is not None and self._trial is not None
-        error = self._trial.error(text)
+        lost = grammar_numbers.of_grammar(text)
+        error = str(lost) if lost else self._trial.error(text)
         return error or LLMatcher(self._guided, text, log_level=0, limits=LIMITS)
 
 

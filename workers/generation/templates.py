@@ -115,6 +115,8 @@ class ChatTemplate:
         if reasoning is not None:
             kept = {"thinking": reasoning, **kept, "reasoning_content": reasoning}
         marking = self._special_only if kept.get("role") == "assistant" else self._control
+        if kept.get("tool_calls"):
+            kept = {**kept, "tool_calls": [_with_object(call) for call in kept["tool_calls"]]}
         marked: dict[str, Any] = marking.mark(kept)
         return marked
 
@@ -333,6 +335,14 @@ def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
 
 def _short_id(given: str) -> str:
     return re.sub(r"[^A-Za-z0-9]", "", given)[-9:].rjust(9, "0")
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    """A call whose arguments are an object; they came as JSON text if a number of theirs needs over 64 bits."""
+    function = call.get("function") or {}
+    if not isinstance(function.get("arguments"), str):
+        return call
+    return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
 
 
 def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from frontend.engine.local.channel import Channel
 from frontend.engine.local.demand import Demand
 from frontend.engine.local.part_stream import PartStream
 from frontend.engine.local.poison import PoisonList
-from frontend.engine.local.retry import Attempts, Retries
+from frontend.engine.local.retry import UNSAYABLE, Attempts, Retries, unsayable
 from frontend.engine.local.workers import TICK_S, Workers
-from ipc.errors import InvalidInput, PenstockError
+from ipc.errors import PenstockError
 from ipc.memory.input_arena import InputArena
 from ipc.processes.paths import RunPaths
 from ipc.settings import Settings
@@ -36,11 +36,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 POISON_EVERY_TICKS = 10
-# NOTE: free maps of a request may hold values that no message can: numbers beyond 64 bits, hundreds of levels.
-_UNSAYABLE = (OverflowError, RecursionError)
-_BEYOND = (
-    "options, schemas, metadata, tools or messages: a number is beyond 64 bits, or values are nested too deep"
-)
 
 
 class Client:
@@ -132,8 +127,8 @@ class Client:
         """The history of a request that came in. Raises `InputRefused`, and `InvalidInput` for what cannot be said."""
         try:
             return self.retries.begin(work, payload)
-        except _UNSAYABLE as error:
-            raise InvalidInput(_BEYOND) from error
+        except UNSAYABLE as error:
+            raise unsayable(work, error) from error
 
     async def run(self, attempts: Attempts, attempt: Callable[[Channel, Attempts], Awaitable[T]]) -> T:
         """The outcome of `attempt` on a channel; errors that the rule of retries follows lead to another attempt."""
@@ -145,8 +140,8 @@ class Client:
                 except PenstockError as error:
                     if not await self.retries.again(attempts, channel, error):
                         raise
-        except _UNSAYABLE as error:
-            raise InvalidInput(_BEYOND) from error
+        except UNSAYABLE as error:
+            raise unsayable(attempts.work, error) from error
 
     def _channel_now(self, attempts: Attempts) -> Channel | None:
         """The channel of a worker that takes the request now, None where a wait may bring one. Raises as `_choose`."""

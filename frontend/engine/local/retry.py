@@ -35,6 +35,7 @@ from ipc import deadline
 from ipc.errors import (
     Draining,
     InputRefused,
+    InvalidInput,
     LoraLoading,
     ModelLoading,
     ModelNotLoaded,
@@ -47,6 +48,7 @@ from ipc.errors import (
 from ipc.memory import input_arena
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall, Work
+from ipc.wire.numbers import long_integer_in
 
 MAX_ATTEMPTS = 2
 MAX_LOSSES = 5
@@ -55,6 +57,16 @@ BUDGET_FLOOR = 512
 BUDGET_WINDOW_S = 10.0
 NEWS_S = 0.05
 """A worker's new state or credit follows its refusal within about this time."""
+
+# NOTE: free maps of a request may hold values that no message can: numbers beyond 64 bits, hundreds of levels.
+UNSAYABLE = (OverflowError, RecursionError)
+_TOO_DEEP = "options, schemas, metadata, tools or messages: values are nested too deep"
+
+
+def unsayable(work: Work, error: Exception) -> InvalidInput:
+    """The error of a request that no message can carry."""
+    long = long_integer_in(work.call) if isinstance(error, OverflowError) else None
+    return InvalidInput(_TOO_DEEP if long is None else str(long))
 
 
 class RetryBudget:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -126,7 +127,9 @@ def rounded(values: np.ndarray, datatype: str) -> np.ndarray | None:
 def wrong(value: Any, datatype: str) -> str:
     """Why a number does not fit `datatype`; "" if it fits."""
     if datatype in FLOATS:
-        fits = abs(value) <= 1.8e308 and rounded(np.array([value], np.float64), datatype) is not None
+        fits = (
+            abs(value) <= sys.float_info.max and rounded(np.array([value], np.float64), datatype) is not None
+        )
         return "" if fits else f"{value!r:.40} is out of range for {datatype}"
     if isinstance(value, float):
         return f"expected an integer for {datatype}, got {value!r:.40}"
@@ -136,6 +139,21 @@ def wrong(value: Any, datatype: str) -> str:
     return f"{value!r:.40} is out of range for {datatype}, which goes from {bounds.min} to {bounds.max}"
 
 
+class _Real(float):
+    """A number with a point or an exponent, which messages tell as it is written."""
+
+    _text: str
+
+    def __new__(cls, text: str) -> _Real:
+        made = super().__new__(cls, text)
+        made._text = text
+        return made
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+_as_values = msgspec.json.Decoder(float_hook=_Real)
 MOST_OBJECTS = 1 << 20
 """Elements that become Python objects one by one: strings, and the elements that generate counts."""
 LONGEST_EXPLAINED_NBYTES = 1 << 20
@@ -210,7 +228,7 @@ def _loaded(text: bytes, where: str) -> Any:
             f"{where}: more than {MOST_OBJECTS} elements or lists in JSON; send them in binary"
         )
     try:
-        return msgspec.json.decode(text)
+        return _as_values.decode(text)
     except RecursionError:
         raise _too_deep(where) from None
     except (msgspec.DecodeError, ValueError) as error:

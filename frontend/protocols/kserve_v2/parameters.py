@@ -11,10 +11,9 @@ from typing import Any
 
 from frontend.tensors.request import Parameter, TensorRequest
 from ipc.errors import ConfigError, InvalidInput
+from ipc.wire.numbers import LARGEST, SMALLEST
 
 RESERVED_PREFIX = "triton_"
-SMALLEST, LARGEST = -(1 << 63), (1 << 64) - 1
-"""Integers that a worker can be sent."""
 MOST = 1024
 """Parameters of one request."""
 BINARY_DATA_OUTPUT = "binary_data_output"

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-import orjson
 from msgspec import Meta
 
 from frontend.generation import bodies
@@ -21,7 +20,7 @@ from frontend.generation.conversation import Conversation
 from frontend.generation.errors import InvalidField
 from frontend.generation.grammars import grammar_of
 from frontend.generation.models import DEFAULT
-from frontend.generation.nested import check_depth, json_text
+from frontend.generation.nested import checked_json, json_text
 from frontend.generation.reasoning import Effort, variables_of
 from frontend.generation.sampling import alternatives_of, choices_of, ending_of, sampling_of
 from frontend.generation.sending import new_id
@@ -163,11 +162,7 @@ def _check_values(request: ResponseRequest) -> None:
     for name in ("metadata", "text", "tool_choice", "tools"):
         json_text(getattr(request, name), name)
     for index, item in enumerate(request.input if isinstance(request.input, list) else ()):
-        check_depth(item, f"input[{index}]")
-        try:
-            orjson.dumps(item)
-        except TypeError as error:
-            raise InvalidField(f"input[{index}]", str(error)[:200]) from None
+        checked_json(item, f"input[{index}]")
 
 
 def _call(request: ResponseRequest) -> GenerateCall:

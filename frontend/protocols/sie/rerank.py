@@ -23,6 +23,7 @@ from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import ModelStatus, ScoreCall
+from ipc.wire.numbers import long_integer_in
 
 _MEDIA = ("image", "image_url", "content")
 _SHOWN = 64
@@ -68,7 +69,8 @@ def _check_echo(documents: list[str | dict[str, Any]]) -> None:
         try:
             orjson.dumps({name: value for name, value in document.items() if name != "text"})
         except TypeError as error:
-            raise InvalidInput(f"documents[{index}]: cannot be returned ({error})") from error
+            why = long_integer_in(document) or error
+            raise InvalidInput(f"documents[{index}]: cannot be returned ({why})") from error
 
 
 class RerankResource(ScoringResource[RerankRequest]):

@@ -1,0 +1,129 @@
+"""Which numbers of a JSON schema a grammar of llguidance holds exactly.
+
+llguidance reads every number of a schema as a double. A larger integer becomes its neighbour without a word, so such
+schemas are refused before llguidance sees them.
+
+1. `of_grammar` looks through the schemas of a whole grammar: of its JSON, or behind `%json` in Lark.
+2. `lost` looks through one schema: values of `const` and `enum`, and bounds. A default or an example is no rule.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+MOST_INTEGER = (1 << 53) - 1
+"""Integers up to this one are doubles, and so are their neighbours."""
+MOST_LONG = (1 << 63) - 1
+_EQUALITIES = ("const", "enum")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values are schemas by names of the client's choice."""
+_NO_RULES = ("default", "examples", "example", "x-guidance")
+_MAYBE = re.compile(r"[0-9]{16}|[0-9][eE]")
+"""PERF: text without such a number has none that could be lost, and most schemas are such text."""
+_SCHEMA = re.compile(r"%json\s*(?=[{\[])")
+
+
+class Lost(NamedTuple):
+    """A number that a grammar cannot hold, and the keyword that has the number."""
+
+    keyword: str
+    number: int | float
+
+    def __str__(self) -> str:
+        limit = f"{-MOST_INTEGER} to {MOST_INTEGER}"
+        return (
+            f"{self.number} in {self.keyword!r} cannot be held exactly: grammars hold integers from {limit}"
+        )
+
+    @property
+    def is_type_bound(self) -> bool:
+        """Whether the number only says that integers have 64 bits, as generated schemas do."""
+        return self.keyword in _BOUNDS and abs(self.number) >= MOST_LONG
+
+
+def of_grammar(text: str) -> Lost | None:
+    """The first number that is lost in a grammar of llguidance, in its JSON or in Lark."""
+    if not _MAYBE.search(text):
+        return None
+    return next((found for schema in _schemas(text) if (found := lost(schema))), None)
+
+
+def lost(schema: Any) -> Lost | None:
+    """The first number of a schema that is lost."""
+    return next(_lost(schema), None)
+
+
+def _schemas(text: str) -> Iterator[Any]:
+    if not text.startswith("{"):
+        yield from _within_lark(text)
+        return
+    try:
+        grammars = json.loads(text).get("grammars")
+    except (ValueError, RecursionError):
+        return
+    for grammar in grammars if isinstance(grammars, list) else ():
+        if isinstance(grammar, dict):
+            yield grammar.get("json_schema")
+            lark = grammar.get("lark_grammar")
+            yield from _within_lark(lark if isinstance(lark, str) else "")
+
+
+def _within_lark(text: str) -> Iterator[Any]:
+    decoder = json.JSONDecoder()
+    for mark in _SCHEMA.finditer(text):
+        try:
+            yield decoder.raw_decode(text, mark.end())[0]
+        except (ValueError, RecursionError):
+            continue
+
+
+def _lost(schema: Any) -> Iterator[Lost]:
+    # NOTE: in order of the text, and without recursion: a hostile schema may be nested as deep as a message can be.
+    left = [schema]
+    while left:
+        each = left.pop()
+        if isinstance(each, Mapping):
+            for keyword, value in each.items():
+                if keyword in _EQUALITIES:
+                    yield from (Lost(keyword, number) for number in _numbers(value) if not _is_equal(number))
+                elif keyword in _BOUNDS:
+                    yield from _bound(keyword, value, each)
+            left += reversed([part for keyword, value in each.items() for part in _inner(keyword, value)])
+        elif isinstance(each, list):
+            left += reversed(each)
+
+
+def _inner(keyword: str, value: Any) -> Iterable[Any]:
+    """The schemas under a keyword."""
+    if keyword in _EQUALITIES or keyword in _NO_RULES:
+        return ()
+    return value.values() if keyword in _NAMED and isinstance(value, Mapping) else (value,)
+
+
+def _bound(keyword: str, value: Any, schema: Mapping[str, Any]) -> Iterator[Lost]:
+    is_longest = keyword == "maximum" and value == MOST_LONG and schema.get("type") == "integer"
+    if isinstance(value, int | float) and abs(value) > MOST_INTEGER and not is_longest:
+        yield Lost(keyword, value)
+
+
+def _is_equal(number: int | float) -> bool:
+    """Whether a grammar of this one number accepts its digits and no others."""
+    if abs(number) <= MOST_INTEGER or number == MOST_LONG:
+        return True
+    return abs(number) < MOST_LONG and int(float(number)) == number
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, Mapping):
+            left += reversed(list(each.values()))
+        elif isinstance(each, list):
+            left += reversed(each)
+        elif isinstance(each, int | float):
+            yield each
