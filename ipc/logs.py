@@ -5,6 +5,7 @@ When the reader of the log falls behind, lines are dropped and counted. The next
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import logging
 import queue
@@ -72,7 +73,12 @@ class _Writer(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue one line, or count it as dropped."""
-        self.put(self.format(record))
+        # NOTE: the stack of an error runs code of the error's class, which may raise anything. The line goes without.
+        for stack in (record.exc_info, None):
+            record.exc_info = stack
+            with contextlib.suppress(BaseException):
+                self.put(self.format(record))
+                return
 
     def put(self, text: str) -> None:
         """Queue a text as it is, or count it as dropped."""

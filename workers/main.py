@@ -26,7 +26,7 @@ from ipc.processes import starting as processes
 from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import prepare_run_dir
-from workers import spare
+from workers import foreign, spare
 from workers.repository import opening as catalog_opening
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
         from workers.device import devices
         from workers.runtime import Runtime
 
+    foreign.log_uncaught()
     # PERF: modules are never garbage, but every full collection, as after an unload, would look at all that torch has
     # made: 60 ms in which no other thread runs.
     gc.freeze()

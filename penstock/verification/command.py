@@ -81,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(entry: ModelEntry, settings: Settings, *, as_json: bool) -> int:
     """Compare and print; 0 when everything agrees, else 1."""
+    from workers import foreign
     from workers.adapters.registry import UnknownAdapterError
     from workers.loading import failure
 
@@ -91,8 +92,8 @@ def run(entry: ModelEntry, settings: Settings, *, as_json: bool) -> int:
     except UnknownAdapterError as error:
         print(f"penstock: {entry.id}: {error}", file=sys.stderr)
         return 1
-    except Exception as error:
-        found = failure.classify(error)
+    except BaseException as raised:
+        found = failure.classify(foreign.error_of(raised))
         print(f"penstock: {entry.id}: {found.error_class}: {found.message}", file=sys.stderr)
         return 1
     _print(report, as_json=as_json)

@@ -69,7 +69,7 @@ async def eventually(
 _STACK = "Traceback (most recent call last):"
 _OF_A_MODEL = re.compile(
     r"failed in the model|preparing failed for request|failed to load|the model failed when its stream was closed"
-    r"|could not be taken|the device context is lost"
+    r"|could not be taken|the device context is lost|an error that nobody could catch"
     # A stack that goes on: the error that led to one of these.
     r"|^During handling of the above exception|^The above exception was the direct cause"
 )

@@ -22,6 +22,7 @@ import torch
 from ipc.memory.arena import Arena
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
+from workers import foreign
 from workers.device.oom import ModelBudgets
 from workers.device.watchdog import Activity, vital_thread
 from workers.reporting.batches import BatchCounts, BatchLog
@@ -149,16 +150,14 @@ class Executor:
         else:
             batch.paused_ns += began - batch.suspended_ns
             self.activity.begin(batch.limit_s)
-        ran = None
-        try:
-            self._turn = batch.turn
-            ran = batch.turn.switch(batch)
-        finally:
-            self._turn = None
-            ended = time.monotonic_ns()
-            batch.limit_s = self.activity.limit_s
-            self.activity.end()
-            self._arena.record_flight([])
+        self._turn = batch.turn
+        # NOTE: an error that escapes here ends the process, and the flight record still has to name the suspects then.
+        ran = batch.turn.switch(batch)
+        self._turn = None
+        ended = time.monotonic_ns()
+        batch.limit_s = self.activity.limit_s
+        self.activity.end()
+        self._arena.record_flight([])
         seconds = (ended - began) / 1e9
         batch.seconds += seconds
         self._queue.settle_time(first, seconds - batch.predicted_s)
@@ -181,7 +180,7 @@ class Executor:
         if self._ending or self._turn is None or greenlet.getcurrent() is not self._turn:
             return
         if self._has_other_work() or self._queue.others_wait(adapter):
-            self._turn.parent.switch()
+            self._turn.leave()
 
     def free_memory(self, batch: Batch) -> bool:
         """Let all suspended batches end, which gives their memory back; whether there were any.
@@ -192,7 +191,7 @@ class Executor:
         if turn is None or greenlet.getcurrent() is not turn or not self._queue.suspended:
             return False
         batch.lacks_memory = True
-        turn.parent.switch()
+        turn.leave()
         return True
 
     def _end_suspended(self) -> None:
@@ -271,7 +270,9 @@ class NextBatch:
             return None
         try:
             collated = collate(pieces)
-        except Exception:
+        except BaseException as raised:
+            # NOTE: the batch collates its pieces again, where an error can be answered.
+            foreign.error_of(raised)
             collated = None
         tokens_per_s = self._queue.paces.tokens_per_s(pieces[0].job.model) or UNKNOWN_PACE
         predicted = tokens = sum([piece.prepared.cost for piece in taken])

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from ipc.metrics.registry import WorkerMetrics
+from workers import foreign
 
 MARKS = (
     "out of memory",
@@ -33,7 +34,7 @@ EVICT_AGAIN_AFTER_S = 60.0
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out on the device or the host."""
-    text = str(error).lower()
+    text = foreign.text_of(error).lower()
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(mark in text for mark in MARKS)
 
 
@@ -50,16 +51,14 @@ def context_is_broken() -> bool:
 
 def is_device_lost(error: BaseException) -> bool:
     """Whether the device itself is gone, so that a restart at once would not help."""
-    text = str(error).lower()
+    text = foreign.text_of(error).lower()
     return any(mark in text for mark in LOST_MARKS)
 
 
 def forget_frames(error: BaseException) -> None:
     """Drop the local variables of the frames that an error and its causes passed through; its text stays."""
-    link: BaseException | None = error
-    while link is not None:
+    for link in foreign.chain(error):
         traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__
 
 
 def release_cached() -> None:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from ipc.errors import InferenceFailed, PenstockError, ProtocolError
+from ipc.errors import PenstockError, ProtocolError
 from ipc.memory import input_arena
 from ipc.memory.leases import Block, LeaseTable
 from ipc.processes.paths import RunPaths
@@ -55,6 +55,7 @@ from ipc.wire.messages import (
 )
 from ipc.wire.stats import Look, Looked, SessionState, Stats
 from ipc.wire.streams import Part, PartsConsumed
+from workers import foreign
 from workers.endpoint.sessions import Hearings, Session, SessionTable
 
 log = logging.getLogger(__name__)
@@ -357,10 +358,12 @@ class Endpoint:
             return
         except PenstockError as error:
             self.fail(session.key, message.id, error)
-        except Exception:
+        except BaseException as raised:
             # NOTE: a model family's own code runs in there; its bugs end one request, not the worker.
-            log.exception("request %s could not be taken", message.work.request_id)
-            self.fail(session.key, message.id, InferenceFailed("the model failed on this request"))
+            place = f"request {message.work.request_id} could not be taken"
+            self.fail(
+                session.key, message.id, foreign.answer_of(raised, place, "the model failed on this request")
+            )
         self.unread(session.key, message.id)
 
     @staticmethod

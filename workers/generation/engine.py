@@ -7,7 +7,7 @@
 4. Text is made of the tokens, and `Emission`s tell what each choice has got. A sequence that has ended gives its blocks
    back; those with a whole content can be found by later requests with the same beginning.
 
-All methods belong to one thread. A step that raises has changed nothing and may be tried again.
+All methods belong to one thread. A step that raises has changed nothing and may be tried again, but for `Spoiled`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import torch
 
 from ipc.wire.generation import STARTED, Start, TokenLogprob
 from ipc.wire.stats import GenerationStats
+from workers import foreign
 from workers.generation.attention import PagedAttention, plan_of
 from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
 from workers.generation.packed_pass import packed_pass
 from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.scheduler import Scheduler
-from workers.generation.sequence import Output
+from workers.generation.sequence import Output, Spoiled
 from workers.generation.sequence import Sequence as Choice
 
 
@@ -165,12 +166,22 @@ class Engine:
                     self._masks.wait()
             chosen = self._sampler.sample(logits, choosing) if choosing else []
             self._note(spans)
-            for sequence, (token, logprob) in zip(choosing, chosen, strict=True):
+            self._take(choosing, chosen)
+        emitted, self._emitted = self._emitted, []
+        return emitted
+
+    def _take(self, choosing: Sequence[Choice], chosen: Sequence[tuple[int, TokenLogprob | None]]) -> None:
+        """Each sequence takes its token. Raises `Spoiled` for those that could not, once all have had their turn."""
+        failed: dict[Choice, Exception] = {}
+        for sequence, (token, logprob) in zip(choosing, chosen, strict=True):
+            try:
                 self._append(sequence, token, logprob)
                 if sequence.matcher is not None and not sequence.done:
                     self._follow(sequence, sequence.matcher, token)
-        emitted, self._emitted = self._emitted, []
-        return emitted
+            except BaseException as raised:
+                failed[sequence] = foreign.error_of(raised)
+        if failed:
+            raise Spoiled(list(failed)) from next(iter(failed.values()))
 
     @torch.inference_mode()
     def _forward(self, spans: Sequence[Any]) -> torch.Tensor:

@@ -7,6 +7,7 @@ run over all tokens so far.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,11 +15,14 @@ import greenlet
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from workers import foreign
 from workers.generation.blocks import BlockPool
 from workers.generation.engine import Engine, Masks, Sampler
 from workers.generation.request import GenerationRequest
 from workers.generation.sequence import Output, Span
 from workers.generation.sequence import Sequence as Choice
+
+log = logging.getLogger(__name__)
 
 _BLOCK_TOKENS = 16
 
@@ -80,10 +84,15 @@ class Run:
 
     def close(self) -> None:
         """End `generate()` where it is."""
-        if not self._greenlet.dead:
-            self._greenlet.parent = greenlet.getcurrent()
+        if self._greenlet.dead:
+            return
+        self._greenlet.parent = greenlet.getcurrent()
+        try:
             with torch.set_grad_enabled(torch.is_grad_enabled()):
                 self._greenlet.throw()
+        except BaseException as raised:
+            # NOTE: another request begins now, of which the error says nothing.
+            log.error("a model failed when its run was ended", exc_info=foreign.error_of(raised))
 
     def _generate(self, tokens: list[int]) -> None:
         ids = torch.tensor([tokens], device=self._model.device)

@@ -86,9 +86,17 @@ class Sequence:
 
 
 class Unfit(Exception):
-    """Some `sequences` cannot take part in a step. No sequence was changed: a step without these may be tried."""
+    """Some `sequences` cannot go on. A step without these may be tried."""
 
     sequences: collections.abc.Sequence[Sequence]
+
+
+class Spoiled(Unfit):
+    """Text could not be made of the tokens that some `sequences` got; the cause is the error of the first."""
+
+    def __init__(self, sequences: collections.abc.Sequence[Sequence]) -> None:
+        super().__init__("tokens could not be taken")
+        self.sequences = sequences
 
 
 class Span(NamedTuple):

@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from ipc.catalog.entries import Catalog, ModelEntry
+from workers import foreign
 from workers.adapters.registry import resolve
 from workers.repository.entries import RepositoryEntry
 from workers.repository.layout import ModelRefused
@@ -45,7 +46,8 @@ def _load_facts(entry: ModelEntry, runtime: dict[str, Any]) -> bytes:
 def _per_call(adapter: str) -> tuple[str, ...]:
     try:
         return resolve(adapter).spec.per_call
-    except Exception:
+    except BaseException as raised:
+        foreign.error_of(raised)
         return ()
 
 

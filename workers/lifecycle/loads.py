@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Generic, TypeVar
 
+from workers import foreign
 from workers.device.watchdog import vital_thread
 from workers.lifecycle import memory_budget
 from workers.lifecycle.crashes import LoadCrashes
@@ -120,9 +121,13 @@ class Loads(ABC, Generic[T, R]):
         except (LoadAbandoned, NoRoom) as reason:
             log.info("%s is not loaded: %s", item.title, reason)
             return None
-        except Exception as error:
+        except BaseException as raised:
+            error = foreign.error_of(raised)
             found = failure.classify(error)
             text = "%s failed to load: %s: %s"
             unknown = found.error_class == "UNKNOWN" and not isinstance(error, self.expected)
-            log.warning(text, item.title, found.error_class, found.message, exc_info=unknown)
+            stack = error if unknown else None
+            log.warning(text, item.title, found.error_class, found.message, exc_info=stack)
             return found
+        finally:
+            foreign.settle_warnings()

@@ -18,7 +18,7 @@ from ipc.errors import UnexpectedOutput
 from ipc.memory import bytes_elements
 from ipc.memory.datatypes import BYTES
 from ipc.wire.messages import InferCall, TensorInput, TensorOutput
-from workers import operations
+from workers import foreign, operations
 from workers.adapters.base import Pause
 from workers.adapters.shared.named_tensors import NamedBatch, host_array
 from workers.adapters.shared.program import ProgramAdapter, Sample
@@ -44,7 +44,7 @@ def prove(adapter: ProgramAdapter, model: str) -> dict[str, list[float]]:
     has_optional = any(tensor.optional for tensor in adapter.config.inputs)
     for number, sample in enumerate(adapter.samples()):
         try:
-            first, again = _run(adapter, sample), _run(adapter, sample)
+            first, again = foreign.ask(_run, adapter, sample), foreign.ask(_run, adapter, sample)
         except Exception as error:
             refused = isinstance(error, UnexpectedOutput) and not has_optional
             if adapter.samples_must_run or refused or oom.is_out_of_memory(error) or oom.context_is_broken():

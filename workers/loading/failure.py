@@ -14,11 +14,12 @@ Libraries wrap the real reason, so the whole chain of causes is examined, the ou
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
+from workers import foreign
 from workers.loading.source import DownloadFailed, SourceError
 
 ErrorClass = Literal["GATED", "NOT_FOUND", "DEPENDENCY", "OOM", "NETWORK", "FINGERPRINT", "UNKNOWN"]
@@ -66,7 +67,7 @@ def classify(error: BaseException) -> LoadFailure:
     """The failure that `error` stands for."""
     found: ErrorClass = "UNKNOWN"
     reason = error.__cause__ or error if isinstance(error, DownloadFailed) else error
-    for link in _chain(error):
+    for link in foreign.chain(error):
         known = next((name for name, matches in _RULES if matches(link)), None)
         if known is not None:
             found, reason = known, link
@@ -82,7 +83,7 @@ def classify(error: BaseException) -> LoadFailure:
 
 def _download(error: BaseException, found: ErrorClass, reason: BaseException) -> str:
     """The message of a failed download with the ways out; empty for other failures."""
-    failed = next((link for link in _chain(error) if isinstance(link, DownloadFailed)), None)
+    failed = next((link for link in foreign.chain(error) if isinstance(link, DownloadFailed)), None)
     if failed is None:
         return ""
     kind = "OFFLINE" if found == "NOT_FOUND" and _offline() else found
@@ -92,19 +93,9 @@ def _download(error: BaseException, found: ErrorClass, reason: BaseException) ->
 
 def _system_reason(error: BaseException) -> str:
     """The system's words for a connection that failed, such as "Connection refused"; else the error's class."""
-    links = list(_chain(error))
+    links = list(foreign.chain(error))
     said = [link.strerror for link in links if isinstance(link, OSError) and link.strerror]
     return said[-1] if said else type(links[-1]).__name__
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error` and its causes, the outermost first."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__
 
 
 def _message(error: BaseException) -> str:
@@ -112,9 +103,9 @@ def _message(error: BaseException) -> str:
     meaning = next((meaning for phrases, meaning in _MEANINGS if _says(error, *phrases)), None)
     if meaning is not None:
         return meaning
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # NOTE: the text need not be readable, and the name of a file in the text need not be UTF-8.
+    lines = [line.strip() for line in foreign.text_of(error).splitlines() if line.strip()]
     text = _SECRET.sub("", _PATH.sub("", lines[0])) if lines else type(error).__name__
-    text = text.encode("utf-8", "replace").decode()  # the name of a file need not be text
     return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
 
 
@@ -125,7 +116,7 @@ def _named(error: BaseException, *names: str) -> bool:
 
 def _says(error: BaseException, *phrases: str) -> bool:
     """Whether the message contains one of the phrases."""
-    text = str(error).lower()
+    text = foreign.text_of(error).lower()
     return any(phrase in text for phrase in phrases)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ipc.errors import InvalidInput
 from ipc.wire.messages import Call, EncodeCall, ExtractCall, GenerateCall, InferCall, ScoreCall, TokenizeCall
+from workers import foreign
 from workers.adapters.base import Adapter, ItemFailure, Prepared
 from workers.memory.payload import Payload
 from workers.operations.encode import Encode
@@ -92,11 +93,14 @@ def check(adapter: Adapter, call: Call) -> None:
     operation = operation_of(call)
     if operation.on_device and operation.name not in adapter.spec.operations:
         raise InvalidInput(f"this model does not support {operation.name}")
-    operation.check(adapter, call)
-    adapter.refuse_unsupported(call)
+    # NOTE: an error of the family's own code is the request's, whatever the error says of this worker.
+    foreign.ask(operation.check, adapter, call)
+    foreign.ask(adapter.refuse_unsupported, call)
 
 
 def group_of(adapter: Adapter, call: Call) -> Hashable:
     """What two calls to one model must have in common to share a forward pass."""
     operation = operation_of(call)
-    return (operation.name, operation.group(call), adapter.group(call), call.lora)
+    own = foreign.ask(adapter.group, call)
+    hash(own)
+    return (operation.name, operation.group(call), own, call.lora)

@@ -17,6 +17,7 @@ from ipc.metrics.families import size_label
 from ipc.metrics.registry import WorkerMetrics
 from ipc.metrics.tally import Tally, WrittenAmount
 from ipc.wire.stats import BatchRecord
+from workers import foreign
 from workers.operations import operation_of
 from workers.scheduling.job import Batch
 
@@ -122,7 +123,8 @@ class BatchCounts:
         """No figure may end the worker: an operator's own adapter may lay out what its base does not know."""
         try:
             histogram.observe(batch.first.adapter.padding_ratio(batch.collated))
-        except Exception as error:
+        except BaseException as raised:
+            error = foreign.error_of(raised)
             if model not in self._unpadded:
                 log.warning(
                     "the padding of model %s cannot be told: %s: %s", model, type(error).__name__, error

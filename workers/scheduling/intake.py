@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ipc import deadline
-from ipc.errors import ModelNotLoaded, PenstockError
+from ipc.errors import ModelNotLoaded
 from ipc.memory.leases import LeaseTable
 from ipc.settings import Settings
 from ipc.wire.messages import InferCall, Submit
@@ -107,13 +107,13 @@ class Intake:
         self._queue.admit(work)
         try:
             job.strategy.admit(job)
-        except PenstockError:
+        except BaseException:
             self._queue.settle(job.cost, work.lane, work.caller)
             raise
         self._table.enter(job)
         try:
             self._send_on(job, planned=not operation_of(work.call).needs_prepared(work.call))
-        except Exception:
+        except BaseException:
             self._table.cancel(job)
             raise
 
@@ -152,8 +152,8 @@ class Intake:
             return
         try:
             self._plan(job)
-        except PenstockError as error:
-            self._table.fail(job, error)
+        except BaseException as raised:
+            self.preparer.fail(job, raised)
             return
         if self._reserve(job):
             self._queue.put(job, 0, len(job.prepared))

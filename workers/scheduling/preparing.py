@@ -14,6 +14,7 @@ A single text may be longer than any chunk: of several threads one leaves such t
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 from collections import deque
@@ -21,9 +22,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ipc.errors import InferenceFailed, InputTooLong, InvalidInput, PenstockError
+from ipc.errors import InputTooLong, InvalidInput
 from ipc.memory.arena import Arena
 from ipc.wire.messages import Call, ExtractCall, GenerateCall, InputItem, ItemError, ScoreCall, TokenizeCall
+from workers import foreign
 from workers.adapters.base import Excess, ItemFailure, ItemRefused, Prepared
 from workers.device.watchdog import vital_thread
 from workers.memory import outputs
@@ -96,18 +98,23 @@ class Preparer:
             return False
         self._arena.record_preparing(place, job.tag, job.id)
         try:
-            return self._chunk(job)
-        except PenstockError as error:
-            self._table.fail(job, error)
-        except ItemRefused as refusal:
-            self._table.fail(job, _named(job, refusal))
-        except Exception:
-            log.exception("preparing failed for request %s", job.work.request_id)
-            self._table.fail(job, InferenceFailed("the input could not be prepared for this model"))
-        finally:
-            self._arena.record_preparing(place, 0, 0)
-            self._table.unclaim(job)
-        return False
+            more = self._chunk(job)
+        except BaseException as raised:
+            self.fail(job, raised)
+            more = False
+        # NOTE: not in a `finally`: an error that escapes ends the process, and the record has to name the suspect then.
+        self._arena.record_preparing(place, 0, 0)
+        self._table.unclaim(job)
+        return more
+
+    def fail(self, job: Job, raised: BaseException) -> None:
+        """End a job with what was raised while the job was made ready."""
+        if isinstance(raised, ItemRefused):
+            self._table.fail(job, _named(job, raised))
+            return
+        place = f"preparing failed for request {job.work.request_id}"
+        text = "the input could not be prepared for this model"
+        self._table.fail(job, foreign.answer_of(raised, place, text))
 
     def _chunk(self, job: Job) -> bool:
         began = time.monotonic_ns()
@@ -166,9 +173,12 @@ def _store(job: Job, start: int, found: Sequence[Prepared | ItemFailure]) -> lis
     for index, item in enumerate(found, start):
         if isinstance(item, Prepared) and item.truncated and job.work.call.overflow == "error":
             raise _too_long(job, index, item.excess)
-        if isinstance(item, ItemFailure):
+        if isinstance(item, Prepared):
+            # NOTE: numbers of libraries, such as those of numpy, cannot be told to a frontend.
+            item.cost, item.rows = operator.index(item.cost), operator.index(item.rows)
+        else:
             place = job.work.call.names.item.format(index)
-            failures.append(ItemError(index, item.code, f"{place}: {item.message}"))
+            failures.append(ItemError(index, str(item.code), f"{place}: {item.message}"))
             item = Prepared(None, 0, rows=0)
         job.prepared[index] = item
     return failures

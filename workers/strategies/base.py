@@ -18,7 +18,7 @@ from collections.abc import Hashable
 from ipc import logs
 from ipc.errors import PenstockError, Unsupported
 from ipc.wire.messages import ItemError, Work
-from workers import operations
+from workers import foreign, operations
 from workers.device import oom
 from workers.device.watchdog import EXIT_BUG
 from workers.scheduling.job import Batch, Job, Piece
@@ -105,10 +105,14 @@ def item_error(piece: Piece, error: Exception) -> ItemError:
     return ItemError(piece.index, "INFERENCE_ERROR", f"item {piece.index}: the model failed on this input")
 
 
-def end_if_lost(error: Exception) -> None:
-    """End the process when the device context is poisoned: nothing may run on it again."""
+def error_of(raised: BaseException) -> Exception:
+    """The error with which a turn goes on after code of a model raised.
+
+    Ends the process when the device context is poisoned: nothing may run on it again.
+    """
+    error = foreign.error_of(raised)
     if oom.is_out_of_memory(error) or not oom.context_is_broken():
-        return
+        return error
     code = EXIT_DEVICE_LOST if oom.is_device_lost(error) else EXIT_BUG
     log.critical("the device context is lost (%s); this process ends", type(error).__name__, exc_info=error)
     logs.flush()

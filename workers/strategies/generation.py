@@ -34,7 +34,7 @@ from workers.reporting.batches import BatchCounts
 from workers.scheduling.job import Batch, Job, Piece
 from workers.scheduling.queue import DrainRate, WorkQueue
 from workers.scheduling.table import JobTable
-from workers.strategies.base import Strategy, end_if_lost, item_error
+from workers.strategies.base import Strategy, error_of, item_error
 
 if TYPE_CHECKING:
     from workers.generation.engine import Engine
@@ -175,7 +175,10 @@ class Generations(Strategy):
             self._table.rest(job)
             job.kept.runs = True
             crowd.jobs[job] = None
-        engine.add(request)
+        try:
+            engine.add(request)
+        except BaseException as raised:
+            self._end_with(engine, {job}, error_of(raised))
 
     def _alone(self, engine: Engine, crowd: Crowd, job: Job, is_over: Callable[[], bool]) -> None:
         """Run a job without any other until `is_over`."""
@@ -194,10 +197,10 @@ class Generations(Strategy):
         began = time.monotonic()
         try:
             emissions = engine.step()
-        except Unfit as error:
-            self._end_with(engine, {sequence.request.key for sequence in error.sequences}, error)
-        except Exception as error:
-            end_if_lost(error)
+        except Unfit as unfit:
+            self._end_with(engine, {sequence.request.key for sequence in unfit.sequences}, unfit)
+        except BaseException as raised:
+            error = error_of(raised)
             oom.forget_frames(error)
             log.warning("a step of %d sequences failed (%s)", crowd.sequences, type(error).__name__)
             if oom.is_out_of_memory(error):
@@ -235,8 +238,8 @@ class Generations(Strategy):
             self._activity.begin(self._step_limit_s)
             try:
                 emissions = engine.step()
-            except Exception as error:
-                end_if_lost(error)
+            except BaseException as raised:
+                error = error_of(raised)
                 oom.forget_frames(error)
                 self._end_with(engine, {job}, error)
                 oom.release_cached()

@@ -31,7 +31,7 @@ from workers.scheduling.job import Batch, Job, Piece, collate
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
 from workers.strategies import stepping
-from workers.strategies.base import Strategy, end_if_lost, item_error
+from workers.strategies.base import Strategy, error_of, item_error
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,8 @@ class OneShot(Strategy):
             left = passes.make_room(pieces, error)
         if left is None:
             return
-        if isinstance(left, DeadlineExceeded):
-            # NOTE: nobody waits for any piece (`stepping.each`), so halves would compute for nobody.
+        if isinstance(left, stepping.Deserted):
+            # NOTE: halves would compute for nobody.
             for piece in pieces:
                 self.table.complete(piece.job, 1, [item_error(piece, left)])
             return
@@ -109,7 +109,6 @@ class Passes:
         error = self._try(pieces, collated)
         if error is None:
             return
-        end_if_lost(error)
         # PERF: the frames of a failed pass would hold its tensors while the halves need the memory.
         oom.forget_frames(error)
         self._strategy.recover(self, pieces, error)
@@ -153,8 +152,8 @@ class Passes:
             self._finish(pieces, failures, computed - began - paused_ns, copied - computed)
             strategy.budgets.grow(job.model)
             self.ran += tokens - _left(pieces, failures)
-        except Exception as error:
-            return error
+        except BaseException as raised:
+            return error_of(raised)
         return None
 
     def _finish(

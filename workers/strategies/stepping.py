@@ -20,9 +20,14 @@ import torch
 
 from ipc.errors import DeadlineExceeded
 from workers.device.watchdog import Activity
+from workers.foreign import TurnEnded
 from workers.scheduling.job import Piece
 
 T = TypeVar("T")
+
+
+class Deserted(DeadlineExceeded):
+    """Nobody waits for any item of the batch."""
 
 
 class Steps:
@@ -78,11 +83,20 @@ class Turn(greenlet.greenlet):  # type: ignore[misc]
         """One batch after the other."""
         # PERF: to make a greenlet takes 8 us, to switch to one that is there less than one.
         ran = None
-        while True:
-            batch = self.parent.switch(ran)
-            ran = batch.first.strategy.run(batch)
-            del batch
-            self.done = True
+        with contextlib.suppress(TurnEnded):
+            while True:
+                batch = self.parent.switch(ran)
+                ran = batch.first.strategy.run(batch)
+                del batch
+                self.done = True
+
+    def leave(self) -> None:
+        """In the middle of a batch: give the device thread back until the next `switch`."""
+        try:
+            self.parent.switch()
+        except greenlet.GreenletExit as end:
+            # NOTE: code of models may raise the same, which is an error of the batch and no end of the turn.
+            raise TurnEnded from end
 
 
 _OUTSIDE = Steps()
@@ -111,7 +125,7 @@ def running(
 def each(parts: Sequence[T], tokens: Sequence[int]) -> Iterator[T]:
     """The parts of a batch, of so many tokens each, with a step between two of them.
 
-    Raises `DeadlineExceeded` as soon as nobody waits for any item of the batch.
+    Raises `Deserted` as soon as nobody waits for any item of the batch.
     """
     steps, whole = current(), sum(tokens)
     for number, (part, count) in enumerate(zip(parts, tokens, strict=True)):
@@ -124,5 +138,5 @@ def each(parts: Sequence[T], tokens: Sequence[int]) -> Iterator[T]:
                 torch.cuda.current_stream().synchronize()
             steps.step(count / whole)
             if steps.deserted:
-                raise DeadlineExceeded("the request ended before all of its parts had run")
+                raise Deserted("the request ended before all of its parts had run")
         yield part

@@ -32,7 +32,7 @@ from workers.scheduling.job import Batch, Job, Piece, collate
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
 from workers.scheduling.waiting import Reason, WaitingLine
-from workers.strategies.base import Strategy, end_if_lost, item_error
+from workers.strategies.base import Strategy, error_of, item_error
 from workers.strategies.one_shot import note_batch
 
 log = logging.getLogger(__name__)
@@ -114,8 +114,8 @@ class Streams(Strategy):
         self._queue.device_busy()
         try:
             self._steps(piece, piece.job.kept, batch)
-        except Exception as error:
-            end_if_lost(error)
+        except BaseException as raised:
+            error = error_of(raised)
             oom.forget_frames(error)
             self._table.complete(piece.job, 1, [item_error(piece, error)])
             return 0
@@ -256,16 +256,16 @@ class Streams(Strategy):
                 self._activity.end()
 
     def _close(self, job: Job, stream: StreamState) -> None:
-        close = getattr(stream.steps, "close", None)
         try:
+            close = getattr(stream.steps, "close", None)
             if close is not None:
                 with torch.inference_mode():
                     close()
-        except Exception:
-            log.exception("request %s: the model failed when its stream was closed", job.work.request_id)
-        finally:
-            stream.steps = stream.batch = stream.unsent = None
-            self._table.unclaim(job)
+        except BaseException as raised:
+            text = "request %s: the model failed when its stream was closed"
+            log.error(text, job.work.request_id, exc_info=error_of(raised))
+        stream.steps = stream.batch = stream.unsent = None
+        self._table.unclaim(job)
 
     def cancel_all(self) -> None:
         """The worker ends: what its models have begun is closed even if a drain was too short for it."""

@@ -1,0 +1,153 @@
+"""What code of models may raise, and what a boundary of the worker makes of that.
+
+Code of models is foreign: Python models, adapters of packages, code of repositories, tokenizers, processors, and the
+libraries under all of these. A library ends the process by `SystemExit`, Rust panics, a generator is closed too often.
+None of that says anything about this process.
+
+1. A boundary is the place where one request, one batch, one step or one load ends. A boundary catches `BaseException`
+   and goes on with `error_of` what was raised: always an `Exception` whose text can be read.
+2. A `PenstockError` stays what the error is, so that a model can refuse an input in its own words. Errors that tell a
+   frontend what to do with a worker, and errors that cannot be told, do not.
+3. Filters that make errors of warnings hold for the whole process, other models included. They are taken back.
+
+What ends the process all the same comes from the operating system, or from a bug of the worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from ipc.errors import (
+    Draining,
+    InferenceFailed,
+    InvalidInput,
+    LoraLoading,
+    ModelLoading,
+    ModelNotLoaded,
+    PenstockError,
+    QueueFull,
+    WorkerLost,
+)
+from ipc.wire import codec
+from ipc.wire.messages import Failure
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_STEERING = (Draining, LoraLoading, ModelLoading, ModelNotLoaded, QueueFull, WorkerLost)
+"""Errors on which a frontend takes requests to another worker (`frontend.engine.local.retry`)."""
+_own_filters = list(warnings.filters)
+
+
+class ForeignError(Exception):
+    """Stands for what foreign code raised and nobody else could handle; the raised object is the cause."""
+
+    def __init__(self, raised: BaseException) -> None:
+        super().__init__(f"code of the model raised {type(raised).__name__}: {text_of(raised)}".rstrip(": "))
+        self.__cause__ = raised
+
+
+class TurnEnded(BaseException):
+    """The worker ends a batch that has made way for others; passes through code of models and all boundaries."""
+
+
+def error_of(raised: BaseException) -> Exception:
+    """The error that a boundary goes on with. Raises `raised` where the worker itself raised it through the model."""
+    if isinstance(raised, TurnEnded) or (isinstance(raised, KeyboardInterrupt) and _may_interrupt()):
+        raise raised
+    settle_warnings()
+    if isinstance(raised, PenstockError):
+        return _sayable(raised)
+    return raised if isinstance(raised, Exception) and _is_readable(raised) else ForeignError(raised)
+
+
+def ask(question: Callable[..., T], *arguments: Any) -> T:
+    """What a function of foreign code answers. Raises `error_of` what the function raised."""
+    try:
+        return question(*arguments)
+    except BaseException as raised:
+        error = error_of(raised)
+    raise error
+
+
+def answer_of(raised: BaseException, place: str, message: str) -> PenstockError:
+    """The error with which a request is answered: that of the model, or one with `message`, with a stack in the log."""
+    error = error_of(raised)
+    if isinstance(error, PenstockError):
+        return error
+    log.error("%s", place, exc_info=error)
+    return InferenceFailed(message)
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an error as UTF-8 can say it, whatever its class makes of `str`."""
+    try:
+        return str(error).encode("utf-8", "replace").decode()
+    except BaseException as failure:
+        return f"(its text cannot be had: {type(failure).__name__})"
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """`error` and its causes, the outermost first, each once."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__context__ if link.__cause__ is None else link.__cause__
+
+
+def log_uncaught() -> None:
+    """From now on errors that nobody can catch, such as those of finalizers and of a model's threads, are logged."""
+
+    def note(uncaught: sys.UnraisableHookArgs | threading.ExceptHookArgs) -> None:
+        if not isinstance(uncaught.exc_value, SystemExit):
+            log.error("an error that nobody could catch", exc_info=uncaught.exc_value)
+
+    sys.unraisablehook, threading.excepthook = note, note
+
+
+def settle_warnings() -> None:
+    """Take back filters of code of models by which every warning would become an error, in all threads."""
+    if any(_is_foreign(*entry) for entry in warnings.filters):
+        log.warning("code of a model has made errors of warnings, for all models; the filters are taken back")
+        warnings.filters[:] = [entry for entry in warnings.filters if not _is_foreign(*entry)]  # type: ignore[index]
+
+
+def _is_foreign(action: str, message: object, category: object, module: object, line: int) -> bool:
+    """Whether a filter makes errors of the warnings of all modules, and was not there when the process began."""
+    entry = (action, message, category, module, line)
+    return action == "error" and message is None and module is None and entry not in _own_filters
+
+
+def _may_interrupt() -> bool:
+    """Whether a `KeyboardInterrupt` here may be the operator's: Python's own handler raises in the main thread only."""
+    main = threading.current_thread() is threading.main_thread()
+    return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _is_readable(error: Exception) -> bool:
+    try:
+        str(error)
+    except BaseException:
+        return False
+    return True
+
+
+def _sayable(error: PenstockError) -> Exception:
+    """The same error if a frontend can read the error, and answers the request with it."""
+    if isinstance(error, _STEERING):
+        return ForeignError(error)
+    try:
+        failure = Failure(0, error.code, error.message, error.retry_after_s, error.detail)
+        codec.decode_to_frontend(codec.encode(failure))
+    except BaseException:
+        return InvalidInput(text_of(error)) if isinstance(error, InvalidInput) else ForeignError(error)
+    return error
