@@ -24,6 +24,8 @@ TOP = Path(__file__).resolve().parents[2]
 
 _KEEP_ENVIRONMENT = "SPT_NOENV"
 """Makes setproctitle keep the environment in /proc/PID/environ, which a title would overwrite."""
+ENDED_BY = "WORKER_ENDED_BY"
+"""Variable in which the supervisor tells a worker how the earlier life of its slot ended: `signal-9`, `exit-70`, ..."""
 _imports_lock = threading.Lock()
 _found_enabled: list[bool] = []
 """Whether the collector was on, for each import under way. The last import to end restores what the first one found."""
@@ -32,6 +34,11 @@ _found_enabled: list[bool] = []
 def command(module: str, *arguments: str) -> list[str]:
     """The command line that runs one of our modules."""
     return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def ended_by() -> str:
+    """How the earlier life of this worker's slot ended, in the supervisor's words; "" for none and without one."""
+    return os.environ.get(ENDED_BY, "")
 
 
 def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -131,6 +131,42 @@ def test_a_model_is_blamed_for_the_second_death_in_its_load_only(tmp_path: Path)
     assert other.may_begin("deadly"), "other slots have marks of their own"
 
 
+def killed_while_loading(root: Path, model: str, times: int, ended_by: str = "signal-9") -> LoadCrashes:
+    """The life of a slot after so many deaths in the load of a model."""
+    for _ in range(times):
+        life = LoadCrashes(root, 0, ended_by)
+        assert life.verdict(model) is None
+        life.begin(model)
+    return LoadCrashes(root, 0, ended_by)
+
+
+@pytest.mark.parametrize("ended_by", ["signal-9", ""])
+def test_a_model_that_has_loaded_well_is_trusted_for_some_kills_from_outside(
+    tmp_path: Path, ended_by: str
+) -> None:
+    LoadCrashes(tmp_path, 1).end("tried", well=True)
+    assert killed_while_loading(tmp_path, "tried", 4, ended_by).verdict("tried") is None
+    last = killed_while_loading(tmp_path, "tried", 1, ended_by).verdict("tried")
+    assert last is not None and "died 5 times" in last.message, "what kills by SIGKILL ends as well"
+    assert killed_while_loading(tmp_path, "new", 2, ended_by).verdict("new") is not None
+
+
+@pytest.mark.parametrize("ended_by", ["signal-11", "signal-6", "exit-0", "exit-70", "hang"])
+def test_a_death_that_is_no_kill_from_outside_ends_the_trust(tmp_path: Path, ended_by: str) -> None:
+    LoadCrashes(tmp_path, 0).end("tried", well=True)
+    assert killed_while_loading(tmp_path, "tried", 2, ended_by).verdict("tried") is not None
+
+
+def test_a_refusal_holds_on_all_workers_until_one_of_them_loads_the_model_well(tmp_path: Path) -> None:
+    guilty, beside = killed_while_loading(tmp_path, "m", 2), LoadCrashes(tmp_path, 1)
+    assert guilty.verdict("m") is not None and beside.verdict("m") is not None
+    assert beside.verdict("m") is None, "by hand it may be tried again"
+    assert not guilty.forgiven("m")
+    LoadCrashes(tmp_path, 2).end("m", well=True)
+    assert guilty.forgiven("m") and not guilty.forgiven("m") and not guilty.forgiven("other")
+    assert LoadCrashes(tmp_path, 3).verdict("m") is None
+
+
 def test_a_worker_that_ends_in_order_leaves_no_mark_of_the_loads_that_still_run(tmp_path: Path) -> None:
     marks = LoadCrashes(tmp_path, 0)
     marks.begin("slow")

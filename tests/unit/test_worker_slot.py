@@ -51,6 +51,17 @@ def test_a_worker_that_said_that_it_stops_ended_in_order(slot: WorkerSlot, said:
     slot.close()
 
 
+def test_a_worker_is_told_how_the_life_before_ended(
+    slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for code, told in ((-signal.SIGKILL, "signal-9"), (-signal.SIGSEGV, "signal-11"), (70, "exit-70")):
+        monkeypatch.setattr(slot, "_start", lambda code=code: FakeChild(-1, code))
+        monkeypatch.setattr(slot, "_start_at", 0.0)
+        assert slot.start_if_due()
+        slot.reap(others_healthy=True)
+        assert slot._environment()["WORKER_ENDED_BY"] == told
+
+
 @pytest.mark.parametrize("code", REFUSALS)
 def test_a_worker_that_refuses_to_start_is_told_from_one_that_fails(
     slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch, code: int
@@ -142,7 +153,9 @@ def test_a_slot_goes_to_a_spare_before_a_new_process_is_started(
     monkeypatch.setattr(slot._spares, "take", take)
     assert slot.start_if_due()
     assert (slot.state, slot.pidfd) == ("starting", 7)
-    assert spare.assigned == [Assignment(0, {"NOTIFY_SOCKET": str(slot.listener.path)})]
+    assert spare.assigned == [
+        Assignment(0, {"NOTIFY_SOCKET": str(slot.listener.path), "WORKER_ENDED_BY": ""})
+    ]
     assert slot.reap(others_healthy=True) == "signal-9"
     assert slot.pidfd == -1
     slot.close()

@@ -100,7 +100,7 @@ class Loads(ABC, Generic[T, R]):
             self.states.lock.notify_all()
 
     def _end(self, item: T, outcome: R | LoadFailure | None, seconds: float) -> None:
-        self._crashes.end(item.name)
+        self._crashes.end(item.name, well=not (outcome is None or isinstance(outcome, LoadFailure)))
         with self.states.lock:
             if outcome is None or isinstance(outcome, LoadFailure):
                 self.failed(item, outcome)

@@ -16,6 +16,7 @@ from typing import Any
 
 from ipc.errors import ModelNotLoaded
 from ipc.metrics.registry import WorkerMetrics
+from ipc.processes.starting import ended_by
 from ipc.settings import Settings
 from workers.device.devices import Device
 from workers.device.watchdog import vital_thread
@@ -50,7 +51,7 @@ class Maintenance:
         """`run` executes a function on the device thread."""
         self._states, self._settings, self._device = states, settings, device
         self._jobs, self._follower = jobs, follower
-        self._crashes = LoadCrashes(settings.paths.root / "loading", slot)
+        self._crashes = LoadCrashes(settings.paths.root / "loading", slot, ended_by())
         self.loras = LoraLoads(states, settings, self._crashes, run, jobs)
         self.models = ModelLoads(states, settings, self._crashes, device, run, self.loras, metrics)
         self._heap = memory_budget.Heap()
@@ -136,7 +137,9 @@ class Maintenance:
         """
         states = self._states
         for instance in states.instances():
-            if instance.state == "failed" and instance.retry_at is not None and now >= instance.retry_at:
+            if instance.state != "failed" or instance.retry_at is None:
+                continue
+            if now >= instance.retry_at or self._crashes.forgiven(instance.name):
                 awaited = states.is_preloaded(instance) or states.is_pinned(instance)
                 if awaited or states.replaced_by(instance):
                     states.enqueue(instance, demanded=False)

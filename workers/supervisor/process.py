@@ -55,7 +55,7 @@ class WorkerSlot:
         self._backoff = Backoff(settings.worker.restart_backoff_s, settings.worker.healthy_after_s)
         self._started = self._heard = self._start_at = self._stopping_since = self._ran = 0.0
         self._ticks = 0
-        self._killed_for = ""
+        self._killed_for = self._last_end = ""
         self.proven = False
 
     def start_if_due(self) -> bool:
@@ -86,8 +86,8 @@ class WorkerSlot:
         return Child.start("--slot", str(self.slot), environment=environment)
 
     def _environment(self) -> dict[str, str]:
-        """Variables that the slot adds to the environment: the notify socket, and the one GPU."""
-        environment = {"NOTIFY_SOCKET": str(self.listener.path)}
+        """Variables that the slot adds: the notify socket, how the life before ended, and the one GPU."""
+        environment = {"NOTIFY_SOCKET": str(self.listener.path), processes.ENDED_BY: self._last_end}
         if self._settings.worker.device != "cpu" and count_gpus():
             visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
             environment["CUDA_VISIBLE_DEVICES"] = (
@@ -148,6 +148,7 @@ class WorkerSlot:
         cause = self._killed_for or (f"signal-{-code}" if code < 0 else f"exit-{code}")
         if code == 0 and self.state == "stopping":
             cause = "drained"
+        self._last_end = cause
         delay = 0.0 if cause == "drained" else self._backoff.failed(now, now - self._started)
         self.misconfigured = code in REFUSALS and not self.proven
         failing = self._backoff.exhausted(now) and others_healthy and code not in REFUSALS
