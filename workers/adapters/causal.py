@@ -74,10 +74,12 @@ class CausalAdapter(Adapter):
     def load(cls, context: LoadContext) -> CausalAdapter:
         """Load tokenizer and weights; progress phases are "tokenizer" and "weights".
 
-        Raises ValueError for options that do not fit the model, and MemoryError without room for a cache.
+        Raises ValueError for options that do not fit the model and for a template that shows no user, and MemoryError
+        without room for a cache.
         """
         tokenizer = load_tokenizer(context)
         template = ChatTemplate(tokenizer, str(context.options.get("chat_template", "")))
+        template.check()
         answers = detect(
             tokenizer,
             template.text,

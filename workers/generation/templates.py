@@ -2,8 +2,9 @@
 
 1. `ChatTemplate` takes the templates of a tokenizer (`default`, `tool_use`) or the text of another one, and compiles
    each in the sandbox of `workers.generation.sandbox`.
-2. `prompt` marks control tokens that stand as text in strings of the request, and renders.
-3. The rendered text is split at the marks. Marked control tokens are tokenized as the plain text that they are, all
+2. The form that each template reads, texts or lists of parts, is found out (`workers.generation.template_forms`).
+3. `prompt` marks control tokens that stand as text in strings of the request, and renders.
+4. The rendered text is split at the marks. Marked control tokens are tokenized as the plain text that they are, all
    else as transformers' `apply_chat_template` does. Without marks the ids are the same as those of transformers.
 
 With the variable `continue_final_message` the prompt ends within the last message, which an answer continues.
@@ -17,12 +18,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jinja2
 
 from ipc.errors import InputTooLong, InvalidInput
 from workers.generation.sandbox import MAX_CHARACTERS, Sandbox, TemplateOverrun
+from workers.generation.template_forms import TemplateForms
 
 MAX_INPUT = MAX_CHARACTERS // 16
 """Characters of all strings of a request together."""
@@ -38,6 +41,16 @@ _WANTS_NINE = re.compile(r"\bid\s*\|\s*length\s*!=\s*9\b")
 _LOOKS_LIKE_CONTROL = re.compile(r"<[|｜].*>|<.*[|｜]>|\[/?[A-Z_]{3,}\]|</?(tool_call|tool_response|think)>")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _MOST_TEXT = 400
+
+
+_ERRORS = (jinja2.TemplateError, TemplateOverrun, ValueError, ArithmeticError, LookupError, TypeError)
+"""What a template may end with."""
+_TOOL = {
+    "type": "function",
+    "function": {"name": "probe", "description": "", "parameters": {"type": "object"}},
+}
+_USED = ("default", "tool_use")
+"""Names of the templates that conversations use, where there are several."""
 
 
 class Prompt(NamedTuple):
@@ -65,6 +78,16 @@ class ChatTemplate:
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         self._special_only = Marking(special)
         self._wants_nine = _WANTS_NINE.search(self.text) is not None
+        self._forms = {
+            name: TemplateForms(partial(self._probed, name, template), _ERRORS)
+            for name, template in self._templates.items()
+            if name in _USED or len(self._templates) == 1
+        }
+
+    def check(self) -> None:
+        """Raise ValueError if a template shows no message of a user, whichever form the message has."""
+        for forms in self._forms.values():
+            forms.check()
 
     @property
     def exists(self) -> bool:
@@ -126,36 +149,39 @@ class ChatTemplate:
             return self._render(messages, tools, variables)
         except (TypeError, jinja2.UndefinedError) as error:
             if not any(message.get("tool_calls") for message in messages):
-                raise _refusal(error) from None
-        except (jinja2.TemplateError, TemplateOverrun, ValueError, ArithmeticError, LookupError) as error:
-            raise _refusal(error) from None
+                raise self._refusal(error, messages, tools) from None
+        except _ERRORS as error:
+            raise self._refusal(error, messages, tools) from None
         try:
             return self._render([_with_text_arguments(message) for message in messages], tools, variables)
-        except (
-            jinja2.TemplateError,
-            TemplateOverrun,
-            ValueError,
-            ArithmeticError,
-            LookupError,
-            TypeError,
-        ) as error:
-            raise _refusal(error) from None
+        except _ERRORS as error:
+            raise self._refusal(error, messages, tools) from None
+
+    def _refusal(self, error: Exception, messages: Sequence[Mapping[str, Any]], tools: Any) -> InvalidInput:
+        """What a client is told of a template that refuses its messages: the role, if the role is refused always."""
+        role = self._forms[self._chosen(bool(tools))[0]].refused_role(messages)
+        return _refusal(error, "these messages" if role is None else f"messages of the role {role!a}")
+
+    def _probed(self, name: str, template: jinja2.Template, messages: list[dict[str, Any]]) -> str:
+        """The text of a conversation without variables, as the load asks for it."""
+        tools = [_TOOL] if name == "tool_use" else None
+        names = {"messages": messages, "tools": tools, "documents": None}
+        return self._sandbox.rendered(template, {"add_generation_prompt": True, **self._special, **names})
 
     def _render(self, messages: list[dict[str, Any]], tools: Any, variables: Any) -> str:
-        template = self._chosen(bool(tools))
-        names = {"messages": messages, "tools": tools, "documents": None}
+        name, template = self._chosen(bool(tools))
+        names = {"messages": self._forms[name].shaped(messages), "tools": tools, "documents": None}
         variables = {"add_generation_prompt": True, **self._special, **variables, **names}
         return self._sandbox.rendered(template, variables)
 
-    def _chosen(self, with_tools: bool) -> jinja2.Template:
-        """The template for a request with or without tools."""
+    def _chosen(self, with_tools: bool) -> tuple[str, jinja2.Template]:
+        """The template for a request with or without tools, and its name."""
         name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
-        template = self._templates.get(name) or (
-            next(iter(self._templates.values())) if len(self._templates) == 1 else None
-        )
-        if template is None:
+        if name not in self._templates and len(self._templates) == 1:
+            [name] = self._templates
+        if name not in self._templates:
             raise InvalidInput("the model has no chat template: send a prompt to /v1/completions instead")
-        return template
+        return name, self._templates[name]
 
     def _compiled(self, name: str, source: str) -> jinja2.Template:
         try:
@@ -379,9 +405,8 @@ def _parts(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def _refusal(error: Exception) -> InvalidInput:
-    """What a client is told of a template that refuses its messages."""
+def _refusal(error: Exception, what: str) -> InvalidInput:
     words = _MARK.sub("", str(error))[:_MOST_TEXT]
     if isinstance(error, TemplateOverrun):
-        return InvalidInput(f"the chat template of the model takes too long for these messages: {words}")
-    return InvalidInput(f"the chat template of the model refuses these messages: {words}")
+        return InvalidInput(f"the chat template of the model takes too long for {what}: {words}")
+    return InvalidInput(f"the chat template of the model refuses {what}: {words}")

@@ -29,6 +29,7 @@ from workers.adapters.shared.images import VisualEncoder, from_first_image, load
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
 from workers.adapters.shared.tokenizing import as_ids, cut_to_fit, rust_copy
+from workers.generation.template_forms import PROBE, shows
 
 _PIXELS = ("min_pixels", "max_pixels")
 _INPUTS = ("pixel_values", "image_grid_thw", "image_sizes")
@@ -81,7 +82,7 @@ class VisionChat:
         """Load from the context's directory; reports the phase "tokenizer".
 
         `pixels`, and over them the options of the load, bound the size of pictures. Raises ValueError for a checkpoint
-        without a chat template, ImportError without pillow.
+        without a chat template, or with one that leaves out texts or pictures, ImportError without pillow.
         """
         pixels |= {name: context.options[name] for name in _PIXELS if name in context.options}
         trust = context.trust_remote_code
@@ -90,7 +91,18 @@ class VisionChat:
             str(context.directory), local_files_only=True, trust_remote_code=trust
         )
         tokenizer = load_tokenizer(context)
-        return cls(tokenizer, images, _template(tokenizer, context.directory), config)
+        made = cls(tokenizer, images, _template(tokenizer, context.directory), config)
+        made.check_template()
+        return made
+
+    def check_template(self) -> None:
+        """Raise ValueError if the template leaves out a text, or writes no mark for a picture before the text."""
+        said = [{"role": "user", "content": [{"type": "image"}, _described(PROBE)]}]
+        text = self._rendered(said)
+        if not shows(text) or text.count(self._marks[0]) != 1:
+            raise ValueError(
+                "the chat template of the checkpoint does not show a picture and a text of a user"
+            )
 
     def picture(self, image: Any) -> Picture:
         """An RGB image in the sizes of the model."""
@@ -106,9 +118,7 @@ class VisionChat:
         conversation = [
             {"role": role, "content": [_described(part) for part in parts]} for role, parts in messages
         ]
-        text = self.tokenizer.apply_chat_template(
-            conversation, chat_template=self._template, add_generation_prompt=True, tokenize=False
-        )
+        text = self._rendered(conversation)
         pictures = tuple(part for _, parts in messages for part in parts if isinstance(part, Picture))
         before, *after = text.split(self._marks[0])
         filled = [
@@ -116,6 +126,12 @@ class VisionChat:
         ]
         [encoding] = self._backend.encode_batch([before + "".join(filled)])
         return Prompt(encoding.ids, pictures)
+
+    def _rendered(self, conversation: list[dict[str, Any]]) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            conversation, chat_template=self._template, add_generation_prompt=True, tokenize=False
+        )
+        return text
 
     def mark_in(self, text: str) -> str | None:
         """The first mark in a text of a caller, if any."""
