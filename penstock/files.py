@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ipc import extras
 from ipc.catalog import served_names
 from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, read_entries
 from ipc.settings import Settings
+from ipc.wire.messages import ModelStatus
 from penstock import terminal
 from penstock.families import FAMILIES, Family
 from workers.loading import source
@@ -140,6 +142,20 @@ def print_one(entry: ModelEntry, *, as_json: bool) -> int:
         print(terminal.as_json(described))
     else:
         print(msgspec.yaml.encode(described).decode(), end="")
+    return 0
+
+
+def print_programs(loaded: Sequence[ModelStatus], *, as_json: bool) -> int:
+    """Print what a running server says of the loaded versions of a program."""
+    described = [
+        {
+            "id": status.name,
+            "state": status.state,
+            "configuration": _filled(msgspec.to_builtins(status.config)),
+        }
+        for status in loaded
+    ]
+    print(terminal.as_json(described) if as_json else msgspec.yaml.encode(described).decode().rstrip())
     return 0
 
 

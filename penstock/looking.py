@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from ipc.catalog.ids import split_id
 from ipc.errors import PenstockError, ProtocolError
 from ipc.metrics.files import MetricFiles
 from ipc.processes.liveness import age_ns, is_held
@@ -138,6 +139,17 @@ def look(paths: RunPaths, configured: int, timeout_s: float) -> View:
             for slot in sorted(slots if living else ())
         ],
     )
+
+
+def programs(paths: RunPaths, configured: int, model: str, timeout_s: float) -> list[ModelStatus]:
+    """The loaded versions of a model of named tensors, by version; none where no server can be asked."""
+    try:
+        workers = look(paths, configured, timeout_s).workers
+    except NotReadable:
+        return []
+    loaded = (status for worker in workers for status in worker.models if status.config is not None)
+    found = {status.name: status for status in loaded if model in (status.name, split_id(status.name)[0])}
+    return [found[name] for name in sorted(found, key=split_id)]
 
 
 def servers_beside(paths: RunPaths) -> list[Path]:

@@ -36,7 +36,9 @@ def add_parsers(commands: Any, add_flags: AddFlags) -> None:
     listing.add_argument("--family", help="only this family, for example dense")
     listing.add_argument("--output", choices=OUTPUTS, help="only models that give this output")
     terminal.with_json(listing)
-    showing = actions.add_parser("show", help="everything that the catalog says of one model")
+    showing = actions.add_parser(
+        "show", help="everything that the catalog says of one model, or a server of a loaded program"
+    )
     showing.add_argument("model", metavar="MODEL")
     terminal.with_json(showing)
     terminal.with_examples(
@@ -84,7 +86,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
 
 def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     # NOTE: imported here, since machines with frontends only have none of the packages of workers.
-    from penstock import files, pulling
+    from penstock import files, looking, pulling, status
 
     reading = read_entries(config.catalog.dirs)
     for file in reading.bad:
@@ -92,6 +94,10 @@ def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     catalog = Catalog(reading.entries.values())
     if action == "list":
         return files.print_list(config, options)
+    if action == "show" and options.model not in catalog:
+        loaded = looking.programs(config.paths, config.worker_count, options.model, status.WAIT_S)
+        if loaded:
+            return files.print_programs(loaded, as_json=options.json)
     if action == "show":
         return files.print_one(pulling.entry_of(options.model, catalog), as_json=options.json)
     if action == "pull":

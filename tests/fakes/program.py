@@ -103,6 +103,8 @@ class FakeProgram(ProgramAdapter):
         options=("config", "program", "record"),
         needs_proof=False,
     )
+    tries_rows: ClassVar[bool] = False
+    """Tests count the batches of a program, and some programs depend on their company."""
 
     def __init__(self, config: ModelConfig, program: str, record: str = "") -> None:
         self._config, self._record = config, record

@@ -75,5 +75,21 @@ def same(datatype: int, dims: list[int | str] | None) -> bytes:
     return _model(graph + _bytes(12, _value("OUTPUT", datatype, dims)))
 
 
+def over_time() -> bytes:
+    """x, FP32 ["time", 4], to y, the sums over all times so far."""
+    graph = _bytes(1, _node("CumSum", ["x", "axis"], "y")) + _bytes(2, "over_time")
+    graph += _bytes(5, _number(1, 1) + _number(2, 7) + _bytes(8, "axis") + _bytes(9, bytes(8)))
+    graph += _bytes(11, _value("x", FP32, ["time", 4]))
+    return _model(graph + _bytes(12, _value("y", FP32, ["time", 4])))
+
+
+def quantized() -> bytes:
+    """x, FP32 [batch, 4], to y, the same in steps of a scale that follows the largest value of all rows."""
+    steps = _node("DynamicQuantizeLinear", ["x"], "q") + _bytes(2, "scale") + _bytes(2, "zero")
+    graph = _bytes(1, steps) + _bytes(1, _node("DequantizeLinear", ["q", "scale", "zero"], "y"))
+    graph += _bytes(2, "quantized") + _bytes(11, _value("x", FP32, ["batch", 4]))
+    return _model(graph + _bytes(12, _value("y", FP32, ["batch", 4])))
+
+
 def _model(graph: bytes) -> bytes:
     return _number(1, 8) + _bytes(7, graph) + _bytes(8, _number(2, 17))

@@ -56,6 +56,15 @@ def test_who_asks_for_it_may_write() -> None:
     assert np.array_equal(one, [[0, 1, 2]]) and not batch.array("X0").flags.writeable
 
 
+def test_arrays_are_read_only_alone_and_in_company() -> None:
+    memory = np.ones((1, 3), np.float32)
+    for arrays in ([memory], [memory, memory], [read_only(memory)]):
+        found = batch_of("FP32", *arrays).array("X0")
+        with pytest.raises(ValueError, match="read-only"):
+            found[:] = 0
+    assert memory.flags.writeable and np.shares_memory(batch_of("FP32", memory).array("X0"), memory)
+
+
 def test_what_lies_unaligned_is_copied_before_it_becomes_a_tensor() -> None:
     raw = b"\0" + np.arange(5, dtype=np.float64).tobytes()
     unaligned = np.ndarray((1, 5), np.float64, raw, offset=1)

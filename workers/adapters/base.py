@@ -242,6 +242,11 @@ class Adapter(ABC):
         """Inputs and outputs of a model of named tensors, always the same object; None for other models."""
         return None
 
+    @property
+    def told_config(self) -> ModelConfig | None:
+        """`config` as clients are told of it."""
+        return self.config
+
     def refuse_unsupported(self, call: Call) -> None:
         """Raise `InvalidInput` for options, labels or inputs that this family refuses."""
         if call.lora and self.loras is None:

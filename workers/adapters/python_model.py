@@ -94,7 +94,9 @@ class DecoupledModel(BaseModel, ABC):
 
 
 class PythonModelAdapter(RepositoryProgram):
-    """A loaded `Model` or `DecoupledModel`."""
+    """A loaded `Model` or `DecoupledModel`. The author says by the configuration whether requests are joined."""
+
+    tries_rows: ClassVar[bool] = False
 
     spec: ClassVar[AdapterSpec] = AdapterSpec(
         family="python_model",

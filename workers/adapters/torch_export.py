@@ -23,6 +23,7 @@ from workers.adapters.base import AdapterSpec, LoadContext
 from workers.adapters.shared.interface import DATATYPE_OF, Interface, ProgramTensor, fit
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import RepositoryProgram, entry_of
+from workers.adapters.shared.program_state import marks
 from workers.loading.program_archive import open_program
 from workers.repository.layout import ModelRefused
 
@@ -79,6 +80,10 @@ class TorchExportAdapter(RepositoryProgram):
     def memory_bytes(self) -> int:
         """Bytes of weights, buffers and constants."""
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in self._state}.values())
+
+    def kept_state(self) -> object:
+        """Marks of the buffers that the program changes."""
+        return marks(self._changed)
 
     def infer(self, batch: NamedBatch) -> Mapping[str, torch.Tensor]:
         """Run the graph once."""

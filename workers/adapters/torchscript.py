@@ -22,6 +22,7 @@ from workers.adapters.base import AdapterSpec, LoadContext
 from workers.adapters.shared.interface import Interface, ProgramTensor, fit, number_of
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import RepositoryProgram, entry_of
+from workers.adapters.shared.program_state import marks
 from workers.loading.source import SourceError
 from workers.repository.conversion import MOST_TENSORS
 from workers.repository.layout import ModelRefused
@@ -37,6 +38,7 @@ _HARMLESS = frozenset(
 """Operators without a schema that neither change nor keep their arguments."""
 
 
+_ATTRIBUTES = ("prim::GetAttr", "prim::SetAttr")
 _FIELD = re.compile(r"(\w+) : ")
 """Fields in the description of a named tuple."""
 
@@ -71,7 +73,9 @@ class TorchScriptAdapter(RepositoryProgram):
         self._module = module
         self._outputs = {name: at for at, name in enumerate(fitted.outputs) if name and numbered}
         self._inputs = dict(zip((each.name for each in known), fitted.inputs, strict=True))
-        self._owns = any(map(_changes_or_keeps, _nodes(module.inlined_graph)))
+        nodes = list(_nodes(module.inlined_graph))
+        self._owns = any(map(_changes_or_keeps, nodes))
+        self._attributes = sorted({node.s("name") for node in nodes if node.kind() in _ATTRIBUTES})
 
     @classmethod
     def load(cls, context: LoadContext) -> Self:
@@ -89,6 +93,12 @@ class TorchScriptAdapter(RepositoryProgram):
     def memory_bytes(self) -> int:
         """Bytes of parameters and buffers."""
         return sum(each.nbytes for each in (*self._module.parameters(), *self._module.buffers()))
+
+    def kept_state(self) -> object:
+        """Marks of parameters, buffers and attributes, of lists and numbers too."""
+        places: list[Any] = [each._c for each in self._module.modules()]
+        held = [place.getattr(name) for place in places for name in self._attributes if place.hasattr(name)]
+        return marks([*self._module.parameters(), *self._module.buffers(), *held])
 
     def infer(self, batch: NamedBatch) -> Mapping[str, torch.Tensor]:
         """Call the module. Raises `UnexpectedOutput` for a dictionary or a list that lacks an output of the batch."""

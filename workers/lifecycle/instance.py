@@ -248,7 +248,7 @@ class Instance(LifeCycle):
             permanent=failure.permanent if failure else False,
             uses=sorted(adapter.uses) if is_loaded and adapter else [],
             labels=list(adapter.own_labels) if is_loaded and adapter else [],
-            config=adapter.config if is_loaded and adapter else None,
+            config=adapter.told_config if is_loaded and adapter else None,
             loras={key: lora.told for key, lora in list(self.loras.items()) if lora.told},
             revision=entry.code,
             max_sequences=adapter.engine.max_sequences if is_loaded and adapter and adapter.engine else 0,

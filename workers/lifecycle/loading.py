@@ -20,9 +20,8 @@ from workers.adapters.base import Adapter, LoadContext
 from workers.adapters.registry import resolve
 from workers.adapters.shared.building import BUILDING, resolve_dtype
 from workers.device.devices import Device, batch_tokens
-from workers.lifecycle import fingerprint, grouping, memory_budget
+from workers.lifecycle import fingerprint, grouping, memory_budget, program_loads
 from workers.lifecycle.instance import Instance, LoadAbandoned
-from workers.lifecycle.proof import prove
 from workers.loading import source
 from workers.repository.entries import RepositoryEntry
 
@@ -92,10 +91,9 @@ class Loader:
         began = self._meter.begin()
         try:
             dtype = self._dtype(entry)
-            adapter = self._build(entry, directory, dtype, progress)
-            codec.check_status(Instance([entry], state="loaded", adapter=adapter).status(entry, ""))
-            check_widths(entry, adapter.dims)
-            values = self._run(lambda: prove(adapter, entry))
+            adapter, values = program_loads.load(
+                entry, lambda entry: self._build(entry, directory, dtype, progress), self._run
+            )
             path = fingerprint.path_of(self._settings.state_root, entry, directory, dtype, self._device.torch)
             fingerprint.check(entry, values, dtype, path)
         except BaseException:
@@ -134,6 +132,8 @@ class Loader:
             adapter = family.load(context)
         # NOTE: files that changed while they were read may be half old and half new, so nothing is kept by them.
         adapter.identity = before if identity() == before else ""
+        codec.check_status(Instance([entry], state="loaded", adapter=adapter).status(entry, ""))
+        check_widths(entry, adapter.dims)
         return adapter
 
 

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -57,13 +57,20 @@ def prove(adapter: ProgramAdapter, model: str) -> dict[str, list[float]]:
 
 
 def _run(adapter: ProgramAdapter, sample: Sample) -> dict[str, list[float]]:
-    call, payload = call_of(adapter, sample)
-    operations.check(adapter, call)
-    [inputs] = _INFER.prepare(adapter, call, 0, 1, Payload(memoryview(payload)))
-    batch = adapter.collate([inputs])
-    named = _first_part(adapter, batch) if adapter.streams else _INFER.run(adapter, batch, call).named
-    found = {name: host_array(output.values) for name, output in named.items()}
+    found = outputs_of(adapter, [sample])
     return {name: _values(array) for name, array in found.items() if array.dtype.kind != "O"}
+
+
+def outputs_of(adapter: ProgramAdapter, samples: Sequence[Sample]) -> dict[str, np.ndarray]:
+    """All outputs of one batch with a request for each sample, as copies; of a stream those of the first part."""
+    prepared, call = [], InferCall([], [])
+    for sample in samples:
+        call, payload = call_of(adapter, sample)
+        operations.check(adapter, call)
+        prepared += _INFER.prepare(adapter, call, 0, 1, Payload(memoryview(payload)))
+    batch = adapter.collate(prepared)
+    named = _first_part(adapter, batch) if adapter.streams else _INFER.run(adapter, batch, call).named
+    return {name: host_array(output.values).copy() for name, output in named.items()}
 
 
 def _first_part(adapter: ProgramAdapter, batch: NamedBatch) -> Mapping[str, NamedOutput]:

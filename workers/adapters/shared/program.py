@@ -12,8 +12,9 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import torch
 
@@ -35,6 +36,8 @@ WARMUP = "warmup"
 """Directory of warm-up files, below the directory of the model."""
 MOST_WARMUP_BYTES = 1 << 30
 SEED = 20240607
+FINDING = "joining"
+"""Parameter of a told configuration that says why requests are not joined, or are joined without proof."""
 
 
 class ProgramAdapter(Adapter):
@@ -42,6 +45,12 @@ class ProgramAdapter(Adapter):
 
     allowed: tuple[list[TensorInput], list[TensorOutput], int] | None = None
     """Inputs, outputs and rows of the last call that the configuration allowed."""
+    tries_rows: ClassVar[bool] = True
+    """Whether a load tries if requests may be joined (`workers.lifecycle.row_trials`)."""
+    joins: bool = True
+    """Whether requests may share a batch, if there is a batch dimension; a load sets this before the first request."""
+    finding: str = ""
+    """What the trial of a load found against joined requests, told with the configuration."""
 
     @property
     @abstractmethod
@@ -52,6 +61,20 @@ class ProgramAdapter(Adapter):
     def infer(self, batch: NamedBatch) -> Mapping[str, np.ndarray | torch.Tensor]:
         """Run one batch; see `Adapter.infer`."""
 
+    @property
+    def told_config(self) -> ModelConfig:
+        """The configuration with the finding of the load among its parameters."""
+        if not self.finding and FINDING not in self.config.parameters:
+            return self.config
+        parameters = {name: text for name, text in self.config.parameters.items() if name != FINDING}
+        if self.finding:
+            parameters[FINDING] = self.finding
+        return msgspec.structs.replace(self.config, parameters=parameters)
+
+    def kept_state(self) -> object:
+        """Stands for what a run may change in the program; equal values as long as nothing has changed."""
+        return None
+
     @functools.cached_property
     def signature(self) -> Signature:
         """The configuration, prepared for checks of requests."""
@@ -59,10 +82,11 @@ class ProgramAdapter(Adapter):
 
     @functools.cached_property
     def gathering(self) -> Gathering | None:  # type: ignore[override]
-        """From dynamic batching with a delay or preferred sizes; None for streams, whose requests run alone."""
+        """From dynamic batching with a delay or preferred sizes; None for requests that run alone."""
         batching = self.config.dynamic_batching
         if (
             self.streams
+            or not self.joins
             or batching is None
             or not (batching.max_queue_delay_us or batching.preferred_batch_sizes)
         ):
@@ -73,8 +97,8 @@ class ProgramAdapter(Adapter):
 
     @functools.cached_property
     def batch_tokens(self) -> int | None:  # type: ignore[override]
-        """Cost of `max_batch_size` rows; for streams and programs without a batch dimension one request."""
-        if self.streams:
+        """Cost of `max_batch_size` rows; one request where requests run alone or there is no batch dimension."""
+        if self.streams or not self.joins:
             return 1
         return ROW_COST * max(1, self.config.max_batch_size)
 

@@ -26,6 +26,7 @@ from workers.adapters.shared.named_tensors import (
     Parameter,
     as_tensor,
     host_array,
+    read_only,
 )
 
 MAX_ID_CHARACTERS = 128
@@ -109,11 +110,17 @@ class SlotBatch(NamedBatch):
         return found
 
     def array(self, name: str, *, writable: bool = False) -> np.ndarray:
-        """An input or control on the host, all rows. Raises `KeyError` for an input that is not given.
+        """An input or control on the host, all rows; read-only unless `writable`.
+
+        Raises `KeyError` for an input that is not given.
 
         NOTE: no array is a view of the payload. A program may keep an array for the next step, and the next request
         overwrites the payload.
         """
+        found = self._of_slots(name, writable)
+        return found if writable else read_only(found)
+
+    def _of_slots(self, name: str, writable: bool) -> np.ndarray:
         if name in self._control_arrays:
             found = self._control_arrays[name]
             return found.copy() if writable else found
