@@ -18,6 +18,7 @@ NAMES = (
     "scale",
     "latency",
     "fairness",
+    "overload",
     "cycles",
     "growth",
     "encode",

@@ -155,13 +155,15 @@ class Batch(Section, frozen=True):
 
 
 class Queue(Section, frozen=True):
-    """Bound of a worker's queue: the larger of `min_tokens` and the tokens that drain in `max_wait_s`.
+    """Bound of a worker's queue in predicted time: `max_wait_s` for queries, `bulk_max_wait_s` for bulk work.
 
-    Of each model `max_waiting_sequences` sequences may wait for a slot. `max_resting_streams` is of the whole worker.
+    `min_tokens` may wait in any case; 0 = one full batch. Of each model `max_waiting_sequences` sequences may wait for
+    a slot. `max_resting_streams` is of the whole worker.
     """
 
-    min_tokens: Positive = 65536
+    min_tokens: Count = 0
     max_wait_s: Seconds = 2.0
+    bulk_max_wait_s: Seconds = 15.0
     max_waiting_sequences: Count = 1024
     max_resting_streams: Count = 1024
 

@@ -39,9 +39,9 @@ class Pipeline:
         """`batch_tokens` is what a batch of any model may hold; `endpoint` and `models` are asked when they exist."""
         self._metrics = metrics
         self.leases = LeaseTable(arena)
-        self.queue, self._line = WorkQueue(settings), WaitingLine()
-        self.jobs = JobTable(self.queue, endpoint)
         budgets = ModelBudgets(batch_tokens, lambda *of: models().batch_tokens(*of))
+        self.queue, self._line = WorkQueue(settings, batch_tokens, budgets.tokens_of), WaitingLine()
+        self.jobs = JobTable(self.queue, endpoint)
         self.executor = Executor(
             self.queue, self.jobs, arena, settings, budgets, metrics, lambda model: models().touch(model)
         )
@@ -103,7 +103,7 @@ class Pipeline:
         waiting = self.jobs.cancel(job)
         unspent = job.cost if stage == "queued" else job.cost * waiting // len(job.prepared)
         self._metrics.cancelled.labels(job.model, stage).inc()
-        self._metrics.saved.labels(job.model, stage).inc(self.queue.rate.seconds_for(unspent))
+        self._metrics.saved.labels(job.model, stage).inc(unspent * self.queue.paces.per_token_s(job.model))
 
     def taken(self, session: bytes, request: int, count: int) -> None:
         """A frontend has taken so many parts of a stream, or bytes of generated text."""

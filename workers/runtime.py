@@ -28,6 +28,8 @@ from workers.reporting.reporter import Reporter, Statistics
 log = logging.getLogger(__name__)
 
 EXIT_HUNG = 70
+_STRANGER = b""
+"""Stands for a session that has none yet."""
 
 
 class Runtime:
@@ -69,7 +71,6 @@ class Runtime:
             self.pipeline, self.models, self.endpoint, self._reporter.monitor
         )
         self._draining_until = 0.0
-        self._last_credits: tuple[int, ...] | None = None
         self._ready_sent = self._stopping_sent = self._announcing = False
 
     def run(self) -> None:
@@ -116,7 +117,7 @@ class Runtime:
             self._device.name,
             self._device.threads,
             self.models.told(),
-            self._credits(),
+            self._credits(_STRANGER)[_STRANGER],
             self.models.preloaded,
             self.models.free_bytes,
             self._device.uuid,
@@ -193,19 +194,19 @@ class Runtime:
         if quiet or time.monotonic() > self._draining_until:
             self.endpoint.stop()
 
-    def _credits(self) -> Credits:
-        queue, sessions = self.pipeline.queue, len(self.endpoint.sessions)
+    def _credits(self, *more: bytes) -> dict[bytes, Credits]:
+        """What each session, and those in `more`, may send."""
         step_s = int(self.pipeline.executor.activity.running_s)
-        return Credits(queue.limit // max(1, sessions), queue.admitted, queue.rate.tokens_per_s, step_s)
+        return self.pipeline.queue.credits([*(each.key for each in self.endpoint.sessions), *more], step_s)
 
     def _send_credits(self) -> None:
-        credits = self._credits()
-        sessions = len(self.endpoint.sessions)
-        rate = int(credits.rate) // 64
-        state = (credits.limit // 1024, credits.queued // 256, rate, credits.step_s, sessions)
-        if state != self._last_credits:
-            self._last_credits = state
-            self.endpoint.broadcast(credits)
+        """Tell each session what it may send, if that has changed."""
+        told = self._credits()
+        for session in self.endpoint.sessions:
+            state = _rounded(told[session.key])
+            if state != session.credits:
+                session.credits = state
+                self.endpoint.tell(session, told[session.key])
 
     def _models_changed(self) -> None:
         """States of models changed; called from any thread. What changes until the endpoint's turn is told at once."""
@@ -220,3 +221,16 @@ class Runtime:
         changed, gone = self.models.changes()
         self._reporter.models(changed, gone)
         self.endpoint.broadcast(Models(changed, gone, self.models.preloaded, self.models.free_bytes))
+
+
+def _rounded(credits: Credits) -> tuple[object, ...]:
+    """Credits that differ by so little are not worth a message."""
+    seconds = (credits.room_s, credits.wait_s, credits.bulk_room_s, credits.bulk_wait_s, credits.others_s)
+    prices = [(model, f"{price:.1e}") for model, price in credits.prices.items()]
+    return (
+        *(round(each, 2) for each in seconds),
+        int(credits.rate) // 64,
+        credits.step_s,
+        credits.floor,
+        *prices,
+    )

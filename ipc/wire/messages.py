@@ -14,7 +14,7 @@ import msgspec
 from ipc.catalog.model_config import ModelConfig
 from ipc.wire.field_names import FieldNames
 
-VERSION = 13
+VERSION = 14
 LANES = ("interactive", "bulk")
 
 
@@ -424,15 +424,23 @@ class ModelStatus(Wire, frozen=True):
 
 
 class Credits(Wire, frozen=True, tag="credits"):
-    """The cost that this session may have in flight, the cost that waits at the worker, and its drain rate (cost/s).
+    """How much work this session may add at a worker, in predicted seconds of the device.
 
-    `step_s`: whole seconds for which the present step of the device runs.
+    `room_s`: for queries, below 0 for a session above its part; `bulk_room_s`: for bulk work. `wait_s`, `bulk_wait_s`:
+    until the device has begun all that waits now. `rate`: cost a second that the device does. `step_s`: whole seconds
+    for which the present step of the device runs. `others_s`: waiting work of other sessions. `prices`: seconds for a
+    token of each model that has run. `floor`: tokens of any model that the session may send whatever the room.
     """
 
-    limit: int
-    queued: int
+    room_s: float
+    wait_s: float
     rate: float
     step_s: int = 0
+    bulk_room_s: float = 0.0
+    bulk_wait_s: float = 0.0
+    others_s: float = 0.0
+    prices: dict[str, float] = {}
+    floor: int = 0
 
 
 class Welcome(Wire, frozen=True, tag="welcome"):

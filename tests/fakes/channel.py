@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from frontend.engine.local.catalog import ToldCatalog
-from ipc.wire.messages import Credits, ModelStatus
+from ipc.wire.messages import Credits, ModelStatus, Work
 from ipc.wire.stats import Stats
 
 
@@ -28,9 +28,11 @@ class FakeChannel:
     catalog: ToldCatalog = field(default_factory=ToldCatalog)
     free_bytes: int = 0
     cost: int = 0
-    foreign_cost: float = 0.0
+    work_s: float = 0.0
+    foreign_s: float = 0.0
+    credit: bool = True
     streams: Any = field(default_factory=lambda: SimpleNamespace(texts={}))
-    credits: Credits = field(default_factory=lambda: Credits(1000, 0, 100.0))
+    credits: Credits = field(default_factory=lambda: Credits(1000.0, 0.0, 100.0))
 
     loads: list[str] = field(default_factory=list)
     """The models that the worker was asked to load."""
@@ -40,6 +42,10 @@ class FakeChannel:
         self.loads.append(model)
         return True
 
-    def cost_in(self, lane: str) -> int:
-        """All cost counts for every lane."""
-        return self.cost
+    def wait_s(self, lane: str) -> float:
+        """As the worker has told."""
+        return self.credits.bulk_wait_s if lane == "bulk" else self.credits.wait_s
+
+    def has_credit(self, work: Work) -> bool:
+        """As the test says."""
+        return self.credit

@@ -89,5 +89,5 @@ class AnsweringHandler:
 
     def tick(self) -> None:
         """Credits, as a worker sends them."""
-        if self.endpoint is not None:
-            self.endpoint.broadcast(Credits(1000, 0, float(time.monotonic_ns() % 1000)))
+        for session in self.endpoint.sessions if self.endpoint is not None else ():
+            self.endpoint.tell(session, Credits(1000, 0, float(time.monotonic_ns() % 1000)))

@@ -34,7 +34,7 @@ def placing(tmp_path: Path, settings: Settings, arena_nbytes: int, **endpoint: A
         "wake": lambda: None,
         **endpoint,
     }
-    models: Any = calls.pop("models", None)
+    models: Any = calls.pop("models", None) or SimpleNamespace(batch_tokens=lambda model, tokens: tokens)
     found: Any = SimpleNamespace(**calls)
     metrics = WorkerMetrics("worker-0")
     pipeline = Placed(settings, arena, 1 << 14, torch.device("cpu"), metrics, lambda: found, lambda: models)

@@ -66,7 +66,8 @@ class TextWorker:
     def revive(self, model: str = "m") -> None:
         """A worker joins that has loaded the model."""
         self.channel._dealer = cast("Dealer", self)
-        self.channel.state, self.channel.credits = "ready", Credits(1000, 0, 100.0)
+        self.channel.state = "ready"
+        self.channel._on_credits(Credits(1000.0, 0.0, 100.0), b"")
         self.channel.models = {model: ModelStatus(model, "loaded")}
 
     def put(self, message: ToWorker, payload: object = None, introduction: object = None) -> None:

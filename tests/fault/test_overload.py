@@ -65,7 +65,7 @@ async def measure(server: Server) -> Measured:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A device that does about 37 items a second, with a queue of two seconds."""
-    settings = {"batch.max_items": 1, "queue.min_tokens": 1024, "queue.max_wait_s": MAX_WAIT_S}
+    settings = {"batch.max_items": 1, "queue.max_wait_s": MAX_WAIT_S}
     with serving(tmp_path_factory.mktemp("overload"), models=(MODEL,), settings=settings) as running:
         yield running
         wait_quiet(running)

@@ -39,7 +39,8 @@ class Asked:
 
     def __init__(self, state: str, attempts: int = 1) -> None:
         self.slot, self.state, self.responsive, self.free_bytes, self.cost = 0, "ready", True, 100, 0
-        self.credits = SimpleNamespace(rate=1.0, queued=0)
+        self.work_s = 0.0
+        self.credits = SimpleNamespace(bulk_wait_s=0.0)
         self.models: dict[str, ModelStatus] = {}
         self.loads: list[bool] = []
         self.unloads: list[str] = []

@@ -197,11 +197,11 @@ class Worker:
         )
         job.solo, job.apart, job.group = solo, apart, "m"
         self.strategy.check(job.work)
-        self.queue.admit(job.work)
+        self.queue.admit(job)
         try:
             self.strategy.admit(job)
         except QueueFull:
-            self.queue.settle(job.cost)
+            self.queue.settle(job)
             raise
         request = GenerationRequest(None, prompt, call, tokens, frozenset())
         job.prepared = [Prepared(request, len(prompt))]

@@ -60,7 +60,7 @@ def batch_of(pipeline: Placed, strategy: Any, model: Failing, *texts: str) -> tu
         call = EncodeCall([InputItem(text)], ["dense"])
         job = make_job(call, number=number, of=model, strategy=strategy)
         job.prepared = [Prepared(text, 16)]
-        pipeline.queue.admit(job.work)
+        pipeline.queue.admit(job)
         pipeline.jobs.enter(job)
         jobs.append(job)
     pieces = pipeline.jobs.claim_pieces([Piece(job, 0, job.prepared[0]) for job in jobs])

@@ -587,7 +587,6 @@ def test_the_streams_of_one_message_get_their_own_and_are_told_of_together(tmp_p
 
     async def work(frontend: Frontend) -> None:
         worker = frontend.workers[0]
-        worker.channel.credits = worker.channel.credits.__class__(10**6, 0, 1e6)
         frontend.workers[1].channel.state = "absent"
         async with AsyncExitStack() as stack:
             tasks = [await opening(frontend, stack, frontend.work(text=str(n))) for n in range(number)]

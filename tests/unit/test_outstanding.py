@@ -1,28 +1,45 @@
-"""What a frontend counts of its requests: all of them while they go on, and no stream while its client has enough."""
+"""What a frontend counts of its requests, and how much more it may send by the credits of a worker."""
 
 from __future__ import annotations
 
 import pytest
 
 from frontend.engine.local.outstanding import Outstanding
-from ipc.wire.messages import InferCall, Submit, Work
+from ipc.wire.messages import Credits, InferCall, Submit, Work
+
+PRICES = {"m": 0.01, "fast": 0.0001}
+"""Seconds for a token."""
 
 
-def request(number: int, cost: int, caller: str = "") -> Submit:
+def work(cost: int, caller: str = "", model: str = "m", lane: str = "interactive") -> Work:
+    """A planned request."""
+    return Work(model, InferCall([], []), 2**62, cost, "req", caller=caller, lane=lane)
+
+
+def request(number: int, cost: int, caller: str = "", model: str = "m", lane: str = "interactive") -> Submit:
     """One request."""
-    return Submit(number, Work("m", InferCall([], []), 2**62, cost, "req", caller=caller))
+    return Submit(number, work(cost, caller, model, lane))
+
+
+def with_credit(room_s: float, *sent: Submit, floor: int = 0, bulk_room_s: float = 0.0) -> Outstanding:
+    """Requests in flight, of which the worker knew when it told this room."""
+    outstanding = Outstanding()
+    for each in sent:
+        outstanding.begin(each)
+    outstanding.credit(Credits(room_s, 0.0, 0.0, bulk_room_s=bulk_room_s, prices=PRICES, floor=floor))
+    return outstanding
 
 
 def test_a_stream_that_nobody_reads_leaves_the_credits_to_others() -> None:
-    outstanding = Outstanding()
     unread, other = request(1, 1000, "key"), request(2, 10)
+    outstanding = with_credit(10.1)
     outstanding.begin(unread)
     outstanding.begin(other)
-    assert outstanding.cost == outstanding.cost_in("interactive") == 1010
-    assert not outstanding.allows(1000, "interactive", "", 1.0)
+    assert outstanding.cost == 1010 and outstanding.seconds == pytest.approx(10.1)
+    assert not outstanding.allows(work(1))
     for _ in range(2):
         outstanding.rest(unread)
-        assert outstanding.cost == 10 and outstanding.allows(1000, "interactive", "", 1.0)
+        assert outstanding.cost == 10 and outstanding.allows(work(1))
     for _ in range(2):
         outstanding.resume(unread)
         assert outstanding.cost == 1010
@@ -43,3 +60,56 @@ def test_what_ends_counts_no_more_wherever_it_was(rests: bool) -> None:
     # What is told late is of nobody.
     outstanding.resume(stream)
     assert outstanding.cost == 0
+
+
+def test_what_is_sent_fills_the_room_that_the_worker_told_and_what_ends_gives_it_back() -> None:
+    first = request(1, 200)
+    outstanding = with_credit(1.0, first)
+    outstanding.begin(request(2, 99))
+    assert outstanding.allows(work(5000)), "one large request may overshoot"
+    outstanding.begin(request(3, 1))
+    assert not outstanding.allows(work(1))
+    outstanding.end(first)
+    assert outstanding.allows(work(1)), "the first request was no part of the room"
+
+
+def test_the_room_follows_the_worker_and_may_be_taken_back() -> None:
+    outstanding = with_credit(5.0, request(1, 200))
+    outstanding.credit(Credits(-1.5, 0.0, 0.0, prices=PRICES))
+    assert not outstanding.allows(work(1)), "other sessions need their part"
+    outstanding.credit(Credits(0.5, 0.0, 0.0, prices={"m": 0.02}))
+    outstanding.begin(request(2, 25))
+    assert not outstanding.allows(work(1)), "the device became slower: 25 tokens are half a second"
+
+
+def test_a_burst_counts_before_the_worker_has_told_of_it() -> None:
+    outstanding = with_credit(2.0)
+    outstanding.begin(request(1, 150))
+    outstanding.begin(request(2, 200, lane="bulk"))
+    assert (outstanding.before("interactive"), outstanding.before("bulk")) == pytest.approx((1.5, 3.5))
+
+
+def test_each_lane_has_a_room_of_its_own() -> None:
+    outstanding = with_credit(0.0, request(1, 200), request(2, 200, lane="bulk"), bulk_room_s=1.0)
+    assert not outstanding.allows(work(1)) and outstanding.allows(work(1, lane="bulk"))
+
+
+def test_a_model_that_has_nothing_here_may_ask_the_worker_whatever_the_room() -> None:
+    outstanding = with_credit(0.0, request(1, 200))
+    assert outstanding.allows(work(1, model="fast")) and outstanding.allows(work(1, model="new"))
+    outstanding.begin(request(2, 1, model="new"))
+    assert not outstanding.allows(work(1))
+
+
+def test_tokens_up_to_the_floor_are_left_to_the_worker() -> None:
+    outstanding = with_credit(-1.0, request(1, 31), floor=32)
+    assert outstanding.allows(work(1))
+    outstanding.begin(request(2, 2))
+    assert not outstanding.allows(work(1))
+
+
+def test_a_caller_below_its_part_may_ask_while_others_fill_the_room() -> None:
+    outstanding = with_credit(2.0)
+    outstanding.begin(request(1, 200, "flood"))
+    assert not outstanding.allows(work(1, "flood")) and not outstanding.allows(work(1))
+    assert outstanding.allows(work(1, "quiet"))

@@ -1,4 +1,4 @@
-"""The bound of the worker's queue and its drain rate."""
+"""The worker's queue: what it counts and tells, and whom it wakes."""
 
 from __future__ import annotations
 
@@ -13,87 +13,67 @@ from hypothesis import strategies as st
 
 from ipc.errors import QueueFull
 from ipc.settings import Queue, Settings
-from ipc.wire.messages import EncodeCall, Work
+from tests.fakes.jobs import make_job
 from tests.unit.test_batcher import job
-from workers.adapters.base import Gathering
-from workers.scheduling.queue import DrainRate, WorkQueue
+from workers.adapters.base import Gathering, Prepared
+from workers.scheduling.job import Batch, Job, Piece
+from workers.scheduling.queue import WorkQueue
 
 
-def work(cost: int, lane: str = "interactive", caller: str = "", share: float = 1.0) -> Work:
-    """A request that costs so many tokens."""
-    return Work("m", EncodeCall([], []), 1 << 62, cost, "req", lane=lane, caller=caller, share=share)
+def work_queue(**settings: float) -> WorkQueue:
+    """A queue with these settings of its bound."""
+    return WorkQueue(Settings(queue=Queue(**settings)))  # type: ignore[arg-type]
 
 
-def work_queue(min_tokens: int = 100, max_wait_s: float = 2.0) -> WorkQueue:
-    """A queue with this bound."""
-    return WorkQueue(Settings(queue=Queue(min_tokens=min_tokens, max_wait_s=max_wait_s)))
-
-
-def test_one_request_may_overshoot_the_bound_and_the_next_is_refused() -> None:
-    waiting = work_queue(min_tokens=100)
-    waiting.admit(work(99))
-    waiting.admit(work(5000))
-    with pytest.raises(QueueFull) as refused:
-        waiting.admit(work(1))
-    assert refused.value.retry_after_s is not None and refused.value.retry_after_s >= 1
-    waiting.settle(5000)
-    waiting.admit(work(1))
-    assert waiting.admitted == 100
-
-
-def test_retry_after_is_the_time_that_the_device_needs_for_what_waits() -> None:
-    waiting = work_queue(min_tokens=100, max_wait_s=0.001)
-    waiting.rate.record(10_000, 10.0)
-    waiting.admit(work(7_500))
-    with pytest.raises(QueueFull) as refused:
-        waiting.admit(work(1))
-    assert refused.value.retry_after_s == 8
-
-
-def test_a_fast_device_gets_a_longer_queue() -> None:
-    waiting = work_queue(min_tokens=100, max_wait_s=2.0)
-    assert waiting.limit == 100
-    waiting.rate.record(50_000, 1.0)
-    assert waiting.limit == 100_000
+def ran(waiting: WorkQueue, tokens: int, seconds: float, model: str = "m", *, full: bool = True) -> None:
+    """The device has run a batch."""
+    pieces = [Piece(make_job(model=model), 0, Prepared(None, tokens))]
+    waiting.ran(Batch(pieces, None, tokens, 0.0, full, seconds=seconds), tokens)
 
 
 @given(st.lists(st.integers(1, 500), max_size=40))
 def test_what_is_admitted_and_settled_adds_up(costs: list[int]) -> None:
-    waiting = work_queue(min_tokens=600)
-    held = []
+    waiting, held = work_queue(min_tokens=600), list[Job]()
     for cost in costs:
+        one = make_job(cost=cost)
         try:
-            waiting.admit(work(cost))
+            waiting.admit(one)
         except QueueFull:
-            assert sum(held) >= 600
+            assert sum(each.cost for each in held) >= 600
             waiting.settle(held.pop(0))
             continue
-        held.append(cost)
-        assert waiting.admitted == sum(held) < 600 + max(held)
-    for cost in held:
-        waiting.settle(cost)
+        held.append(one)
+        assert waiting.admitted == sum(each.cost for each in held) < 600 + max(each.cost for each in held)
+    for one in held:
+        waiting.settle(one)
     assert waiting.admitted == 0
 
 
-def test_the_drain_rate_follows_the_device_and_ignores_empty_batches() -> None:
-    rate = DrainRate()
-    assert rate.seconds_for(1000) == 0.0
-    rate.record(1000, 1.0)
-    assert rate.tokens_per_s == 1000
-    rate.record(0, 0.0)
-    assert rate.tokens_per_s == 1000
-    for _ in range(50):
-        rate.record(30_000, 10.0)
-    assert 2900 < rate.tokens_per_s <= 3000
-    assert rate.seconds_for(6000) == pytest.approx(2.0, rel=0.05)
+def test_a_faster_device_gets_a_longer_queue_in_tokens_and_the_bound_follows_it_down() -> None:
+    waiting = work_queue(max_wait_s=2.0)
+    assert waiting.limit == 2048, "one full batch, before anything has run"
+    for _ in range(20):
+        ran(waiting, 2048, 0.04096)
+    assert waiting.limit == pytest.approx(100_000, rel=0.01)
+    waiting.admit(make_job(cost=50_000))
+    assert waiting.limit == pytest.approx(100_000, rel=0.01)
+    for _ in range(20):
+        ran(waiting, 2048, 0.4096)
+    assert waiting.limit == pytest.approx(10_000, rel=0.02)
 
 
-def test_a_lone_query_moves_the_rate_less_than_a_full_batch() -> None:
-    small, large = DrainRate(), DrainRate()
-    for rate, tokens in ((small, 10), (large, 10_000)):
-        rate.record(1000, 1.0)
-        rate.record(tokens, tokens / 100)
-    assert small.tokens_per_s > large.tokens_per_s
+def test_sessions_are_told_their_rooms_the_waits_and_the_prices() -> None:
+    waiting = work_queue(max_wait_s=2.0, bulk_max_wait_s=10.0)
+    ran(waiting, 2048, 1.024)
+    waiting.admit(make_job(cost=500, session=b"a"))
+    waiting.admit(make_job(cost=3000, session=b"b", lane="bulk"))
+    told = waiting.credits([b"a", b"b"], step_s=3)
+    for key, others_s in ((b"a", 1.5), (b"b", 0.25)):
+        credits = told[key]
+        assert (credits.room_s, credits.bulk_room_s) == pytest.approx((1.75, 8.5))
+        assert (credits.wait_s, credits.bulk_wait_s) == pytest.approx((0.25, 1.75))
+        assert credits.others_s == pytest.approx(others_s) and credits.step_s == 3
+        assert credits.prices == pytest.approx({"m": 0.0005}) and credits.floor == 1024
 
 
 def test_items_of_a_job_that_has_ended_are_not_queued() -> None:
@@ -187,17 +167,6 @@ def test_the_snapshot_tells_items_tokens_and_age_per_model_and_lane() -> None:
     [(model, lane, items, tokens, age_s)] = waiting.snapshot()
     assert (model, lane, items, tokens) == ("model", "bulk", 2, 11)
     assert 0 <= age_s < 5
-
-
-def test_a_full_bulk_lane_keeps_no_query_out() -> None:
-    waiting = work_queue(min_tokens=100)
-    waiting.admit(work(10_000, "bulk"))
-    with pytest.raises(QueueFull):
-        waiting.admit(work(1, "bulk"))
-    waiting.admit(work(99, "interactive"))
-    waiting.settle(10_000, "bulk")
-    waiting.admit(work(1, "bulk"))
-    assert waiting.admitted == 100
 
 
 def test_the_device_thread_sleeps_until_what_gathers_is_due() -> None:

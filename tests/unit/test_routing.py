@@ -39,21 +39,21 @@ def work(lora: str = "") -> Work:
 
 
 def test_the_least_outstanding_work_wins() -> None:
-    channels = [channel(0, cost=300), channel(1, cost=100), channel(2, cost=200)]
+    channels = [channel(0, work_s=3.0), channel(1, work_s=1.0), channel(2, work_s=2.0)]
     assert routing.pick(channels, work()).slot == 1
 
 
 def test_work_is_measured_in_time_and_not_in_tokens() -> None:
-    fast = channel(0, cost=800, credits=Credits(1000, 0, 1000.0))
-    slow = channel(1, cost=100, credits=Credits(1000, 0, 10.0))
+    fast = channel(0, cost=800, work_s=0.8)
+    slow = channel(1, cost=100, work_s=10.0)
     assert routing.pick([slow, fast], work()) is fast
 
 
 def test_a_worker_whose_step_runs_for_seconds_is_taken_only_when_the_others_have_more_to_do() -> None:
-    stuck = channel(0, cost=10, credits=Credits(1000, 0, 100.0, step_s=4))
-    free = channel(1, cost=300, credits=Credits(1000, 0, 100.0))
+    stuck = channel(0, work_s=0.1, credits=Credits(1000, 0, 100.0, step_s=4))
+    free = channel(1, work_s=3.0)
     assert routing.pick([stuck, free], work()) is free
-    full = channel(1, cost=600, credits=Credits(1000, 0, 100.0))
+    full = channel(1, work_s=2.0, foreign_s=4.0)
     assert routing.pick([stuck, full], work()) is stuck
 
 
@@ -104,11 +104,11 @@ def test_prompts_that_begin_alike_are_known_by_their_beginning(
 
 def test_a_worker_that_has_the_lora_goes_before_one_with_less_work_as_long_as_it_has_credit() -> None:
     having = ModelStatus("m", "loaded", loras={"legal": "loading"})
-    idle, busy = channel(0), channel(1, having, cost=900)
+    idle, busy = channel(0), channel(1, having, work_s=9.0)
     assert routing.pick([idle, busy], work("legal")) is busy
     assert routing.pick([idle, busy], work("other")) is idle
     assert routing.pick([idle, busy], work()) is idle
-    full = channel(1, having, cost=900, credits=Credits(100, 0, 1000.0))
+    full = channel(1, having, credit=False)
     assert routing.pick([idle, full], work("legal")) is idle
 
 
@@ -129,48 +129,42 @@ def test_equal_workers_are_taken_in_the_order_of_their_slots() -> None:
 )
 def test_a_worker_that_is_silent_or_lacks_the_model_is_not_taken(unable: dict[str, Any]) -> None:
     statuses = unable.pop("statuses", [LOADED])
-    channels = [channel(0, *statuses, **unable), channel(1, cost=999)]
+    channels = [channel(0, *statuses, **unable), channel(1, work_s=9.0)]
     assert routing.pick(channels, work()).slot == 1
 
 
 def test_a_worker_without_credit_is_not_taken() -> None:
-    spent = channel(0, cost=10, credits=Credits(10, 0, 100.0))
-    assert routing.pick([spent, channel(1, cost=900)], work()).slot == 1
-
-
-def test_one_request_is_always_allowed() -> None:
-    assert routing.pick([channel(0, credits=Credits(0, 0, 0.0))], work()).slot == 0
+    assert routing.pick([channel(0, credit=False), channel(1, work_s=9.0)], work()).slot == 1
 
 
 def test_the_worker_to_avoid_is_left_out_while_there_is_another() -> None:
-    channels = [channel(0), channel(1, cost=500)]
+    channels = [channel(0), channel(1, work_s=5.0)]
     assert routing.pick(channels, work(), avoid={0}).slot == 1
     assert routing.pick(channels, work(), avoid={0, 1}).slot == 0
 
 
-def test_no_credit_anywhere_is_a_full_queue_with_the_drain_time_of_the_emptiest() -> None:
-    channels = [
-        channel(0, cost=10, credits=Credits(10, 1000, 100.0)),
-        channel(1, cost=10, credits=Credits(10, 250, 100.0)),
-    ]
+def waiting(wait_s: float, bulk_wait_s: float = 0.0) -> Credits:
+    """A worker with so many seconds of work before new queries, and before new bulk work."""
+    return Credits(0.0, wait_s, 100.0, bulk_wait_s=bulk_wait_s)
+
+
+@pytest.mark.parametrize(("lane", "seconds"), [("interactive", 3), ("bulk", 13)])
+def test_no_credit_anywhere_is_a_full_queue_with_the_drain_time_of_the_emptiest(
+    lane: str, seconds: int
+) -> None:
+    told = [waiting(10.0, 12.5), waiting(2.5, 17.0)]
+    channels = [channel(slot, credit=False, credits=each) for slot, each in enumerate(told)]
     with pytest.raises(QueueFull) as caught:
-        routing.pick(channels, work())
-    assert caught.value.retry_after_s == 3, "250 of 100 a second, in whole seconds"
+        routing.pick(channels, msgspec.structs.replace(work(), lane=lane))
+    assert caught.value.retry_after_s == seconds, "in whole seconds"
 
 
 @pytest.mark.parametrize(
-    ("credits", "seconds"),
-    [
-        ([], 1),
-        ([Credits(10, 0, 100.0)], 1),
-        ([Credits(10, 100, 0.0)], 1),
-        ([Credits(10, 101, 100.0)], 2),
-        ([Credits(10, 9000, 100.0), Credits(10, 100, 0.0)], 90),
-        ([Credits(10, 9000, 100.0), Credits(10, 500, 100.0)], 5),
-    ],
+    ("waits_s", "seconds"), [([], 1), ([0.0], 1), ([1.01], 2), ([90.0, 1.0], 1), ([90.0, 5.0], 5)]
 )
-def test_retry_after_is_whole_seconds_and_at_least_one(credits: list[Credits], seconds: int) -> None:
-    assert routing.retry_after_s([channel(n, credits=given) for n, given in enumerate(credits)]) == seconds
+def test_retry_after_is_whole_seconds_and_at_least_one(waits_s: list[float], seconds: int) -> None:
+    channels = [channel(slot, credits=waiting(each)) for slot, each in enumerate(waits_s)]
+    assert routing.retry_after_s(channels, "interactive") == seconds
 
 
 FAILED = ModelStatus(
@@ -299,9 +293,9 @@ def keeper(
 
 
 def test_a_sequence_goes_to_its_own_worker_whatever_that_has_to_do_and_nowhere_else() -> None:
-    assert keeper([channel(0), channel(1, cost=900)], 1) == 1
+    assert keeper([channel(0), channel(1, work_s=9.0)], 1) == 1
     with pytest.raises(QueueFull):
-        keeper([channel(0), channel(1, cost=2000)], 1)
+        keeper([channel(0), channel(1, credit=False)], 1)
     for channels in ([channel(0)], [channel(0), channel(1, responsive=False)], []):
         for start in (False, True):
             with pytest.raises(NoReplica):

@@ -42,7 +42,7 @@ def test_a_request_for_another_kind_of_answer_is_refused(streams: bool, words: s
 def test_streams_without_room_try_again_when_a_lease_ends(tmp_path: Path) -> None:
     with placing(tmp_path, Settings(), 1 << 20) as pipeline:
         job = make_job(strategy=pipeline.kinds.streams, of=adapter(streams=True), parts=8)
-        pipeline.queue.admit(job.work)
+        pipeline.queue.admit(job)
         pipeline.kinds.streams.admit(job)
         pipeline.jobs.enter(job)
         with pipeline.jobs.lock:

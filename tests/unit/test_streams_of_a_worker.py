@@ -161,7 +161,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.streams.admit(job)
         job.prepared = Infer().prepare(self.adapter, call, 0, 1, payload)
         job.output = cast("Any", SimpleNamespace(block=None, buffer=b"", arrays={}))
-        self.queue.admit(job.work)
+        self.queue.admit(job)
         self.table.enter(job)
         self.queue.put(job, 0, 1)
         self.jobs.append(job)

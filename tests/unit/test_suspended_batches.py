@@ -70,7 +70,7 @@ class Device:
             call, number=number, model=name, of=self.models[name], strategy=pipeline.kinds.one_shot, cost=COST
         )
         job.prepared, job.group = [Prepared("text", COST)], name
-        pipeline.queue.admit(job.work)
+        pipeline.queue.admit(job)
         pipeline.jobs.enter(job)
         pipeline.queue.put(job, 0, 1)
         self.jobs.append(job)

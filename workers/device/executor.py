@@ -142,6 +142,7 @@ class Executor:
         self._arena.record_flight([(job.tag, job.id) for job in jobs])
         if batch.turn is None:
             self._touch(first.model)
+            self._queue.begin(batch)
             for job in jobs:
                 job.first_run_ns = job.first_run_ns or began
                 job.batches += 1
@@ -208,11 +209,7 @@ class Executor:
         strategy, model = jobs[0].strategy, jobs[0].model
         self._table.unclaim_pieces(batch.pieces)
         strategy.after(batch)
-        if ran:
-            # NOTE: what ended early or failed says nothing of the pace.
-            self._queue.paces.record(model, ran, batch.seconds)
-            if not strategy.in_turns:
-                self._queue.rate.record(ran, batch.seconds)
+        self._queue.ran(batch, ran)
         budget = self.budgets.tokens_of(model)
         self.batches.note(model, len(batch.pieces), ran, budget, batch.seconds)
         if strategy.is_batch(batch):
@@ -278,4 +275,5 @@ class NextBatch:
         predicted = tokens = sum([piece.prepared.cost for piece in taken])
         if len(pieces) < len(taken):
             tokens = sum([piece.prepared.cost for piece in pieces])
-        return Batch(pieces, collated, tokens, predicted / tokens_per_s)
+        full = self._queue.leaves(pieces[0].job.model)
+        return Batch(pieces, collated, tokens, predicted / tokens_per_s, full)

@@ -456,10 +456,14 @@ class Endpoint:
         if self.sessions.get(session.key) is session:
             self._send(session, message)
 
-    def broadcast(self, message: Credits | Models | Entries | Leaving) -> None:
+    def broadcast(self, message: Models | Entries | Leaving) -> None:
         """Send one message to every session. Endpoint thread only."""
         for session in self.sessions:
             self._send(session, message)
+
+    def tell(self, session: Session, credits: Credits) -> None:
+        """Send a session what it may send. Endpoint thread only."""
+        self._send(session, credits)
 
     def show(self, stats: Stats) -> None:
         """Send `stats` to the sessions that watch. Endpoint thread only."""

@@ -24,8 +24,8 @@ class Session:
     """One registration of one frontend. `outstanding` maps request id to cost; `watching` asks for `Stats`.
 
     `inputs` is its arena for large inputs; `reading` are the requests whose block in there may still be read.
-    `pinged` is the time of the last `Ping`. `bundle` holds messages that leave at the end of the endpoint's present
-    turn.
+    `credits` is what it was told last of the queue. `pinged` is the time of the last `Ping`. `bundle` holds messages
+    that leave at the end of the endpoint's present turn.
     """
 
     key: bytes
@@ -35,6 +35,7 @@ class Session:
     pidfd: int
     outstanding: dict[int, int] = field(default_factory=dict)
     watching: bool = False
+    credits: tuple[object, ...] = ()
     pinged: float = field(default_factory=time.monotonic)
     inputs: ArenaView | None = None
     reading: set[int] = field(default_factory=set)

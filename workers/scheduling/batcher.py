@@ -315,6 +315,10 @@ class Batcher:
             if group.due_ns() <= now_ns and not (held and id(group.adapter) in held)
         ]
 
+    def holds_work(self, model: str) -> bool:
+        """Whether work of a model waits."""
+        return any(group.model == model for group in self._groups.values())
+
     @property
     def suspended(self) -> bool:
         """Whether a batch is suspended."""

@@ -104,11 +104,11 @@ class Intake:
     def take_in(self, job: Job) -> None:
         """Count a job, and send it on its way. Raises as `WorkQueue.admit`, `Strategy.admit` and `operations` do."""
         work = job.work
-        self._queue.admit(work)
+        self._queue.admit(job)
         try:
             job.strategy.admit(job)
         except BaseException:
-            self._queue.settle(job.cost, work.lane, work.caller)
+            self._queue.settle(job)
             raise
         self._table.enter(job)
         try:

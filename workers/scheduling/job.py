@@ -57,7 +57,8 @@ class Job:
     """A submitted request: `work` is what a frontend planned. Times are CLOCK_MONOTONIC nanoseconds.
 
     strategy   its `workers.strategies.base.Strategy`, which keeps what it knows of the job in `kept`
-    cost       tokens that the queue counts: the estimate of `work` at first, the real number once all is prepared
+    cost       tokens: the estimate of `work` at first, the real number once all is prepared
+    counted    tokens that the bound of the queue counts now; `begun` are those that the device has begun
     resting    whether the queue does not count it, since it waits for its own client or has its sequences in an engine
     group      jobs of equal groups may share a batch
     starts     first row of each item (and the end) in tensors with many rows per item
@@ -94,6 +95,8 @@ class Job:
     errors: dict[int, ItemError] = field(default_factory=dict)
     prepared_items: int = 0
     claims: int = 0
+    counted: int = 0
+    begun: int = 0
     queued_ns: int = 0
     first_queued_ns: int = 0
     first_run_ns: int = 0
@@ -136,15 +139,17 @@ class Batch:
     """Pieces of one group, collated for the adapter (None: collating failed and is tried again piecewise).
 
     `predicted_s` is the device time for which the queue has charged the group and that has not been settled.
-    `lacks_memory`: the batch goes on when no other batch is suspended. `turn` is the computation once the computation
-    has begun, and `limit_s` is the time that the watchdog allows. `seconds` is the time on the device, `paused_ns` the
-    time in which the batch was suspended, last at `suspended_ns`.
+    `full`: work of the model was left waiting when the batch was taken. `lacks_memory`: the batch goes on when no other
+    batch is suspended. `turn` is the computation once the computation has begun, and `limit_s` is the time that the
+    watchdog allows. `seconds` is the time on the device, `paused_ns` the time in which the batch was suspended, last at
+    `suspended_ns`.
     """
 
     pieces: list[Piece]
     collated: Any
     tokens: int
     predicted_s: float
+    full: bool = False
     overtaken: bool = False
     lacks_memory: bool = False
     turn: Any = None

@@ -1,25 +1,17 @@
-"""The worker's bounded queue: a lock around the batcher, the bound, and the drain rate behind Retry-After.
-
-The bound is a cost per lane: the larger of `queue.min_tokens` and what the device drains in `queue.max_wait_s`. A
-request is admitted while its lane is under the bound, so one large request may overshoot it, but never a second one,
-and bulk work never keeps queries out. A caller with an API key is also admitted while it is below its own part of the
-bound (`ipc.shares`).
-"""
+"""The worker's bounded queue: a lock around the batcher, the bound of what waits, and the paces of the device."""
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from ipc.errors import QueueFull
 from ipc.settings import Settings
-from ipc.shares import Shares
-from ipc.wire.messages import LANES, Work
+from ipc.wire.messages import Credits
 from workers.scheduling.batcher import Batcher, Room
+from workers.scheduling.bound import Bound
 from workers.scheduling.job import Batch, Job, Piece
+from workers.scheduling.pace import DrainRate, Paces
 
 WAKE_AFTER = 16
 """Jobs that a gathering thread puts before the device is woken all the same."""
@@ -27,52 +19,13 @@ _LONGEST_WAIT_S = 3600.0
 """The device thread looks again after so long, because a lock takes no arbitrary time."""
 
 
-class DrainRate:
-    """Tokens per second of device time, smoothed over recent batches."""
-
-    def __init__(self) -> None:
-        self.tokens_per_s = 0.0
-
-    def record(self, tokens: int, seconds: float) -> None:
-        """One batch of `tokens` took `seconds` of device time."""
-        if seconds <= 0:
-            return
-        rate = tokens / seconds
-        # A large batch says more about throughput than a lone query does.
-        weight = min(0.3, 0.02 + tokens / 20000)
-        self.tokens_per_s += (rate - self.tokens_per_s) * (weight if self.tokens_per_s else 1.0)
-
-    def seconds_for(self, tokens: int) -> float:
-        """Predicted device time."""
-        return tokens / self.tokens_per_s if self.tokens_per_s else 0.0
-
-
-class Paces:
-    """The drain rate of each model, by its name."""
-
-    def __init__(self) -> None:
-        self._rates: defaultdict[str, DrainRate] = defaultdict(DrainRate)
-
-    def record(self, model: str, tokens: int, seconds: float) -> None:
-        """A batch of `tokens` took `seconds` of device time."""
-        self._rates[model].record(tokens, seconds)
-
-    def tokens_per_s(self, model: str) -> float:
-        """0 for a model that has not run yet."""
-        rate = self._rates.get(model)
-        return rate.tokens_per_s if rate else 0.0
-
-    def seconds_for(self, model: str, tokens: int) -> float:
-        """Predicted device time; 0 for a model that has not run yet."""
-        rate = self._rates.get(model)
-        return rate.seconds_for(tokens) if rate else 0.0
-
-
 class WorkQueue:
     """Waiting jobs, shared by the endpoint, the preparing threads and the device thread."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._bound = settings.queue
+    def __init__(
+        self, settings: Settings, batch_tokens: int = 2048, full_of: Callable[[str], int] | None = None
+    ) -> None:
+        """`batch_tokens` is what a batch of any model may hold, `full_of` what one of a model, by its name, holds."""
         self._batcher = Batcher(int(settings.batch.starve_after_s * 1e9), settings.batch.turn_s)
         self._lock = threading.Lock()
         self._bell = threading.Lock()
@@ -81,51 +34,89 @@ class WorkQueue:
         """Whether the device thread waits for the bell; whoever ends that rings once."""
         self._backlog = threading.Condition(self._lock)
         self._backlog_tokens = 0
-        self._admitted = {lane: Shares() for lane in LANES}
         self._closed = False
         self._gatherer: int | None = None
         self._unseen = 0
         """Jobs that the gathering thread has put without waking the device."""
         self.rate = DrainRate()
         self.paces = Paces()
+        self._bound = Bound(settings.queue, self.paces, batch_tokens, full_of)
 
     @property
     def limit(self) -> int:
-        """Present bound in tokens."""
-        return max(self._bound.min_tokens, int(self.rate.tokens_per_s * self._bound.max_wait_s))
+        """Present bound of queries in tokens, for people: the bound itself is a time."""
+        with self._lock:
+            return self._bound.limit_tokens(self.rate.tokens_per_s)
 
     @property
     def admitted(self) -> int:
-        """Tokens admitted and not finished."""
-        return sum(lane.cost for lane in self._admitted.values())
+        """Tokens admitted and not begun."""
+        return self._bound.tokens
 
-    def admit(self, work: Work) -> None:
+    def admit(self, job: Job) -> None:
         """Count a request in. Raises `QueueFull` with the time until the queue has drained."""
-        lane, caller, share = work.lane, work.caller, work.share
         with self._lock:
-            admitted = self._admitted[lane]
-            if not admitted.allows(self.limit, caller, share):
-                wait_s = math.ceil(self.rate.seconds_for(self.admitted))
-                raise QueueFull(
-                    f"the {lane} lane of the queue holds {admitted.cost} tokens, its bound is {self.limit}",
-                    retry_after_s=max(1, wait_s),
-                )
-            admitted.add(work.cost, caller, share)
+            self._bound.admit(job)
 
-    def settle(self, cost: int, lane: str = "interactive", caller: str = "") -> None:
+    def settle(self, job: Job) -> None:
         """Count a request out."""
         with self._lock:
-            self._admitted[lane].remove(cost, caller)
+            self._bound.end(job)
 
-    def count_in(self, cost: int, work: Work) -> None:
+    def count_in(self, job: Job) -> None:
         """A request that was admitted, and counted out while it rested, goes on."""
         with self._lock:
-            self._admitted[work.lane].add(cost, work.caller, work.share)
+            self._bound.begin(job)
 
-    def correct(self, change: int, lane: str = "interactive", caller: str = "") -> None:
-        """The cost of an admitted request turned out to differ by `change`."""
+    def correct(self, job: Job, cost: int) -> None:
+        """The cost of an admitted request turned out to be `cost`."""
         with self._lock:
-            self._admitted[lane].correct(change, caller)
+            job.cost = cost
+            self._bound.change(job, max(0, cost - job.begun))
+
+    def begin(self, batch: Batch) -> None:
+        """The device begins a batch."""
+        with self._lock:
+            self._bound.run(batch)
+
+    def ran(self, batch: Batch, tokens: int) -> None:
+        """The device is done with a batch, of which so many tokens ran whole."""
+        with self._lock:
+            self._bound.ran()
+            if tokens:
+                # NOTE: what ended early or failed says nothing of the pace.
+                self.paces.record(batch.first.model, tokens, batch.seconds, batch.full)
+                if not batch.first.strategy.in_turns:
+                    self.rate.record(tokens, batch.seconds)
+
+    def credits(self, sessions: Iterable[bytes], step_s: int = 0) -> dict[bytes, Credits]:
+        """What each session is told of the queue; the present step of the device runs for `step_s`."""
+        keys = list(sessions)
+        with self._lock:
+            bound, rate = self._bound, self.rate.tokens_per_s
+            rooms_s, bulk_rooms_s = bound.rooms("interactive", keys), bound.rooms("bulk", keys)
+            wait_s, bulk_wait_s = bound.drain_s("interactive"), bound.drain_s("bulk")
+            prices, floor = bound.prices(), bound.floor // max(1, len(keys))
+            others_s = {key: bound.others_s(key) for key in keys}
+        return {
+            key: Credits(
+                rooms_s[key],
+                wait_s,
+                rate,
+                step_s,
+                bulk_rooms_s[key],
+                bulk_wait_s,
+                others_s[key],
+                prices,
+                floor,
+            )
+            for key in keys
+        }
+
+    def leaves(self, model: str) -> bool:
+        """Whether prepared work of a model waits: a batch that has just been taken is full."""
+        with self._lock:
+            return self._batcher.holds_work(model)
 
     def put(self, job: Job, start: int, stop: int) -> None:
         """Prepared items `start` to `stop` of an open job wait for the device from now on, or first for their turn."""

@@ -147,7 +147,7 @@ class JobTable:
         if job.resting:
             self.resting[job.strategy] -= 1
         else:
-            self._queue.settle(job.cost, job.work.lane, job.work.caller)
+            self._queue.settle(job)
         return True
 
     def rest(self, job: Job) -> None:
@@ -157,7 +157,7 @@ class JobTable:
         """
         job.resting = True
         self.resting[job.strategy] += 1
-        self._queue.settle(job.cost, job.work.lane, job.work.caller)
+        self._queue.settle(job)
 
     def resume(self, job: Job) -> bool:
         """Count an open job in again that rested; whether it did. With `lock` held."""
@@ -165,7 +165,7 @@ class JobTable:
             return False
         job.resting = False
         self.resting[job.strategy] -= 1
-        self._queue.count_in(job.cost, job.work)
+        self._queue.count_in(job)
         return True
 
     def attach(self, job: Job, output: Output) -> None:
@@ -206,8 +206,7 @@ class JobTable:
         """Replace the estimated cost of an open job by the real one."""
         with self.lock:
             if job.state == "open":
-                self._queue.correct(cost - job.cost, job.work.lane, job.work.caller)
-                job.cost = cost
+                self._queue.correct(job, cost)
 
     def claim(self, job: Job) -> bool:
         """A preparing thread or a stream begins to read a job's input, unless it has ended; `unclaim` follows."""

@@ -35,6 +35,8 @@ class Strategy:
     """Whether a job that runs ends at its deadline; else what has begun goes on."""
     in_turns = False
     """Whether a job takes many turns; then a turn counts for the pace of its model only."""
+    bounds_itself = False
+    """Whether `admit` bounds what waits, so that the queue need not."""
 
     def is_batch(self, batch: Batch) -> bool:
         """Whether a turn counts as a batch of its model."""

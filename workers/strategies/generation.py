@@ -32,7 +32,8 @@ from workers.generation.request import Emission, GenerationRequest
 from workers.generation.sequence import Unfit
 from workers.reporting.batches import BatchCounts
 from workers.scheduling.job import Batch, Job, Piece
-from workers.scheduling.queue import DrainRate, WorkQueue
+from workers.scheduling.pace import DrainRate
+from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
 from workers.strategies.base import Strategy, error_of, item_error
 
@@ -81,7 +82,7 @@ class Crowd:
 class Generations(Strategy):
     """All generated text of one worker."""
 
-    ends_late = in_turns = True
+    ends_late = in_turns = bounds_itself = True
 
     def __init__(
         self,

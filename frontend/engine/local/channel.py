@@ -127,7 +127,7 @@ class Channel:
         self.stats: Stats | None = None
         self.device, self.uuid, self.threads = "", "", 0
         self._outstanding = Outstanding()
-        self.foreign_cost = 0.0
+        self.foreign_s = 0.0
         self._context, self._paths, self._name, self._changed = context, paths, name, changed
         self._loop = asyncio.get_running_loop()
         self._dealer: dealer.Dealer | None = None
@@ -176,13 +176,20 @@ class Channel:
         """Cost in flight, without streams that rest."""
         return self._outstanding.cost
 
-    def cost_in(self, lane: str) -> int:
-        """Cost in flight in one lane."""
-        return self._outstanding.cost_in(lane)
+    @property
+    def work_s(self) -> float:
+        """Predicted time of the device for what is in flight, without streams that rest."""
+        return self._outstanding.seconds
 
-    def has_part(self, lane: str, caller: str, share: float) -> bool:
-        """Whether `caller` is below its own part of the credits of a lane."""
-        return self._outstanding.allows(self.credits.limit, lane, caller, share)
+    def wait_s(self, lane: str) -> float:
+        """Predicted time until the device has begun all that waits before a new request of a lane."""
+        # NOTE: the worker's word is up to a tick old, and a burst is quicker.
+        told = self.credits.bulk_wait_s if lane == "bulk" else self.credits.wait_s
+        return max(told, self._outstanding.before(lane))
+
+    def has_credit(self, work: Work) -> bool:
+        """Whether this frontend may send more work of that lane, model and caller."""
+        return self._outstanding.allows(work)
 
     def tick(self) -> None:
         """Advance: connect, say hello, ping. Called every 100 ms or so."""
@@ -190,7 +197,7 @@ class Channel:
         self.streams.look()
         self._silence.look()
         # PERF: smoothed, because the worker's word is up to a tick old: all frontends would run to one worker at once.
-        self.foreign_cost += FOREIGN_WEIGHT * (max(0, self.credits.queued - self.cost) - self.foreign_cost)
+        self.foreign_s += FOREIGN_WEIGHT * (self.credits.others_s - self.foreign_s)
         if self.state == "absent":
             if self._paths.worker_socket(self.slot).exists():
                 self._connect()
@@ -349,6 +356,7 @@ class Channel:
 
     def _on_credits(self, credits: Credits, _: bytes) -> None:
         self.credits = credits
+        self._outstanding.credit(credits)
         self._changed()
 
     def _on_models(self, message: Models, _: bytes) -> None:
@@ -376,6 +384,7 @@ class Channel:
         if self._mapping is None and self.state == "connecting":
             # NOTE: taken in now, since newer credits and states may lie right behind.
             self.credits, self.device = message.credits, message.device
+            self._outstanding.credit(message.credits)
             self.uuid, self.threads = message.uuid, message.threads
             self._set_models({status.name: status for status in message.models}, message)
             self._mapping = self._loop.create_task(self._welcomed(message))

@@ -314,12 +314,11 @@ def _afterwards(views: Sequence[View]) -> list[View]:
 
 def _view(channel: Channel, model: str) -> View:
     status = channel.models[model]
-    rate = max(channel.credits.rate, 1.0)
     return View(
         channel.slot,
         status.state,
         channel.free_bytes,
-        max(channel.credits.queued, channel.cost) / rate,
+        max(channel.credits.bulk_wait_s, channel.work_s),
         channel.cost_of(model) / channel.cost if channel.cost else 0.0,
         status.memory_bytes,
     )

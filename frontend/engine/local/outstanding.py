@@ -1,4 +1,7 @@
-"""The cost of one frontend's requests at one worker, by lane.
+"""One frontend's requests at one worker, by lane, in tokens and in seconds, and whether there is credit for more.
+
+The worker says how much this frontend may add (`Credits`). From then on what is sent fills that room, and what ends
+gives it back.
 
 A stream whose client has enough rests at the worker, in no queue, and costs nothing here: clients that do not read use
 no credits of other clients. Generated text that has started rests as well, since an engine bounds its sequences.
@@ -8,7 +11,7 @@ no credits of other clients. Generated text that has started rests as well, sinc
 from __future__ import annotations
 
 from ipc.shares import Shares
-from ipc.wire.messages import LANES, Submit
+from ipc.wire.messages import LANES, Credits, Submit, Work
 
 
 class Outstanding:
@@ -16,25 +19,52 @@ class Outstanding:
 
     def __init__(self) -> None:
         self._lanes = {lane: Shares() for lane in LANES}
+        self._limits_s = dict.fromkeys(LANES, 0.0)
+        self._prices: dict[str, float] = {}
+        self._floor = 0
         self._resting: set[int] = set()
 
     @property
     def cost(self) -> int:
-        """Cost in all lanes."""
+        """Tokens in all lanes."""
         return sum(lane.cost for lane in self._lanes.values())
 
-    def cost_in(self, lane: str) -> int:
-        """Cost in one lane."""
-        return self._lanes[lane].cost
+    @property
+    def seconds(self) -> float:
+        """Predicted time of the device for all of it, as far as the worker knows the models."""
+        return sum(lane.all.seconds(self._price) for lane in self._lanes.values())
 
-    def allows(self, limit: int, lane: str, caller: str, share: float) -> bool:
-        """Whether `caller` may have more in a lane that is bound to `limit` (`Shares.allows`)."""
-        return self._lanes[lane].allows(limit, caller, share)
+    def before(self, lane: str) -> float:
+        """Seconds of it that go before a new request of a lane."""
+        return self._lanes[lane].all.seconds(self._price) if lane == "interactive" else self.seconds
+
+    def _price(self, model: str) -> float:
+        return self._prices.get(model, 0.0)
+
+    def credit(self, credits: Credits) -> None:
+        """The worker says how much more it takes."""
+        self._prices, self._floor = credits.prices, credits.floor
+        rooms = {"interactive": credits.room_s, "bulk": credits.bulk_room_s}
+        self._limits_s = {
+            lane: max(0.0, room_s + self._lanes[lane].all.seconds(self._price))
+            for lane, room_s in rooms.items()
+        }
+
+    def allows(self, work: Work) -> bool:
+        """Whether the worker may take more of such work. One request of each model is always allowed, and more tokens.
+
+        The worker has the last word. This only keeps from it what it would refuse.
+        """
+        lane = self._lanes[work.lane]
+        if lane.all.tokens.get(work.model, 0) <= self._floor:
+            return True
+        limit_s = self._limits_s[work.lane]
+        return lane.allows(limit_s, self._price, work.model, work.caller, work.share)
 
     def begin(self, request: Submit) -> None:
         """A request was sent."""
         work = request.work
-        self._lanes[work.lane].add(work.cost, work.caller, work.share)
+        self._lanes[work.lane].begin(work.cost, work.model, work.caller, work.share)
 
     def rest(self, request: Submit) -> None:
         """The worker's queue counts a stream no longer."""
@@ -61,4 +91,4 @@ class Outstanding:
 
     def _remove(self, request: Submit) -> None:
         work = request.work
-        self._lanes[work.lane].remove(work.cost, work.caller)
+        self._lanes[work.lane].end(work.cost, work.model, work.caller)

@@ -1,11 +1,11 @@
 """Chooses the worker of a request: model loaded, answering, in credit; among these the first to be free.
 
-The time until a worker is free follows from its outstanding cost, its rate, and the age of its present step. Streams
+The time until a worker is free follows from its work in seconds and the age of its present step. Streams
 of text that run are in no queue. Their requests go by the number of streams, and turns of one conversation to one
 worker as long as others have little less to do, since a worker keeps the beginnings of prompts.
 
 A sequence goes to the worker in the slot that the hash of its id names, however busy that worker is. When no worker
-fits, the error has the reason, and a Retry-After from the drain rate of the workers or the load time.
+fits, the error has the reason, and a Retry-After from the queues of the workers or the load time.
 """
 
 from __future__ import annotations
@@ -39,21 +39,9 @@ CPU_UUID = "cpu"
 """Device id that a worker without a GPU reports."""
 
 
-def retry_after_s(channels: Sequence[Channel]) -> float:
-    """Whole seconds until the least loaded of these workers has drained its queue; at least 1."""
-    waits = [c.credits.queued / c.credits.rate for c in channels if c.credits.rate > 0]
-    return float(max(1, math.ceil(min(waits)))) if waits else 1.0
-
-
-def has_credit(channel: Channel, work: Work) -> bool:
-    """Whether this frontend may send more cost of the lane of that work there, at least for its caller.
-
-    One request is always allowed, and so is a caller who is below its part while others fill the credits.
-    """
-    cost = channel.cost_in(work.lane)
-    if cost == 0 or cost < channel.credits.limit:
-        return True
-    return bool(work.caller) and channel.has_part(work.lane, work.caller, work.share)
+def retry_after_s(channels: Sequence[Channel], lane: str) -> float:
+    """Whole seconds until the least loaded of these workers has drained a lane of its queue; at least 1."""
+    return float(max(1, math.ceil(min([channel.wait_s(lane) for channel in channels], default=0.0))))
 
 
 def loaded(channels: Sequence[Channel], model: str, *, on_demand: bool = True) -> list[Channel]:
@@ -80,10 +68,10 @@ def pick(
     """
     able = loaded(channels, work.model, on_demand=on_demand)
     preferred = ([c for c in able if c.slot not in avoid] if avoid else []) or able
-    open_ = [c for c in preferred if has_credit(c, work)]
+    open_ = [c for c in preferred if c.has_credit(work)]
     if not open_:
         raise QueueFull(
-            "the queue of every worker with this model is full", retry_after_s=retry_after_s(able)
+            "the queue of every worker with this model is full", retry_after_s=retry_after_s(able, work.lane)
         )
 
     if lora := work.call.lora:
@@ -96,9 +84,8 @@ def pick(
         return _for_text(open_, work.model, work.call)
 
     def wait_s(channel: Channel) -> float:
-        # A step that has taken seconds may take as many more, whatever the rate says.
-        waiting = channel.cost + channel.foreign_cost
-        return channel.credits.step_s + waiting / max(channel.credits.rate, 1.0)
+        # A step that has taken seconds may take as many more, whatever the pace says.
+        return channel.credits.step_s + channel.work_s + channel.foreign_s
 
     return min(open_, key=lambda c: (wait_s(c), c.cost, c.slot))
 
@@ -199,9 +186,10 @@ def keeper(
         raise NoReplica("the worker of this sequence is not up", retry_after_s=2)
     if not having([chosen], model):
         raise explain([chosen], model, on_demand=on_demand)
-    if not has_credit(chosen, work):
+    if not chosen.has_credit(work):
         raise QueueFull(
-            "the queue of the worker with this sequence is full", retry_after_s=retry_after_s([chosen])
+            "the queue of the worker with this sequence is full",
+            retry_after_s=retry_after_s([chosen], work.lane),
         )
     return chosen
 

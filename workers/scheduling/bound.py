@@ -1,0 +1,197 @@
+"""The bound of a worker's queue: predicted seconds of work that waits for the device, by lane.
+
+1. A request counts from its admission until the device begins it. A token counts by the pace of its model, so the bound
+   follows the device.
+2. A lane takes requests while it holds less than its bound (`queue.max_wait_s`, `queue.bulk_max_wait_s`). One large
+   request may overshoot the bound, but never a second one. Callers and models below their part get in beyond
+   (`ipc.shares`).
+3. Batches that take longer than the bound would leave the device without work between them. So tokens of one full batch
+   never count as more than the bound, and a model that has not run yet may have one full batch waiting.
+4. Sessions divide the room: a session may use all that the others do not use, and has its equal part when they do.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from ipc.errors import QueueFull
+from ipc.settings import Queue
+from ipc.shares import Held, Shares
+from ipc.wire.messages import LANES
+from workers.scheduling.job import Batch, Job
+from workers.scheduling.pace import Paces
+
+FULL_AGAIN = 2.0
+"""A full batch may hold so many times the tokens that full batches held lately."""
+FADES = 0.8
+"""What is left of the most that a session has used, at each division of the room."""
+
+
+@dataclass(slots=True)
+class LaneBound:
+    """What one lane holds, in all and by session. `used_s`: the most that each session has used lately."""
+
+    name: str
+    limit_s: float
+    shares: Shares = field(default_factory=Shares)
+    sessions: dict[bytes, Held] = field(default_factory=dict)
+    used_s: dict[bytes, float] = field(default_factory=dict)
+    refused: set[bytes] = field(default_factory=set)
+
+    def add(self, tokens: int, model: str, session: bytes) -> None:
+        """A session has so many tokens more, or fewer, of a model."""
+        held = self.sessions.setdefault(session, Held())
+        held.add(tokens, model)
+        if not held.tokens:
+            del self.sessions[session]
+
+
+class Bound:
+    """What a worker has admitted and not begun. Not locked: the queue is."""
+
+    def __init__(
+        self, settings: Queue, paces: Paces, batch_tokens: int, full_of: Callable[[str], int] | None = None
+    ) -> None:
+        """`full_of` gives the tokens of a full batch of a model, `batch_tokens` of one whose pace is unknown."""
+        self._paces, self._batch_tokens, self._floor = paces, batch_tokens, settings.min_tokens
+        self._full_of = full_of or (lambda model: batch_tokens)
+        limits = {"interactive": settings.max_wait_s, "bulk": settings.bulk_max_wait_s}
+        self._lanes = {name: LaneBound(name, limits[name]) for name in LANES}
+        self._device_until = 0.0
+        """When the batch on the device is expected to be done (monotonic seconds)."""
+
+    @property
+    def floor(self) -> int:
+        """Tokens that may wait of a model whose pace is unknown."""
+        return self._floor or self._batch_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that wait."""
+        return sum(lane.shares.cost for lane in self._lanes.values())
+
+    def limit_tokens(self, tokens_per_s: float) -> int:
+        """Tokens of the kind that waits now that the interactive lane holds; while nothing waits, at this rate."""
+        lane = self._lanes["interactive"]
+        seconds = lane.shares.all.seconds(partial(self.price, lane.limit_s))
+        if seconds:
+            tokens_per_s = lane.shares.cost / seconds
+        return max(self.floor, int(lane.limit_s * tokens_per_s))
+
+    def price(self, limit_s: float, model: str) -> float:
+        """What a token of a model counts under a bound, in seconds. Work under the name "" has a bound of its own."""
+        if not model:
+            return 0.0
+        floor = self._floor or self._full(model)
+        known = self._paces.per_token_s(model)
+        return min(known, limit_s / floor) if known else limit_s / max(floor, self.floor)
+
+    def _full(self, model: str) -> float:
+        """Tokens of a full batch: of the budget, or fewer where full batches held fewer lately."""
+        budget, seen = self._full_of(model), self._paces.full_tokens(model)
+        return min(budget, FULL_AGAIN * seen) if seen else budget
+
+    def prices(self) -> dict[str, float]:
+        """What tokens of models that have run count in the interactive lane."""
+        limit_s = self._lanes["interactive"].limit_s
+        return {model: self.price(limit_s, model) for model in self._paces.models()}
+
+    def drain_s(self, lane: str) -> float:
+        """Seconds until the device has begun all that waits in a lane, and what goes before it."""
+        price = self._paces.per_token_s
+        before = [self._lanes["interactive"]] if lane == "interactive" else self._lanes.values()
+        waiting = sum(each.shares.all.seconds(price) for each in before)
+        return waiting + max(0.0, self._device_until - time.monotonic())
+
+    def admit(self, job: Job) -> None:
+        """Count a request in. Raises `QueueFull` with the time until the lane has drained."""
+        work, lane = job.work, self._lanes[job.work.lane]
+        model = _name(job)
+        price = partial(self.price, lane.limit_s)
+        if model and not lane.shares.allows(lane.limit_s, price, model, work.caller, work.share):
+            lane.refused.add(job.session)
+            setting = "queue.max_wait_s" if lane.name == "interactive" else "queue.bulk_max_wait_s"
+            raise QueueFull(
+                f"the {lane.name} lane of the queue holds {lane.shares.all.seconds(price):.1f} s of work, "
+                f"its bound is {lane.limit_s:g} s ({setting})",
+                retry_after_s=retry_after_s(self.drain_s(lane.name)),
+            )
+        self.begin(job)
+
+    def begin(self, job: Job) -> None:
+        """Count a request that is let in, or that goes on after a rest."""
+        lane, model = self._lanes[job.work.lane], _name(job)
+        job.counted = job.cost
+        lane.shares.begin(job.counted, model, job.work.caller, job.work.share)
+        lane.add(job.counted, model, job.session)
+
+    def change(self, job: Job, tokens: int) -> None:
+        """From now on `tokens` of a counted request wait."""
+        lane, model, more = self._lanes[job.work.lane], _name(job), tokens - job.counted
+        if more:
+            job.counted = tokens
+            lane.shares.change(more, model, job.work.caller)
+            lane.add(more, model, job.session)
+
+    def end(self, job: Job) -> None:
+        """A request ends, or rests."""
+        lane, model = self._lanes[job.work.lane], _name(job)
+        lane.shares.end(job.counted, model, job.work.caller)
+        lane.add(-job.counted, model, job.session)
+        job.counted = 0
+
+    def run(self, batch: Batch) -> None:
+        """The device begins a batch: its tokens wait no more. What takes many turns counts as it did."""
+        self._device_until = time.monotonic() + self._paces.seconds_for(batch.first.model, batch.tokens)
+        if batch.first.strategy.in_turns:
+            return
+        for piece in batch.pieces:
+            job = piece.job
+            job.begun += piece.prepared.cost
+            if job.counted:
+                self.change(job, max(0, job.counted - piece.prepared.cost))
+
+    def ran(self) -> None:
+        """The device is free."""
+        self._device_until = 0.0
+
+    def rooms(self, lane: str, sessions: Iterable[bytes]) -> dict[bytes, float]:
+        """Seconds that each session may add to a lane; below 0 for a session that is above its part.
+
+        Their sum exceeds the room only where sessions use less than their part. Then requests that come at the same
+        time from several sessions meet the bound itself.
+        """
+        bound, keys = self._lanes[lane], list(sessions)
+        price = partial(self.price, bound.limit_s)
+        free = bound.limit_s - bound.shares.all.seconds(price)
+        part = bound.limit_s / max(1, len(keys))
+        held = {key: bound.sessions[key].seconds(price) if key in bound.sessions else 0.0 for key in keys}
+        used = {key: max(held[key], FADES * bound.used_s.get(key, 0.0)) for key in keys}
+        used |= {key: max(used[key], part) for key in keys if key in bound.refused}
+        bound.used_s, bound.refused = used, set()
+        claimed = {key: min(part, used[key]) for key in keys}
+        others = sum(claimed.values())
+        return {key: min(free, bound.limit_s - (others - claimed[key]) - held[key]) for key in keys}
+
+    def others_s(self, session: bytes) -> float:
+        """Seconds of work that other sessions have waiting."""
+        found = 0.0
+        for lane in self._lanes.values():
+            price = partial(self.price, lane.limit_s)
+            mine = lane.sessions.get(session)
+            found += lane.shares.all.seconds(price) - (mine.seconds(price) if mine else 0.0)
+        return found
+
+
+def retry_after_s(drain_s: float) -> float:
+    """Whole seconds, at least one, until a queue has drained."""
+    return float(max(1, math.ceil(drain_s)))
+
+
+def _name(job: Job) -> str:
+    """The model that prices a job; "" for a job of a kind that bounds what waits itself."""
+    return "" if job.strategy.bounds_itself else job.model
