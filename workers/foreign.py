@@ -134,8 +134,9 @@ def _may_interrupt() -> bool:
 
 
 def _is_readable(error: Exception) -> bool:
+    """Whether the log can take an error: text, and truth, which `logging` asks for."""
     try:
-        str(error)
+        str(error), bool(error)
     except BaseException:
         return False
     return True

@@ -34,19 +34,23 @@ class OwnError(BaseException):
 
 
 class Unprintable(Exception):
-    """Has no text, and is no value either."""
+    """Has no text."""
 
     def __str__(self) -> str:
         raise SystemExit("the text of an error")
 
     __repr__ = __str__
 
-    def __bool__(self) -> bool:
-        raise KeyboardInterrupt
-
 
 class UnprintableExit(Unprintable, SystemExit):  # type: ignore[misc]
     """The same, and no `Exception` by one of its bases."""
+
+
+class Untrue(Exception):
+    """Is neither true nor false, so that no stack can be made of the error."""
+
+    def __bool__(self) -> bool:
+        raise KeyboardInterrupt
 
 
 def _circle() -> BaseException:
@@ -88,6 +92,7 @@ EXCEPTIONS: dict[str, Callable[[], BaseException]] = {
     "Group": lambda: BaseExceptionGroup("several", [SystemExit(1), KeyboardInterrupt()]),
     "Unprintable": Unprintable,
     "UnprintableExit": UnprintableExit,
+    "Untrue": Untrue,
     "Circle": _circle,
     "StopIteration": StopIteration,
     "RecursionError": _deep,
@@ -95,6 +100,8 @@ EXCEPTIONS: dict[str, Callable[[], BaseException]] = {
     "WorkerLost": lambda: WorkerLost("the model says so"),
 }
 """All are answered with 500. A frontend that obeyed the last two would take the request to another worker."""
+LOGGED = [name for name in EXCEPTIONS if name != "Untrue"]
+"""Those of which every handler of a log, that of pytest too, can make a line."""
 WORDS: dict[str, Callable[[], BaseException]] = {
     "Surrogate": lambda: InvalidInput("half a character: \udc80"),
     "NoText": lambda: InvalidInput(5),  # type: ignore[arg-type]

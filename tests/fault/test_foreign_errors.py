@@ -138,7 +138,7 @@ def test_an_exception_in_a_load_fails_the_load_in_words(server: Server, name: st
     words = {"StopIteration": raised, "Circle": "first", "RecursionError": "recursion"}
     told = {"Draining": "the model says so", "WorkerLost": "the model says so"}
     # NOTE: to ask such an error whether it is true raises another one.
-    told |= {"Unprintable": "code of the model raised", "UnprintableExit": "code of the model raised"}
+    told |= {"Untrue": "code of the model raised"}
     assert (words | told).get(name, f"code of the model raised {raised}") in answer.json()["detail"][
         "message"
     ]

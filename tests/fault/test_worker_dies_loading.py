@@ -35,7 +35,9 @@ def test_a_model_that_kills_its_worker_in_the_load_is_not_loaded_a_third_time(tm
     crash.touch()
     deadly, good = models.write("org/deadly", crash_file=str(crash)), models.write("org/good")
     with serving_models(
-        tmp_path, models, {"limits.load_wait_s": 40, "worker.healthy_after_s": 0.1}
+        tmp_path,
+        models,
+        {"limits.load_wait_s": 60, "limits.restart_wait_s": 60, "worker.healthy_after_s": 0.1},
     ) as server:
         answer = server.encode(deadly, ["x"])
         assert (answer.status, answer.json()["detail"]["code"]) == (502, "MODEL_LOAD_FAILED")

@@ -21,6 +21,8 @@ from ipc.wire.messages import Ending, GenerateCall, Sampling
 from tests.fakes.clock import Clock
 from tests.fakes.generating import NotedMasks
 from tests.fakes.jobs import make_job, replan
+from tests.fakes.raising import EXCEPTIONS, LOGGED, obey
+from workers import foreign
 from workers.adapters.base import Prepared
 from workers.device import oom
 from workers.device.watchdog import Activity
@@ -364,6 +366,39 @@ def test_a_job_that_breaks_the_model_ends_alone_and_all_others_end_well() -> Non
     worker.settle()
     assert [worker.received.ends[job.id] for job in jobs] == ["done", "INFERENCE_ERROR", "done"]
     assert worker.received.texts[1, 0] == worker.made.greedy([1, 2, 3], 6)
+    worker.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("place", ["begin", "step", "text"])
+@pytest.mark.parametrize("name", LOGGED)
+def test_whatever_is_raised_for_a_job_ends_that_job_alone(
+    name: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # NOTE: in the main thread of pytest, as nowhere in a worker, an interrupt would be the operator's.
+    monkeypatch.setattr(foreign, "_may_interrupt", lambda: False)
+    worker = Worker()
+    engine = worker.made.engine
+    plain, make = engine._forward, engine._make_output
+
+    def forward(spans: Any) -> torch.Tensor:
+        if place == "step" and any(span.sequence.tokens[0] == 5 for span in spans):
+            raise EXCEPTIONS[name]()
+        return plain(spans)
+
+    def make_output(request: GenerationRequest, choice: int) -> Any:
+        if place == "begin" and request.prompt[0] == 5:
+            raise EXCEPTIONS[name]()
+        output = make(request, choice)
+        if place == "text" and request.prompt[0] == 5:
+            output.push = lambda *_: obey(f"#throw {name} text", "text")  # type: ignore[method-assign]
+        return output
+
+    engine._forward, engine._make_output = forward, make_output  # type: ignore[method-assign]
+    jobs = [worker.submit([first, 2, 3], 6) for first in (1, 5, 2)]
+    worker.settle()
+    assert [worker.received.ends[job.id] for job in jobs] == ["done", "INFERENCE_ERROR", "done"]
+    for number, first in ((1, 1), (3, 2)):
+        assert worker.received.texts[number, 0] == worker.made.greedy([first, 2, 3], 6)
     worker.assert_nothing_is_left()
 
 
