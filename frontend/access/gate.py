@@ -107,12 +107,16 @@ _NOBODY_DIGEST = api_keys.digest("")
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A caller that was let in; `caller` is the public id of the key. Without a key all fields have their defaults."""
+    """A caller that was let in; `caller` is the public id of the key. Without a key all fields have their defaults.
+
+    `admin`: the path needs the scope admin. `operates`: the key has that scope, whatever the path needs.
+    """
 
     name: str = ""
     caller: str = ""
     share: float = 1.0
     admin: bool = False
+    operates: bool = False
 
 
 ANONYMOUS = Grant()
@@ -196,7 +200,8 @@ class Gate:
             wrong = need == "admin" and error.presented
             return Decision(refusal=Forbidden(error.message) if wrong else error)
         refusal = self._limit(number, entry, need, spend)
-        return Decision(Grant(entry.name, entry.id, entry.share, need == "admin"), refusal)
+        operates = "admin" in entry.scopes
+        return Decision(Grant(entry.name, entry.id, entry.share, need == "admin", operates), refusal)
 
     def _find(self, key: str) -> tuple[int, api_keys.KeyEntry]:
         if not key:

@@ -96,5 +96,6 @@ class Finisher:
                     scope.error,
                     scope.phases,
                     shown_message(scope.message, scope.model) if scope.error else "",
+                    scope.grant.caller,
                 )
             )

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import time
@@ -21,7 +22,7 @@ from frontend.engine.interface import STATE_ORDER, WorkerView
 from frontend.services import Services
 from frontend.status.health import health_fields, problems
 from frontend.status.recent import Recent
-from frontend.status.traffic import Traffic, counted
+from frontend.status.traffic import SHOWN_ERRORS, SHOWN_REQUESTS, Traffic, counted
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry
 from ipc.machine import CPU, gpu_type
 from ipc.metrics.files import Totals
@@ -303,7 +304,10 @@ class View:
 
 
 def build(services: Services, view: View, seen: Traffic) -> dict[str, Any]:
-    """The frame. Reads nothing that the event loop changes, so any thread may build it."""
+    """The frame but for recent requests (`recent_fields`), the same for all viewers.
+
+    Reads nothing that the event loop changes, so any thread may build it.
+    """
     budget = services.settings.worker.memory_budget_bytes
     gpus = [gpu_fields(worker, budget) for worker in view.workers if worker.name not in ("", CPU)]
     gpu = services.settings.server.gpu_type or (gpus[0]["gpu_type"] if gpus else CPU)
@@ -333,9 +337,20 @@ def build(services: Services, view: View, seen: Traffic) -> dict[str, Any]:
         "totals": msgspec.structs.asdict(counted(seen.totals)),
         "latency": seen.latencies[""],
         "faults": fault_fields(seen.totals),
-        "recent_requests": [request_fields(record) for record in seen.requests],
-        "recent_errors": [request_fields(record) for record in seen.errors],
     }
+
+
+def recent_fields(seen: Traffic, owner: str | None) -> dict[str, list[dict[str, Any]]]:
+    """The last requests and errors of the key with the public id `owner`; None: those of all callers."""
+    return {
+        "recent_requests": _told(seen.requests, owner, SHOWN_REQUESTS),
+        "recent_errors": _told(seen.errors, owner, SHOWN_ERRORS),
+    }
+
+
+def _told(records: Sequence[Recent], owner: str | None, most: int) -> list[dict[str, Any]]:
+    own = (record for record in records if owner is None or record.owner == owner)
+    return [request_fields(record) for record in itertools.islice(own, most)]
 
 
 def _server(services: Services) -> dict[str, Any]:

@@ -39,7 +39,10 @@ _QUOTED = re.compile(r"""(?<!\w)b?(?:'(?:[^'\\]|\\.)*(?:'|\\?$)|"(?:[^"\\]|\\.)*
 
 
 class Recent(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One finished request: end (Unix seconds), ids, kind, outcome, milliseconds by phase, message of the error."""
+    """One finished request: end (Unix seconds), ids, kind, outcome, milliseconds by phase, message of the error.
+
+    `owner` is the public id of the key that sent the request, empty without a key.
+    """
 
     at: float
     request_id: str
@@ -51,6 +54,7 @@ class Recent(msgspec.Struct, array_like=True, frozen=True, gc=False):
     code: str
     phases: dict[str, float]
     message: str = ""
+    owner: str = ""
 
     @property
     def failed(self) -> bool:

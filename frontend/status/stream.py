@@ -1,5 +1,8 @@
 """`/ws/status`: frames as text messages, built once for all viewers of this frontend, and only for viewers.
 
+With API keys a frame has the recent requests and errors of the viewer's own key, and those of all callers where the key
+has the scope `admin`.
+
 1. A handshake from a page of another origin is refused, unless `server.status_origins` names it.
 2. The first viewer starts the feed: all workers are asked for `Stats`.
 3. Every 200 ms: look at the directory on the loop, read the files and encode the frame in a thread.
@@ -25,13 +28,14 @@ import msgspec
 import orjson
 from falcon.asgi import Request, Response, WebSocket
 
+from frontend.access.gate import Grant
 from frontend.access.keyless import same_origin
 from frontend.http.inline_page import InlinePage
 from frontend.services import Services
-from frontend.status.frame import View, build
+from frontend.status.frame import View, build, recent_fields
 from frontend.status.history import EVERY_S as POINT_EVERY_S
 from frontend.status.history import HistoryFile, Point
-from frontend.status.traffic import TrafficReader
+from frontend.status.traffic import Traffic, TrafficReader
 from ipc.errors import Draining, Forbidden, NoReplica, PenstockError, QueueFull
 
 log = logging.getLogger(__name__)
@@ -51,6 +55,9 @@ class Feed:
         self._expected = services.settings.worker_count if supervised else 0
         self._viewers = 0
         self._frame, self._number = "", 0
+        self._seen: Traffic | None = None
+        self._recent: dict[str | None, str] = {}
+        """Recent requests of this frame as JSON, by the key that sees them."""
         self._history = HistoryFile(services.settings.paths)
         self._points: list[Point] = []
         self._change = asyncio.Event()
@@ -73,9 +80,10 @@ class Feed:
         finally:
             self._viewers -= 1
 
-    async def frames(self) -> AsyncIterator[str]:
+    async def frames(self, owner: str | None = None) -> AsyncIterator[str]:
         """The newest frame, then each time the newest again; ends with the feed.
 
+        Recent requests are those of the key with the public id `owner`, None: of all callers.
         A frame brings the points of the history that the viewer has not seen: the first frame all of them.
         """
         seen, told_at = 0, 0.0
@@ -88,7 +96,15 @@ class Feed:
             fresh = [point for point in self._points if point.at > told_at]
             if fresh:
                 told_at = fresh[-1].at
-            yield _with_history(self._frame, fresh)
+            yield _with_history(self._frame_for(owner), fresh)
+
+    def _frame_for(self, owner: str | None) -> str:
+        """The present frame with the recent requests that a viewer sees."""
+        if self._seen is None:
+            return self._frame
+        if owner not in self._recent:
+            self._recent[owner] = orjson.dumps(recent_fields(self._seen, owner)).decode()
+        return f"{self._frame[:-1]},{self._recent[owner][1:]}"
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -118,16 +134,18 @@ class Feed:
         services.recorder.flush()
         view = View(services.directory.workers(), *services.engine.ready(), self._expected)
         try:
-            self._frame = await asyncio.to_thread(self._encode, view)
+            self._frame, self._seen = await asyncio.to_thread(self._encode, view)
         except (OSError, PenstockError) as error:
             log.error("a frame of the status stream was left out: %s", error)
             return
+        self._recent = {}
         self._number += 1
         self._wake()
 
-    def _encode(self, view: View) -> str:
+    def _encode(self, view: View) -> tuple[str, Traffic]:
         self._points = self._history.read().points
-        return orjson.dumps(build(self._services, view, self._traffic.read())).decode()
+        seen = self._traffic.read()
+        return orjson.dumps(build(self._services, view, seen)).decode(), seen
 
     def _wake(self) -> None:
         self._change.set()
@@ -168,7 +186,8 @@ class StreamResource:
         """Send frames. Raises a `PenstockError` for a handshake that is refused."""
         with self._admit(req).viewer():
             await ws.accept(PROTOCOL if PROTOCOL in ws.subprotocols else None, req.context.common)
-            tasks = {asyncio.create_task(self._send(ws)), asyncio.create_task(_until_gone(ws))}
+            sending = self._send(ws, self._owner_of(req.context.penstock.grant))
+            tasks = {asyncio.create_task(sending), asyncio.create_task(_until_gone(ws))}
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -190,10 +209,14 @@ class StreamResource:
         self._feed.require_place()
         return self._feed
 
-    async def _send(self, ws: WebSocket) -> None:
+    def _owner_of(self, grant: Grant) -> str | None:
+        """The key whose recent requests a viewer sees; None for all callers."""
+        return None if grant.operates or not self._services.access.closed else grant.caller
+
+    async def _send(self, ws: WebSocket, owner: str | None) -> None:
         assert self._feed is not None
         with contextlib.suppress(falcon.WebSocketDisconnected, OSError):
-            async for frame in self._feed.frames():
+            async for frame in self._feed.frames(owner):
                 await ws.send_text(frame)
             await ws.close(GOING_AWAY if self._services.drain.draining else BROKEN)
 

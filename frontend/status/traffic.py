@@ -27,7 +27,10 @@ MEASURED_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """One reading. `latencies` has percentiles by model, and of all models under the empty name."""
+    """One reading. `latencies` has percentiles by model, and of all models under the empty name.
+
+    `requests` and `errors` are those of all callers, the newest first.
+    """
 
     totals: Totals
     requests: list[Recent]
@@ -41,17 +44,16 @@ class TrafficReader:
     def __init__(self, paths: RunPaths) -> None:
         self._metrics, self._recent = MetricFiles(paths), RecentReader(paths)
         self._requests: deque[Recent] = deque(maxlen=MEASURED_REQUESTS)
-        self._errors: deque[Recent] = deque(maxlen=SHOWN_ERRORS)
+        self._errors: deque[Recent] = deque(maxlen=MEASURED_REQUESTS)
 
     def read(self) -> Traffic:
-        """Present state, newest requests first. Blocks on files."""
+        """Present state. Blocks on files."""
         fresh = self._recent.read()
         self._requests.extend(fresh)
         self._errors.extend(record for record in fresh if record.failed)
-        newest = [self._requests[-1 - n] for n in range(min(SHOWN_REQUESTS, len(self._requests)))]
         return Traffic(
             self._metrics.read(),
-            newest,
+            list(reversed(self._requests)),
             list(reversed(self._errors)),
             latencies(self._requests, time.time(), MEASURED_S),
         )

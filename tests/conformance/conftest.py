@@ -161,6 +161,7 @@ def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
     slow = {"scopes": ["infer", "admin"], "requests_per_s": 0.01}
     entries = {
         "infer": {},
+        "neighbour": {},
         "admin": {"scopes": ["admin"]},
         "both": {"scopes": ["infer", "admin"]},
         "slow-early": slow,

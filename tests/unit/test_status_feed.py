@@ -127,7 +127,7 @@ def test_what_was_counted_is_written_before_a_frame_is_made(
     services.engine = SimpleNamespace(ready=lambda: (True, ""))  # type: ignore[assignment]
     services.recorder = SimpleNamespace(flush=lambda: order.append("written"))  # type: ignore[assignment]
     made = Feed(services)
-    monkeypatch.setattr(made, "_encode", lambda view: order.append("read") or "")
+    monkeypatch.setattr(made, "_encode", lambda view: order.append("read") or ("", None))
     asyncio.run(made._publish())
     assert order == ["written", "read"]
 

@@ -147,7 +147,7 @@ class Retries:
         if self._poison:
             raw = input_arena.bytes_of(payload)
             if self._poison.holds(work.model, work.call, raw):
-                raise InputRefused("this input crashed worker processes before and is refused for a while")
+                raise InputRefused("this input ends worker processes and is refused for a while")
             once = work.step is not None or isinstance(work.call, GenerateCall)
             suspect = once and self._poison.is_suspect(work.model, work.call, raw)
             accused = suspect and self._poison.is_accused(work.model, work.call, raw)
