@@ -161,9 +161,9 @@ class Queue(Section, frozen=True):
     a slot. `max_resting_streams` is of the whole worker.
     """
 
-    min_tokens: Count = 0
     max_wait_s: Seconds = 2.0
     bulk_max_wait_s: Seconds = 15.0
+    min_tokens: Count = 0
     max_waiting_sequences: Count = 1024
     max_resting_streams: Count = 1024
 
