@@ -39,6 +39,12 @@ def typed(options: dict[str, Any], name: str, kind: type, text: str, before: str
     return value
 
 
+def side_of(options: dict[str, Any]) -> bool | None:
+    """Whether the items are queries by the option `is_query`, with any truthy value; None where no side is stated."""
+    value = options.get("is_query")
+    return None if value is None else bool(value)
+
+
 def resolve(
     entry: ModelEntry,
     given: dict[str, Any] | None,

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.engine.options import Resolved, resolve, typed
+from frontend.engine.options import Resolved, resolve, side_of, typed
 from frontend.http.labels import check_label_count, check_labels, check_schema
 from frontend.http.texts import check_count, check_shared, check_texts
 from frontend.tensors.models import TensorModel
@@ -179,7 +179,7 @@ def _encode(asked: _Asked) -> CatalogPlan:
         items,
         asked.outputs,
         found.instruction,
-        bool(found.options.get("is_query")),
+        side_of(found.options),
         found.options,
         found.overflow,
         found.lora,

@@ -62,6 +62,7 @@ class EncodeCall(Wire, frozen=True, tag="encode"):
     """Encode `items` into `outputs` (`dense`, `sparse`, `multivector`).
 
     With `chunking` the only output is `chunks`: dense vectors of parts of each item, from one pass over the whole item.
+    `is_query` is the side of the model that the request states; None states no side, and the items are documents.
 
     In every call `options` are the model's runtime options with the request's laid over them, `overflow` says what
     happens to an item that is too long (values of `OVERFLOW_POLICIES`), `lora` names an adapter ("":
@@ -71,7 +72,7 @@ class EncodeCall(Wire, frozen=True, tag="encode"):
     items: list[InputItem]
     outputs: list[str]
     instruction: str | None = None
-    is_query: bool = False
+    is_query: bool | None = None
     options: dict[str, Any] = {}
     overflow: str = "truncate"
     lora: str = ""

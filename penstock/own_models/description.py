@@ -12,6 +12,8 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.own_models.files import CannotTell, ModelFiles, number_of, shown, text_of
+from workers.adapters.shared import transformer_settings
+from workers.adapters.shared.rope_scaling import scaled_positions
 from workers.adapters.shared.sentence_transformers_layout import PROMPTS_FILE, ModuleConfig
 
 Fields = dict[str, Any]
@@ -20,6 +22,7 @@ _WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
 _OFFSET_BY_PADDING = ("roberta", "camembert", "mpnet")
 """Parts of the types of models whose table of positions begins with a row of padding."""
 _MOST_PROMPTS = 1000
+_LONGEST_REASON = 400
 
 
 class Told(NamedTuple):
@@ -60,7 +63,9 @@ def guarded(read: Callable[[], T]) -> T:
     except CannotTell:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
-        raise CannotTell(f"the layout of the model cannot be read: {shown(error)}") from error
+        raise CannotTell(
+            f"the layout of the model cannot be read: {shown(error, _LONGEST_REASON)}"
+        ) from error
 
 
 def places_of(files: ModelFiles) -> list[str]:
@@ -142,9 +147,9 @@ def read_length(model: Description, config: Fields, folder: str = "", sides: Seq
     longest = max((side for side in sides if isinstance(side, int)), default=0)
     if longest > limit:
         limit, where = longest, "the lengths above"
-    positions = _positions(config)
+    positions, scaled = _positions(config)
     if positions and not 0 < limit < positions:
-        limit, where = positions, f"{folder}config.json"
+        limit, where = min(limit or positions, scaled), f"{folder}config.json"
     if limit:
         model.fields["max_sequence_length"] = limit
         model.tell("length", f"{limit} tokens", where)
@@ -162,22 +167,27 @@ def _stated_length(files: ModelFiles, folder: str) -> tuple[int, str]:
     layouts = sorted(
         n for n in files.names if n.startswith(f"{folder}sentence_") and n.endswith("_config.json")
     )
-    fields = [(name, "max_seq_length") for name in layouts]
-    fields.append((f"{folder}tokenizer_config.json", "model_max_length"))
-    lengths = ((number_of(files.object(name), field), name) for name, field in fields)
-    return next(((length, name) for length, name in lengths if length), (0, ""))
+    if layouts and "modules.json" in files.names:
+        settings = guarded(lambda: transformer_settings.read_length(files.object(layouts[0]), layouts[0]))
+        if settings:
+            return settings, layouts[0]
+    tokenizer = f"{folder}tokenizer_config.json"
+    length = number_of(files.object(tokenizer), "model_max_length")
+    return (length, tokenizer) if length else (0, "")
 
 
-def _positions(config: Fields) -> int | None:
+def _positions(config: Fields) -> tuple[int | None, int]:
+    """Positions of the model, None where none are stated, and those that a scaled rope reaches."""
     inner = config.get("text_config")
     places = {**config, **inner} if isinstance(inner, dict) else config
     positions = number_of(places, "max_position_embeddings", "n_positions")
+    scaled = scaled_positions(places, positions or 0)
     padding = places.get("pad_token_id")
     offset = any(part in str(places.get("model_type")) for part in _OFFSET_BY_PADDING)
     if not positions or not offset or not isinstance(padding, int):
-        return positions
+        return positions, scaled
     if padding >= positions - 1:
         raise CannotTell(
             f"config.json: pad_token_id {padding} leaves none of {positions} positions (max_position_embeddings)"
         )
-    return positions - padding - 1
+    return positions - padding - 1, scaled - padding - 1

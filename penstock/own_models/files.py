@@ -46,11 +46,11 @@ def undecided(reason: str, fields: str) -> CannotTell:
     )
 
 
-def shown(value: object) -> str:
+def shown(value: object, longest: int = _SHOWN) -> str:
     """A value of a file in a message: short, and without characters that a terminal obeys."""
-    text = str(value)[: _SHOWN + 1]
+    text = str(value)[: longest + 1]
     text = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
-    return text[:_SHOWN] + "..." if len(text) > _SHOWN else text
+    return text[:longest] + "..." if len(text) > longest else text
 
 
 class ModelFiles:

@@ -28,13 +28,14 @@ from penstock.own_models.description import (
 )
 from penstock.own_models.families import POOLING_FILE, choose, kinds_of, labels_of
 from penstock.own_models.files import CannotTell, ModelFiles, number_of, shown, text_of, undecided
+from workers.adapters.shared.late_layout import read_late_layout
 from workers.adapters.shared.pooling_modes import MODES, resolve_modes
 from workers.adapters.shared.sentence_transformers_layout import (
     PROMPTS_FILE,
     ModelLayout,
     default_prompt,
     pooling_modes,
-    read_late_layout,
+    read_classifier,
     read_layout,
 )
 
@@ -166,7 +167,8 @@ def _colbert(model: Description) -> None:
     model.tell(
         "prompts", f"query {shown(layout.query_prefix)!r}, document {shown(layout.document_prefix)!r}", where
     )
-    lengths = (layout.query_length, layout.document_length)
+    queries = layout.expansion.length if layout.expansion else layout.query_length
+    lengths = (queries, layout.document_length)
     query, document = (shown(length or "any") for length in lengths)
     model.tell("lengths", f"query {query}, document {document}", where)
     tell_width(model, width)
@@ -192,6 +194,9 @@ def _scorer(model: Description) -> None:
     stored = model.files.object(PROMPTS_FILE)
     if prompt := guarded(lambda: default_prompt(stored)):
         model.tell("prompt", f"query {shown(prompt)!r}", PROMPTS_FILE)
+    if model.fields["adapter"] == "cross_encoder":
+        places_of(model.files)
+        guarded(lambda: read_classifier(model.files.root))
     read_length(model, model.files.object("config.json"))
 
 

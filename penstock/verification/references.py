@@ -237,17 +237,22 @@ class Encoder:
     def encode(self, items: Sequence[InputItem], output: str, *, is_query: bool) -> list[Array]:
         """Per item: dense [dims], sparse [vocabulary], or multivector [tokens, dims], float32."""
         encode = self._model.encode_query if is_query else self._model.encode_document
+        prompt = self._stored_prompt(is_query)
         inputs: list[Any] = [item.text for item in items if item.text is not None]
         if not inputs:
             inputs = opened([item.images[0] for item in items])
-        elif not self._stores_prompt(is_query):
+        elif prompt is None:
             inputs = self._opening.prompted(inputs, is_query=is_query)
-        found = encode(inputs, batch_size=8, show_progress_bar=False)
+        found = encode(inputs, batch_size=8, show_progress_bar=False, prompt_name=prompt)
         return [_array(one.to_dense() if output == "sparse" else one) for one in found]
 
-    def _stores_prompt(self, is_query: bool) -> bool:
+    def _stored_prompt(self, is_query: bool) -> str | None:
+        """The name of the stored prompt of a side.
+
+        NOTE: `encode_document` of 6.2 documents these names, and overlooks the last two.
+        """
         names = ("query",) if is_query else ("document", "passage", "corpus")
-        return any(self._model.prompts.get(name) for name in names)
+        return next((name for name in names if self._model.prompts.get(name)), None)
 
 
 class Pairs:

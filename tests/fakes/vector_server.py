@@ -45,7 +45,7 @@ def lengths(work: Work, given: Arrays) -> Arrays:
     counts = [len(item.text if item.ids is None else item.ids) for item in call.items]  # type: ignore[arg-type]
     if call.overflow == "error" and max(counts) > LONGEST:
         raise InputTooLong(f"inputs[{counts.index(max(counts))}]: {max(counts)}, the limit is {LONGEST}")
-    return {"dense": np.array([[count, 1.0, call.is_query] for count in counts], np.float32)}
+    return {"dense": np.array([[count, 1.0, bool(call.is_query)] for count in counts], np.float32)}
 
 
 def numbers(work: Work, given: Arrays) -> Arrays:

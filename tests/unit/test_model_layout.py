@@ -23,7 +23,8 @@ from workers.adapters.dense import DenseAdapter
 from workers.adapters.shared.checkpoint import CheckpointError, load_tokenizer, load_transformer
 from workers.adapters.shared.heads import load_head
 from workers.adapters.shared.prompting import Prompts
-from workers.adapters.shared.sentence_transformers_layout import UnsupportedLayoutError, read_layout
+from workers.adapters.shared.sentence_transformers_layout import read_layout
+from workers.adapters.shared.transformer_settings import UnsupportedLayoutError
 
 CPU = torch.device("cpu")
 
@@ -208,8 +209,11 @@ NAMED = {"query": "Q: ", "passage": "P: ", "other": "O: "}
         (Prompts(named=NAMED), asked(is_query=True), ("Q: ", "")),
         (Prompts(named=NAMED), asked(), ("P: ", "")),
         (Prompts(named={**NAMED, "document": ""}), asked(), ("", "")),
-        (Prompts(named={"other": "O: "}, default_name="other"), asked(is_query=True), ("O: ", "")),
-        (Prompts(named={}, default_name="other"), asked(), ("", "")),
+        (Prompts(named={"corpus": "C: "}), asked(), ("C: ", "")),
+        (Prompts(default="O: "), asked(is_query=True), ("", "")),
+        (Prompts(default="O: "), asked(is_query=False), ("", "")),
+        (Prompts(default="O: "), asked(is_query=None), ("O: ", "")),
+        (Prompts(named=NAMED, default="O: "), asked(is_query=None), ("P: ", "")),
         (Prompts(named=NAMED), asked("Find it:", is_query=True), ("Find it: ", "")),
         (Prompts(named=NAMED), asked("Find it:\n"), ("Find it:\n", "")),
         (Prompts(default_instruction="D"), asked(is_query=True), ("D ", "")),

@@ -28,7 +28,7 @@ from workers.adapters.shared.late_interaction import PairBatch, PairedAdapter, m
 from workers.adapters.shared.long_texts import Tokens
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import Int64Array
-from workers.adapters.shared.sentence_transformers_layout import read_layout
+from workers.adapters.shared.sentence_transformers_layout import ModelLayout, read_layout
 from workers.adapters.shared.sparse import Float32Array, max_per_id, paired_dots
 from workers.adapters.shared.text_model import (
     TextAdapter,
@@ -38,6 +38,7 @@ from workers.adapters.shared.text_model import (
     TokenVectors,
     mean_of_windows,
 )
+from workers.adapters.shared.transformer_settings import UnsupportedLayoutError
 
 COMPARISONS = ("dense", "sparse", "colbert")
 """Parts of a score, in the order of the weights."""
@@ -69,7 +70,9 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
     @classmethod
     def load(cls, context: LoadContext) -> BgeM3Adapter:
         """Load transformer and heads; raises CheckpointError where a head is missing or does not fit."""
-        text = TextModel.load(context, read_layout(context.directory))
+        layout = read_layout(context.directory)
+        _refuse_other_layers(layout)
+        text = TextModel.load(context, layout)
         device, dtype = context.device, context.dtype
         sparse = _read_head(context.directory / "sparse_linear.pt").to(device)
         tokens = _read_head(context.directory / "colbert_linear.pt").to(device, dtype)
@@ -205,6 +208,16 @@ def _weights_of(call: ScoreCall) -> Float32Array:
 
 def _all_but_first(window: Tokens) -> Int64Array:
     return np.arange(1, len(window.ids))
+
+
+def _refuse_other_layers(layout: ModelLayout) -> None:
+    """Raise UnsupportedLayoutError for a stored layout that makes another dense vector than BGE-M3 does."""
+    kinds = [module.kind for module in (*layout.token_modules, *layout.vector_modules)]
+    if layout.pooling not in (None, ("cls",)) or kinds not in ([], ["Normalize"]) or layout.truncate_dim:
+        raise UnsupportedLayoutError(
+            "BGE-M3 has the normalised vector of the first token; modules.json, its pooling or truncate_dim state "
+            "another. Serve such a model as adapter: dense"
+        )
 
 
 def _read_head(path: Path) -> nn.Linear:

@@ -23,9 +23,8 @@ from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.checkpoint import (
     load_model,
     load_tokenizer,
-    position_limit,
-    shortest,
     stored_limit,
+    text_limit,
 )
 from workers.adapters.shared.linears import GENERATED_ROWS, lay_out_linears
 from workers.generation.building import build
@@ -89,7 +88,7 @@ class CausalAdapter(Adapter):
         model = load_model(context, AutoModelForCausalLM)
         if context.device.type == "cpu":
             lay_out_linears(model, GENERATED_ROWS)
-        limit = shortest(context.max_sequence_length, stored_limit(tokenizer), position_limit(model))
+        limit = text_limit(model, context.max_sequence_length, stored_limit(tokenizer))
         vocabulary = Vocabulary(tokenizer, answers.marks)
         size = vocabulary_size(model)
         grammars = Grammars(tokenizer, size, sorted(end_ids(model, tokenizer)), answers)

@@ -2,7 +2,7 @@
 
 1. A marker token (or text) after the first special token marks a query or a document.
 2. Queries are filled up to a fixed length with mask tokens, which get vectors but are usually not attended to.
-3. Documents give no vectors for punctuation.
+3. Documents give no vectors for punctuation, or other tokens that the model states.
 4. The transformer's token vectors go through the projection and are normalised.
 """
 
@@ -21,14 +21,16 @@ from ipc.errors import InvalidInput
 from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.heads import load_head
-from workers.adapters.shared.late_interaction import LateInteraction
-from workers.adapters.shared.long_texts import Tokens
-from workers.adapters.shared.packing import Int64Array
-from workers.adapters.shared.sentence_transformers_layout import (
+from workers.adapters.shared.late_interaction import LateInteraction, PairBatch
+from workers.adapters.shared.late_layout import (
+    Expansion,
     LateLayout,
     read_late_layout,
     stanford_projection,
 )
+from workers.adapters.shared.long_texts import Tokens
+from workers.adapters.shared.packing import Int64Array
+from workers.adapters.shared.prompting import SIDES
 from workers.adapters.shared.text_model import (
     TextAdapter,
     TextBatch,
@@ -39,6 +41,7 @@ from workers.adapters.shared.text_model import (
     most_tokens,
     sequence_of,
 )
+from workers.adapters.shared.transformer_settings import UnsupportedLayoutError
 
 
 class ColbertAdapter(LateInteraction, TextAdapter):
@@ -63,15 +66,17 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         self._markers = tuple(
             _marker(text, prefix) for prefix in (layout.document_prefix, layout.query_prefix)
         )
-        fillers = tokenizer.marker_ids("mask") or tokenizer.marker_ids("eos")
-        self._filler = min(fillers, default=tokenizer.pad_id)
+        self._kept = None if layout.kept_ids is None else np.array(layout.kept_ids, dtype=np.int64)
+        self._filler = _filler(text, layout.expansion)
+        self._fills_left = _fills_left(text, layout.expansion)
         self._width = self._proof_width()
 
     @classmethod
     def load(cls, context: LoadContext) -> ColbertAdapter:
         """Load layout, transformer and projection; progress phases are "tokenizer", "weights" and "proof"."""
         layout = read_late_layout(context.directory, context.options)
-        longest = max(layout.document_length or 0, layout.query_length or 0)
+        expanded = layout.expansion.length if layout.expansion else 0
+        longest = max(layout.document_length or 0, layout.query_length or 0, expanded)
         stored = layout.model.max_sequence_length or 0
         text = TextModel.load(
             context, replace(layout.model, max_sequence_length=max(longest, stored) or None)
@@ -112,26 +117,35 @@ class ColbertAdapter(LateInteraction, TextAdapter):
 
     def late_payloads(self, items: Sequence[InputItem], call: Call) -> Iterator[tuple[TextPayload, bool]]:
         """Each query or document as a payload, and whether the text was cut."""
-        layout, tokenizer = self._layout, self._text.tokenizer
+        tokenizer = self._text.tokenizer
         as_query = is_query(call)
         marker, prefix = self._markers[as_query]
         before = prefix + self._text.affixes(call).before
         texts = [before + tokenizer.text_of(item) for item in items]
         length = self._length(as_query)
         most = most_tokens(call, length)
-        room = most - (marker is not None)
+        # NOTE: a model that cuts at the left loses the marker first, which is text to its library.
+        loses_marker = tokenizer.cuts_left and call.overflow in ("truncate", "error")
+        room = most - (marker is not None and not loses_marker)
         for windows, truncated, tokens in tokenizer.windows(texts, call.overflow, room):
             excess = Excess(tokens + most - room, most) if truncated and tokens else None
-            marked = [window if marker is None else self._marked(window, marker) for window in windows]
-            if as_query and layout.expansion:
-                yield replace(self._expanded(marked[0], length), excess=excess), truncated
+            marked = [
+                window if marker is None or len(window.ids) >= most else self._marked(window, marker)
+                for window in windows
+            ]
+            if as_query and self._layout.expansion:
+                yield replace(self._expanded(marked[0], self._layout.expansion), excess=excess), truncated
                 continue
-            picks = tuple(np.arange(len(p.ids)) if as_query else self._scored(p) for p in marked)
+            picks = tuple(self._scored(window.ids, as_query) for window in marked)
             yield TextPayload(tuple(map(sequence_of, marked)), picks, excess=excess), truncated
 
     def _length(self, is_query: bool) -> int:
         """Longest query or document in tokens."""
-        stored = self._layout.query_length if is_query else self._layout.document_length
+        layout = self._layout
+        stored = layout.query_length if is_query else layout.document_length
+        if is_query and layout.expansion is not None:
+            floor = layout.expansion.length
+            stored = floor if layout.expansion.cuts else stored and max(stored, floor)
         return min(stored or self._text.limit, self._text.limit)
 
     def _marked(self, window: Tokens, marker: int) -> Tokens:
@@ -140,17 +154,24 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         types = window.types and [*window.types[:at], 0, *window.types[at:]]
         return Tokens([*window.ids[:at], marker, *window.ids[at:]], types)
 
-    def _expanded(self, window: Tokens, length: int) -> TextPayload:
-        """A query filled up to `length` tokens, each of which gives a vector."""
-        missing = length - len(window.ids)
+    def _expanded(self, window: Tokens, expansion: Expansion) -> TextPayload:
+        """A query filled up to the length of the expansion. Each token of the filling gives a vector."""
+        missing = max(0, min(expansion.length, self._text.limit) - len(window.ids))
+        filling = [self._filler] * missing
+        ids = [*filling, *window.ids] if self._fills_left else [*window.ids, *filling]
         types = window.types and [*window.types, *([0] * missing)]
-        sequence = sequence_of(Tokens([*window.ids, *([self._filler] * missing)], types))
-        seen = None if self._layout.attend_to_expansion or not missing else len(window.ids)
-        return TextPayload((replace(sequence, seen=seen),), (np.arange(length),))
+        seen = None if expansion.attend or not missing else len(window.ids)
+        sequence = replace(sequence_of(Tokens(ids, types)), seen=seen)
+        return TextPayload((sequence,), (self._scored(ids, as_query=True),))
 
-    def _scored(self, window: Tokens) -> Int64Array:
-        """Places of the tokens of a document that give vectors."""
-        return np.flatnonzero(~np.isin(window.ids, self._skipped))
+    def _scored(self, ids: Sequence[int], as_query: bool) -> Int64Array:
+        """Places of the tokens that give vectors."""
+        kept = np.ones(len(ids), dtype=bool)
+        if SIDES[not as_query] in self._layout.skip_sides:
+            kept &= ~np.isin(ids, self._skipped)
+        if not as_query and self._kept is not None:
+            kept &= np.isin(ids, self._kept)
+        return np.flatnonzero(kept)
 
     def encode(self, batch: TextBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
         """{"multivector": fp32 [R, dims]}."""
@@ -161,8 +182,17 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         """fp32 [R, dims]: the normalised token vectors of a batch, item after item."""
         found = TokenVectors(batch)
         for row, _, rows in self._text.run(batch):
-            found.add(F.normalize(self._projection(self._text.picked(row, rows).float()), dim=-1))
+            vectors = self._projection(self._text.picked(row, rows).float())
+            found.add(F.normalize(vectors, dim=-1) if self._layout.normalized else vectors)
         return found.whole()
+
+    def score(self, batch: PairBatch) -> torch.Tensor:
+        """fp32 [pairs] on the device; for a model of MeanMaxSim divided by the number of query vectors."""
+        scores = super().score(batch)
+        if not self._layout.mean:
+            return scores
+        counts = torch.from_numpy(batch.query_rows[batch.owners]).to(scores.device)
+        return scores / batch.given_order(counts).clamp(min=1)
 
     def _proof_width(self) -> int:
         """The width of the vectors of an empty query. Raises RuntimeError for values that are not finite."""
@@ -174,9 +204,41 @@ class ColbertAdapter(LateInteraction, TextAdapter):
 
 
 def _marker(text: TextModel, prefix: str) -> tuple[int | None, str]:
-    """(marker token, text after it): a prefix is one token where the vocabulary has it, else plain text."""
-    for token in (prefix, prefix.strip(), f"{prefix.strip()} ", prefix.split(" ", 1)[0]):
-        number = text.tokenizer.id_of(token) if token else None
+    """(marker token, text after it): a prefix begins with a token where the vocabulary has one, else is plain text.
+
+    A marker may be stored with the blank behind it.
+    """
+    first = prefix.split(" ", 1)[0]
+    for token in (prefix, prefix.strip(), f"{prefix.strip()} ", f"{first} ", first):
+        number = text.tokenizer.id_of(token) if token.strip() else None
         if number is not None:
             return number, prefix[len(token) :].lstrip() if len(prefix.strip()) > len(token) else ""
     return None, prefix
+
+
+def _filler(text: TextModel, expansion: Expansion | None) -> int:
+    """The token that fills queries up. Raises UnsupportedLayoutError for a stored one that the vocabulary lacks."""
+    tokenizer = text.tokenizer
+    if expansion is None or expansion.token is None:
+        return min(tokenizer.marker_ids("mask") or tokenizer.marker_ids("eos"), default=tokenizer.pad_id)
+    number = tokenizer.id_of(expansion.token)
+    if number is None:
+        raise UnsupportedLayoutError(
+            f"query_expansion: token {expansion.token!r:.64} is not in the vocabulary"
+        )
+    return number
+
+
+def _fills_left(text: TextModel, expansion: Expansion | None) -> bool:
+    """Whether the filling goes before queries: where it is padding, and the tokenizer pads on the left.
+
+    Raises UnsupportedLayoutError for such a filling that attention does not see, as positions would count the filling.
+    """
+    if expansion is None or not expansion.cuts or text.tokenizer.wrapped.padding_side != "left":
+        return False
+    if not expansion.attend:
+        raise UnsupportedLayoutError(
+            "padding_side left with a query expansion that attention does not see is not served; store padding_side "
+            "right, or an expansion that attends"
+        )
+    return True

@@ -30,7 +30,8 @@ from workers.adapters.shared.pairs import (
     pair_excess,
     query_of,
 )
-from workers.adapters.shared.sentence_transformers_layout import PROMPTS_FILE, default_prompt, read_json
+from workers.adapters.shared.sentence_transformers_layout import PROMPTS_FILE, default_prompt
+from workers.adapters.shared.transformer_settings import read_json
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import BUILDING, parameter_bytes
-from workers.adapters.shared.checkpoint import CheckpointError, load_tokenizer, position_limit, shortest
+from workers.adapters.shared.checkpoint import CheckpointError, load_tokenizer, text_limit
 from workers.adapters.shared.encoder import padded, rectangle_padding
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, ranked, text_of
 from workers.adapters.shared.options import OptionReader
@@ -70,7 +70,7 @@ class GliclassAdapter(ExtractAdapter):
         self._prompt_first = bool(model.config.prompt_first)
         # NOTE: the library pools without a mask; only pooling of the first token bears padding.
         self._ragged = model.config.pooling_strategy == "first"
-        self._limit = shortest(context.max_sequence_length, position_limit(model.model.encoder_model))
+        self._limit = text_limit(model.model.encoder_model, context.max_sequence_length)
 
     @classmethod
     def load(cls, context: LoadContext) -> GliclassAdapter:

@@ -25,7 +25,7 @@ from ipc.wire.messages import Call
 from workers.adapters.base import AdapterSpec, Excess, LoadContext, Prepared
 from workers.adapters.shared.answers import answer_rows
 from workers.adapters.shared.building import parameter_bytes
-from workers.adapters.shared.checkpoint import load_model, load_tokenizer, shortest, stored_limit
+from workers.adapters.shared.checkpoint import load_model, load_tokenizer, stored_limit, text_limit
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.options import OptionReader
@@ -118,7 +118,7 @@ class Qwen3RerankerAdapter(ScoreAdapter):
             lay_out_linears(backbone)
         special_ids, pad_id = frozenset(tokenizer.all_special_ids), int(tokenizer.pad_token_id or 0)
         encoder = TextEncoder(backbone, special_ids=special_ids, pad_id=pad_id)
-        limit = shortest(context.max_sequence_length, stored_limit(tokenizer), encoder.position_limit)
+        limit = text_limit(backbone, context.max_sequence_length, stored_limit(tokenizer))
         adapter = cls(
             encoder,
             PairTokenizer(tokenizer, limit, "longest_first"),

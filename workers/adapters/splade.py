@@ -25,14 +25,14 @@ from workers.adapters.shared.checkpoint import CheckpointError, load_model
 from workers.adapters.shared.options import NO_LIMIT, OptionReader
 from workers.adapters.shared.packing import Layout, Run
 from workers.adapters.shared.sentence_transformers_layout import (
+    PROMPTS_FILE,
     ModelLayout,
-    UnsupportedLayoutError,
-    read_json,
     read_modules,
     read_transformer,
 )
 from workers.adapters.shared.sparse import nonzero_terms, strongest
 from workers.adapters.shared.text_model import TextAdapter, TextBatch, TextModel, TextPayload, is_query
+from workers.adapters.shared.transformer_settings import UnsupportedLayoutError, read_json, whole
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
@@ -135,11 +135,14 @@ class SpladeAdapter(TextAdapter):
     uses = TextAdapter.uses | {"max_terms"}
 
     def __init__(
-        self, text: TextModel, model: Any, head: Head, activation: str, idf: np.ndarray | None
+        self, text: TextModel, model: Any, head: Head, activation: str, idf: np.ndarray | None, terms: int
     ) -> None:
-        """Put the parts together; `idf` is fp32 [vocabulary] where queries are looked up."""
+        """Put the parts together; `idf` is fp32 [vocabulary] where queries are looked up.
+
+        A vector keeps `terms` terms where a request says nothing.
+        """
         super().__init__(text, model, whole=model)
-        self._head, self._activation, self._idf = head, activation, idf
+        self._head, self._activation, self._idf, self._terms = head, activation, idf, terms
         self._vocabulary = int(model.config.vocab_size)
 
     @classmethod
@@ -163,7 +166,8 @@ class SpladeAdapter(TextAdapter):
         idf = None
         if context.options.get("query_encoding", "model") == "idf":
             idf = _read_idf(context.directory / "idf.json", text, int(model.config.vocab_size))
-        return cls(text, model, head, activation, idf)
+        terms = whole(read_json(context.directory / PROMPTS_FILE), "max_active_dims", PROMPTS_FILE)
+        return cls(text, model, head, activation, idf, terms or NO_LIMIT)
 
     @property
     def dims(self) -> dict[str, int]:
@@ -173,14 +177,17 @@ class SpladeAdapter(TextAdapter):
     def refuse_unsupported(self, call: Call) -> None:
         """Refuse a `max_terms` that is no positive number."""
         super().refuse_unsupported(call)
-        _max_terms(call)
+        self._max_terms(call)
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize. In a model that looks up queries a query is finished here."""
-        found = self._text.payloads(items, call, extra=_Extra(_max_terms(call)))
+        found = self._text.payloads(items, call, extra=_Extra(self._max_terms(call)))
         if is_query(call) and self._idf is not None:
             return [self._looked_up(payload, truncated) for payload, truncated in found]
         return [payload.prepared(truncated) for payload, truncated in found]
+
+    def _max_terms(self, call: Call) -> int:
+        return OptionReader(call).whole("max_terms", self._terms, 1)
 
     def _looked_up(self, payload: TextPayload, truncated: bool) -> Prepared:
         assert self._idf is not None
@@ -217,10 +224,6 @@ class SpladeAdapter(TextAdapter):
             largest.scatter_reduce_(0, owners, weights, "amax")
         assert largest is not None
         return largest
-
-
-def _max_terms(call: Call) -> int:
-    return OptionReader(call).whole("max_terms", NO_LIMIT, 1)
 
 
 def _read_layout(directory: Path) -> tuple[ModelLayout, dict[str, Any]]:

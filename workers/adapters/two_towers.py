@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from ipc.extras import require
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
-from workers.adapters.shared.checkpoint import load_model, position_limit, shortest
+from workers.adapters.shared.checkpoint import load_model, text_limit
 from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import masked_share
@@ -70,7 +70,7 @@ class TwoTowersAdapter(VisualEncoder):
         tokenizer = TextTokenizer.load(context.directory, trust_remote_code=context.trust_remote_code)
         context.progress("tokenizer", 1.0)
         model = load_model(context)
-        limit = shortest(context.max_sequence_length, position_limit(model.text_model))
+        limit = text_limit(model.text_model, context.max_sequence_length)
         adapter = cls(model, tokenizer, processor, limit, bool(context.options.get("normalize", True)))
         context.progress("proof", 1.0)
         return adapter

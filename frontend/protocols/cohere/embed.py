@@ -24,7 +24,7 @@ from frontend.protocols.sie.inputs import names_at
 from frontend.protocols.sie.media import Seen, input_of
 from frontend.protocols.sie.outputs import dense_of
 from frontend.protocols.sie.route import Form, Plan
-from frontend.protocols.sie.vectors import QUERIES, VectorsResource, Wishes, check_wishes
+from frontend.protocols.sie.vectors import VectorsResource, Wishes, check_wishes, side_of_type
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.field_names import FieldNames
@@ -59,7 +59,7 @@ class EmbedV1Resource(VectorsResource[R]):
 
     def wishes_of(self, request: R) -> Wishes:
         """The side of the model, and where texts are cut."""
-        side = None if request.input_type is None else request.input_type in QUERIES
+        side = side_of_type(request.input_type)
         return Wishes(side, overflow_policy=_POLICIES[request.truncate])
 
     def check(self, request: R, entry: ModelEntry) -> list[InputItem]:

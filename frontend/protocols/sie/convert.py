@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.engine.options import Resolved, typed
+from frontend.engine.options import Resolved, side_of, typed
 from frontend.engine.quantize import OUTPUT_DTYPES
 from frontend.protocols.sie import chunking
 from frontend.protocols.sie.muvera import Muvera, check_size, read_settings
@@ -108,7 +108,7 @@ def plan_encode(
         items,
         computed,
         resolved.instruction,
-        bool(options.get("is_query")) if params.is_query is None else params.is_query,
+        side_of(options) if params.is_query is None else params.is_query,
         options,
         resolved.overflow,
         resolved.lora,

@@ -16,7 +16,7 @@ from frontend.protocols.sie.inputs import check_inputs, inputs_of, tokens_of
 from frontend.protocols.sie.outputs import dense_of
 from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import ENCODINGS, EmbeddingsRequest
-from frontend.protocols.sie.vectors import QUERIES, VectorsResource, Wishes, check_wishes
+from frontend.protocols.sie.vectors import VectorsResource, Wishes, check_wishes, side_of_type
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.messages import Chunking, EncodeCall, InputItem, ModelStatus
@@ -43,7 +43,7 @@ class EmbeddingsResource(VectorsResource[EmbeddingsRequest]):
 
     def wishes_of(self, request: EmbeddingsRequest) -> Wishes:
         """The side of the model, prompt and instruction, and what becomes of long texts."""
-        side = None if request.input_type is None else request.input_type in QUERIES
+        side = side_of_type(request.input_type)
         return Wishes(side, request.prompt_name, request.instruction, request.overflow_policy)
 
     def width_of(self, request: EmbeddingsRequest) -> int | None:

@@ -260,5 +260,5 @@ def _fixed_width(tensors: dict[str, np.ndarray], reply: Answer, plan: EncodePlan
     vectors = np.empty((len(spans), plan.muvera.width(values.shape[1])), np.float32)
     for vector, span in zip(vectors, spans, strict=True):
         yield
-        vector[:] = muvera.vector_of(values[span], plan.muvera, is_query=plan.call.is_query)
+        vector[:] = muvera.vector_of(values[span], plan.muvera, is_query=bool(plan.call.is_query))
     return vectors

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from frontend.engine.options import check_options
+from frontend.engine.options import check_options, side_of
 from frontend.protocols.sie.convert import check_dimensions, check_used
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.inputs import images_of, names_of
@@ -21,7 +21,14 @@ from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import EncodeCall, InputItem, ModelStatus
 
 QUERIES = ("query", "search_query")
-"""Values of `input_type` for the query side of a model; all others are documents."""
+"""Values of `input_type` for the query side of a model."""
+DOCUMENTS = ("document", "passage", "search_document")
+"""Values of `input_type` for the side of documents. Every other value states no side."""
+
+
+def side_of_type(input_type: str | None) -> bool | None:
+    """Whether the inputs are queries, by `input_type`; None where no side is stated."""
+    return True if input_type in QUERIES else False if input_type in DOCUMENTS else None
 
 
 class Wishes(NamedTuple):
@@ -105,7 +112,7 @@ class VectorsResource(InferenceResource[R, Plan[EncodeCall]], Generic[R]):
         check_used(wishes.options, entry, status)
         check_dimensions(self.width_of(request), entry, status.dims.get("dense", 0), self.width_field)
         found = self.resolve(entry, wishes.options, wishes.instruction, len(inputs), names)
-        queries = bool(found.options.get("is_query")) if wishes.is_query is None else wishes.is_query
+        queries = side_of(found.options) if wishes.is_query is None else wishes.is_query
         call = EncodeCall(
             inputs, [output], found.instruction, queries, found.options, found.overflow, found.lora, names
         )

@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.building import BUILDING
+from workers.adapters.shared.rope_scaling import scaled_positions
 from workers.loading.source import PICKLED, is_plain
 
 _OURS = frozenset(
@@ -60,9 +61,13 @@ def load_model(
     return model
 
 
-def load_tokenizer(context: LoadContext) -> Any:
-    """The transformers tokenizer of the context's directory; reports the phase "tokenizer"."""
-    tokenizer = read_tokenizer(context.directory, trust_remote_code=context.trust_remote_code)
+def load_tokenizer(
+    context: LoadContext, directory: Path | None = None, arguments: Mapping[str, Any] | None = None
+) -> Any:
+    """`read_tokenizer` of the context's directory, or of `directory` inside; reports the phase "tokenizer"."""
+    tokenizer = read_tokenizer(
+        directory or context.directory, trust_remote_code=context.trust_remote_code, arguments=arguments
+    )
     context.progress("tokenizer", 1.0)
     return tokenizer
 
@@ -183,13 +188,29 @@ def position_offset(model: torch.nn.Module) -> int:
     return 0
 
 
-def position_limit(model: Any) -> int | None:
-    """How many tokens the model has positions for. None where the number is unbounded or not stated."""
+def position_limit(model: Any, *, scaled: bool = False) -> int | None:
+    """How many tokens the model has positions for. None where the number is unbounded or not stated.
+
+    `scaled` counts also the positions that a scaled rope adds.
+    """
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions <= 0:
         return None
+    if scaled:
+        return scaled_positions(config.to_dict(), positions) - position_offset(model)
     return positions - position_offset(model)
+
+
+def text_limit(model: Any, *stated: int | None) -> int:
+    """The longest text in tokens: the least stated length within the positions that a scaled rope reaches.
+
+    Without a stated length all positions; 512 where neither is known.
+    """
+    known = [length for length in stated if length is not None]
+    if not known:
+        return shortest(position_limit(model))
+    return shortest(*known, position_limit(model, scaled=True))
 
 
 def attends_causally(model: torch.nn.Module) -> bool:

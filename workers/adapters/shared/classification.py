@@ -24,7 +24,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
-from workers.adapters.shared.checkpoint import load_model, load_tokenizer, shortest, stored_limit
+from workers.adapters.shared.checkpoint import (
+    load_model,
+    load_tokenizer,
+    position_limit,
+    stored_limit,
+    text_limit,
+)
 from workers.adapters.shared.encoder import (
     TextEncoder,
     agree,
@@ -35,6 +41,8 @@ from workers.adapters.shared.encoder import (
 from workers.adapters.shared.extracting import ExtractAdapter
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, divided, pack
+from workers.adapters.shared.sentence_transformers_layout import read_classifier
+from workers.adapters.shared.tokenizing import add_lower_casing
 from workers.device.oom import is_out_of_memory
 from workers.strategies import stepping
 
@@ -95,10 +103,11 @@ class _Classifier(ABC):
     @property
     def position_limit(self) -> int | None:
         """How many tokens the model has positions for, or None where the number is not known."""
-        if self._encoder is not None:
-            return self._encoder.position_limit
-        positions = getattr(self.config, "max_position_embeddings", None)
-        return positions if isinstance(positions, int) and positions > 0 else None
+        return position_limit(self._base)
+
+    def text_limit(self, stated: int | None) -> int:
+        """The longest sequence in tokens where the files state `stated`."""
+        return text_limit(self._base, stated)
 
     def pack(self, sequences: list[TokenSequence]) -> PackedBatch:
         """One batch of host tensors; thread-safe."""
@@ -287,15 +296,24 @@ class ClassifierAdapter(ExtractAdapter, Generic[K]):
 
 def load_classifier(context: LoadContext, kind: type[K]) -> Loaded[K]:
     """Tokenizer and model of `context.directory`; progress phases are "tokenizer" and "weights"."""
-    tokenizer = load_tokenizer(context)
-    model = load_model(context, kind.factory)
+    layout = read_classifier(context.directory)
+    tokenizer = load_tokenizer(context, layout.transformer, layout.tokenizer_arguments)
+    if layout.lower_case:
+        add_lower_casing(tokenizer)
+    model = load_model(
+        context,
+        kind.factory,
+        layout.transformer,
+        config_arguments=layout.config_arguments,
+        model_arguments=layout.model_arguments,
+    )
     if context.device.type == "cpu":
         lay_out_linears(model)
     pad_id = int(tokenizer.pad_token_id or 0)
     classifier = kind(model, special_ids=frozenset(tokenizer.all_special_ids), pad_id=pad_id)
     classifier.batch_tokens = context.batch_tokens
-    stated = context.max_sequence_length or stored_limit(tokenizer)
-    return Loaded(classifier, tokenizer, shortest(stated, classifier.position_limit))
+    stated = context.max_sequence_length or layout.max_sequence_length or stored_limit(tokenizer)
+    return Loaded(classifier, tokenizer, classifier.text_limit(stated))
 
 
 def in_steps(rows: Sequence[PackedBatch]) -> Iterator[PackedBatch]:

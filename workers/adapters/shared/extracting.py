@@ -125,19 +125,19 @@ class Window:
 
 
 class OffsetTokenizer:
-    """The tokenizer of one model with places, cut to `limit` tokens.  Thread-safe."""
+    """The tokenizer of one model with places, cut to `limit` tokens at the stored side.  Thread-safe."""
 
     def __init__(self, tokenizer: Any, limit: int) -> None:
         """Copy the Rust object of a transformers tokenizer. Raises ValueError when it has none."""
-        right = _cutter(tokenizer, limit)
+        stored = _cutter(tokenizer, limit, direction=tokenizer.truncation_side)
         stride = max(1, limit // _OVERLAP) if limit > _OVERLAP else 0
         self._cutting = {
-            "truncate": right,
-            "error": right,
+            "truncate": stored,
+            "error": stored,
             "truncate_left": _cutter(tokenizer, limit, direction="left"),
             "chunk": _cutter(tokenizer, limit, stride=stride),
         }
-        self._special = int(right.num_special_tokens_to_add(is_pair=False))
+        self._special = int(stored.num_special_tokens_to_add(is_pair=False))
         self._uses_types = "token_type_ids" in tokenizer.model_input_names
         self._prefixed = bool(getattr(self._cutting["chunk"].model, "continuing_subword_prefix", None))
         self._unknown_id = tokenizer.unk_token_id

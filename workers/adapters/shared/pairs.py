@@ -42,13 +42,17 @@ class Pair(NamedTuple):
 
 
 class PairTokenizer:
-    """The tokenizer of one model for pairs of at most `limit` tokens.  Thread-safe."""
+    """The tokenizer of one model for pairs of at most `limit` tokens.  Thread-safe.
+
+    A pair that is too long is cut at the side that is stored with the tokenizer, with `truncate_left` at the left.
+    """
 
     def __init__(self, tokenizer: Any, limit: int, strategy: Strategy) -> None:
         """Copy the Rust object of a transformers tokenizer. Raises ValueError when it has none."""
         self._halves, self._cut, self._cut_left = (rust_copy(tokenizer, "pairs need it") for _ in range(3))
         self._word_by_word = goes_word_by_word(self._halves)
-        self._cut.enable_truncation(limit, strategy=strategy)
+        self._side = str(tokenizer.truncation_side)
+        self._cut.enable_truncation(limit, strategy=strategy, direction=self._side)
         self._cut_left.enable_truncation(limit, strategy=strategy, direction="left")
         self._uses_types = "token_type_ids" in tokenizer.model_input_names
         self.limit = limit
@@ -70,15 +74,19 @@ class PairTokenizer:
         longest = max(map(len, texts), default=0)
         if overflow == "error" or not self._word_by_word or longest < LONG * CHARACTERS_PER_TOKEN * limit:
             return self.halves(texts)
-        left = overflow != "truncate_left"
+        left = not self._cuts_left(overflow)
         return [encode_side(self._halves, text, limit, left=left) for text in texts]
 
+    def _cuts_left(self, overflow: str) -> bool:
+        """Whether a text that is too long loses its beginning."""
+        return overflow == "truncate_left" or self._side == "left"
+
     def shorten(self, texts: list[str], most: int, overflow: str) -> dict[int, int]:
-        """Cut texts in place to `most` tokens, by `overflow` at their end or beginning.
+        """Cut texts in place to `most` tokens, by `overflow` and the stored side at their end or beginning.
 
         Returns the tokens of each text that was cut, by its place.
         """
-        left = overflow == "truncate_left"
+        left = self._cuts_left(overflow)
         found = {}
         for at, half in enumerate(self.halves(texts) if left else self.sides(texts, overflow, most)):
             tokens = len(half.ids)
@@ -89,7 +97,7 @@ class PairTokenizer:
         return found
 
     def join(self, first: Any, second: Any, overflow: str = "truncate") -> Pair:
-        """Two halves as the model reads them. A pair that is too long loses ends, with `truncate_left` beginnings.
+        """Two halves as the model reads them.
 
         With the strategy "only_first" the second half and the special tokens must leave room for a token of the first.
         """

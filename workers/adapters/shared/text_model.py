@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from ipc.errors import InvalidInput
 from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import Adapter, Excess, LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
-from workers.adapters.shared.checkpoint import load_model, shortest
+from workers.adapters.shared.checkpoint import load_model, text_limit
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.long_texts import Tokens
@@ -99,7 +99,8 @@ class TextBatch:
 class TextModel:
     """A transformer over texts with its tokenizer and prompts.
 
-    `limit` is the longest sequence, `batch_tokens` the most that run together, both in tokens.
+    `limit` is the longest sequence, `side_limits` that of queries and of documents where a request states the side, and
+    `batch_tokens` the most that run together, all in tokens.
     """
 
     encoder: TextEncoder
@@ -108,6 +109,7 @@ class TextModel:
     limit: int
     include_prompt: bool
     batch_tokens: int
+    side_limits: Mapping[bool | None, int] = field(default_factory=dict)
 
     @classmethod
     def load(
@@ -140,15 +142,22 @@ class TextModel:
             lay_out_linears(model)
         encoder = TextEncoder(backbone_of(model), special_ids=tokenizer.special_ids, pad_id=tokenizer.pad_id)
         stated = context.max_sequence_length or layout.max_sequence_length or tokenizer.stored_max_length
-        limit = shortest(stated, encoder.position_limit)
+        limit = text_limit(encoder.model, stated)
         tokenizer.limit(limit)
-        prompts = _prompts(layout, context.options)
-        return cls(encoder, tokenizer, prompts, limit, layout.include_prompt, context.batch_tokens)
+        return cls(
+            encoder,
+            tokenizer,
+            _prompts(layout, context.options),
+            limit,
+            layout.include_prompt,
+            context.batch_tokens,
+            layout.side_limits(limit),
+        )
 
     def affixes(self, call: Call) -> Affixes:
         """The text before and after each text of a call."""
         return self.prompts.affixes(
-            call.instruction, is_query(call), OptionReader(call).text("prompt_name", "")
+            call.instruction, stated_side(call), OptionReader(call).text("prompt_name", "")
         )
 
     def payloads(
@@ -160,7 +169,7 @@ class TextModel:
     ) -> Iterator[tuple[TextPayload, bool]]:
         """Each item with its prompt as a payload, and whether the item was cut; `pick` chooses tokens of a window."""
         before, after = self.affixes(call)
-        most = most_tokens(call, self.limit)
+        most = most_tokens(call, self.side_limits.get(stated_side(call), self.limit))
         texts = [f"{before}{self.tokenizer.text_of(item)}{after}" for item in items]
         skip = 0 if self.include_prompt or not before else self.tokenizer.prefix_length(before)
         for windows, truncated, tokens in self.tokenizer.windows(
@@ -282,10 +291,18 @@ class TextAdapter(Adapter):
         return self._text.encoder.padding_ratio(row.packed for row in batch.rows)
 
 
-def is_query(call: Call) -> bool:
-    """Whether the texts of a call are queries: by the side that `prompt_name` chooses, else by the call."""
+def stated_side(call: Call) -> bool | None:
+    """Whether the texts of a call are queries: by the side that `prompt_name` chooses, else by the call.
+
+    None where the request states no side.
+    """
     name = call.options.get("prompt_name")
-    return name == SIDES[0] if name in SIDES else isinstance(call, EncodeCall) and call.is_query
+    return name == SIDES[0] if name in SIDES else call.is_query if isinstance(call, EncodeCall) else None
+
+
+def is_query(call: Call) -> bool:
+    """Whether the texts of a call are queries; else they are documents."""
+    return bool(stated_side(call))
 
 
 def most_tokens(call: Call, limit: int) -> int:
@@ -315,7 +332,7 @@ def _prompts(layout: ModelLayout, options: Mapping[str, Any]) -> Prompts:
     """The stored prompts with the catalog's laid over them."""
     return Prompts(
         named={**layout.prompts, **options.get("prompts", {})},
-        default_name=layout.default_prompt_name,
+        default=layout.default_prompt,
         query_template=options.get("query_template"),
         document_template=options.get("document_template"),
         default_instruction=options.get("default_instruction"),

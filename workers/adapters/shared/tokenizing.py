@@ -52,7 +52,7 @@ class TextTokenizer:
         if self._backend is not None:
             self._backend.no_padding()
             if lower_case:
-                _add_lower_casing(self._backend)
+                add_lower_casing(tokenizer)
 
     @classmethod
     def load(
@@ -97,6 +97,11 @@ class TextTokenizer:
         """The id for padding; 0 for a tokenizer without one, as padding is masked."""
         pad = self._tokenizer.pad_token_id
         return 0 if pad is None else int(pad)
+
+    @property
+    def cuts_left(self) -> bool:
+        """Whether texts that are too long lose their beginning where a request says nothing (`truncation_side`)."""
+        return bool(self._tokenizer.truncation_side == "left")
 
     def limit(self, max_length: int) -> None:
         """Cut texts to `max_length` tokens from now on, special tokens included.  Not for concurrent use."""
@@ -148,7 +153,10 @@ class TextTokenizer:
     def windows(
         self, texts: Sequence[str], overflow: str = "truncate", max_length: int | None = None
     ) -> list[FittedText]:
-        """Tokenize `texts` and fit each into `max_length` tokens, by default the limit; see `long_texts.fit`."""
+        """Tokenize `texts` and fit each into `max_length` tokens, by default the limit; see `long_texts.fit`.
+
+        The policies that cut cut at the side that is stored with the tokenizer.
+        """
         if max_length is None:
             max_length = self._max_length
             if overflow == "truncate":
@@ -156,6 +164,8 @@ class TextTokenizer:
         if overflow == "truncate" and self._only_beginnings and max_length < self._max_length:
             heads = self.encode(texts)
             return [fit([head], overflow, max_length, self.frame)._replace(tokens=0) for head in heads]
+        if self.cuts_left and overflow in ("truncate", "error"):
+            overflow = "truncate_left"
         return [fit(whole, overflow, max_length, self.frame) for whole in self._stretches(texts)]
 
     @functools.cached_property
@@ -243,8 +253,9 @@ class TextTokenizer:
         return types if types and any(types) else None
 
 
-def _add_lower_casing(backend: Any) -> None:
-    """Lower-case before all other normalisation, unless the tokenizer lower-cases already."""
+def add_lower_casing(tokenizer: Any) -> None:
+    """Lower-case before all other normalisation, unless the fast tokenizer of transformers lower-cases already."""
+    backend = tokenizer.backend_tokenizer
     present = backend.normalizer
     steps: list[Any] = [present] if present is not None else []
     if isinstance(present, normalizers.Sequence):

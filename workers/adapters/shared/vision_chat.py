@@ -23,7 +23,7 @@ from transformers import AutoConfig
 from ipc.errors import InvalidInput
 from ipc.wire.messages import EncodeCall, InputItem, ScoreCall
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.checkpoint import load_tokenizer, position_limit, shortest
+from workers.adapters.shared.checkpoint import load_tokenizer, text_limit
 from workers.adapters.shared.encoder import Rectangle, padded, rectangle_padding, rectangles
 from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
 from workers.adapters.shared.options import OptionReader
@@ -150,7 +150,7 @@ class VisionChatModel(VisualEncoder):
 
     def __init__(self, model: Any, chat: VisionChat, context: LoadContext) -> None:
         """Take over a loaded transformers model without its output matrix."""
-        super().__init__(model, shortest(context.max_sequence_length, position_limit(model)))
+        super().__init__(model, text_limit(model, context.max_sequence_length))
         self._chat, self._image_id = chat, int(model.config.image_token_id)
 
     def instruction_of(self, call: EncodeCall | ScoreCall, default: str) -> str:
