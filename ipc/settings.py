@@ -302,14 +302,16 @@ class Generation(Section, frozen=True):
     """Generated text. `default_model` "" = the only chat model that is served; `cache_bytes` 0 = from free memory.
 
     A model has at most `max_sequences` running and `max_waiting` waiting sequences, and `prefill_tokens` of prompts in
-    one step; 0 = as many as suit the device. With `cuda_graphs` CUDA replays steps of single tokens. `keep_alive_s` is
-    the time between comments in an idle stream.
+    one step; 0 = as many as suit the device. With `cuda_graphs` CUDA replays steps of single tokens. Beginnings of
+    prompts are found by the API key that sent them, with `share_prefixes` by all keys. `keep_alive_s` is the time
+    between comments in an idle stream.
     """
 
     default_model: str = ""
     cache_bytes: Count = 0
     block_tokens: Annotated[int, msgspec.Meta(ge=4, le=256)] = 16
     prefix_cache: bool = True
+    share_prefixes: bool = False
     cuda_graphs: bool = True
     max_sequences: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
     max_waiting: Count = 256

@@ -2,14 +2,17 @@
 
 1. The time of a request is bounded until its first token, and then between two tokens; a stream may last. A caller that
    sends X-Request-Timeout bounds the whole request instead.
-2. The engine's context is entered when the worker has tokenized the prompt. What fails before has a status of its own.
+2. The call gets its space: what a worker keeps of a prompt is found by the same API key and `cache_salt` only.
+3. The engine's context is entered when the worker has tokenized the prompt. What fails before has a status of its own.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 from falcon.asgi import Request
 
 from frontend.engine.planning import cost_of, plan
@@ -51,7 +54,16 @@ async def running(
     services: Services, scope: RequestScope, entry: ModelEntry, status: ModelStatus, call: GenerateCall
 ) -> AsyncIterator[Generation]:
     """The generation of a call on a loaded model; leaving the context ends the work."""
+    space = _space_of("" if services.settings.generation.share_prefixes else scope.grant.caller, call.salt)
+    call = msgspec.structs.replace(call, space=space)
     cost = cost_of(call, status, services.settings.limits)
     work = plan(scope, services.settings, entry.id, call, cost, lane="interactive")
     async with services.engine.generate(scope, work) as generation:
         yield generation
+
+
+def _space_of(owner: str, salt: str) -> str:
+    """The name of what one key keeps under one salt; empty, the space of all, without either."""
+    if not owner and not salt:
+        return ""
+    return hashlib.blake2b(f"{len(owner)}:{owner}{salt}".encode(), digest_size=16).hexdigest()

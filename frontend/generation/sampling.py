@@ -25,6 +25,7 @@ MAX_BREAKERS = 64
 MAX_ALTERNATIVES = 20
 MAX_CHOICES = 128
 DEFAULT_ALTERNATIVES = 1
+MAX_SALT = 1024
 _MOST_TOKENS = (1 << 31) - 1
 _MOST_PENALTY = 1e5
 _LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1e-4, 1e4
@@ -81,6 +82,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ignore_eos: Annotated[bool | None, Meta(description="Go on behind the model's own end of the text.")] = (
         None
     )
+    cache_salt: Annotated[
+        str | None,
+        Meta(description="Only requests with the same text here share what is kept of a prompt; not empty."),
+    ] = None
 
 
 def sampling_of(fields: SamplingFields, alternatives: int | None = None) -> Sampling:
@@ -110,10 +115,10 @@ def sampling_of(fields: SamplingFields, alternatives: int | None = None) -> Samp
 
 
 def _seed(value: int | None) -> int | None:
-    """The seed as an integer of 64 bits without a sign. Raises `InvalidField` for a longer one."""
+    """The seed as it is: two seeds that became one would give one text. Raises `InvalidField` for over 64 bits."""
     if value is not None and not SMALLEST <= value <= LARGEST:
         raise InvalidField("seed", str(LongInteger("", value)))
-    return None if value is None else value & LARGEST
+    return value
 
 
 def alternatives_of(logprobs: bool | None, top_logprobs: int | None) -> int | None:
@@ -135,6 +140,15 @@ def ending_of(
         raise InvalidField(names[0], f"{shown(max_tokens)} given, at least 1 is needed")
     limit = None if max_tokens is None else min(max_tokens, _MOST_TOKENS)
     return Ending(limit, _stops(stop, names[1]), [], bool(ignore_eos))
+
+
+def salt_of(salt: str | None) -> str:
+    """What `cache_salt` adds to the space of a request. Raises `InvalidField` for an empty or a long text."""
+    if salt is None:
+        return ""
+    if not 1 <= len(salt) <= MAX_SALT:
+        raise InvalidField("cache_salt", f"{len(salt)} characters given, 1 to {MAX_SALT} are needed")
+    return salt
 
 
 def choices_of(n: int | None, field: str = "n") -> int:

@@ -242,7 +242,8 @@ class GenerateCall(Wire, frozen=True, tag="generate"):
     `name`, `tool_calls` (arguments as objects, or as JSON text where a number needs over 64 bits), `tool_call_id`,
     `reasoning_content`. `variables` are further variables of the template, such as `enable_thinking`; a true
     `continue_final_message` ends the prompt within the last message instead. With `truncate` a prompt that is too long
-    loses its beginning.
+    loses its beginning. What a worker keeps of a prompt or a grammar is found by calls of the same `space` only; `salt`
+    is the part of the space that the request names.
     `counts_only` asks for the number of prompt tokens and generates nothing. With `splits` reasoning and tool calls are
     told apart from the text; else all text is TEXT.
     """
@@ -265,6 +266,8 @@ class GenerateCall(Wire, frozen=True, tag="generate"):
     truncate: bool = False
     splits: bool = True
     counts_only: bool = False
+    salt: str = ""
+    space: str = ""
 
 
 class TokenizeCall(Wire, frozen=True, tag="tokenize"):

@@ -14,6 +14,7 @@ from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
 from workers.generation.engine import Engine
 from workers.generation.request import Emission, GenerationRequest, Matcher
+from workers.generation.rope import length_rope
 from workers.generation.sequence import Sequence as Choice
 
 BLOCK_TOKENS = 8
@@ -30,9 +31,10 @@ def request_of(
     stop_ids: frozenset[int] = frozenset(),
     make_matcher: Callable[[], Matcher] | None = None,
     sampling: Sampling = LIKELIEST,
+    space: str = "",
 ) -> GenerationRequest:
     """A request for token ids as they are."""
-    call = GenerateCall(n=n, sampling=sampling)
+    call = GenerateCall(n=n, sampling=sampling, space=space)
     return GenerationRequest(key, list(prompt), call, max_tokens, stop_ids, _no_parser, make_matcher)
 
 
@@ -117,6 +119,7 @@ def engine_of(
     `captures` are the captured steps of single tokens, where the test wants some.
     """
     attention = attention or PagedAttention(BLOCK_TOKENS)
+    attention.rope = length_rope(model)
     model.set_attn_implementation(attention.name)
     with torch.inference_mode():
         model(

@@ -12,8 +12,8 @@ import torch
 from tests.fakes.generating import Answers, engine_of, request_of
 from tests.tiny import causal
 from workers.generation.attention import PagedAttention
-from workers.generation.building import packs
 from workers.generation.paged_kernel import PagedKernel, select_kernel
+from workers.generation.proof import packs
 
 pytestmark = pytest.mark.gpu
 TOKENS = 9

@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
+from frontend.access import api_keys
+from tests.harness.keys import bearer, write_keys
 from tests.harness.later import anthropic, openai
-from tests.harness.server import DEVICE, Server, serving
+from tests.harness.server import DEVICE, Answer, Server, serving
 from tests.tiny import chat_models
 
 MODEL, THINKER = "tiny/chatml", "tiny/qwen3"
 KINDS = {MODEL: "chatml", THINKER: "qwen3"}
+KEYS = {"one": api_keys.fresh(), "other": api_keys.fresh()}
+KEY = KEYS["one"]
 WEATHER = {
     "type": "function",
     "function": {
@@ -37,20 +41,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     catalog.mkdir()
     for name, kind in KINDS.items():
         chat_models.write_entry(catalog, name, chat_models.save(kind, root / kind))
-    with serving(root, tuple(KINDS), {"server.compatible": "vllm"}, catalog=catalog) as running:
+    write_keys(root / "keys.json", {"one": {}, "other": {}}, KEYS)
+    settings = {"server.compatible": "vllm", "server.keys_file": root / "keys.json"}
+    with serving(root, tuple(KINDS), settings, catalog=catalog) as running:
         yield running
 
 
 @pytest.fixture
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as made:
         yield made
 
 
 @pytest.fixture
 def claude(server: Server) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as made:
+    with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0) as made:
         yield made
+
+
+def post(server: Server, path: str, value: Any) -> Answer:
+    """The answer to JSON."""
+    return server.post(path, value, **bearer(KEY))
 
 
 def ask(client: openai.OpenAI, prompt: str, **more: Any) -> Any:
@@ -71,13 +82,13 @@ def test_a_stream_tells_what_the_whole_answer_says(client: openai.OpenAI) -> Non
 
 
 def test_a_model_that_generates_text_tokenizes_too(server: Server) -> None:
-    found = server.post("/tokenize", {"model": MODEL, "prompt": "hello sea", "add_special_tokens": False})
+    found = post(server, "/tokenize", {"model": MODEL, "prompt": "hello sea", "add_special_tokens": False})
     assert found.status == 200, found.body
     tokens, longest = found.json()["tokens"], found.json()["max_model_len"]
     assert found.json()["count"] == len(tokens) > 0 and longest > 0
-    found = server.post("/detokenize", {"model": MODEL, "tokens": tokens})
+    found = post(server, "/detokenize", {"model": MODEL, "tokens": tokens})
     assert found.json() == {"prompt": "hello sea"}
-    refused = server.post("/detokenize", {"model": MODEL, "tokens": [*tokens, 10**6]})
+    refused = post(server, "/detokenize", {"model": MODEL, "tokens": [*tokens, 10**6]})
     assert refused.status == 400 and "token id 1000000 is outside" in refused.json()["error"]["message"]
 
 
@@ -85,10 +96,10 @@ def test_a_conversation_has_the_tokens_of_its_prompt(server: Server, claude: ant
     messages: list[Any] = [{"role": "user", "content": PROMPTS[1]}]
     counted = claude.messages.count_tokens(model=MODEL, messages=messages)
     body = {"model": MODEL, "messages": messages}
-    tokenized = server.post("/tokenize", body).json()
+    tokenized = post(server, "/tokenize", body).json()
     assert tokenized["count"] == len(tokenized["tokens"]) == counted.input_tokens
-    said = server.post("/detokenize", {"model": MODEL, "tokens": tokenized["tokens"]}).json()["prompt"]
-    bare = server.post("/tokenize", {**body, "add_generation_prompt": False}).json()
+    said = post(server, "/detokenize", {"model": MODEL, "tokens": tokenized["tokens"]}).json()["prompt"]
+    bare = post(server, "/tokenize", {**body, "add_generation_prompt": False}).json()
     assert messages[0]["content"] in said and bare["tokens"] == tokenized["tokens"][: bare["count"]]
     assert bare["count"] < tokenized["count"]
 
@@ -101,7 +112,7 @@ def test_answers_in_a_crowd_are_those_given_alone(server: Server, client: openai
     ]
 
     async def crowd() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as many:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY) as many:
             asked = [
                 many.chat.completions.create(
                     model=MODEL,
@@ -206,6 +217,32 @@ def test_a_second_turn_finds_the_first_in_the_cache(client: openai.OpenAI) -> No
     details = second.usage.prompt_tokens_details
     assert details is not None and details.cached_tokens is not None
     assert first.usage.prompt_tokens - 16 <= details.cached_tokens <= second.usage.prompt_tokens
+
+
+def test_another_key_and_another_salt_find_nothing_of_a_prompt(server: Server) -> None:
+    prompt = "a secret of one key, which another key tries to guess block by block " * 4
+    bodies: dict[str, Any] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": f"talk: {prompt}"}]},
+        "/v1/completions": {"prompt": f"words: {prompt}"},
+        "/v1/responses": {"input": f"answer: {prompt}"},
+    }
+
+    def cached(path: str, key: str, **more: Any) -> int:
+        body = {"model": MODEL, "max_tokens": 2} | bodies[path] | more
+        answer = server.post(path, body, **bearer(KEYS[key]))
+        assert answer.status == 200, answer.body
+        usage = answer.json()["usage"]
+        names = ("prompt_tokens_details", "input_tokens_details")
+        [details] = (usage[name] for name in names if name in usage)
+        return int(details["cached_tokens"])
+
+    for path in bodies:
+        salt = f"sea {path}"
+        assert cached(path, "other", cache_salt=salt) == 0
+        counts = [cached(path, "one"), cached(path, "other"), cached(path, "one", cache_salt=salt)]
+        assert max(counts) < 64, "only the beginning of the template was there before"
+        assert min(cached(path, "one"), cached(path, "other")) > 64
+        assert cached(path, "one", cache_salt=salt) > 64
 
 
 def test_a_prompt_over_the_context_is_refused_and_cut_on_demand(

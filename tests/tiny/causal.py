@@ -81,6 +81,50 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOssConfig", {**_SLIDING, **_SINKS}),
 }
 """The configuration of each model: its class in transformers, and what differs from the defaults."""
+BORDER = 32
+"""Tokens of a text beyond which the rotary positions of `BY_LENGTH` change."""
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": BORDER,
+}
+_FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.0, 2.0, 3.0, 4.0, 6.0, 8.0]}
+_WIDE_FACTORS = {name: [*values, *values[-2:]] for name, values in _FACTORS.items()}
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+BY_LENGTH: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3_long": (
+        "Phi3Config",
+        {**_BASE, "rope_parameters": {**_LONG, **_FACTORS}, "original_max_position_embeddings": BORDER},
+    ),
+    "llama_long": ("LlamaConfig", {**_HEADS, "rope_parameters": {**_LONG, **_WIDE_FACTORS}}),
+    "llama_dynamic": (
+        "LlamaConfig",
+        {**_HEADS, "rope_parameters": _DYNAMIC, "max_position_embeddings": BORDER},
+    ),
+    "phimoe_long": (
+        "PhimoeConfig",
+        {
+            **_BASE,
+            "num_local_experts": 4,
+            "original_max_position_embeddings": BORDER,
+            "rope_parameters": {**_LONG, **_FACTORS, "short_mscale": 1.0, "long_mscale": 1.6},
+        },
+    ),
+    "gemma3_long": (
+        "Gemma3TextConfig",
+        {
+            **_SLIDING,
+            **_UNTIED,
+            "layer_types": _TURNS,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {**_LONG, **_WIDE_FACTORS},
+            },
+        },
+    ),
+}
+"""Models whose positions depend on the length of a text."""
 
 
 @cache
@@ -91,7 +135,7 @@ def build(family: str) -> Any:
 
 def make(family: str) -> Any:
     """A model in eval mode, with the attention that transformers chooses."""
-    kind, options = FAMILIES[family]
+    kind, options = (FAMILIES | BY_LENGTH)[family]
     config = getattr(transformers, kind)(**options)
     torch.manual_seed(_SEED)
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)

@@ -146,3 +146,17 @@ def test_a_pool_that_forgets_keeps_its_blocks() -> None:
     pool.release(reversed(filled(pool, text)))
     pool.forget()
     assert pool.match([*text, 99])[0] == [] and sorted(pool.allocate(TOTAL)) == list(range(TOTAL))
+
+
+def test_sequences_of_different_roots_never_find_each_others_blocks() -> None:
+    pool, text = BlockPool(TOTAL, SIZE), list(range(2 * SIZE))
+    roots = [ROOT, ("one", 0), ("other", 0), ("one", 33)]
+    for root in roots:
+        assert pool.match([*text, 99], root) == ([], root)
+        blocks, link = pool.allocate(2), root
+        for number, block in enumerate(blocks):
+            link = pool.register(block, link, tuple(text[number * SIZE : (number + 1) * SIZE]))
+        pool.release(reversed(blocks))
+        assert pool.match([*text, 99], root) == (blocks, link)
+        pool.release(reversed(blocks))
+    assert len({tuple(pool.match([*text, 99], root)[0]) for root in roots}) == len(roots)

@@ -10,8 +10,9 @@ import torch
 import transformers
 
 from tests.tiny import causal
+from workers.generation import proof
 from workers.generation.attention import MaskRule, PagedAttention
-from workers.generation.building import packs
+from workers.generation.proof import packs
 
 BLOCK_TOKENS = 8
 
@@ -62,6 +63,44 @@ def test_what_is_left_out_is_found_unless_it_is_told_twice(
 def test_chunks_that_only_the_mask_knows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MaskRule, "allows", lambda self, queries, keys: keys <= queries)
     assert not packs(causal.make("llama4"), PagedAttention(BLOCK_TOKENS))
+
+
+@pytest.mark.parametrize("family", causal.BY_LENGTH)
+def test_positions_by_length_pass(family: str) -> None:
+    assert packs(causal.make(family), PagedAttention(BLOCK_TOKENS))
+
+
+@pytest.mark.parametrize("family", [name for name in causal.BY_LENGTH if name != "llama_dynamic"])
+def test_positions_of_the_longest_text_are_found(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "length_rope", lambda model: None)
+    assert not packs(causal.make(family), PagedAttention(BLOCK_TOKENS))
+
+
+@pytest.mark.parametrize("border", [100, 4096])
+def test_positions_of_unknown_code_that_looks_at_the_longest_text_are_found(border: int) -> None:
+    model = causal.make("llama")
+    model.config.max_position_embeddings = 2 * border
+    rotary = model.model.rotary_emb
+    plain = rotary.forward
+
+    def by_the_longest(x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return plain(x, position_ids * (0.5 if position_ids.max() >= border else 1.0))
+
+    rotary.forward = by_the_longest
+    assert not packs(model, PagedAttention(BLOCK_TOKENS))
+
+
+def test_ids_that_a_model_treats_in_its_own_way_are_part_of_the_proof() -> None:
+    model = causal.make("llama")
+    embed = model.model.embed_tokens
+    pad = model.config.pad_token_id
+
+    def shifted(ids: torch.Tensor) -> torch.Tensor:
+        rows = torch.nn.functional.embedding(ids, embed.weight)
+        return rows + (ids == pad).cumsum(-1)[..., None] * 0.3
+
+    embed.forward = shifted
+    assert not packs(model, PagedAttention(BLOCK_TOKENS))
 
 
 @pytest.mark.parametrize("kind", ["Falcon", "Bloom"])

@@ -446,13 +446,22 @@ def test_the_probabilities_of_a_row_have_the_same_bits_in_every_company(
 def test_choices_of_one_seed_differ_and_no_seed_is_random() -> None:
     logits, one = logits_of(1, 5000).expand(4, -1), sampler()
     first = [choice(temperature=2.0, seed=7, number=number) for number in (0, 1)]
-    again = [choice(temperature=2.0, seed=8), choice(temperature=2.0, seed=7)]
+    again = [choice(temperature=2.0, seed=7), choice(temperature=2.0, seed=7, number=1)]
     texts = [[token for token, _ in one.sample(logits, first + again)] for _ in range(6)]
     columns = [list(column) for column in zip(*texts, strict=True)]
-    assert columns[0] == columns[3] and columns[1] == columns[2] and columns[0] != columns[1]
+    assert columns[0] == columns[2] and columns[1] == columns[3] and columns[0] != columns[1]
     unseeded = [choice(temperature=2.0) for _ in range(4)]
     texts = [[token for token, _ in one.sample(logits, unseeded)] for _ in range(6)]
     assert len({tuple(column) for column in zip(*texts, strict=True)}) == 4
+
+
+def test_no_two_pairs_of_seed_and_choice_share_their_numbers() -> None:
+    seeds = [*range(8), -1, -7, (1 << 62) - 1, 1 << 62, (1 << 63) - 1, (1 << 64) - 1, -(1 << 63)]
+    wishes = [(seed, number) for seed in seeds for number in range(16)]
+    logits, one = torch.zeros(1, 4096).expand(len(wishes), -1), sampler()
+    drawing = [choice(temperature=1.0, seed=seed, number=number) for seed, number in wishes]
+    texts = zip(*([token for token, _ in one.sample(logits, drawing)] for _ in range(4)), strict=True)
+    assert len(set(texts)) == len(wishes)
 
 
 # failures

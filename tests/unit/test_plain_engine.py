@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import Any
 
 import pytest
@@ -12,9 +14,11 @@ from ipc.settings import Generation
 from ipc.wire.generation import FINISHED
 from ipc.wire.messages import Ending, GenerateCall
 from tests.fakes.generating import NotedMasks
+from tests.tiny import causal
 from workers.generation.attention import PagedAttention
-from workers.generation.building import build, cache_blocks, packs
+from workers.generation.building import build, cache_blocks
 from workers.generation.plain import PlainEngine
+from workers.generation.proof import packs
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.sampling import BatchedSampler
 
@@ -100,6 +104,51 @@ def test_a_model_with_a_state_of_its_own_generates_one_sequence_at_a_time() -> N
     wanted = [greedy(mamba(), prompt) for prompt in prompts]
     assert found == {(0, 0): wanted[0], (0, 1): wanted[0], (1, 0): wanted[1]}
     assert engine.statistics().blocks_used == 0
+
+
+def test_stored_settings_of_generation_neither_end_a_text_nor_change_it() -> None:
+    prompt = [1, 2, 3]
+    wanted = greedy(mamba(), prompt)
+    model = mamba()
+    model.generation_config.update(
+        eos_token_id=wanted[:4], repetition_penalty=5.0, min_new_tokens=3, suppress_tokens=[wanted[0]]
+    )
+    found: dict[Any, list[int]] = {}
+    engine = engine_of(model, found)
+    engine.add(request_of(0, prompt))
+    while engine.has_work:
+        engine.step()
+    assert found == {(0, 0): wanted}
+
+
+@pytest.mark.parametrize("family", ["llama_dynamic", "llama_long", "phi3_long"])
+def test_positions_by_length_are_those_of_the_text_alone_also_after_another_text(family: str) -> None:
+    draw = random.Random(family)
+    prompts = [draw.choices(range(5, causal.VOCABULARY), k=length) for length in (50, 30, 35, 6)]
+    found: dict[Any, list[int]] = {}
+    engine = PlainEngine(
+        causal.make(family),
+        80,
+        BatchedSampler(lambda token: b"", lambda text: []),
+        NotedMasks(),
+        lambda request, choice: Collected(request, choice, found),
+    )
+    for key, prompt in enumerate(prompts):
+        engine.add(request_of(key, prompt))
+    for number in itertools.count():
+        if not engine.has_work:
+            break
+        engine.step()
+        if number % 4 == 3 and (running := next(iter(engine.keys), None)) is not None:
+            engine.pause(running)
+            engine.step()
+            engine.resume(running)
+    wanted = {}
+    for key, prompt in enumerate(prompts):
+        model = causal.make(family)
+        model.generation_config.eos_token_id = None
+        wanted[key, 0] = greedy(model, prompt)
+    assert found == wanted
 
 
 def test_a_sequence_goes_on_after_a_pause_and_after_the_end_of_another() -> None:

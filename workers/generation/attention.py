@@ -32,6 +32,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from workers.generation.heads import Heads, MaskRule, in_reach
 from workers.generation.paged_decode import Decode, DecodeLayout, select_decode
 from workers.generation.paged_kernel import Kind, PagedKernel, StepLayout, Stretch, select_kernel
+from workers.generation.rope import LengthRope, Lengths
 from workers.generation.sequence import Span
 
 _SERIAL = itertools.count()
@@ -116,6 +117,7 @@ class Plan:
     `ids`, `positions` and `slots` int64 [tokens] are the step's tokens, and their places in the sequence and in the
     cache. The first `singles` rows belong to `groups`. `views` keeps the block tables and masks by kind of mask, and
     `layouts` what kernels read, by `PagedKernel.kind`. A step that CUDA captures has `decoding` instead of all these.
+    `lengths` are those of a step without spans, for a model with `LengthRope`.
     """
 
     ids: torch.Tensor
@@ -129,6 +131,7 @@ class Plan:
     views: dict[Any, list[View]] = field(default_factory=dict)
     layouts: dict[Kind, StepLayout] = field(default_factory=dict)
     decoding: DecodeLayout | None = None
+    lengths: Lengths | None = None
 
 
 def plan_of(spans: Sequence[Span], block_tokens: int, device: torch.device) -> Plan:
@@ -188,6 +191,8 @@ class PagedAttention:
         """
         self.name = f"penstock_paged_{next(_SERIAL)}"
         self.passes_rules = True
+        self.rope: LengthRope | None = None
+        """Positions of the model that depend on the length of a text."""
         self.called: set[int] = set()
         """Layers that have called the attention function."""
         self.plan: Plan | None = None

@@ -2,7 +2,8 @@
 
 1. A sequence holds its blocks by reference. Several sequences may hold one block with a common beginning.
 2. A block whose tokens are all computed gets a `link`: a number for this content behind that beginning. Its key is the
-   link of the block before and its own tokens, so a match compares tokens and never only a hash.
+   link of the block before and its own tokens, so a match compares tokens and never only a hash. The link before the
+   first block is the sequence's root: sequences with different roots never find each other's blocks.
 3. A block that nobody holds keeps its content until the room is needed. The block that rested longest goes first.
 
 A link is never used twice. So a block that goes also hides the blocks that followed it, which go in their turn.
@@ -11,13 +12,15 @@ A link is never used twice. So a block that goes also hides the blocks that foll
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import count
 
 ROOT = 0
-"""The link before the first block of every sequence."""
+"""The root of sequences that share their beginnings with all others."""
 
-Key = tuple[int, tuple[int, ...]]
+Link = Hashable
+"""The number of a block's content, or a root, which is no other number than `ROOT`."""
+Key = tuple[Link, tuple[int, ...]]
 
 
 class BlockPool:
@@ -45,12 +48,14 @@ class BlockPool:
         """Blocks that some sequence holds."""
         return self.total - self.available
 
-    def match(self, tokens: Sequence[int]) -> tuple[list[int], int]:
-        """Hold the blocks of the longest known beginning of `tokens`, and the link of the last of them.
+    def match(self, tokens: Sequence[int], root: Link = ROOT) -> tuple[list[int], Link]:
+        """Hold the blocks of the longest known beginning of `tokens` behind `root`, and the link of the last of them.
 
         At least one token stays uncovered, since a forward pass needs one.
         """
-        link, blocks, size = ROOT, [], self.block_tokens
+        link: Link = root
+        blocks: list[int] = []
+        size = self.block_tokens
         if self._keeps_prefixes:
             self.lookups += 1
             for start in range(0, len(tokens) - size, size):
@@ -84,7 +89,7 @@ class BlockPool:
         self.evictions += 1
         return block
 
-    def register(self, block: int, before: int, tokens: tuple[int, ...]) -> int:
+    def register(self, block: int, before: Link, tokens: tuple[int, ...]) -> Link:
         """All tokens of a block are computed; returns its link. `before` is the link of the block before."""
         if not self._keeps_prefixes:
             return ROOT

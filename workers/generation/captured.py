@@ -21,6 +21,7 @@ import torch
 from workers.generation.attention import PagedAttention, Plan, plan_of
 from workers.generation.packed_pass import packed_pass
 from workers.generation.paged_decode import DecodeLayout
+from workers.generation.rope import Lengths
 from workers.generation.sequence import Span
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,10 @@ class Graph(Protocol):
 
 
 class Inputs(NamedTuple):
-    """What a step reads. `numbers` int64 [4, rows]: ids, positions, slots and lengths; `table` int32 [rows, pages]."""
+    """What a step reads: `numbers` int64 [5, rows] and `table` int32 [rows, pages].
+
+    The numbers are ids, positions, slots and lengths, and 1 for a row with the positions of long texts.
+    """
 
     numbers: torch.Tensor
     table: torch.Tensor
@@ -116,10 +120,11 @@ class CapturedSteps:
 
     def _inputs(self, count: int) -> Inputs:
         device = self._model.device
-        numbers = torch.zeros(4, count, dtype=torch.int64, device=device)
+        numbers = torch.zeros(5, count, dtype=torch.int64, device=device)
         table = torch.zeros(count, self._most_blocks, dtype=torch.int32, device=device)
-        ids, positions, slots, lengths = numbers.unbind()
-        plan = Plan(ids, positions, slots, count, count, [], [], (), decoding=DecodeLayout(table, lengths))
+        ids, positions, slots, lengths, is_long = numbers.unbind()
+        decoding, far = DecodeLayout(table, lengths), Lengths((), is_long)
+        plan = Plan(ids, positions, slots, count, count, [], [], (), decoding=decoding, lengths=far)
         return Inputs(numbers, table, plan)
 
     def _capture(self, plan: Plan) -> tuple[Graph, torch.Tensor]:
@@ -146,11 +151,13 @@ class CapturedSteps:
         size, count = self._attention.block_tokens, inputs.numbers.shape[1]
         tables = [span.sequence.block_table() for span in spans]
         table = np.zeros((count, max(map(len, tables))), np.int32)
-        numbers = np.empty((4, count), np.int64)
+        numbers = np.empty((5, count), np.int64)
+        rope = self._attention.rope
         for row, (span, blocks) in enumerate(zip(spans, tables, strict=True)):
             table[row, : len(blocks)] = blocks
             at = span.start
-            numbers[:, row] = span.sequence.tokens[at], at, blocks[at // size] * size + at % size, span.stop
+            slot, is_long = blocks[at // size] * size + at % size, rope is not None and rope.is_long(span)
+            numbers[:, row] = span.sequence.tokens[at], at, slot, span.stop, is_long
         last = len(spans) - 1
         numbers[:, last + 1 :], table[last + 1 :] = numbers[:, last, None], table[last]
         inputs.numbers.copy_(torch.from_numpy(numbers))

@@ -81,7 +81,8 @@ class Engine:
         self.model, self.attention, self.pool = model, attention, pool
         self._sampler, self._masks, self._make_output = sampler, masks, make_output
         self.max_sequences, self._captured = max_sequences, captured
-        self._scheduler = Scheduler(pool, max_sequences, prefill_tokens)
+        self._rope = None if attention is None else attention.rope
+        self._scheduler = Scheduler(pool, max_sequences, prefill_tokens, self._rope)
         self._orders = itertools.count()
         self._by_key: dict[Hashable, list[Choice]] = {}
         self._emitted: list[Emission] = []
@@ -230,6 +231,8 @@ class Engine:
         self._emitted += output.push(token, logprob)
         if output.ended is not None:
             self._end(sequence, output.ended)
+        elif self._rope is not None and self._rope.restarts(sequence):
+            self._scheduler.restart(sequence)
 
     def _end(self, sequence: Choice, reason: str) -> None:
         self._emitted += sequence.output.finish(reason)

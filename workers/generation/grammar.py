@@ -3,7 +3,8 @@
 1. `Grammars.factory` writes the grammar of an answer (`workers.generation.answers`): the given one, calls of
    functions, or both. Preparing threads call `factory`.
 2. A grammar that was not compiled before is tried in another process, then compiled here, and kept for a while. A
-   grammar that was refused is remembered as well.
+   grammar that was refused is remembered as well. Only calls of one `space` find what was kept, since the time of a
+   request tells whether its grammar was known.
 3. Each choice gets a copy of the compiled grammar (`Guide`).
 4. A mistake in a grammar is `InvalidInput` with the words of llguidance.
 
@@ -97,7 +98,7 @@ class Grammars:
         self._trial: Trial | None = None
         self._special: dict[str, int] = {}
         self._lack = self._prepare()
-        self._kept: OrderedDict[str, LLMatcher | str] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], LLMatcher | str] = OrderedDict()
 
     @property
     def words(self) -> int:
@@ -149,12 +150,12 @@ class Grammars:
 
         if tools is not None and tools.choice in _FORCING:
             budget = Budget(_part(max_tokens // 4, MOST_REASONING), _part(max_tokens // 8, MOST_TALK))
-            return self._with_calls(tools, lambda calls: answer().forced(calls, budget))
+            return self._with_calls(tools, lambda calls: answer().forced(calls, budget), call.space)
         if call.grammar is None:
-            return self._with_calls(tools, lambda calls: answer().guided(calls))
+            return self._with_calls(tools, lambda calls: answer().guided(calls), call.space)
         given = _given(call.grammar)
         field = call.grammar.field
-        compiled = self._compiled(given, field)
+        compiled = self._compiled(given, field, call.space)
         if tools is None and reasons is False:
             return compiled
         grammars = json.loads(given) if given.startswith("{") else {"grammars": [{"lark_grammar": given}]}
@@ -166,10 +167,10 @@ class Grammars:
             return json.dumps({**grammars, "grammars": [start, *grammars["grammars"]]})
 
         if tools is None or self._form.wrapper is None:
-            return self._compiled(write(None), field)
-        return self._with_calls(tools, write)
+            return self._compiled(write(None), field, call.space)
+        return self._with_calls(tools, write, call.space)
 
-    def _with_calls(self, tools: ToolUse | None, write: Callable[[Calls], str]) -> LLMatcher:
+    def _with_calls(self, tools: ToolUse | None, write: Callable[[Calls], str], space: str) -> LLMatcher:
         """A grammar with calls. A schema that no grammar can hold to is left out, unless its function is strict."""
         wrapper = self._form.wrapper
         if tools is None or wrapper is None:
@@ -179,21 +180,21 @@ class Grammars:
         if len(functions) > MOST_SCHEMAS:
             functions = [function if function.strict else function.loose() for function in functions]
         try:
-            return self._compiled(write(Calls(wrapper, functions, tools.parallel)), "tools")
+            return self._compiled(write(Calls(wrapper, functions, tools.parallel)), "tools", space)
         except InvalidInput:
-            sound = [self._sound(function) for function in functions]
+            sound = [self._sound(function, space) for function in functions]
             if sound == functions:
                 raise
-            return self._compiled(write(Calls(wrapper, sound, tools.parallel)), "tools")
+            return self._compiled(write(Calls(wrapper, sound, tools.parallel)), "tools", space)
 
-    def _sound(self, function: Function) -> Function:
+    def _sound(self, function: Function, space: str) -> Function:
         """The function, with a schema that can be compiled.
 
         Raises `InvalidInput` for one that is strict, and for a number that a grammar would change.
         """
         field = f"tools: parameters of function {function.name!a}"
         try:
-            self._compiled(f"start: {function.rule()}", field)
+            self._compiled(f"start: {function.rule()}", field, space)
         except InvalidInput:
             lost = grammar_numbers.lost(function.schema)
             if function.strict or (lost is not None and not lost.is_type_bound):
@@ -201,22 +202,26 @@ class Grammars:
             return function.loose()
         return function
 
-    def _compiled(self, text: str, field: str) -> LLMatcher:
+    def _compiled(self, text: str, field: str, space: str) -> LLMatcher:
         """A grammar of llguidance, compiled. Raises `InvalidInput`, whose message begins with the field."""
+        key = space, text
         with self._lock:
-            found = self._kept.get(text)
+            found = self._kept.get(key)
         if found is None:
             found = self._tried(text)
         with self._lock:
-            self._kept[text] = found
-            self._kept.move_to_end(text)
-            while len(self._kept) > _KEPT or sum(map(len, self._kept)) > max(_KEPT_NBYTES, len(text)):
+            self._kept[key] = found
+            self._kept.move_to_end(key)
+            while len(self._kept) > _KEPT or self._kept_nbytes() > max(_KEPT_NBYTES, len(text)):
                 self._kept.popitem(last=False)
         if isinstance(found, str):
             # NOTE: llguidance shows the line with the mistake, which for functions nobody but us has written.
             words, param = (_LINE.split(found)[0], "tools") if field.startswith("tools") else (found, field)
             raise InvalidInput(f"{field}: {words}", param=param)
         return found
+
+    def _kept_nbytes(self) -> int:
+        return sum(len(text) for _, text in self._kept)
 
     def _tried(self, text: str) -> LLMatcher | str:
         """A grammar, or what is wrong with the grammar."""

@@ -2,11 +2,13 @@
 
 transformers' `generate()` runs in a greenlet. The run stops at every step with the logits of the next token, and goes
 on with the token that the engine's sampler has chosen. Another sequence, and tokens that a grammar forces, begin a new
-run over all tokens so far.
+run over all tokens so far. Where the positions of a model depend on the length of the text, a run gets the tokens
+behind the prompt one by one.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +21,7 @@ from workers import foreign
 from workers.generation.blocks import BlockPool
 from workers.generation.engine import Engine, Masks, Sampler
 from workers.generation.request import GenerationRequest
+from workers.generation.rope import depends_on_length, forget_lengths
 from workers.generation.sequence import Output, Span
 from workers.generation.sequence import Sequence as Choice
 
@@ -43,6 +46,7 @@ class PlainEngine(Engine):
         super().__init__(
             model, None, pool, sampler, masks, make_output, max_sequences=1, prefill_tokens=pool.total * 16
         )
+        self._bare = without_settings(model)
         self._run: Run | None = None
 
     def _forward(self, spans: Sequence[Span]) -> torch.Tensor:
@@ -52,7 +56,7 @@ class PlainEngine(Engine):
         if run is None or not run.continues(span):
             if run is not None:
                 run.close()
-            run = self._run = Run(self.model, span.sequence)
+            run = self._run = Run(self._bare, span.sequence)
         try:
             return run.logits(span.sequence.tokens)
         except BaseException:
@@ -60,25 +64,40 @@ class PlainEngine(Engine):
             raise
 
 
+def without_settings(model: Any) -> Any:
+    """The same model for `generate()` without stored settings, which would end texts and change logits."""
+    bare = copy.copy(model)
+    bare.generation_config = GenerationConfig()
+    return bare
+
+
 class Run:
     """One call of `generate()`, which is asked for logits step by step."""
 
     def __init__(self, model: Any, sequence: Choice) -> None:
+        """`model` has no settings of its own (`without_settings`)."""
         self._model, self._sequence = model, sequence
         self._greenlet = greenlet.greenlet(self._generate)
-        self._computed = 0
+        self._computed, self._singly = 0, depends_on_length(model)
 
     def continues(self, span: Span) -> bool:
         """Whether the run can compute a span: the next single token of its sequence."""
-        return span.sequence is self._sequence and span.stop == self._computed + 1 and not self._greenlet.dead
+        follows = span.stop > self._computed if self._singly else span.stop == self._computed + 1
+        return span.sequence is self._sequence and follows and not self._greenlet.dead
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        """Logits [1, vocabulary] after `tokens`, of which the run has computed all or all but the last."""
+        """Logits [1, vocabulary] after `tokens`, of which the run has computed the first or none."""
         # NOTE: the turn of the device thread that asks may be another one than the turn before.
         self._greenlet.parent = greenlet.getcurrent()
         # NOTE: `generate()` computes without gradients, a mode of the thread and not of the greenlet.
         with torch.set_grad_enabled(torch.is_grad_enabled()):
-            found: torch.Tensor = self._greenlet.switch(list(tokens) if not self._computed else tokens[-1])
+            found: torch.Tensor
+            if not self._computed:
+                forget_lengths(self._model)
+                self._computed = self._sequence.prompt_length if self._singly else len(tokens)
+                found = self._greenlet.switch(tokens[: self._computed])
+            for token in tokens[self._computed :]:
+                found = self._greenlet.switch(token)
         self._computed = len(tokens)
         return found
 

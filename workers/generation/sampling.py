@@ -13,6 +13,7 @@ fail: a sampling stage that raises has changed nothing.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -78,8 +79,7 @@ class _State:
     ) -> None:
         self.sampling = wish = sequence.call.sampling
         self.greedy = wish.temperature is None or not wish.temperature > _COLD
-        seed = None if wish.seed is None else wish.seed + sequence.choice
-        self.uniforms = None if self.greedy else random.Random(seed)
+        self.uniforms = None if self.greedy else _stream_of(wish.seed, sequence.choice)
         self.counts = self.passages = self.bias = None
         if wish.presence_penalty or wish.frequency_penalty or wish.repetition_penalty != 1:
             self.counts = TokenCounts(sequence.tokens)
@@ -98,6 +98,15 @@ class _State:
         self.filtered = has_filters(wish, columns)
         self.alternatives = None if wish.logprobs is None else min(wish.logprobs, columns)
         self.plain = self.greedy and not self.changes and self.alternatives is None
+
+
+def _stream_of(seed: int | None, choice: int) -> random.Random:
+    """The uniform numbers of one choice; no two pairs of a seed and a choice share a stream."""
+    if seed is None:
+        return random.Random()
+    # NOTE: `Random` takes the absolute value of a number, so -1 and 1 would be one seed.
+    digest = hashlib.blake2b(f"{seed}:{choice}".encode(), digest_size=32).digest()
+    return random.Random(int.from_bytes(digest))
 
 
 class _Likely(NamedTuple):

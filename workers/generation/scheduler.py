@@ -14,16 +14,20 @@ from __future__ import annotations
 
 from collections import deque
 
-from workers.generation.blocks import ROOT, BlockPool
+from workers.generation.blocks import ROOT, BlockPool, Link
+from workers.generation.rope import LengthRope
 from workers.generation.sequence import Sequence, Span
 
 
 class Scheduler:
     """The sequences of one engine. One thread."""
 
-    def __init__(self, pool: BlockPool, max_sequences: int, prefill_tokens: int) -> None:
+    def __init__(
+        self, pool: BlockPool, max_sequences: int, prefill_tokens: int, rope: LengthRope | None = None
+    ) -> None:
         """At most `max_sequences` are computed together, with `prefill_tokens` tokens of prompts in one step."""
         self._pool, self._max_sequences, self.prefill_tokens = pool, max_sequences, prefill_tokens
+        self._rope = rope
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of arrival."""
@@ -51,6 +55,13 @@ class Scheduler:
                 place.remove(sequence)
                 break
         self._release(sequence)
+
+    def restart(self, sequence: Sequence) -> None:
+        """All tokens of a sequence are to be computed anew: the sequence is the first of those that wait."""
+        self._release(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self.waiting.appendleft(sequence)
 
     def pause(self, sequence: Sequence) -> None:
         """The client of a sequence does not read: compute no more of the sequence, and give its place away."""
@@ -117,7 +128,7 @@ class Scheduler:
         """Hold blocks for all tokens of a waiting sequence; false if too few are free."""
         size, pool = self._pool.block_tokens, self._pool
         if not sequence.blocks:
-            sequence.blocks, sequence.link = pool.match(sequence.tokens)
+            sequence.blocks, sequence.link = pool.match(sequence.tokens, self._root_of(sequence))
             sequence.registered = len(sequence.blocks)
             sequence.computed = sequence.registered * size
         lacking = -(-len(sequence.tokens) // size) - len(sequence.blocks)
@@ -132,6 +143,11 @@ class Scheduler:
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = sequence.computed
         return True
+
+    def _root_of(self, sequence: Sequence) -> Link:
+        """Sequences share blocks within the space of their requests, and where their tokens have the same positions."""
+        space, regime = sequence.call.space, 0 if self._rope is None else self._rope.regime(sequence)
+        return (space, regime) if space or regime else ROOT
 
     def _has_blocks(self, sequence: Sequence, tokens: int) -> bool:
         """Give a running sequence blocks for its first `tokens`; false if the sequence itself had to go."""

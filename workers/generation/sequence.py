@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ipc.wire.generation import TokenLogprob
 from ipc.wire.messages import GenerateCall
-from workers.generation.blocks import ROOT
+from workers.generation.blocks import ROOT, Link
 from workers.generation.request import Emission, GenerationRequest, Matcher
 
 
@@ -52,7 +52,7 @@ class Sequence:
     prompt_length: int = field(init=False)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
-    link: int = ROOT
+    link: Link = ROOT
     registered: int = 0
     cached_tokens: int = -1
     sampler_state: Any = None

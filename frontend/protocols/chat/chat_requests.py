@@ -19,7 +19,7 @@ from frontend.generation.chat_messages import ChatMessage, messages_of
 from frontend.generation.errors import InvalidField
 from frontend.generation.grammars import grammar_of
 from frontend.generation.reasoning import Effort, template_variables
-from frontend.generation.sampling import alternatives_of, choices_of, ending_of, sampling_of
+from frontend.generation.sampling import alternatives_of, choices_of, ending_of, salt_of, sampling_of
 from frontend.generation.talk_fields import ChoiceFields
 from frontend.generation.tools import choice_of, functions_of, tool_use
 from frontend.http.choices import one_of
@@ -116,4 +116,5 @@ def _call(request: ChatRequest, limits: Limits) -> GenerateCall:
         grammar=grammar_of(request.response_format, request.grammar),
         n=choices_of(request.n),
         truncate=bool(request.truncate_sequence),
+        salt=salt_of(request.cache_salt),
     )

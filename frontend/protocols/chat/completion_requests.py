@@ -22,6 +22,7 @@ from frontend.generation.sampling import (
     SamplingFields,
     choices_of,
     ending_of,
+    salt_of,
     sampling_of,
 )
 from frontend.protocols.chat.chat_requests import StreamOptions
@@ -114,6 +115,7 @@ def _calls(
         grammar=grammar_of(request.response_format, request.grammar),
         n=choices,
         truncate=bool(request.truncate_sequence),
+        salt=salt_of(request.cache_salt),
         splits=False,
     )
     return [

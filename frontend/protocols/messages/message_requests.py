@@ -21,7 +21,7 @@ from frontend.generation.conversation import Conversation, text_of
 from frontend.generation.errors import InvalidField
 from frontend.generation.grammars import grammar_of
 from frontend.generation.reasoning import Effort, variables_of
-from frontend.generation.sampling import alternatives_of, ending_of, sampling_of
+from frontend.generation.sampling import alternatives_of, ending_of, salt_of, sampling_of
 from frontend.generation.talk_fields import TalkFields
 from frontend.protocols.messages.blocks import Message, add_message
 from frontend.protocols.messages.message_tools import thinking_of, tools_of
@@ -122,6 +122,7 @@ def _call(request: MessagesRequest, limits: Limits) -> GenerateCall:
         ),
         grammar=_grammar(request),
         truncate=bool(request.truncate_sequence),
+        salt=salt_of(request.cache_salt),
     )
 
 

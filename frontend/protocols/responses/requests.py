@@ -22,7 +22,7 @@ from frontend.generation.grammars import grammar_of
 from frontend.generation.models import DEFAULT
 from frontend.generation.nested import checked_json, json_text
 from frontend.generation.reasoning import Effort, variables_of
-from frontend.generation.sampling import alternatives_of, choices_of, ending_of, sampling_of
+from frontend.generation.sampling import alternatives_of, choices_of, ending_of, salt_of, sampling_of
 from frontend.generation.sending import new_id
 from frontend.generation.talk_fields import ChoiceFields
 from frontend.generation.tools import choice_of, tool_use
@@ -180,6 +180,7 @@ def _call(request: ResponseRequest) -> GenerateCall:
         grammar=_grammar(request),
         n=choices_of(request.n),
         truncate=_truncates(request.truncation),
+        salt=salt_of(request.cache_salt),
     )
 
 

@@ -1,0 +1,268 @@
+"""The proof at load: packed steps give the logits that the model gives for each sequence alone.
+
+1. Texts of several lengths run through a small engine, some of them in chunks. Their ids are drawn from the whole
+   vocabulary, special and padding ids among them. Each row's logits must be those of a plain forward pass.
+2. Where positions depend on the length of a text, some texts end before the border, some behind, and one grows past it
+   as `generate()` has it.
+3. One packed pass has rows at the beginning, at the border and at the last positions. So a model that looks at the
+   greatest position of a pass is found, however far its border lies.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ipc.wire.generation import TokenLogprob
+from ipc.wire.messages import GenerateCall
+from workers.device.oom import is_out_of_memory
+from workers.generation.attention import PagedAttention, plan_of
+from workers.generation.blocks import BlockPool
+from workers.generation.engine import Engine
+from workers.generation.packed_pass import packed_pass
+from workers.generation.plain import Run, without_settings
+from workers.generation.request import Emission, GenerationRequest
+from workers.generation.rope import LengthRope, Unfollowed, forget_lengths, length_rope
+from workers.generation.sequence import Sequence as Choice
+from workers.generation.sequence import Span
+
+log = logging.getLogger(__name__)
+
+_LENGTHS = (5, 37, 70)
+_LONGEST_WINDOW = 512
+"""Windows of attention and borders of positions up to this length are part of the proof."""
+_CONTINUED = 3
+_STRETCH = 12
+"""Tokens of a row at far positions."""
+_TOLERANCE = {torch.float32: 1e-4}
+_TOLERANCE_HALF = 0.1
+"""Mean difference of logits, as a part of their mean size."""
+
+
+def packs(model: Any, attention: PagedAttention) -> bool:
+    """Whether the logits of packed steps over `attention` are those of each sequence alone.
+
+    Afterwards the model runs with `attention` if so, else with the implementation that the model had before. Raises the
+    error of memory that is short, which says nothing of the model.
+    """
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        # NOTE: SDPA of transformers 5.17 leaves the soft cap out without a word.
+        model.set_attn_implementation("eager")
+    before = model.config._attn_implementation
+    try:
+        attention.rope = length_rope(model)
+    except Unfollowed as error:
+        log.info("%s: %s", type(model).__name__, error)
+        return False
+    texts, rows = _texts(model, attention.rope), _rows(model, attention.rope)
+    for passes_rules in (True, False):
+        attention.passes_rules = passes_rules
+        try:
+            model.set_attn_implementation(attention.name)
+            if _agrees(model, attention, texts) and _far_rows_agree(model, attention, rows):
+                return True
+        # NOTE: models that index a mask raise TypeError, those without the interface AttributeError or KeyError.
+        except (TypeError, AttributeError, KeyError, ValueError, RuntimeError, IndexError) as error:
+            if is_out_of_memory(error):
+                raise
+            log.info("%s: %s: %s", type(model).__name__, type(error).__name__, error)
+    model.set_attn_implementation(before)
+    return False
+
+
+class _Text(NamedTuple):
+    """A sequence, and the logits [tokens to continue, vocabulary] of its last tokens, as the model gives them alone."""
+
+    tokens: list[int]
+    logits: torch.Tensor
+
+
+def _texts(model: Any, rope: LengthRope | None) -> list[_Text]:
+    """The sequences of the proof, the same for each model of a vocabulary."""
+    config, draw = model.config.get_text_config(), random.Random(0)
+    window = max(int(getattr(config, name, None) or 0) for name in ("sliding_window", "attention_chunk_size"))
+    lengths = [*_LENGTHS]
+    if max(_LENGTHS) < window + 8 <= _LONGEST_WINDOW + 8:
+        lengths.append(window + 8)
+    most = int(getattr(config, "max_position_embeddings", None) or max(lengths) + _CONTINUED)
+    if rope is not None and rope.border <= _LONGEST_WINDOW:
+        lengths += [max(1, rope.border - 1), rope.border + 8]
+        most = max(most, max(lengths) + _CONTINUED)
+    texts = [_drawn(config, draw, min(length + _CONTINUED, most)) for length in lengths]
+    alone = _plain if rope is None else _generated
+    return [_Text(tokens, alone(model, tokens)) for tokens in texts]
+
+
+def _drawn(config: Any, draw: random.Random, length: int) -> list[int]:
+    """Ids of the whole vocabulary. Each third is one that a model may treat in its own way: special, padding, last."""
+    named = [getattr(config, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")]
+    ids = [one for each in named for one in (each if isinstance(each, list) else [each])]
+    special = [one for one in ids if isinstance(one, int) and 0 <= one < config.vocab_size]
+    special += [0, config.vocab_size - 1]
+    return [
+        draw.choice(special) if at % 3 == 1 else draw.randrange(config.vocab_size) for at in range(length)
+    ]
+
+
+@torch.inference_mode()
+def _plain(model: Any, tokens: list[int]) -> torch.Tensor:
+    """The logits of a forward pass over one sequence."""
+    ids = torch.tensor([tokens[:-1]], device=model.device)
+    logits: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    return logits[0, -_CONTINUED:].float()
+
+
+def _generated(model: Any, tokens: list[int]) -> torch.Tensor:
+    """The logits of `generate()`, which chooses the last tokens."""
+    request = GenerationRequest(0, tokens[:-_CONTINUED], GenerateCall(), _CONTINUED, frozenset())
+    run = Run(without_settings(model), Choice(request, 0, 0, _Some()))
+    ends = range(len(tokens) - _CONTINUED, len(tokens))
+    with torch.no_grad():
+        logits = torch.cat([run.logits(tokens[:end]).float() for end in ends])
+    run.close()
+    return logits
+
+
+def _agrees(model: Any, attention: PagedAttention, texts: list[_Text]) -> bool:
+    """Whether the texts have the same logits in an engine, in company."""
+    attention.plan, attention.called = None, set()
+    first = texts[0].tokens
+    with torch.inference_mode():
+        model(
+            input_ids=torch.tensor([first], device=model.device),
+            position_ids=torch.arange(len(first), device=model.device)[None],
+            attention_mask=torch.ones(1, len(first), dtype=torch.long, device=model.device),
+            use_cache=False,
+        )
+    if len(attention.called) != model.config.get_text_config().num_hidden_layers:
+        return False
+    size = attention.block_tokens
+    blocks = sum(-(-len(text.tokens) // size) for text in texts) + len(texts)
+    attention.allocate(blocks)
+    script = _Script([text.tokens for text in texts])
+    engine = Engine(
+        model, attention, BlockPool(blocks, size), script, script, lambda *_: _Some(), prefill_tokens=48
+    )
+    for number, text in enumerate(texts):
+        engine.add(script.request(number, text.tokens))
+    while engine.has_work:
+        engine.step()
+    found = [torch.stack(logits) for logits in script.logits]
+    return _are_near(model, found, [text.logits for text in texts])
+
+
+def _are_near(model: Any, found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    """Whether logits [tokens, vocabulary] of each text are those that the text has alone."""
+    exact = model.dtype in _TOLERANCE
+    difference = 0.0
+    for one, other in zip(found, wanted, strict=True):
+        rows = (one - other).abs().mean(-1) / other.abs().mean(-1)
+        # NOTE: in half precision a single token may choose other experts.
+        worst = float(rows.max() if exact else rows.mean())
+        difference = worst if not worst <= difference else difference
+    tolerance = _TOLERANCE.get(model.dtype, _TOLERANCE_HALF)
+    if not difference <= tolerance:
+        log.info("%s: packed steps differ by %.2g of the logits", type(model).__name__, difference)
+    return difference <= tolerance
+
+
+class _Row(NamedTuple):
+    """Tokens at positions from `start` on, and the logits [tokens, vocabulary] that they have alone."""
+
+    start: int
+    tokens: list[int]
+    logits: torch.Tensor
+
+
+def _rows(model: Any, rope: LengthRope | None) -> list[_Row]:
+    """Rows at the beginning, over the border of positions, and at the last positions."""
+    config, draw = model.config.get_text_config(), random.Random(1)
+    last = int(getattr(config, "max_position_embeddings", None) or 0)
+    border = int(getattr(config, "original_max_position_embeddings", None) or 0)
+    if rope is not None:
+        border, last = rope.border, max(last, rope.border + _STRETCH)
+    starts = {0, border - _STRETCH // 2, last - _STRETCH} if border else {0, last - _STRETCH}
+    fits = (start for start in sorted(starts) if 0 <= start <= max(0, last - _STRETCH))
+    return [_row(model, start, _drawn(config, draw, min(_STRETCH, last or _STRETCH))) for start in fits]
+
+
+@torch.inference_mode()
+def _row(model: Any, start: int, tokens: list[int]) -> _Row:
+    """A row with the logits of a pass over nothing else."""
+    forget_lengths(model)
+    ids = torch.tensor([tokens], device=model.device)
+    places = torch.arange(start, start + len(tokens), device=model.device)[None]
+    mask = torch.ones_like(ids)
+    logits = model(input_ids=ids, position_ids=places, attention_mask=mask, use_cache=False).logits
+    return _Row(start, tokens, logits[0].float())
+
+
+@torch.inference_mode()
+def _far_rows_agree(model: Any, attention: PagedAttention, rows: list[_Row]) -> bool:
+    """Whether the rows have the same logits side by side in one packed pass."""
+    size, device = attention.block_tokens, model.device
+    each = -(-_STRETCH // size)
+    attention.allocate(each * len(rows))
+    spans = []
+    for number, row in enumerate(rows):
+        request = GenerationRequest(number, row.tokens, GenerateCall(), 1, frozenset())
+        sequence = Choice(request, 0, number, _Some())
+        sequence.blocks = list(range(number * each, (number + 1) * each))
+        spans.append(Span(sequence, 0, len(row.tokens)))
+    plan = plan_of(spans, size, device)
+    sizes = [len(row.tokens) for row in rows]
+    plan.positions += torch.from_numpy(np.repeat([row.start for row in rows], sizes)).to(device)
+    if attention.rope is not None:
+        texts = [attention.rope.length_of(row.start + len(row.tokens)) for row in rows]
+        plan.lengths = attention.rope.grouped(np.repeat(texts, sizes), device)
+    logits = packed_pass(model, attention, plan).float()
+    ends = [0, *itertools.accumulate(sizes)]
+    found = [logits[start:stop] for start, stop in itertools.pairwise(ends)]
+    return _are_near(model, found, [row.logits for row in rows])
+
+
+class _Script:
+    """A sampler that notes the logits, and chooses the tokens of the texts; no request has a grammar."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self._texts = texts
+        self.logits: list[list[torch.Tensor]] = [[] for _ in texts]
+
+    def request(self, number: int, tokens: list[int]) -> GenerationRequest:
+        """A request whose answer are the last tokens of a text."""
+        return GenerationRequest(number, tokens[:-_CONTINUED], GenerateCall(), _CONTINUED, frozenset())
+
+    def sample(self, logits: torch.Tensor, sequences: Any) -> list[tuple[int, TokenLogprob | None]]:
+        """The tokens of the texts."""
+        for row, sequence in zip(logits, sequences, strict=True):
+            self.logits[sequence.request.key].append(row.float().clone())
+        return [(self._texts[each.request.key][len(each.tokens)], None) for each in sequences]
+
+    def begin(self, sequences: Any) -> None:
+        """Nothing to fill."""
+
+    def wait(self) -> None:
+        """Nothing is filled."""
+
+
+class _Some:
+    """An `Output` without text, which ends after some tokens."""
+
+    def __init__(self) -> None:
+        self.ended: str | None = None
+        self._tokens = 0
+
+    def push(self, token: int, logprob: Any) -> list[Emission]:
+        """One token more."""
+        self._tokens += 1
+        self.ended = "length" if self._tokens == _CONTINUED else None
+        return []
+
+    def finish(self, reason: str) -> list[Emission]:
+        """Nothing is told."""
+        return []
