@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FP32, INT32, STRING, BOOL = 1, 6, 8, 9
+FP32, INT32, INT64, STRING, BOOL = 1, 6, 7, 8, 9
 """TensorProto.DataType of ONNX."""
 
 
@@ -89,6 +89,16 @@ def quantized() -> bytes:
     graph = _bytes(1, steps) + _bytes(1, _node("DequantizeLinear", ["q", "scale", "zero"], "y"))
     graph += _bytes(2, "quantized") + _bytes(11, _value("x", FP32, ["batch", 4]))
     return _model(graph + _bytes(12, _value("y", FP32, ["batch", 4])))
+
+
+def table(file: str, rows: int, width: int) -> bytes:
+    """INPUT, INT64 [batch, 1], to OUTPUT: rows of a table FP32 [rows, width] whose bytes are the whole of `file`."""
+    place = {"location": file, "offset": "0", "length": str(4 * rows * width)}
+    weights = _number(1, rows) + _number(1, width) + _number(2, FP32) + _bytes(8, "table")
+    weights += b"".join(_bytes(13, _bytes(1, key) + _bytes(2, value)) for key, value in place.items())
+    graph = _bytes(1, _node("Gather", ["table", "INPUT"], "OUTPUT")) + _bytes(2, "table")
+    graph += _bytes(5, weights + _number(14, 1)) + _bytes(11, _value("INPUT", INT64, ["batch", 1]))
+    return _model(graph + _bytes(12, _value("OUTPUT", FP32, ["batch", 1, width])))
 
 
 def _model(graph: bytes) -> bytes:

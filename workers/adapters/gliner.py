@@ -39,6 +39,7 @@ from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.own_code import own_code
 from workers.adapters.shared.packing import masked_share
 from workers.adapters.shared.tokenizing import rust_copy
+from workers.loading.reading import safe_open
 
 EXTRA = "gliner"
 BI_ENCODERS = ("BiEncoderSpanGLiNER", "BiEncoderTokenGLiNER")
@@ -499,8 +500,6 @@ class GlinerAdapter(ExtractAdapter):
 
 def _require_weights(directory: Path, model: torch.nn.Module) -> None:
     """Raise CheckpointError where safetensors lack a weight, which the library would leave random without a word."""
-    from safetensors import safe_open
-
     stored: set[str] = set()
     for path in directory.glob("*.safetensors"):
         with safe_open(str(path), framework="pt") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,6 +16,7 @@ from workers.adapters.base import AdapterSpec, LoadContext
 from workers.adapters.shared.interface import Interface, ProgramTensor, fit
 from workers.adapters.shared.named_tensors import Array, NamedBatch
 from workers.adapters.shared.program import RepositoryProgram, entry_of
+from workers.loading.onnx_data import external_files, nbytes_of
 from workers.loading.source import SourceError
 from workers.repository.layout import ModelRefused
 
@@ -70,20 +72,21 @@ class OnnxAdapter(RepositoryProgram):
         options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
         options.log_severity_level = _QUIET
         path = context.directory / entry_of(context).program
+        outside = external_files(path)
         try:
-            session = runtime.InferenceSession(
-                path, options, providers=_providers(runtime, cls.device_of(context))
+            session = open_session(
+                runtime, path, outside, options, _providers(runtime, cls.device_of(context))
             )
         except Exception as error:
             # NOTE: the errors of onnxruntime have no common base.
             line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise SourceError(f"{path.name} cannot be loaded by onnxruntime: {line}", "UNKNOWN") from error
         context.progress("read", 1.0)
-        return cls(session, context, path.stat().st_size)
+        return cls(session, context, nbytes_of(path, outside))
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the file, which are mostly weights."""
+        """Bytes of the program and of the files with its data, which are mostly weights."""
         return self._nbytes
 
     def refuse_arrays(self, arrays: Mapping[str, Array]) -> None:
@@ -103,6 +106,17 @@ class OnnxAdapter(RepositoryProgram):
             if name in found and found[name].ndim == 0:
                 found[name] = found[name].reshape(shape)
         return found
+
+
+def open_session(
+    runtime: Any, program: Path, outside: Mapping[str, Path], options: Any, providers: list[Any]
+) -> Any:
+    """A session that has the content of the files `outside` in memory of its own; onnxruntime would map the files."""
+    contents = [path.read_bytes() for path in outside.values()]
+    lengths = [len(content) for content in contents]
+    options.add_external_initializers_from_files_in_memory(list(outside), contents, lengths)
+    # NOTE: the session copies `contents` while it is made, so they must live until then.
+    return runtime.InferenceSession(program, options, providers=providers)
 
 
 def _providers(runtime: Any, device: torch.device) -> list[Any]:

@@ -29,6 +29,7 @@ import torch
 
 from ipc.catalog.entries import ModelEntry
 from ipc.version import VERSION
+from workers.loading.reading import facts_of, files_of
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def _compare(expected: Sequence[float], found: Sequence[float], dtype: torch.dty
 
 def path_of(root: Path, entry: ModelEntry, directory: Path, dtype: torch.dtype, device: torch.device) -> Path:
     """The file of a model's fingerprint under `root`."""
-    files = [_facts(path, directory) for path in _files(directory)]
+    files = [_facts(path, directory) for path in files_of(directory)]
     return root / "fingerprints" / f"{_digest(files, entry, dtype, device)}.json"
 
 
@@ -109,23 +110,12 @@ def identity_of(
     # NOTE: the module of an adapter that is a file beside its catalog entry is not kept; `entry.code` has its content.
     written = getattr(sys.modules.get(adapter.__module__), "__file__", None)
     code = sorted(Path(written).parent.glob("*.py")) if written else []
-    return _digest([*map(_lasting_facts, (*_files(directory), *code))], entry, dtype, device)
+    return _digest([*map(facts_of, (*files_of(directory), *code))], entry, dtype, device)
 
 
 def _digest(files: list[Any], entry: ModelEntry, dtype: torch.dtype, device: torch.device) -> str:
     facts = (files, _relevant(entry), str(dtype), device.type, _versions())
     return hashlib.blake2b(msgspec.json.encode(facts, order="deterministic"), digest_size=16).hexdigest()
-
-
-def _lasting_facts(path: Path) -> tuple[str, int, int, int, int]:
-    found = path.stat()
-    return str(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
-
-
-def _files(directory: Path) -> list[Path]:
-    """All files of a model but hidden ones, which belong to the tools that brought it, and texts for people."""
-    found = (path for path in directory.rglob("*") if path.suffix.lower() != ".md" and path.is_file())
-    return sorted(p for p in found if not any(part[0] == "." for part in p.relative_to(directory).parts))
 
 
 def _facts(path: Path, directory: Path) -> tuple[str, int, int]:

@@ -13,16 +13,15 @@ from typing import Any
 import torch
 
 from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, check_names
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.settings import Settings
 from ipc.wire import codec
 from workers.adapters.base import Adapter, LoadContext
-from workers.adapters.registry import resolve
+from workers.adapters.registry import BUILT_IN, resolve
 from workers.adapters.shared.building import BUILDING, resolve_dtype
 from workers.device.devices import Device, batch_tokens
 from workers.lifecycle import fingerprint, grouping, memory_budget, program_loads
 from workers.lifecycle.instance import Instance, LoadAbandoned
-from workers.loading import source
+from workers.loading import reading, source
 from workers.repository.entries import RepositoryEntry
 
 log = logging.getLogger(__name__)
@@ -30,6 +29,7 @@ log = logging.getLogger(__name__)
 REPORT_EVERY_S = 1.0
 BYTES_PER_S, DOWNLOADED_PER_S = 500e6, 50e6
 """How fast weights come, from the disk and from the hub, for an estimate before the first load."""
+PYTHON = "python_model"
 _PHASES = {"download": (0.0, 0.4), "read": (0.4, 0.2), "tokenizer": (0.6, 0.0), "weights": (0.6, 0.3)}
 
 
@@ -88,21 +88,21 @@ class Loader:
         )
         instance.load_s = instance.load_s or 1.0 + nbytes / BYTES_PER_S
         room(instance, instance.known_bytes or nbytes)
+        dtype = resolve_dtype(entry.precision or self._settings.worker.precision, self._device.torch)
         began = self._meter.begin()
         try:
-            dtype = self._dtype(entry)
-            adapter, values = program_loads.load(
-                entry, lambda entry: self._build(entry, directory, dtype, progress), self._run
-            )
-            path = fingerprint.path_of(self._settings.state_root, entry, directory, dtype, self._device.torch)
+            with nullcontext() if _has_own_code(entry) else reading.unchanged(directory, (LoadAbandoned,)):
+                adapter, values = program_loads.load(
+                    entry, lambda entry: self._build(entry, directory, dtype, progress), self._run
+                )
+                state = self._settings.state_root
+                path = fingerprint.path_of(state, entry, directory, dtype, self._device.torch)
             fingerprint.check(entry, values, dtype, path)
+            tell_mapped(entry, directory)
         except BaseException:
             self._meter.abort()
             raise
         return Loaded(adapter, self._meter.end(began, adapter))
-
-    def _dtype(self, entry: ModelEntry) -> torch.dtype:
-        return resolve_dtype(entry.precision or self._settings.worker.precision, self._device.torch)
 
     def _build(self, entry: ModelEntry, directory: Path, dtype: torch.dtype, progress: Progress) -> Adapter:
         tokens = batch_tokens(self._settings, self._device)
@@ -137,15 +137,27 @@ class Loader:
         return adapter
 
 
+def _has_own_code(entry: ModelEntry) -> bool:
+    """Whether the files of a model are those of an operator's code, which may write beside itself."""
+    return isinstance(entry.source, AdapterSource) or entry.adapter == PYTHON
+
+
 def _check_names(entry: ModelEntry, known: tuple[str, ...]) -> None:
     """Raise `SourceError` for options that an adapter which is no family does not list, where it lists any."""
-    if not known or entry.adapter in FAMILY_OPTIONS:
+    if not known or entry.adapter in BUILT_IN:
         return
     try:
         check_names(entry.runtime, "runtime", known)
         check_names(entry.loadtime, "loadtime", known)
     except ValueError as error:
         raise source.SourceError(str(error), "UNKNOWN") from error
+
+
+def tell_mapped(entry: ModelEntry, directory: Path) -> None:
+    """Warn of files that the library of a model maps in spite of `workers.loading.reading`."""
+    for path in reading.mapped_files(directory):
+        text = "model %s: its library maps %s: never write to the file, replace the file by a rename"
+        log.warning(text, entry.id, path.name)
 
 
 def check_widths(entry: ModelEntry, dims: Mapping[str, int]) -> None:

@@ -29,6 +29,7 @@ import torch
 from ipc.settings import Settings
 from workers.adapters.base import Adapter
 from workers.device.devices import Device
+from workers.loading.onnx_data import external_files, nbytes_of
 from workers.loading.source import weight_files
 
 TRIM_AFTER_BYTES = 128 << 20
@@ -79,8 +80,11 @@ def available_bytes() -> int:
 
 
 def estimate(directory: Path, program: str = "") -> int:
-    """Bytes of the weight files, or of the file of a program, which is what a load will take, more or less."""
-    files = [directory / program] if program else weight_files(directory)
+    """Bytes of the weight files, or of the files of a program, which is what a load will take, more or less."""
+    if program:
+        path = directory / program
+        return nbytes_of(path, external_files(path))
+    files = weight_files(directory)
     return sum(path.stat().st_size for path in files)
 
 

@@ -5,6 +5,7 @@
     DEPENDENCY  a package or version is missing     permanent
     OOM         not enough memory                   again after 60 s
     NETWORK     the hub cannot be reached           again after 30 s
+    CHANGED     files changed while they were read  again after 2 s
     FINGERPRINT the model gives other values        permanent
     UNKNOWN     anything else                       permanent
 
@@ -22,9 +23,11 @@ import msgspec
 from workers import foreign
 from workers.loading.source import DownloadFailed, SourceError
 
-ErrorClass = Literal["GATED", "NOT_FOUND", "DEPENDENCY", "OOM", "NETWORK", "FINGERPRINT", "UNKNOWN"]
+ErrorClass = Literal[
+    "GATED", "NOT_FOUND", "DEPENDENCY", "OOM", "NETWORK", "CHANGED", "FINGERPRINT", "UNKNOWN"
+]
 
-RETRY_AFTER_S: dict[str, float] = {"OOM": 60.0, "NETWORK": 30.0}
+RETRY_AFTER_S: dict[str, float] = {"OOM": 60.0, "NETWORK": 30.0, "CHANGED": 2.0}
 _MOST_CHARACTERS = 300
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 _OWN_CODE = ("contains custom code which must be executed", "requires you to execute")
@@ -168,6 +171,7 @@ def _offline() -> bool:
 
 # The first rule that matches decides.
 _RULES: tuple[tuple[ErrorClass, Callable[[BaseException], bool]], ...] = (
+    ("CHANGED", lambda error: _named(error, "FilesChanged")),
     ("DEPENDENCY", _is_own("DEPENDENCY")),
     ("NOT_FOUND", _is_own("NOT_FOUND")),
     ("UNKNOWN", _is_own("UNKNOWN")),

@@ -18,9 +18,10 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from ipc.catalog.entries import DirectorySource, HubSource, LoraSource, ModelEntry, is_lora_name
+from workers.loading.reading import safe_open
 from workers.loading.source import SourceError, snapshot
 
 Files = tuple[tuple[int, int] | None, ...]

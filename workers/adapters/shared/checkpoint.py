@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers import (
     MODEL_FOR_TEXT_ENCODING_MAPPING,
     AutoConfig,
@@ -26,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.building import BUILDING
 from workers.adapters.shared.rope_scaling import scaled_positions
+from workers.loading.reading import safe_open
 from workers.loading.source import PICKLED, is_plain
 
 _OURS = frozenset(

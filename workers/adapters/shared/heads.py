@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import nn
 
 from workers.adapters.shared.packing import Layout
+from workers.loading.reading import load_file
 from workers.loading.source import is_plain
 
 _SUMMING = frozenset({"mean", "mean_sqrt_len_tokens", "weightedmean", "max"})
@@ -159,7 +159,7 @@ def _head_weights(directory: Path) -> dict[str, torch.Tensor]:
     """model.safetensors, or pytorch_model.bin if torch reads the file as nothing but tensors."""
     weights, pickled = directory / "model.safetensors", directory / "pytorch_model.bin"
     if weights.is_file():
-        return load_file(str(weights))
+        return load_file(weights)
     if pickled.is_file() and is_plain(pickled):
         found: dict[str, torch.Tensor] = torch.load(pickled, map_location="cpu", weights_only=True)
         return found

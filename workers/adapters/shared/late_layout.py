@@ -213,7 +213,7 @@ def _prefix(marker: str | None, prompt: str | None) -> str:
 
 def stanford_projection(directory: Path) -> Any:
     """`linear.weight` [dims, width] of the model. Raises UnsupportedLayoutError for a model without."""
-    from safetensors import safe_open
+    from workers.loading.reading import safe_open
 
     index = read_json(directory / "model.safetensors.index.json").get("weight_map", {})
     with safe_open(str(directory / index.get("linear.weight", "model.safetensors")), "pt") as weights:

@@ -22,7 +22,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from workers.adapters.shared.linears import LaidOutLinear
-from workers.loading.lora_files import LayerShape, LayerWeights, Lora, UnsupportedLora
+from workers.loading.lora_files import FILES, LayerShape, LayerWeights, Lora, UnsupportedLora
+from workers.loading.reading import unchanged
 
 _WITHOUT_EFFECT = "pooler."
 """Part of the paths of layers whose results no family reads; such layers need not run."""
@@ -60,12 +61,16 @@ class LoraLayers:
         self._seen: set[str] | None = None
 
     def fit(self, directory: Path) -> FittedLora:
-        """Read an adapter in PEFT's layout. Raises `UnsupportedLora` where it does not fit this model."""
-        lora = Lora(directory)
-        layers = {path: self._layer(path) for path in lora.paths}
-        for path, (_, layer) in layers.items():
-            lora.refuse_misfit(path, LayerShape(layer.in_features, layer.out_features))
-        weights = lora.read()
+        """Read an adapter in PEFT's layout.
+
+        Raises `UnsupportedLora` where the adapter does not fit this model, and `FilesChanged`.
+        """
+        with unchanged(directory, only=FILES):
+            lora = Lora(directory)
+            layers = {path: self._layer(path) for path in lora.paths}
+            for path, (_, layer) in layers.items():
+                lora.refuse_misfit(path, LayerShape(layer.in_features, layer.out_features))
+            weights = lora.read()
         return FittedLora({name: _fitted(weights[path], layer) for path, (name, layer) in layers.items()})
 
     def _layer(self, path: str) -> tuple[str, nn.Linear | LaidOutLinear]:
