@@ -64,6 +64,21 @@ def classifier(directory: Path) -> None:
     )
 
 
+def classifier_causal(directory: Path) -> None:
+    """Qwen3 with classes: it reads the last token that is no padding, and padding ends every text."""
+    size = vocabularies.byte_level(directory)
+    config = transformers.Qwen3Config(
+        **SIZES,
+        vocab_size=size,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        pad_token_id=size - 1,
+        **_named(MOODS),
+    )
+    save(transformers.Qwen3ForSequenceClassification(config), directory)
+
+
 def classifier_single(directory: Path) -> None:
     """ModernBERT, mean-pooled, with classes that exclude each other."""
     size = vocabularies.wordpiece(directory)
@@ -163,6 +178,7 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
         nli_bart,
         classifier,
         classifier_single,
+        classifier_causal,
         gliner,
         gliner_relex,
         gliner_bi,

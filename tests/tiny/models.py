@@ -156,6 +156,22 @@ def dense_t5(directory: Path) -> None:
     write_layout(directory, "mean")
 
 
+def dense_longrope(directory: Path) -> None:
+    """Llama whose rotary factors are others from 65 tokens on, mean pooling, normalised."""
+    size = vocabularies.byte_level(directory)
+    factors = {
+        "short_factor": [1.0] * 8,
+        "long_factor": [1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+        "factor": 4.0,
+    }
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64, **factors}
+    config = transformers.LlamaConfig(
+        **SIZES, vocab_size=size, num_key_value_heads=2, max_position_embeddings=256, rope_parameters=rope
+    )
+    save(transformers.LlamaModel(config), directory)
+    write_layout(directory, "mean")
+
+
 BUILDERS: dict[str, Callable[[Path], None]] = {
     builder.__name__: builder
     for builder in (
@@ -170,6 +186,7 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
         plain_bert,
         dense_mpnet,
         dense_t5,
+        dense_longrope,
     )
 }
 

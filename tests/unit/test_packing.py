@@ -21,7 +21,7 @@ from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.classification import SequenceClassifier
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import LaidOutLinear
-from workers.adapters.shared.packing import PackedBatch, TokenSequence, filled, pack
+from workers.adapters.shared.packing import COUNTED, PackedBatch, Positions, TokenSequence, filled, pack
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=12)
 CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ def assert_attention(
 
 @given(LENGTHS)
 def test_a_row_holds_every_sequence_once_and_restore_finds_it(lengths: list[int]) -> None:
-    batch = pack(sequences(lengths), position_offset=2)
+    batch = pack(sequences(lengths), positions=Positions(2))
     bounds = batch.layout.cu_seq_lens.tolist()
     for number, length in enumerate(lengths):
         at = int(batch.restore[number])
@@ -160,7 +160,7 @@ def test_a_packed_result_that_differs_is_not_used(
     directory = build("dense_xlmr", tmp_path / "model")
     batch_of = [TokenSequence(np.arange(10, 10 + n)) for n in (5, 3, 3)]
     right = TextEncoder(load_transformer(directory, device=CPU, dtype=torch.float32))
-    monkeypatch.setattr(encoder_module, "position_offset", lambda model: 0)
+    monkeypatch.setattr(encoder_module, "positions_of", lambda model: COUNTED)
     wrong = TextEncoder(load_transformer(directory, device=CPU, dtype=torch.float32))
     assert (right.packed, wrong.packed) == (True, False)
     assert any("results differ" in record.message for record in caplog.records)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from ipc.wire.messages import InputItem
 from tests.tiny.texts import mixed_lengths, sentences
 from tests.tiny.vocabularies import byte_level, wordpiece
+from workers.adapters.base import ItemRefused
 from workers.adapters.shared.tokenizing import TextTokenizer
 
 
@@ -60,9 +62,29 @@ def test_a_text_without_any_token_still_gets_one(tmp_path: Path) -> None:
     assert TextTokenizer(slow).encode(["", "a"])[0].ids == [end]
 
 
-def test_ids_turn_back_into_text_without_special_tokens(cased: Path) -> None:
+def test_ids_of_a_caller_stay_as_they_are_and_a_prompt_goes_behind_their_special_tokens(cased: Path) -> None:
     tokenizer = TextTokenizer.load(cased)
-    assert tokenizer.decode(tokenizer.encode(["the river in Paris"])[0].ids) == "the river in Paris"
+    tokenizer.limit(8)
+    tokenizer.knows(50)
+
+    def read(
+        ids: list[int], around: tuple[str, str] = ("", ""), overflow: str = "truncate"
+    ) -> list[list[int]]:
+        [(fitted, _)] = tokenizer.fitted([InputItem(ids=ids)], around, overflow)
+        return [window.ids for window in fitted.windows]
+
+    [cls, *inner, sep] = tokenizer.encode(["the river"])[0].ids
+    assert read([cls, 1, 0, 49, sep]) == [[cls, 1, 0, 49, sep]]
+    assert read([1, sep, 7]) == [[1, sep, 7]], "no special tokens are added"
+    assert read([cls, 7, sep], ("the river ", "")) == [[cls, *inner, 7, sep]]
+    assert read([7], ("", " the river")) == [[7, *inner]]
+    long = [cls, *range(10, 20), sep]
+    assert read(long) == [[cls, *range(10, 16), sep]]
+    assert read(long, overflow="truncate_left") == [[cls, *range(14, 20), sep]]
+    assert read(long, overflow="chunk") == [[cls, *range(10, 16), sep], [cls, *range(16, 20), sep]]
+    assert read(long[1:-1]) == [list(range(10, 18))]
+    with pytest.raises(ItemRefused, match="token id 50 is outside this model's vocabulary of 50"):
+        read([cls, 50, sep])
 
 
 def test_the_length_of_a_prefix_leaves_out_the_closing_token(cased: Path) -> None:

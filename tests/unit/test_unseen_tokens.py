@@ -32,7 +32,7 @@ def test_unseen_tokens_get_vectors_and_give_none_to_others(tmp_path: Path, name:
     batch = encoder.pack(given)
     with torch.inference_mode():
         rows = encoder.token_rows(batch)
-        padded = encoder._padded_rows(batch) if not encoder.packed else None
+        padded = encoder._padded_rows(batch, encoder._cut) if not encoder.packed else None
     plain = AutoModel.from_pretrained(tmp_path / name).eval()
     for number, sequence in enumerate(given):
         place = int(batch.restore[number])
@@ -41,7 +41,7 @@ def test_unseen_tokens_get_vectors_and_give_none_to_others(tmp_path: Path, name:
         seen = len(sequence.ids) if sequence.seen is None else sequence.seen
         mask = (torch.arange(len(sequence.ids)) < seen).long()[None]
         with torch.inference_mode():
-            positions = torch.arange(len(sequence.ids))[None] + encoder.position_offset
+            positions = torch.arange(len(sequence.ids))[None] + encoder.positions.offset
             expected = plain(input_ids=ids, attention_mask=mask, position_ids=positions).last_hidden_state[0]
         torch.testing.assert_close(rows[first : last + 1], expected, rtol=0, atol=2e-5)
         if padded is not None:

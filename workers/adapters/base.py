@@ -33,6 +33,7 @@ from workers.adapters.shared.lora import LoraLayers
 from workers.repository.entries import RepositoryEntry
 
 if TYPE_CHECKING:
+    from workers.adapters.shared.known_ids import KnownIds
     from workers.adapters.shared.named_tensors import NamedBatch
     from workers.generation.engine import Engine
 
@@ -191,6 +192,8 @@ class Adapter(ABC):
     """Stands for all that decides the model's numbers (`workers.lifecycle.fingerprint`); the loader sets it."""
     tokenizer: Any = None
     """The transformers tokenizer, for callers who ask for tokens; None in families that offer none."""
+    known_ids: KnownIds | None = None
+    """The ids for which the model has embeddings, in families that read texts."""
     engine: Engine | None = None
     """The engine of a model that generates text. The payloads of its `Prepared` items are `GenerationRequest`s."""
 
@@ -271,6 +274,10 @@ class Adapter(ABC):
     @abstractmethod
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Make items of `call` ready for the device; one result per item, in order.  Thread-safe, CPU only."""
+
+    def ids_of(self, payload: Any) -> Sequence[Sequence[int] | np.ndarray]:
+        """The sequences of token ids in the payload of a prepared item, which must have embeddings."""
+        return ()
 
     @abstractmethod
     def collate(self, prepared: Sequence[Prepared]) -> Any:

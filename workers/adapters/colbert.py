@@ -121,16 +121,17 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         as_query = is_query(call)
         marker, prefix = self._markers[as_query]
         before = prefix + self._text.affixes(call).before
-        texts = [before + tokenizer.text_of(item) for item in items]
         length = self._length(as_query)
         most = most_tokens(call, length)
         # NOTE: a model that cuts at the left loses the marker first, which is text to its library.
         loses_marker = tokenizer.cuts_left and call.overflow in ("truncate", "error")
         room = most - (marker is not None and not loses_marker)
-        for windows, truncated, tokens in tokenizer.windows(texts, call.overflow, room):
+        for (windows, truncated, tokens), frame in tokenizer.fitted(items, (before, ""), call.overflow, room):
             excess = Excess(tokens + most - room, most) if truncated and tokens else None
             marked = [
-                window if marker is None or len(window.ids) >= most else self._marked(window, marker)
+                window
+                if marker is None or len(window.ids) >= most
+                else self._marked(window, marker, frame.before)
                 for window in windows
             ]
             if as_query and self._layout.expansion:
@@ -148,9 +149,8 @@ class ColbertAdapter(LateInteraction, TextAdapter):
             stored = floor if layout.expansion.cuts else stored and max(stored, floor)
         return min(stored or self._text.limit, self._text.limit)
 
-    def _marked(self, window: Tokens, marker: int) -> Tokens:
-        """The window with the marker behind the first special tokens."""
-        at = self._text.tokenizer.frame.before
+    def _marked(self, window: Tokens, marker: int, at: int) -> Tokens:
+        """The window with the marker behind the first special tokens, of which there are `at`."""
         types = window.types and [*window.types[:at], 0, *window.types[at:]]
         return Tokens([*window.ids[:at], marker, *window.ids[at:]], types)
 

@@ -73,7 +73,7 @@ class CrossEncoderAdapter(ScoreAdapter):
         stored = read_json(context.directory / PROMPTS_FILE)
         function = _stored_activation(stored, classifier.config) if chosen == AUTO else activation(chosen)
         adapter = cls(classifier, PairTokenizer(tokenizer, limit, "longest_first"), function)
-        adapter.tokenizer = tokenizer
+        adapter.tokenizer, adapter.known_ids = tokenizer, classifier.known_ids
         adapter._prompt = default_prompt(stored)
         return adapter
 

@@ -34,6 +34,7 @@ from workers.adapters.shared.image_extracting import (
     refuse_endless,
     size_of,
 )
+from workers.adapters.shared.known_ids import KnownIds, embedding_rows, filler_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import divided, padding_share
 from workers.adapters.shared.tokenizing import rust_copy
@@ -236,6 +237,8 @@ class DocumentQaAdapter(ImageExtractAdapter):
         )
         self._limit = min(positions, int(tokenizer.model_max_length), longest or positions)
         self._reader = PageReader(tokenizer, self._limit, placed=self._sees)
+        self._filler = filler_of(model, self._reader.pad_id)
+        self.known_ids = KnownIds(embedding_rows(model), tokenizer)
 
     @classmethod
     def build(cls, model: Any, processor: Any, context: LoadContext) -> Self:
@@ -287,6 +290,10 @@ class DocumentQaAdapter(ImageExtractAdapter):
         excess = Excess(self._reader.tokens_of(windows), self._limit, "with the question") if cut else None
         return Prepared(page, sum(_cost(page, window) for window in kept), cut, excess=excess)
 
+    def ids_of(self, payload: _Page) -> list[np.ndarray]:
+        """The windows."""
+        return [window.ids for window in payload.windows]
+
     def collate(self, prepared: Sequence[Prepared]) -> list[_Page]:
         """The pages; `extract` pads their windows."""
         return [item.payload for item in prepared]
@@ -321,7 +328,7 @@ class DocumentQaAdapter(ImageExtractAdapter):
     def _logits(self, pairs: Sequence[tuple[_Page, Window]]) -> list[np.ndarray]:
         """float32 [2, t], of starts and ends, for the tokens of each window."""
         longest = max(len(window.ids) for _, window in pairs)
-        ids = np.full((len(pairs), longest), self._reader.pad_id, np.int64)
+        ids = np.full((len(pairs), longest), self._filler, np.int64)
         mask, types = np.zeros_like(ids), np.zeros_like(ids)
         boxes = np.zeros((*ids.shape, 4), np.int64)
         for row, (_, window) in enumerate(pairs):

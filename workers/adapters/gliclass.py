@@ -21,11 +21,13 @@ from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import BUILDING, parameter_bytes
 from workers.adapters.shared.checkpoint import CheckpointError, load_tokenizer, text_limit
-from workers.adapters.shared.encoder import padded, rectangle_padding
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, ranked, text_of
+from workers.adapters.shared.known_ids import KnownIds, embedding_rows, filler_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.own_code import own_code
-from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
+from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence, pack
+from workers.adapters.shared.rectangles import EQUAL, PADDED, padded
+from workers.adapters.shared.rope import LengthClasses
 from workers.adapters.shared.tokenizing import as_ids, rust_copy
 
 EXTRA = "gliclass"
@@ -65,12 +67,15 @@ class GliclassAdapter(ExtractAdapter):
         """Take over a library model (eval mode, on its device). Raises ValueError for a slow tokenizer."""
         self._model, self._name = model, context.model_id
         self._backend = rust_copy(tokenizer)
-        self._pad_id = int(tokenizer.pad_token_id or 0)
+        encoder = model.model.encoder_model
+        self._filler = filler_of(encoder, int(tokenizer.pad_token_id or 0))
+        self.known_ids = KnownIds(embedding_rows(encoder), tokenizer)
         self._kind = str(context.options.get("classification_type") or KINDS[1])
         self._prompt_first = bool(model.config.prompt_first)
+        self._lengths = LengthClasses(model)
         # NOTE: the library pools without a mask; only pooling of the first token bears padding.
-        self._ragged = model.config.pooling_strategy == "first"
-        self._limit = text_limit(model.model.encoder_model, context.max_sequence_length)
+        self._together = self._lengths.within(PADDED if model.config.pooling_strategy == "first" else EQUAL)
+        self._limit = text_limit(encoder, context.max_sequence_length)
 
     @classmethod
     def load(cls, context: LoadContext) -> GliclassAdapter:
@@ -142,6 +147,10 @@ class GliclassAdapter(ExtractAdapter):
             prepared.append(Prepared(_Text(TokenSequence(as_ids(ids)), wanted), len(ids), truncated))
         return prepared
 
+    def ids_of(self, payload: _Text) -> list[Int64Array]:
+        """Labels and text."""
+        return [payload.sequence.ids]
+
     def collate(self, prepared: Sequence[Prepared]) -> tuple[list[_Wanted], PackedBatch]:
         """Labels and options of each item, and the sequences sorted by length."""
         texts: list[_Text] = [item.payload for item in prepared]
@@ -149,7 +158,7 @@ class GliclassAdapter(ExtractAdapter):
 
     def padding_ratio(self, batch: tuple[list[_Wanted], PackedBatch]) -> float:
         """Share of padding in the rectangles; 0 where all texts of a rectangle have one length."""
-        return rectangle_padding([batch[1]]) if self._ragged else 0.0
+        return self._together.padding([batch[1]])
 
     def extract(self, batch: tuple[list[_Wanted], PackedBatch]) -> list[Extraction | ItemFailure]:
         """The labels of each item, the likeliest first."""
@@ -172,9 +181,8 @@ class GliclassAdapter(ExtractAdapter):
         counts = [0] * len(labels)
         for given, packed in enumerate(batch.restore.tolist()):
             counts[packed] = labels[given]
-        # NOTE: the library's other poolings read padding, so such models get sequences of one length together.
-        runs = None if self._ragged else [(run.start, [run.length] * run.rows) for run in batch.layout.runs]
-        for part in padded(batch, self._pad_id, runs):
+        for part in padded(batch, self._filler, self._together):
+            self._lengths.reset()
             most = max(counts[part.first : part.first + len(part.ids)])
             output = self._model(**part.inputs(), max_num_classes=most)
             rows.extend(output.logits.float().cpu())

@@ -24,11 +24,12 @@ from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import BUILDING, parameter_bytes
 from workers.adapters.shared.checkpoint import position_limit, shortest
-from workers.adapters.shared.encoder import rectangle_padding, rectangles
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, text_of
+from workers.adapters.shared.known_ids import KnownIds, embedding_rows
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.own_code import own_code
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
+from workers.adapters.shared.rectangles import PADDED
 from workers.adapters.shared.tokenizing import as_ids
 
 EXTRA = "gliner2"
@@ -81,6 +82,7 @@ class Gliner2Adapter(ExtractAdapter):
         self._processor.change_mode(is_training=False)
         self._marks = tuple(self._processor.SPECIAL_TOKENS)
         self._tokenizing = threading.Lock()
+        self.known_ids = KnownIds(embedding_rows(model.encoder), self._processor.tokenizer)
 
     @classmethod
     def load(cls, context: LoadContext) -> Gliner2Adapter:
@@ -160,12 +162,16 @@ class Gliner2Adapter(ExtractAdapter):
         with self._tokenizing:
             return self._processor._transform_record(given, max_len=words)
 
+    def ids_of(self, payload: Text) -> list[list[int]]:
+        """Labels and text."""
+        return [payload.record.input_ids]
+
     def collate(self, prepared: Sequence[Prepared]) -> Batch:
         """The library's batches, one for each group of similar lengths."""
         items: list[Text] = [item.payload for item in prepared]
         packed = pack([TokenSequence(as_ids(item.record.input_ids)) for item in items])
         order, parts, first = packed.restore.argsort().tolist(), [], 0
-        for _, lens in rectangles(packed):
+        for _, lens in PADDED.rectangles(packed):
             places = order[first : first + len(lens)]
             parts.append((places, self._processor._pad_batch([items[place].record for place in places])))
             first += len(lens)
@@ -173,7 +179,7 @@ class Gliner2Adapter(ExtractAdapter):
 
     def padding_ratio(self, batch: Batch) -> float:
         """Share of padding in the library's batches."""
-        return rectangle_padding([batch.packed])
+        return PADDED.padding([batch.packed])
 
     @torch.inference_mode()
     def extract(self, batch: Batch) -> list[Extraction | ItemFailure]:

@@ -18,6 +18,7 @@ from ipc.errors import InputTooLong, InvalidInput
 from ipc.wire.messages import ExtractCall
 from workers.adapters.base import AdapterSpec
 from workers.adapters.shared.image_extracting import CHARACTERS_PER_TOKEN, Detector, Found, Scene, corners_of
+from workers.adapters.shared.known_ids import KnownIds, embedding_rows
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.tokenizing import rust_copy
 
@@ -50,6 +51,7 @@ class GroundingDinoAdapter(Detector):
         super().__init__(model, processor)
         self._tokenizer = rust_copy(processor.tokenizer, "places of labels need it")
         self._longest = int(model.config.max_text_len)
+        self.known_ids = KnownIds(embedding_rows(model.model.text_backbone), processor.tokenizer)
 
     def wanted_of(self, call: ExtractCall) -> _Wanted:
         """Thresholds and labels. Raises `InputTooLong` when the text of all labels is too long for the model."""
@@ -82,6 +84,10 @@ class GroundingDinoAdapter(Detector):
             spans,
             text,
         )
+
+    def ids_of(self, payload: Scene) -> list[np.ndarray]:
+        """The text of all labels."""
+        return [payload.wanted.text["input_ids"]]
 
     def _text(self, labels: Sequence[str]) -> tuple[Any, list[tuple[int, int]]]:
         """The encoded text of all labels, and the characters of each label in it."""

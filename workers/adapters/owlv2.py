@@ -19,6 +19,7 @@ from ipc.extras import require
 from ipc.wire.messages import ExtractCall
 from workers.adapters.base import AdapterSpec
 from workers.adapters.shared.image_extracting import Detector, Found, Scene, Scenes, corners_of, patches
+from workers.adapters.shared.known_ids import KnownIds, embedding_rows
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import padding_share
 from workers.adapters.shared.tokenizing import TextTokenizer
@@ -56,6 +57,7 @@ class Owlv2Adapter(Detector):
         self._tokenizer = TextTokenizer(processor.tokenizer)
         self._longest = int(model.config.text_config.max_position_embeddings)
         self._tokenizer.limit(self._longest)
+        self.known_ids = KnownIds(embedding_rows(model.owlv2.text_model), processor.tokenizer)
 
     def refuse_options(self, call: ExtractCall) -> None:
         """Refuse options that cannot be used. `prepare` tokenizes the labels, and refuses those that are too long."""
@@ -81,6 +83,11 @@ class Owlv2Adapter(Detector):
             image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
         found = self._processor.image_processor(images=image, return_tensors="np")
         return {"pixel_values": np.asarray(found["pixel_values"][0], np.float32)}
+
+    def ids_of(self, payload: Scene) -> Sequence[Sequence[int]]:
+        """The texts of the labels."""
+        texts: Sequence[Sequence[int]] = payload.wanted.texts
+        return texts
 
     def padding_ratio(self, batch: list[Scenes]) -> float:
         """Share of padding in the texts of labels; the patches of pictures count as tokens."""

@@ -20,6 +20,7 @@ from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import load_model, refuse_without_words
 from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
+from workers.adapters.shared.known_ids import KnownIds, embedding_rows
 from workers.adapters.shared.late_interaction import LateInteraction
 from workers.adapters.shared.packing import masked_share
 from workers.adapters.shared.tokenizing import cut_to_fit
@@ -83,6 +84,10 @@ class PageInputs(VisualEncoder):
         )
         return _prepared(inputs, Excess(tokens, self._limit) if room < len(starts) else None)
 
+    def ids_of(self, payload: Inputs) -> Sequence[np.ndarray]:
+        """The tokens of a page or a query."""
+        return [payload["input_ids"]]
+
     def collate(self, prepared: Sequence[Prepared]) -> PagesBatch:
         """One part for pages and one for queries."""
         parts = []
@@ -139,6 +144,7 @@ class PageRetriever(LateInteraction, PageInputs):
         model = load_model(context, getattr(transformers, cls.model_class))
         positions = int(model.config.vlm_config.text_config.max_position_embeddings)
         adapter = cls(model, processor, min(context.max_sequence_length or positions, positions))
+        adapter.known_ids = KnownIds(embedding_rows(model), processor.tokenizer)
         taken = len(adapter.process(text=[""])["input_ids"])
         if taken >= adapter.max_sequence_length:
             raise ValueError(

@@ -27,6 +27,7 @@ from workers.adapters.shared.answers import answer_rows
 from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.checkpoint import load_model, load_tokenizer, stored_limit, text_limit
 from workers.adapters.shared.encoder import TextEncoder
+from workers.adapters.shared.known_ids import KnownIds, embedding_rows
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence
@@ -37,7 +38,7 @@ from workers.adapters.shared.pairs import (
     pair_excess,
     query_of,
 )
-from workers.adapters.shared.tokenizing import as_ids
+from workers.adapters.shared.tokenizing import apart_ids, as_ids
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 PREFIX = (
@@ -116,8 +117,7 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         del model
         if context.device.type == "cpu":
             lay_out_linears(backbone)
-        special_ids, pad_id = frozenset(tokenizer.all_special_ids), int(tokenizer.pad_token_id or 0)
-        encoder = TextEncoder(backbone, special_ids=special_ids, pad_id=pad_id)
+        encoder = TextEncoder(backbone, **apart_ids(tokenizer))
         limit = text_limit(backbone, context.max_sequence_length, stored_limit(tokenizer))
         adapter = cls(
             encoder,
@@ -127,6 +127,7 @@ class Qwen3RerankerAdapter(ScoreAdapter):
             activation(str(options.get("activation", "sigmoid"))),
         )
         adapter.tokenizer = tokenizer
+        adapter.known_ids = KnownIds(embedding_rows(backbone), tokenizer)
         return adapter
 
     @property

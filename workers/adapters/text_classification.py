@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,8 @@ from workers.adapters.shared.extracting import NOT_FINITE, OffsetTokenizer, rank
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import TokenSequence
 from workers.adapters.shared.pairs import PairTokenizer
-from workers.adapters.shared.token_reading import TokenReader
+from workers.adapters.shared.text_model import sequence_of
+from workers.adapters.shared.tokenizing import TextTokenizer
 
 FUNCTIONS = ("auto", "sigmoid", "softmax", "none")
 _Read = tuple[TokenSequence, Excess | None]
@@ -57,9 +59,12 @@ class TextClassificationAdapter(ClassifierAdapter[SequenceClassifier]):
         self._tokenizer, self._own = tokenizer, classifier.labels
 
     @cached_property
-    def _reader(self) -> TokenReader:
+    def _ids(self) -> TextTokenizer:
         """For token ids in place of a text."""
-        return TokenReader(self.tokenizer)
+        tokenizer = TextTokenizer(copy.deepcopy(self.tokenizer))
+        tokenizer.limit(self._limit)
+        tokenizer.known = self.known_ids
+        return tokenizer
 
     @cached_property
     def _pairs(self) -> PairTokenizer:
@@ -102,11 +107,19 @@ class TextClassificationAdapter(ClassifierAdapter[SequenceClassifier]):
         ]
 
     def _texts(self, items: Sequence[InputItem], overflow: str) -> Iterator[_Read]:
-        for [window], excess in self._tokenizer.windows([self._text(item) for item in items], overflow):
-            yield window.sequence, excess
+        texts = [text_of(item) for item in items if item.ids is None]
+        found = iter(self._tokenizer.windows(texts, overflow) if texts else ())
+        for item in items:
+            if item.ids is None:
+                [window], excess = next(found)
+                yield window.sequence, excess
+            else:
+                yield self._given(item, overflow)
 
-    def _text(self, item: InputItem) -> str:
-        return text_of(item) if item.ids is None else self._reader.text_of(item, keep_special=False)
+    def _given(self, item: InputItem, overflow: str) -> _Read:
+        """The token ids of a caller as they are."""
+        [([[window], truncated, tokens], _)] = self._ids.fitted([item], ("", ""), overflow)
+        return sequence_of(window), Excess(tokens, self._limit) if truncated else None
 
     def _joined(self, items: Sequence[InputItem], overflow: str) -> Iterator[_Read]:
         firsts = self._pairs.halves([item.first or "" for item in items])

@@ -20,6 +20,7 @@ from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import load_model, text_limit
 from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
+from workers.adapters.shared.known_ids import embedding_rows, filler_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import masked_share
 from workers.adapters.shared.tokenizing import TextTokenizer
@@ -57,6 +58,12 @@ class TwoTowersAdapter(VisualEncoder):
         super().__init__(model, limit)
         self._tokenizer, self._processor, self._normalize = tokenizer, processor, normalize
         tokenizer.limit(limit)
+        tokenizer.knows(embedding_rows(model.text_model))
+        self.known_ids = tokenizer.known
+        # NOTE: CLIP looks for the end of a text among the ids, so no other id of a row may look like an end.
+        own = filler_of(model.text_model, tokenizer.pad_id)
+        end = getattr(model.config.text_config, "eos_token_id", None)
+        self._filler = own if self.pads_to_limit else int(end == 0)
         vision = model.config.vision_config
         self._image_cost = (vision.image_size // vision.patch_size) ** 2
         self._width = self._vectors(
@@ -106,12 +113,14 @@ class TwoTowersAdapter(VisualEncoder):
         return np.asarray(self._processor(images=image, return_tensors="np")["pixel_values"][0], np.float32)
 
     def _prepare_text(self, item: InputItem, template: str, overflow: str) -> Prepared:
-        text = self._tokenizer.text_of(item)
-        [[window], truncated, tokens] = self._tokenizer.windows([template.replace("{text}", text)], overflow)[
-            0
-        ]
+        before, _, after = template.partition("{text}")
+        [([[window], truncated, tokens], _)] = self._tokenizer.fitted([item], (before, after), overflow)
         excess = Excess(tokens, self._limit) if truncated and tokens else None
         return Prepared(np.asarray(window.ids), len(window.ids), truncated, excess=excess)
+
+    def ids_of(self, payload: np.ndarray) -> list[np.ndarray]:
+        """A text; pictures have none."""
+        return [payload] if payload.ndim == 1 else []
 
     def collate(self, prepared: Sequence[Prepared]) -> TowersBatch:
         """Padded texts and stacked images."""
@@ -119,7 +128,7 @@ class TwoTowersAdapter(VisualEncoder):
         images = [at for at, item in enumerate(prepared) if item.payload.ndim == 3]
         longest = max((len(prepared[at].payload) for at in texts), default=0)
         input_ids = np.full(
-            (len(texts), self._limit if self.pads_to_limit else longest), self._tokenizer.pad_id, np.int64
+            (len(texts), self._limit if self.pads_to_limit else longest), self._filler, np.int64
         )
         mask = np.zeros_like(input_ids)
         for row, at in enumerate(texts):

@@ -26,7 +26,7 @@ from ipc.errors import InputTooLong, InvalidInput
 from ipc.memory.arena import Arena
 from ipc.wire.messages import Call, ExtractCall, GenerateCall, InputItem, ItemError, ScoreCall, TokenizeCall
 from workers import foreign
-from workers.adapters.base import Excess, ItemFailure, ItemRefused, Prepared
+from workers.adapters.base import Adapter, Excess, ItemFailure, ItemRefused, Prepared
 from workers.device.watchdog import vital_thread
 from workers.memory import outputs
 from workers.operations import operation_of
@@ -121,7 +121,10 @@ class Preparer:
         start, total = job.prepared_items, len(job.prepared)
         stop = total if total - start == 1 else chunk_end(job.work.call, start)
         operation = operation_of(job.work.call)
-        failures = _store(job, start, operation.prepare(job.adapter, job.work.call, start, stop, job.payload))
+        found = operation.prepare(job.adapter, job.work.call, start, stop, job.payload)
+        if operation.on_device:
+            found = _readable(job.adapter, found)
+        failures = _store(job, start, found)
         if job.work.call.overflow == "chunk":
             self._bound(job, start, stop)
         job.prepared_items = stop
@@ -162,6 +165,20 @@ def _field(job: Job, index: int) -> str:
     """The item, or its text, in the words of the route."""
     names = job.work.call.names
     return (names.item if job.work.call.items[index].text is None else names.text).format(index)
+
+
+def _readable(adapter: Adapter, found: Sequence[Prepared | ItemFailure]) -> Sequence[Prepared | ItemFailure]:
+    """The items, with the failure of those that hold a token for which the model has no embedding."""
+    known = adapter.known_ids
+    if known is None or known.all_known:
+        return found
+    refusals = [
+        known.refusal(adapter.ids_of(one.payload)) if isinstance(one, Prepared) else None for one in found
+    ]
+    return [
+        one if refusal is None else ItemFailure("INVALID_INPUT", refusal)
+        for one, refusal in zip(found, refusals, strict=True)
+    ]
 
 
 def _store(job: Job, start: int, found: Sequence[Prepared | ItemFailure]) -> list[ItemError]:

@@ -12,7 +12,7 @@ from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
 from frontend.protocols.sie import chunking, render
 from frontend.protocols.sie.convert import usage_of
-from frontend.protocols.sie.inputs import check_inputs, inputs_of, tokens_of
+from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from frontend.protocols.sie.outputs import dense_of
 from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import ENCODINGS, EmbeddingsRequest
@@ -80,7 +80,7 @@ class EmbeddingsResource(VectorsResource[EmbeddingsRequest]):
         form: Form,
     ) -> Sequence[Buffer]:
         """The body, which holds no view on the result."""
-        usage = usage_of(tokens_of(plan.call.items, reply.tokens), reply.truncated)
+        usage = usage_of(sum(reply.tokens), reply.truncated)
         with reply:
             return await _body(reply, request, usage)
 

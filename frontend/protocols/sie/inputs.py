@@ -63,13 +63,6 @@ def names_at(place: str) -> FieldNames:
     return FieldNames(item=place, text=place, options="")
 
 
-def tokens_of(inputs: list[InputItem], tokens: list[int]) -> int:
-    """True number of tokens: of ids the number sent, of texts what the tokenizer made, special tokens included."""
-    return sum(
-        len(item.ids) if item.ids is not None else used for item, used in zip(inputs, tokens, strict=True)
-    )
-
-
 def images_of(inputs: Sequence[InputItem], where: str) -> list[tuple[str, bytes]]:
     """JSON path and bytes of each image; `where` is the path of an input, with {} for its place."""
     return [(where.format(at), image) for at, item in enumerate(inputs) for image in item.images]

@@ -24,7 +24,9 @@ from transformers.utils import logging as transformers_logging
 
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.building import BUILDING
+from workers.adapters.shared.packing import COUNTED, Positions
 from workers.adapters.shared.rope_scaling import scaled_positions
+from workers.device.oom import is_out_of_memory
 from workers.loading.reading import safe_open
 from workers.loading.source import PICKLED, is_plain
 
@@ -186,6 +188,57 @@ def position_offset(model: torch.nn.Module) -> int:
         if name.endswith("position_embeddings") and isinstance(padding, int):
             return padding + 1
     return 0
+
+
+def positions_of(model: Any) -> Positions:
+    """How a model with learned positions numbers the tokens of a sequence, as the model itself does with a short one.
+
+    RoBERTa's family leaves padding ids out, wherever they stand. For rotary and relative positions, and where the model
+    shows none, tokens are counted from 0.
+    """
+    table = _position_table(model)
+    if table is None:
+        return COUNTED
+    padding = getattr(table, "padding_idx", None)
+    pad = padding if isinstance(padding, int) else getattr(model.config, "pad_token_id", None)
+    ordinary = next(token for token in range(2) if token != pad)
+    ids = [ordinary, ordinary, ordinary if pad is None else pad, ordinary]
+    given = _positions_given(model, table, ids)
+    if not given:
+        return Positions(position_offset(model), padding if isinstance(padding, int) else None)
+    return Positions(given[0], pad if given[2] < given[1] else None)
+
+
+def _position_table(model: torch.nn.Module) -> torch.nn.Module | None:
+    """The table of learned positions."""
+    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    return next(tables, None)
+
+
+def _positions_given(model: Any, table: torch.nn.Module, ids: list[int]) -> list[int]:
+    """The positions that a model asks of its table for a sequence; empty where the model asks in another way."""
+    seen: list[int] = []
+
+    class Seen(Exception):
+        """Ends the pass, of which nothing else is needed."""
+
+    def note(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        found = inputs[0] if inputs else None
+        if isinstance(found, torch.Tensor) and not found.is_floating_point() and found.numel() == len(ids):
+            seen.extend(found.flatten().tolist())
+        raise Seen
+
+    handle = table.register_forward_pre_hook(note)
+    try:
+        with torch.inference_mode():
+            model(input_ids=torch.tensor([ids], device=model.device))
+    # NOTE: code outside ours may raise anything; the proof of the packed way tells whether the rule is right.
+    except Exception as failure:
+        if is_out_of_memory(failure):
+            raise
+    finally:
+        handle.remove()
+    return seen
 
 
 def position_limit(model: Any, *, scaled: bool = False) -> int | None:

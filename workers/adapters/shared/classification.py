@@ -2,25 +2,27 @@
 
 The transformer runs as one packed row (`TextEncoder`). The head is the model's own code: a stand-in takes the place of
 the base model and hands the hidden states of the row to the head. At load the divided model is compared with the
-untouched one, and the first of these ways that gives the same logits is used:
+untouched one, and the first of these ways is used that gives every sequence the logits of that sequence alone:
 
 1. for whole sequences the head over the first tokens alone, then the head over all tokens, padded; for tokens the head
    over the row;
-2. the untouched model over padded rectangles. Models with a decoder always run this way.
+2. the untouched model over padded rectangles, over sequences of one length, over each sequence alone. Models with a
+   decoder always run in one of these ways.
 """
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
-from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
@@ -31,24 +33,27 @@ from workers.adapters.shared.checkpoint import (
     stored_limit,
     text_limit,
 )
-from workers.adapters.shared.encoder import (
-    TextEncoder,
-    agree,
-    padded,
-    random_sequences,
-    rectangle_padding,
-)
+from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.extracting import ExtractAdapter
+from workers.adapters.shared.known_ids import KnownIds, embedding_rows, filler_of
 from workers.adapters.shared.linears import lay_out_linears
-from workers.adapters.shared.packing import PackedBatch, TokenSequence, divided, pack
+from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence, divided, pack
+from workers.adapters.shared.proving import (
+    agree,
+    odd_ids,
+    possible,
+    proof_sequences,
+    proven_cut,
+    zeros_count,
+)
+from workers.adapters.shared.rectangles import ALONE, PADDED, Cut, Rectangle, padded
+from workers.adapters.shared.rope import LengthClasses
 from workers.adapters.shared.sentence_transformers_layout import read_classifier
-from workers.adapters.shared.tokenizing import add_lower_casing
+from workers.adapters.shared.tokenizing import add_lower_casing, apart_ids
 from workers.device.oom import is_out_of_memory
 from workers.strategies import stepping
 
 log = logging.getLogger(__name__)
-
-_PROOF_LENGTHS = (3, 40, 17, 17, 1)
 
 
 class _Given(nn.Module):
@@ -60,10 +65,12 @@ class _Given(nn.Module):
         self.pooler = getattr(base, "pooler", None)
         self.hidden: torch.Tensor | None = None
 
-    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPooling:
+    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPoolingAndCrossAttentions:
         """The hidden states, pooled where the base model pools."""
         pooled = None if self.pooler is None else self.pooler(self.hidden)
-        return BaseModelOutputWithPooling(last_hidden_state=self.hidden, pooler_output=pooled)
+        return BaseModelOutputWithPoolingAndCrossAttentions(
+            last_hidden_state=self.hidden, pooler_output=pooled
+        )
 
 
 class _Classifier(ABC):
@@ -72,18 +79,28 @@ class _Classifier(ABC):
     factory: ClassVar[Any]
     batch_tokens = 16384
     """Most tokens of a forward pass."""
+    known_ids: KnownIds | None = None
+    """The ids for which the model has embeddings."""
 
-    def __init__(self, model: Any, *, special_ids: frozenset[int] = frozenset(), pad_id: int = 0) -> None:
-        """Take over `model` (eval mode, on its device) and prove the packed way."""
+    def __init__(
+        self,
+        model: Any,
+        *,
+        special_ids: frozenset[int] = frozenset(),
+        pad_id: int = 0,
+        types: bool = False,
+    ) -> None:
+        """Take over `model` (eval mode, on its device) and find its way of running; see `TextEncoder`."""
         self.model = model
         self.config: Any = model.config
         self.device: torch.device = model.device
-        self._pad_id = pad_id
+        self._filler = filler_of(model, pad_id)
         self._base = model.base_model
         self._encoder: TextEncoder | None = None
         self._given: _Given | None = None
-        if self._base is not model and not self.config.is_encoder_decoder:
-            self._divide(special_ids)
+        self._lengths = LengthClasses(model)
+        self._cut, self._types = self._lengths.within(PADDED), False
+        self._find_way(frozenset({*special_ids, pad_id}), types)
 
     @property
     def packed(self) -> bool:
@@ -113,7 +130,7 @@ class _Classifier(ABC):
         """One batch of host tensors; thread-safe."""
         if self._encoder is not None:
             return self._encoder.pack(sequences)
-        return pack(sequences, pin=self.device.type == "cuda")
+        return pack(sequences, types=self._types, pin=self.device.type == "cuda")
 
     def rows(self, sequences: list[TokenSequence]) -> list[PackedBatch]:
         """`pack` in several rows where the sequences have more than `batch_tokens`."""
@@ -122,25 +139,50 @@ class _Classifier(ABC):
 
     def padding_ratio(self, rows: Iterable[PackedBatch]) -> float:
         """Share of padding, 0 to 1, in the forward passes of these rows."""
-        return 0.0 if self.packed else rectangle_padding(rows)
+        return 0.0 if self.packed else self._cut.padding(rows)
 
     @torch.inference_mode()
-    def _divide(self, special_ids: frozenset[int]) -> None:
-        """Divide base model and head; after a difference or an error put the model together again.
+    def _find_way(self, special_ids: frozenset[int], types: bool) -> None:
+        """Divide the model, or choose which sequences run together through the whole model.
 
         Raises the error of memory that is short.
         """
+        odd = odd_ids(self.model, special_ids)
+        given = proof_sequences(embedding_rows(self.model), odd, self.position_limit)
+        self._types = types and zeros_count(lambda types: self._logits_alone(given[2], types))
+        alone = sorted(possible(given, self._logits_alone), key=lambda pair: -len(pair[0].ids))
+        sequences, wanted = [sequence for sequence, _ in alone], torch.cat([logits for _, logits in alone])
+        if self._base is not self.model and not self.config.is_encoder_decoder:
+            self._divide(sequences, wanted, partial(TextEncoder, special_ids=special_ids, types=types))
+        if self._encoder is not None:
+            return
+        batch, name = self.pack(sequences).to(self.device), type(self.model).__name__
+        self._cut = proven_cut(name, partial(self._whole, batch), wanted, self._lengths)
+
+    def _logits_alone(self, sequence: TokenSequence, types: bool | None = None) -> torch.Tensor:
+        """Logits of one sequence by the untouched model; `types` as in `pack`, by default those of the model."""
+        batch = pack([sequence], types=self._types if types is None else types)
+        [part] = padded(batch.to(self.device), self._filler, ALONE)
+        return self._run(part)
+
+    def _divide(
+        self, sequences: list[TokenSequence], wanted: torch.Tensor, encoder: Callable[[Any], TextEncoder]
+    ) -> None:
+        """Divide base model and head; after a difference or an error put the model together again."""
         name, model = self.model.base_model_prefix, self.model
         attention = model.config._attn_implementation
-        batch = self._proof_batch(special_ids)
-        wanted = self._whole(batch)
-        try:
-            self._encoder = TextEncoder(self._base, special_ids=special_ids, pad_id=self._pad_id)
+
+        def proved() -> str | None:
+            self._encoder = encoder(self._base)
             self._given = _Given(self._base)
             setattr(model, name, self._given)
-            if self._prove(self._encoder.pack(_sequences(batch)).to(self.device), wanted):
+            batch = self._encoder.pack(sequences).to(self.device)
+            return "the head gives other values over packed rows" if not self._prove(batch, wanted) else None
+
+        try:
+            reason = proved()
+            if reason is None:
                 return
-            reason = "the head gives other values over packed rows"
         except Exception as failure:
             if is_out_of_memory(failure):
                 raise
@@ -155,29 +197,38 @@ class _Classifier(ABC):
     def _prove(self, batch: PackedBatch, wanted: torch.Tensor) -> bool:
         """Whether the divided model gives the `wanted` logits, in packed order."""
 
-    def _head(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Logits of hidden states [n, tokens, width] by the model's own head."""
+    def _head(self, hidden: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Logits of hidden states [n, tokens, width] by the model's own head, which may read the ids too."""
         assert self._given is not None
         self._given.hidden = hidden
         try:
-            ids = torch.zeros(mask.shape, dtype=torch.long, device=hidden.device)
             logits: torch.Tensor = self.model(input_ids=ids, attention_mask=mask).logits
             return logits
         finally:
             self._given.hidden = None
 
-    def _whole(self, batch: PackedBatch) -> torch.Tensor:
+    def _whole(self, batch: PackedBatch, cut: Cut | None = None) -> torch.Tensor:
         """Logits of the untouched model, in packed order: per sequence, or per token of the row."""
-        found = []
-        for part in padded(batch, self._pad_id):
-            logits = self.model(**part.inputs()).logits
-            found.append(logits[part.mask] if logits.dim() == 3 else logits)
-        return torch.cat(found)
+        return torch.cat(
+            [logits for part in padded(batch, self._filler, self._cut) for logits in self._logits(part)]
+        )
 
-    def _proof_batch(self, special_ids: frozenset[int]) -> PackedBatch:
-        """Random sequences of ordinary tokens."""
-        vocabulary, limit = min(self.config.vocab_size, 1000), self.position_limit
-        return pack(random_sequences(vocabulary, special_ids, _PROOF_LENGTHS, limit)).to(self.device)
+    def _logits(self, part: Rectangle) -> Iterator[torch.Tensor]:
+        """Logits of a rectangle, or of its sequences alone where the model refuses them in this company."""
+        try:
+            found = self._run(part)
+        except Exception as failure:
+            if len(part.ids) == 1 or is_out_of_memory(failure):
+                raise
+            # NOTE: BART asks that all texts of a pass have equal numbers of end markers.
+            yield from map(self._run, part.alone())
+        else:
+            yield found
+
+    def _run(self, part: Rectangle) -> torch.Tensor:
+        self._lengths.reset()
+        logits: torch.Tensor = self.model(**part.inputs()).logits
+        return logits[part.mask] if logits.dim() == 3 else logits
 
 
 class SequenceClassifier(_Classifier):
@@ -200,13 +251,13 @@ class SequenceClassifier(_Classifier):
         assert self._encoder is not None
         rows = self._encoder.token_rows(batch)
         if self._first_only:
-            hidden = rows[batch.layout.first][:, None]
-            return self._head(hidden, torch.ones(hidden.shape[:2], dtype=torch.long, device=self.device))
+            hidden, ids = rows[batch.layout.first][:, None], batch.ids[0, batch.layout.first][:, None]
+            return self._head(hidden, ids, torch.ones_like(ids))
         found = []
-        for part in padded(batch, self._pad_id):
+        for part in padded(batch, self._filler, self._cut):
             hidden = rows.new_zeros((*part.mask.shape, rows.shape[1]))
             hidden[part.mask] = rows[part.place]
-            found.append(self._head(hidden, part.mask.long()))
+            found.append(self._head(hidden, part.ids, part.mask.long()))
         return torch.cat(found)
 
     def _prove(self, batch: PackedBatch, wanted: torch.Tensor) -> bool:
@@ -230,7 +281,7 @@ class TokenClassifier(_Classifier):
     def _divided(self, batch: PackedBatch) -> torch.Tensor:
         assert self._encoder is not None
         rows = self._encoder.token_rows(batch)[None]
-        return self._head(rows, torch.ones(rows.shape[:2], dtype=torch.long, device=self.device))[0]
+        return self._head(rows, batch.ids, torch.ones_like(batch.ids))[0]
 
     def _prove(self, batch: PackedBatch, wanted: torch.Tensor) -> bool:
         return agree(self._divided(batch), wanted)
@@ -270,7 +321,7 @@ class ClassifierAdapter(ExtractAdapter, Generic[K]):
         """`limit` is the longest sequence in tokens."""
         self._classifier: K = classifier
         self._limit = limit
-        self.packed = classifier.packed
+        self.packed, self.known_ids = classifier.packed, classifier.known_ids
 
     @property
     def max_sequence_length(self) -> int:
@@ -281,6 +332,10 @@ class ClassifierAdapter(ExtractAdapter, Generic[K]):
     def memory_bytes(self) -> int:
         """Bytes held by weights and buffers."""
         return self._classifier.memory_bytes
+
+    def ids_of(self, payload: ClassifierItem) -> list[Int64Array]:
+        """The sequences."""
+        return [sequence.ids for sequence in payload.sequences]
 
     def collate(self, prepared: Sequence[Prepared]) -> ClassifierBatch:
         """All sequences of all items in packed rows."""
@@ -309,9 +364,9 @@ def load_classifier(context: LoadContext, kind: type[K]) -> Loaded[K]:
     )
     if context.device.type == "cpu":
         lay_out_linears(model)
-    pad_id = int(tokenizer.pad_token_id or 0)
-    classifier = kind(model, special_ids=frozenset(tokenizer.all_special_ids), pad_id=pad_id)
+    classifier = kind(model, **apart_ids(tokenizer))
     classifier.batch_tokens = context.batch_tokens
+    classifier.known_ids = KnownIds(embedding_rows(model), tokenizer)
     stated = context.max_sequence_length or layout.max_sequence_length or stored_limit(tokenizer)
     return Loaded(classifier, tokenizer, classifier.text_limit(stated))
 

@@ -22,7 +22,7 @@ from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import Adapter, Excess, ItemFailure
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import TokenSequence
-from workers.adapters.shared.tokenizing import as_ids, rust_copy
+from workers.adapters.shared.tokenizing import as_ids, rust_copy, stand_in
 
 NOT_FINITE = ItemFailure("INFERENCE_ERROR", "the model gave a value that is not finite")
 _OVERLAP = 8
@@ -113,7 +113,7 @@ def ranked(
 class Window:
     """One sequence of tokens of a text.
 
-    kept    int64 [k], the tokens without the special ones
+    kept    int64 [k], the tokens without the special ones, and without the one that stands for a text without tokens
     places  int64 [k, 2], start and end of each kept token in the text, in characters
     inner   bool [k], whether a kept token belongs to the word of the token before
     """
@@ -141,8 +141,7 @@ class OffsetTokenizer:
         self._uses_types = "token_type_ids" in tokenizer.model_input_names
         self._prefixed = bool(getattr(self._cutting["chunk"].model, "continuing_subword_prefix", None))
         self._unknown_id = tokenizer.unk_token_id
-        self.special_ids: frozenset[int] = frozenset(tokenizer.all_special_ids)
-        self.pad_id = int(tokenizer.pad_token_id or 0)
+        self._stand_in = stand_in(tokenizer)
 
     def windows(self, texts: Sequence[str], overflow: str) -> list[tuple[list[Window], Excess | None]]:
         """The windows of each text (several only for "chunk"), and how much of the text was cut, if anything."""
@@ -161,7 +160,8 @@ class OffsetTokenizer:
         kept = np.flatnonzero(np.asarray(encoding.special_tokens_mask, dtype=np.int64) == 0)
         places = np.asarray(encoding.offsets, dtype=np.int64).reshape(-1, 2)[kept]
         inner = [self._is_inner(text, encoding, at) for at in kept.tolist()]
-        return Window(TokenSequence(as_ids(encoding.ids), types), kept, places, np.asarray(inner, dtype=bool))
+        ids = as_ids(encoding.ids or [self._stand_in])
+        return Window(TokenSequence(ids, types), kept, places, np.asarray(inner, dtype=bool))
 
     def _is_inner(self, text: str, encoding: Any, at: int) -> bool:
         """Whether a token continues a word, by transformers' rule (token_classification.py: gather_pre_entities)."""

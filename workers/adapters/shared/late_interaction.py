@@ -96,6 +96,12 @@ class PairedAdapter(Adapter):
             for document in documents
         ]
 
+    def ids_of(self, payload: Any) -> Sequence[Any]:
+        """Those of an item to encode, or of query and document."""
+        if not isinstance(payload, Pair):
+            return super().ids_of(payload)
+        return [*super().ids_of(payload.query.payload), *super().ids_of(payload.document.payload)]
+
     def collate(self, prepared: Sequence[Prepared]) -> Any:
         """The family's batch of items to encode, or a `PairBatch`."""
         if not isinstance(prepared[0].payload, Pair):

@@ -40,6 +40,20 @@ class TokenSequence:
     seen: int | None = None
 
 
+class Positions(NamedTuple):
+    """How a model numbers the tokens of a sequence: from `offset` on, each token by one more than the token before.
+
+    Tokens with the id `skipped` are not counted, wherever they stand. Their position is the one before `offset`.
+    """
+
+    offset: int = 0
+    skipped: int | None = None
+
+
+COUNTED = Positions()
+"""All tokens are counted, from 0 on."""
+
+
 class Run(NamedTuple):
     """`rows` neighbouring sequences of `length` tokens each; the first begins at token `start` of the row."""
 
@@ -114,11 +128,17 @@ class PackedBatch:
         )
 
 
-def pack(sequences: Sequence[TokenSequence], *, position_offset: int = 0, pin: bool = False) -> PackedBatch:
+def pack(
+    sequences: Sequence[TokenSequence],
+    *,
+    positions: Positions = COUNTED,
+    types: bool = False,
+    pin: bool = False,
+) -> PackedBatch:
     """Concatenate `sequences` (at least one, none empty) into one row.
 
-    `position_offset` is the position of a text's first token: 0, or pad id + 1 in RoBERTa's family. `pin` puts the
-    tensors into page-locked memory for copies to CUDA.
+    With `types` the row has segment ids also where all are 0. `pin` puts the tensors into page-locked memory for copies
+    to CUDA.
     """
     given = np.fromiter((len(sequence.ids) for sequence in sequences), dtype=np.int64, count=len(sequences))
     if not given.size or given.min() == 0:
@@ -128,7 +148,7 @@ def pack(sequences: Sequence[TokenSequence], *, position_offset: int = 0, pin: b
     ends = np.cumsum(lens)
     starts = ends - lens
     chosen = [sequences[index] for index in order]
-    positions = np.arange(ends[-1], dtype=np.int64) - np.repeat(starts - position_offset, lens)
+    ids = np.concatenate([sequence.ids for sequence in chosen])
     restore = np.empty_like(order)
     restore[order] = np.arange(order.size)
     runs, seen = _runs(lens, starts), _seen(chosen)
@@ -138,9 +158,9 @@ def pack(sequences: Sequence[TokenSequence], *, position_offset: int = 0, pin: b
         return made.pin_memory() if pin else made
 
     return PackedBatch(
-        ids=tensor(np.concatenate([sequence.ids for sequence in chosen])[None]),
-        positions=tensor(positions[None]),
-        types=_optional(tensor, _types(chosen)),
+        ids=tensor(ids[None]),
+        positions=tensor(_positions(ids, starts, lens, positions)[None]),
+        types=_optional(tensor, _types(chosen, always=types)),
         skips=_optional(tensor, _skips(chosen)),
         restore=tensor(restore),
         layout=Layout(
@@ -151,6 +171,30 @@ def pack(sequences: Sequence[TokenSequence], *, position_offset: int = 0, pin: b
             runs=runs,
             seen=_optional(tensor, seen),
             partial=_partial(runs, lens, seen),
+        ),
+    )
+
+
+def section(batch: PackedBatch, runs: Sequence[Run]) -> PackedBatch:
+    """The sequences of some neighbouring runs as a row of their own. `skips` and `restore` stay those of the batch."""
+    start, count = runs[0].start, sum(run.rows for run in runs)
+    stop = runs[-1].start + runs[-1].rows * runs[-1].length
+    layout = batch.layout
+    before = sum(run.rows for run in layout.runs if run.start < start)
+    own = slice(before, before + count)
+    return replace(
+        batch,
+        ids=batch.ids[:, start:stop],
+        positions=batch.positions[:, start:stop],
+        types=None if batch.types is None else batch.types[:, start:stop],
+        layout=Layout(
+            cu_seq_lens=layout.cu_seq_lens[before : before + count + 1] - start,
+            first=layout.first[own] - start,
+            last=layout.last[own] - start,
+            max_len=runs[0].length,
+            runs=tuple(run._replace(start=run.start - start) for run in runs),
+            seen=None if layout.seen is None else layout.seen[own],
+            partial=frozenset(place - start for place in layout.partial if start <= place < stop),
         ),
     )
 
@@ -197,9 +241,19 @@ def _optional(tensor: Any, array: Int64Array | None) -> torch.Tensor | None:
     return None if array is None else tensor(array)
 
 
-def _types(chosen: Sequence[TokenSequence]) -> Int64Array | None:
-    """Segment ids of the row, or None where no sequence has any."""
-    if all(sequence.types is None for sequence in chosen):
+def _positions(ids: Int64Array, starts: Int64Array, lens: Int64Array, rule: Positions) -> Int64Array:
+    """Positions of the tokens of a row, int64 [T]."""
+    skipped = ids == rule.skipped if rule.skipped is not None else None
+    if skipped is None or not skipped.any():
+        return np.arange(len(ids), dtype=np.int64) - np.repeat(starts - rule.offset, lens)
+    counted = np.cumsum(~skipped)
+    before = np.where(starts > 0, counted[starts - 1], 0)
+    return np.where(skipped, rule.offset - 1, counted - np.repeat(before, lens) + rule.offset - 1)
+
+
+def _types(chosen: Sequence[TokenSequence], *, always: bool) -> Int64Array | None:
+    """Segment ids of the row, or None where no sequence has any and the row needs none."""
+    if not always and all(sequence.types is None for sequence in chosen):
         return None
     rows = [np.zeros_like(sequence.ids) if sequence.types is None else sequence.types for sequence in chosen]
     return np.concatenate(rows)[None]

@@ -25,8 +25,8 @@ from workers.adapters.shared.long_texts import (
     goes_word_by_word,
 )
 from workers.adapters.shared.options import OptionReader
-from workers.adapters.shared.packing import PackedBatch, TokenSequence
-from workers.adapters.shared.tokenizing import as_ids, rust_copy
+from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence
+from workers.adapters.shared.tokenizing import as_ids, rust_copy, stand_in
 
 AUTO = "auto"
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "identity": nn.Identity}
@@ -58,7 +58,7 @@ class PairTokenizer:
         self.limit = limit
         self.special = int(self._cut.num_special_tokens_to_add(is_pair=True))
         self.special_ids: frozenset[int] = frozenset(tokenizer.all_special_ids)
-        self.pad_id = int(tokenizer.pad_token_id or 0)
+        self._stand_in = stand_in(tokenizer)
 
     def halves(self, texts: Sequence[str]) -> list[Any]:
         """Each text alone, whole and without special tokens, for `join`; `.ids` are its tokens."""
@@ -105,7 +105,7 @@ class PairTokenizer:
         cutting = self._cut_left if overflow == "truncate_left" else self._cut
         joined = cutting.post_process(first, second)
         types = as_ids(joined.type_ids) if self._uses_types and any(joined.type_ids) else None
-        return Pair(TokenSequence(as_ids(joined.ids), types), whole > self.limit, whole)
+        return Pair(TokenSequence(as_ids(joined.ids or [self._stand_in]), types), whole > self.limit, whole)
 
 
 class ScoreAdapter(Adapter):
@@ -122,6 +122,10 @@ class ScoreAdapter(Adapter):
     ) -> None:
         """Put the parts together; `function` turns logits into scores where a call names no other."""
         self._model, self._pairs, self._function = model, pairs, function
+
+    def ids_of(self, payload: TokenSequence) -> list[Int64Array]:
+        """The pair."""
+        return [payload.ids]
 
     @property
     def dims(self) -> dict[str, int]:

@@ -140,7 +140,8 @@ class TextModel:
         )
         if context.device.type == "cpu":
             lay_out_linears(model)
-        encoder = TextEncoder(backbone_of(model), special_ids=tokenizer.special_ids, pad_id=tokenizer.pad_id)
+        encoder = TextEncoder(backbone_of(model), **tokenizer.apart)
+        tokenizer.knows(encoder.embeddings)
         stated = context.max_sequence_length or layout.max_sequence_length or tokenizer.stored_max_length
         limit = text_limit(encoder.model, stated)
         tokenizer.limit(limit)
@@ -168,13 +169,14 @@ class TextModel:
         extra: Any = None,
     ) -> Iterator[tuple[TextPayload, bool]]:
         """Each item with its prompt as a payload, and whether the item was cut; `pick` chooses tokens of a window."""
-        before, after = self.affixes(call)
+        affixes = self.affixes(call)
         most = most_tokens(call, self.side_limits.get(stated_side(call), self.limit))
-        texts = [f"{before}{self.tokenizer.text_of(item)}{after}" for item in items]
-        skip = 0 if self.include_prompt or not before else self.tokenizer.prefix_length(before)
-        for windows, truncated, tokens in self.tokenizer.windows(
-            texts, call.overflow, most if most < self.limit else None
+        skips = not self.include_prompt and bool(affixes.before)
+        prefix = self.tokenizer.prefix_length(affixes.before) if skips else 0
+        for (windows, truncated, tokens), frame in self.tokenizer.fitted(
+            items, affixes, call.overflow, most if most < self.limit else None
         ):
+            skip = max(0, prefix - self.tokenizer.frame.before + frame.before) if skips else 0
             sequences = tuple(sequence_of(one, skip if at == 0 else 0) for at, one in enumerate(windows))
             picks = None if pick is None else tuple(map(pick, windows))
             excess = Excess(tokens, most) if truncated and tokens else None
@@ -253,7 +255,7 @@ class TextAdapter(Adapter):
         `whole` is the model that LoRA adapters change, by default the transformer.
         """
         self._text, self._heads = text, heads
-        self.tokenizer = text.tokenizer.wrapped
+        self.tokenizer, self.known_ids = text.tokenizer.wrapped, text.tokenizer.known
         self.loras = LoraLayers(whole or text.encoder.model) if self.spec.lora else None
 
     @property
@@ -270,6 +272,10 @@ class TextAdapter(Adapter):
     def packed(self) -> bool:
         """Whether batches run without padding."""
         return self._text.encoder.packed
+
+    def ids_of(self, payload: TextPayload) -> Sequence[Int64Array]:
+        """The windows."""
+        return [window.ids for window in payload.windows]
 
     def refuse_unsupported(self, call: Call) -> None:
         """Refuse also a prompt that the model lacks, and windows of any number of tokens."""

@@ -11,14 +11,15 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer, normalizers
 
 from ipc.wire.messages import InputItem
-from workers.adapters.base import ItemRefused
 from workers.adapters.shared.checkpoint import read_tokenizer, stored_limit
+from workers.adapters.shared.given_ids import GivenIds
+from workers.adapters.shared.known_ids import KnownIds
 from workers.adapters.shared.long_texts import (
     CHARACTERS_PER_TOKEN,
     LONG,
@@ -36,6 +37,31 @@ _NO_LIMIT = 10**9
 """Limit of a tokenizer that is not limited yet."""
 
 
+class ApartIds(TypedDict):
+    """Ids of a tokenizer that a model may treat apart, and whether the tokenizer makes segment ids."""
+
+    special_ids: frozenset[int]
+    pad_id: int
+    types: bool
+
+
+def apart_ids(tokenizer: Any) -> ApartIds:
+    """Special and added ids of a transformers tokenizer, as arguments of a `TextEncoder`."""
+    added = tokenizer.get_added_vocab().values()
+    return ApartIds(
+        special_ids=frozenset([*tokenizer.all_special_ids, *added]),
+        pad_id=int(tokenizer.pad_token_id or 0),
+        types="token_type_ids" in tokenizer.model_input_names,
+    )
+
+
+def stand_in(tokenizer: Any) -> int:
+    """The id that stands for a text without any token."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    found = (getattr(tokenizer, name, None) for name in names)
+    return int(next((number for number in found if number is not None), 0))
+
+
 class TextTokenizer:
     """The tokenizer of one model, cut to one length, without padding.  Thread-safe after construction."""
 
@@ -45,8 +71,9 @@ class TextTokenizer:
         self._backend = getattr(tokenizer, "backend_tokenizer", None) if tokenizer.is_fast else None
         self._lower_case = lower_case and self._backend is None
         self._lock = threading.Lock()
-        self._vocabulary_size = len(tokenizer)
-        self._uses_types = "token_type_ids" in tokenizer.model_input_names
+        self.uses_types = "token_type_ids" in tokenizer.model_input_names
+        self._stand_in = stand_in(tokenizer)
+        self.known: KnownIds | None = None
         self._max_length = self.stored_max_length or _NO_LIMIT
         self._only_beginnings = False
         if self._backend is not None:
@@ -81,6 +108,11 @@ class TextTokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of all special tokens."""
         return frozenset(self._tokenizer.all_special_ids)
+
+    @property
+    def apart(self) -> ApartIds:
+        """What a model may treat apart."""
+        return apart_ids(self._tokenizer)
 
     def marker_ids(self, *roles: str) -> frozenset[int]:
         """Ids of the special tokens in these roles ("cls", "mask", ...), as far as the tokenizer has them."""
@@ -117,9 +149,9 @@ class TextTokenizer:
             return [self._encode_slowly(text) for text in texts]
         found = []
         for encoding in self._encodings(texts):
-            types = encoding.type_ids if self._uses_types else None
+            types = encoding.type_ids if self.uses_types else None
             kept = types if types and any(types) else None
-            ids = encoding.ids or [self._filler]
+            ids = encoding.ids or [self._stand_in]
             found.append(Tokens(ids, kept, bool(encoding.overflowing)))
         return found
 
@@ -135,11 +167,11 @@ class TextTokenizer:
         """
         assert self._backend is not None
         [encoding] = self._backend.encode_batch([text])
-        types = encoding.type_ids if self._uses_types and any(encoding.type_ids) else None
+        types = encoding.type_ids if self.uses_types and any(encoding.type_ids) else None
         rest = sum(len(one.ids) - self.frame.before - self.frame.after for one in encoding.overflowing)
         own = 1 - np.array(encoding.special_tokens_mask, np.int64)[:, None]
         places = np.array(encoding.offsets, np.int64).reshape(-1, 2) * own
-        tokens = Tokens(encoding.ids or [self._filler], types, bool(encoding.overflowing))
+        tokens = Tokens(encoding.ids or [self._stand_in], types, bool(encoding.overflowing))
         return tokens, places, len(encoding.ids) + rest
 
     def _encodings(self, texts: Sequence[str]) -> list[Encoding]:
@@ -171,13 +203,7 @@ class TextTokenizer:
     @functools.cached_property
     def frame(self) -> Frame:
         """Special tokens before and after a text."""
-        if self._backend is not None:
-            bare = self._backend.encode("a", add_special_tokens=False).ids
-            framed = self._backend.encode("a").ids
-        else:
-            with self._lock:
-                bare = self._tokenizer("a", add_special_tokens=False)["input_ids"]
-                framed = self._tokenizer("a")["input_ids"]
+        bare, framed = self._bare("a"), self._framed("a")
         before = next(at for at in range(len(framed) + 1) if framed[at : at + len(bare)] == bare)
         return Frame(before, len(framed) - before - len(bare))
 
@@ -187,55 +213,74 @@ class TextTokenizer:
             for text in texts:
                 with self._lock:
                     whole = self._tokenizer(text.lower() if self._lower_case else text)
-                yield [Tokens(list(whole["input_ids"]) or [self._filler], self._kept_types(whole))]
+                yield [Tokens(list(whole["input_ids"]) or [self._stand_in], self._kept_types(whole))]
             return
         backwards = (self._backend.truncation or {}).get("direction") == "left"
         for encoding in self._backend.encode_batch_fast(list(texts)):
             stretches = [
                 Tokens(
-                    one.ids or [self._filler],
-                    one.type_ids if self._uses_types and any(one.type_ids) else None,
+                    one.ids or [self._stand_in],
+                    one.type_ids if self.uses_types and any(one.type_ids) else None,
                 )
                 for one in (encoding, *encoding.overflowing)
             ]
             yield stretches[::-1] if backwards else stretches
 
-    def text_of(self, item: InputItem) -> str:
-        """The text of an item, or of its token ids.
+    def knows(self, rows: int) -> None:
+        """Tell for how many ids the model has embeddings.  Not for concurrent use."""
+        self.known = KnownIds(rows, self._tokenizer)
 
-        Raises `ItemRefused` for an id that the vocabulary lacks, ValueError for an item without text and ids.
+    def fitted(
+        self,
+        items: Sequence[InputItem],
+        around: tuple[str, str],
+        overflow: str = "truncate",
+        max_length: int | None = None,
+    ) -> Iterator[tuple[FittedText, Frame]]:
+        """Each item with the texts of a prompt `around` it, fitted as by `windows`, and the special tokens around it.
+
+        Token ids of a caller stay as they are; see `GivenIds`. Raises ValueError for an item without text and ids.
         """
-        if item.text is not None:
-            return item.text
-        if item.ids is None:
+        before, after = around
+        if any(item.text is None and item.ids is None for item in items):
             raise ValueError("an item needs text or token ids")
-        unknown = next((number for number in item.ids if not 0 <= number < self._vocabulary_size), None)
-        if unknown is not None:
-            raise ItemRefused(
-                item, f"token id {unknown} is outside this model's vocabulary of {self._vocabulary_size}"
-            )
-        return self.decode(item.ids)
+        texts = [f"{before}{item.text}{after}" for item in items if item.text is not None]
+        found = iter(self.windows(texts, overflow, max_length) if texts else ())
+        if self.cuts_left and overflow in ("truncate", "error"):
+            overflow = "truncate_left"
+        for item in items:
+            if item.text is not None:
+                yield next(found), self.frame
+            else:
+                bare = (self._bare(before), self._bare(after))
+                yield self._given.fitted(item, bare, overflow, max_length or self._max_length)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens."""
+    @functools.cached_property
+    def _given(self) -> GivenIds:
+        assert self.known is not None
+        framed, frame = self._framed("a"), self.frame
+        return GivenIds(self.known, (framed[: frame.before], framed[len(framed) - frame.after :]))
+
+    def _bare(self, text: str) -> list[int]:
+        """The tokens of a text without special tokens."""
+        if not text:
+            return []
         if self._backend is not None:
-            return str(self._backend.decode(list(ids), skip_special_tokens=True))
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
         with self._lock:
-            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+            return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _framed(self, text: str) -> list[int]:
+        """The tokens of a text with special tokens."""
+        if self._backend is not None:
+            return list(self._backend.encode(text).ids)
+        with self._lock:
+            return list(self._tokenizer(text)["input_ids"])
 
     def prefix_length(self, prefix: str) -> int:
         """Tokens that `prefix` takes at the head of a text, a leading special token included."""
         ids = self.encode([prefix])[0].ids
         return len(ids) - (ids[-1] in self.special_ids)
-
-    @property
-    def _filler(self) -> int:
-        """The id that stands for a text without any token."""
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            found = getattr(self._tokenizer, name, None)
-            if found is not None:
-                return int(found)
-        return 0
 
     def _encode_slowly(self, text: str) -> Tokens:
         """One text through a tokenizer written in Python."""
@@ -245,11 +290,11 @@ class TextTokenizer:
             truncated = len(whole["input_ids"]) > self._max_length
             if truncated:
                 whole = self._tokenizer(text, truncation=True, max_length=self._max_length)
-        return Tokens(list(whole["input_ids"]) or [self._filler], self._kept_types(whole), truncated)
+        return Tokens(list(whole["input_ids"]) or [self._stand_in], self._kept_types(whole), truncated)
 
     def _kept_types(self, encoding: Mapping[str, Any]) -> list[int] | None:
         """Segment ids; None for a model without, and where all are 0."""
-        types = encoding.get("token_type_ids") if self._uses_types else None
+        types = encoding.get("token_type_ids") if self.uses_types else None
         return types if types and any(types) else None
 
 

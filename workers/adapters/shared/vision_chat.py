@@ -24,10 +24,12 @@ from ipc.errors import InvalidInput
 from ipc.wire.messages import EncodeCall, InputItem, ScoreCall
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.checkpoint import load_tokenizer, text_limit
-from workers.adapters.shared.encoder import Rectangle, padded, rectangle_padding, rectangles
 from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
+from workers.adapters.shared.known_ids import KnownIds, embedding_rows, filler_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
+from workers.adapters.shared.rectangles import PADDED, Rectangle, padded
+from workers.adapters.shared.rope import LengthClasses
 from workers.adapters.shared.tokenizing import as_ids, cut_to_fit, rust_copy
 from workers.generation.template_forms import PROBE, shows
 
@@ -152,6 +154,9 @@ class VisionChatModel(VisualEncoder):
         """Take over a loaded transformers model without its output matrix."""
         super().__init__(model, text_limit(model, context.max_sequence_length))
         self._chat, self._image_id = chat, int(model.config.image_token_id)
+        self._filler, self._lengths = filler_of(model, chat.pad_id), LengthClasses(model)
+        self._cut = self._lengths.within(PADDED)
+        self.known_ids = KnownIds(embedding_rows(model), chat.tokenizer)
 
     def instruction_of(self, call: EncodeCall | ScoreCall, default: str) -> str:
         """The instruction of a call. Raises `InvalidInput` for an instruction that holds a mark."""
@@ -188,13 +193,17 @@ class VisionChatModel(VisualEncoder):
         excess = Excess(tokens, self._limit) if room < len(starts) else None
         return Prepared(prompt, len(prompt.ids), excess is not None, excess=excess)
 
+    def ids_of(self, payload: Prompt) -> list[list[int]]:
+        """The conversation."""
+        return [payload.ids]
+
     def collate(self, prepared: Sequence[Prepared]) -> PromptBatch:
         """The packed prompts, and the pictures of each rectangle."""
         prompts: list[Prompt] = [item.payload for item in prepared]
         packed = pack([TokenSequence(as_ids(prompt.ids)) for prompt in prompts])
         order = packed.restore.argsort().tolist()
         pictures, first = [], 0
-        for _, lens in rectangles(packed):
+        for _, lens in self._cut.rectangles(packed):
             rows = order[first : first + len(lens)]
             pictures.append(_joined([picture for row in rows for picture in prompts[row].pictures]))
             first += len(lens)
@@ -202,7 +211,7 @@ class VisionChatModel(VisualEncoder):
 
     def padding_ratio(self, batch: PromptBatch) -> float:
         """Share of padding in the rectangles."""
-        return rectangle_padding([batch.packed])
+        return self._cut.padding([batch.packed])
 
     def last_rows(self, batch: PromptBatch) -> torch.Tensor:
         """fp32 [prompts, width]: the vector of each prompt's last token."""
@@ -210,11 +219,12 @@ class VisionChatModel(VisualEncoder):
         packed = batch.packed.to(device)
         found = [
             self._last(part, pictures)
-            for part, pictures in zip(padded(packed, self._chat.pad_id), batch.pictures, strict=True)
+            for part, pictures in zip(padded(packed, self._filler, self._cut), batch.pictures, strict=True)
         ]
         return torch.cat(found).index_select(0, packed.restore)
 
     def _last(self, part: Rectangle, pictures: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        self._lengths.reset()
         moved = {name: tensor.to(self._model.device) for name, tensor in pictures.items()}
         hidden = self._model(
             **part.inputs(),
