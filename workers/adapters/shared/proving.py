@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 _NARROWER = ((EQUAL, "only sequences of one length together"), (ALONE, "each sequence alone"))
 _LENGTHS = (3, 150, 17, 17, 1, 40)
 """Lengths of sequences of ordinary tokens: repeated, single-token and longer than common sliding windows."""
-_ODD_LENGTHS = (40, 23, 17, 17, 9, 5, 1)
-"""Lengths of sequences with odd tokens."""
+_ODD_LENGTHS = (38, 21, 17, 15, 9, 8, 1)
+"""Lengths of sequences with odd tokens. Some are a little shorter than others, and so are padded beside those."""
 _ODD_SHARE = 0.3
 _ODDEST = 8
 """So many of the odd ids, those of the model's own config first, stand for half of the odd tokens."""
