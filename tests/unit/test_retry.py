@@ -25,7 +25,7 @@ from ipc.errors import (
     WorkerLost,
 )
 from ipc.settings import Limits
-from ipc.wire.messages import InferCall, ModelStatus, Step, Work
+from ipc.wire.messages import Call, GenerateCall, InferCall, ModelStatus, Step, Work
 from tests.fakes.channel import FakeChannel
 
 SUSPECT, BYSTANDER = True, False
@@ -89,6 +89,40 @@ def test_a_poison_is_named_even_after_its_deadline() -> None:
     assert not error.retryable
 
 
+@pytest.mark.parametrize(
+    ("call", "error"), [(InferCall([], []), WorkerCrashed), (GenerateCall(text="a"), type(None))]
+)
+def test_the_next_death_under_an_input_that_was_suspect_before_is_its_second(call: Call, error: type) -> None:
+    poison: Any = SimpleNamespace(
+        holds=lambda *given: False, is_suspect=lambda *given: True, is_accused=lambda *given: False
+    )
+    rule = retry.Retries(SimpleNamespace(channels=[]), Limits(), poison, lambda reason: None)  # type: ignore[arg-type]
+    attempts = rule.begin(Work("m", call, deadline.after(60), 16, "req"), None)
+    assert attempts.solo
+    lost = WorkerLost("the worker process died", suspect=True, retry_after_s=1)
+    assert type(attempts.next_error(lost, 0, retry.RetryBudget())) is error
+
+
+@pytest.mark.parametrize(("left_s", "suspected"), [(60, []), (-1, ["m"])])
+def test_a_suspect_without_time_for_another_run_stays_suspect(left_s: float, suspected: list[str]) -> None:
+    told: list[str] = []
+    poison: Any = SimpleNamespace(suspect=lambda model, call, raw, alone: told.append(model))
+    workers: Any = SimpleNamespace(channels=[FakeChannel(0, {})])
+    rule = retry.Retries(workers, Limits(), poison, lambda reason: None)
+    lost = WorkerLost("the worker process died", suspect=True, alone=True, retry_after_s=1)
+
+    async def run() -> None:
+        attempts = retry.Attempts(work(left_s))
+        if left_s > 0:
+            assert await rule.again(attempts, workers.channels[0], lost)
+        else:
+            with pytest.raises(WorkerLost):
+                await rule.again(attempts, workers.channels[0], lost)
+
+    asyncio.run(run())
+    assert told == suspected
+
+
 def test_retries_stop_when_their_budget_is_used_up_and_start_again_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -146,12 +180,12 @@ def test_what_follows_each_error(
     loaded = ModelStatus("m", "loaded")
     asked: Any = SimpleNamespace(slot=0, models={"m": loaded}, leave=lambda: None)
     workers: Any = SimpleNamespace(channels=[FakeChannel(0, {"m": loaded}), FakeChannel(1, {"m": loaded})])
-    suspects: list[bool] = []
+    suspects: list[str] = []
     poison: Any = SimpleNamespace(
         holds=lambda *given: False,
-        is_suspect=lambda *given: True,
+        is_suspect=lambda *given: sequence,
         is_accused=lambda *given: False,
-        suspect=lambda *given, alone: suspects.append(alone),
+        add=lambda *given: suspects.append("poison"),
     )
     retries = retry.Retries(workers, Limits(), poison, lambda reason: None)
     step = Step(7, False, False) if sequence else None
@@ -166,7 +200,7 @@ def test_what_follows_each_error(
     if expected is OTHER:
         with pytest.raises(SequenceLost, match="the state of sequence 7, which must begin again"):
             asyncio.run(follow())
-        assert suspects == [True]
+        assert suspects == ["poison"]
     else:
         assert asyncio.run(follow()) is expected and not suspects
 
@@ -174,7 +208,7 @@ def test_what_follows_each_error(
 def test_a_full_queue_everywhere_is_the_answer_unless_the_request_was_lost_before() -> None:
     loaded = ModelStatus("m", "loaded")
     workers: Any = SimpleNamespace(channels=[FakeChannel(0, {"m": loaded})])
-    poison: Any = SimpleNamespace(holds=lambda *given: False)
+    poison: Any = SimpleNamespace(holds=lambda *given: False, is_suspect=lambda *given: False)
     retries = retry.Retries(workers, Limits(), poison, lambda reason: None)
     attempts, full = retries.begin(work(60), None), QueueFull("full")
     channel: Any = workers.channels[0]

@@ -24,7 +24,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -74,6 +74,8 @@ SILENCE_S = 2.0
 """A worker that was not heard for so long is not well."""
 LONGEST_LOOK_S = 0.25
 """The most that counts as silence between two looks."""
+MOST_GIVEN_UP, MOST_GIVEN_UP_NBYTES = 64, 1 << 20
+"""Requests without a caller that a channel remembers, and the most private bytes of each."""
 _REFUSED = "the worker takes no requests"
 
 
@@ -105,6 +107,19 @@ class Silence:
         self._seconds, self.heard_at = 0.0, time.time()
 
 
+class _Sent(NamedTuple):
+    """A request that was sent, and what waits for its answer."""
+
+    future: asyncio.Future[Delivery]
+    message: Submit
+    payload: Payload
+
+    @property
+    def kept_nbytes(self) -> int:
+        """Private bytes of the payload; a block of the arena stays until the worker has read the block."""
+        return 0 if isinstance(self.payload, InputBlock) else len(self.payload or b"")
+
+
 class Channel:
     """Connection of this frontend to one worker slot."""
 
@@ -132,7 +147,11 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._dealer: dealer.Dealer | None = None
         self._unsent: list[int] = []
-        self._pending: dict[int, tuple[asyncio.Future[Delivery], Submit]] = {}
+        self._pending: dict[int, _Sent] = {}
+        self._given_up: dict[int, _Sent] = {}
+        """Requests that the worker may still be working on though nobody waits, the oldest first."""
+        self.on_suspect: Callable[[Work, Payload, bool], None] = lambda work, payload, alone: None
+        """Told of each request that nobody waited for when the worker died on the request (alone, or with others)."""
         self._ids = itertools.count(1)
         self._tag, self._pidfd = 0, -1
         self._arena: ArenaView | None = None
@@ -210,7 +229,7 @@ class Channel:
     def _expire(self) -> None:
         """Fail requests past their deadline. The worker does the same, but may hang."""
         now = time.monotonic_ns()
-        for request, (future, message) in list(self._pending.items()):
+        for request, (future, message, _) in list(self._pending.items()):
             if now >= message.work.deadline_ns + EXPIRE_GRACE_NS and not future.done():
                 self.cancel(request)
                 future.set_exception(
@@ -249,7 +268,7 @@ class Channel:
             self._dealer.put(message, payload)
         self._unsent.append(request)
         future: asyncio.Future[Delivery] = self._loop.create_future()
-        self._pending[request] = (future, message)
+        self._pending[request] = _Sent(future, message, payload)
         self._outstanding.begin(message)
         return request, future
 
@@ -264,8 +283,15 @@ class Channel:
 
     def cancel(self, request: int) -> None:
         """The caller has gone: drop the future and tell the worker. Idempotent."""
-        if self._forget(request) is not None:
-            self._put(Cancel(request))
+        sent = self._pending.get(request)
+        if sent is None:
+            return
+        self._forget(request)
+        self._put(Cancel(request))
+        if sent.kept_nbytes <= MOST_GIVEN_UP_NBYTES:
+            self._given_up[request] = sent
+        if len(self._given_up) > MOST_GIVEN_UP:
+            del self._given_up[next(iter(self._given_up))]
 
     def abandon(self, request: int, future: asyncio.Future[Delivery]) -> None:
         """The caller was cancelled: stop the work, or give back a result that had just arrived."""
@@ -281,16 +307,16 @@ class Channel:
     def rest(self, request: int) -> None:
         """The worker's queue counts a stream no longer."""
         if request in self._pending:
-            self._outstanding.rest(self._pending[request][1])
+            self._outstanding.rest(self._pending[request].message)
 
     def resume(self, request: int) -> None:
         """The worker's queue counts a stream again."""
         if request in self._pending:
-            self._outstanding.resume(self._pending[request][1])
+            self._outstanding.resume(self._pending[request].message)
 
     def cost_of(self, model: str) -> int:
         """Cost in flight of one model, without streams that rest."""
-        sent = (message for _, message in self._pending.values() if message.work.model == model)
+        sent = (each.message for each in self._pending.values() if each.message.work.model == model)
         return sum(message.work.cost for message in sent if not self._outstanding.rests(message))
 
     def load(self, model: str, explicit: bool = False) -> bool:
@@ -418,11 +444,12 @@ class Channel:
             self.release(delivery.result, delivery.arena)
 
     def _forget(self, request: int) -> asyncio.Future[Delivery] | None:
-        entry = self._pending.pop(request, None)
-        if entry is None:
+        self._given_up.pop(request, None)
+        sent = self._pending.pop(request, None)
+        if sent is None:
             return None
-        self._outstanding.end(entry[1])
-        return entry[0]
+        self._outstanding.end(sent.message)
+        return sent.future
 
     def _set_models(self, models: dict[str, ModelStatus], message: Models | Welcome) -> None:
         # NOTE: always another dict: caches and threads hold the dict before, which must not change.
@@ -473,6 +500,9 @@ class Channel:
         if self.state == "ready":
             self._left_at = time.time()
         pending, self._pending = self._pending, {}
+        given_up, self._given_up = self._given_up, {}
+        for request in suspects & given_up.keys():
+            self.on_suspect(given_up[request].message.work, given_up[request].payload, alone)
         for request in list(self._reading):
             self._end_reading(request)
         self._outstanding = Outstanding()
@@ -494,7 +524,7 @@ class Channel:
         for asked in list(self._asked.values()):
             if not asked.done():
                 asked.set_exception(WorkerLost(why, retry_after_s=1))
-        for request, (future, _) in pending.items():
+        for request, (future, _, _) in pending.items():
             if not future.done():
                 lost = WorkerLost(why, suspect=request in suspects, alone=alone, retry_after_s=1)
                 future.set_exception(lost)

@@ -59,6 +59,7 @@ class Client:
         self.poison = PoisonList(store, settings.limits.poison_ttl_s)
         self.inputs = InputArena(paths, int(name.rpartition("-")[2]), settings.arena.input_bytes)
         self.retries = Retries(self.workers, settings.limits, self.poison, on_retry)
+        self.workers.on_suspect = self.retries.suspect_input
         self._ticker: asyncio.Task[None] | None = None
 
     @property

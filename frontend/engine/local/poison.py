@@ -10,8 +10,8 @@
    Frontends read the rows once a second; the frontend that saw the death knows at once.
 
 Requests that may run twice are suspect for the time of their own retry only (`frontend.engine.local.retry`): the rows
-are for requests of sequences and streams, which are not run again, and for poison. Inputs of sequences and of generated
-text that are known as suspect run alone.
+are for requests that are not run again: those of sequences and streams, those whose callers left before the death or
+that have no time left, and poison. Inputs that are known as suspect run alone.
 """
 
 from __future__ import annotations

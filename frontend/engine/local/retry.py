@@ -103,7 +103,8 @@ class Attempts:
     ) -> None:
         """`suspect`: a worker died on this input before, in another request; `accused`: more than one."""
         self.work, self.payload, self.suspect, self.accused = work, payload, suspect, accused
-        self.runs = 0
+        # NOTE: text runs in the company of others, so that a death under a suspect text proves nothing yet.
+        self.runs = 1 if suspect and not isinstance(work.call, GenerateCall) else 0
         self.losses = 0
         self.avoid: set[int] = set()
         self.adapter_until_ns = 0
@@ -148,8 +149,7 @@ class Retries:
             raw = input_arena.bytes_of(payload)
             if self._poison.holds(work.model, work.call, raw):
                 raise InputRefused("this input ends worker processes and is refused for a while")
-            once = work.step is not None or isinstance(work.call, GenerateCall)
-            suspect = once and self._poison.is_suspect(work.model, work.call, raw)
+            suspect = self._poison.is_suspect(work.model, work.call, raw)
             accused = suspect and self._poison.is_accused(work.model, work.call, raw)
         self._budget.count_request()
         return Attempts(work, payload, suspect=suspect, accused=accused)
@@ -170,6 +170,10 @@ class Retries:
             self._poison.add(work.model, work.call, raw)
         else:
             self._poison.suspect(work.model, work.call, raw, alone=alone)
+
+    def suspect_input(self, work: Work, payload: Payload, alone: bool) -> None:
+        """A worker died on a request that nobody waits for any more, or that has no time for another run."""
+        self._poison.suspect(work.model, work.call, input_arena.bytes_of(payload), alone=alone)
 
     async def _leave(self, attempts: Attempts, channel: Channel, error: PenstockError) -> bool:
         channel.leave()
@@ -211,9 +215,11 @@ class Retries:
             await self._workers.change(NEWS_S)
             return True
         told = attempts.next_error(error, channel.slot, self._budget)
+        work = attempts.work
         if isinstance(told, WorkerCrashed):
-            work = attempts.work
             self._poison.add(work.model, work.call, input_arena.bytes_of(attempts.payload))
+        elif told is not None and error.suspect:
+            self.suspect_input(work, attempts.payload, error.alone)
         if told is not None:
             raise told from error
         self._on_retry("suspect" if error.suspect else "bystander")

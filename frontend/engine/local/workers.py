@@ -13,12 +13,14 @@ from typing import TypeVar
 
 import zmq
 
+from frontend.engine.interface import Payload
 from frontend.engine.local.channel import Channel
 from ipc import deadline
 from ipc.errors import ModelLoading, ModelNotLoaded, NoReplica, PenstockError, QueueFull
 from ipc.processes.liveness import is_held
 from ipc.processes.paths import RunPaths
 from ipc.settings import Settings
+from ipc.wire.messages import Work
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ class Workers:
         self.channels: list[Channel] = []
         """By slot."""
         self._change = asyncio.Event()
+        self.on_suspect: Callable[[Work, Payload, bool], None] = lambda work, payload, alone: None
+        """That of all channels (`Channel.on_suspect`); set before the first tick."""
         self.follow: Callable[[], None] = lambda: None
         """Called after every change, before tasks that wait for a change look."""
 
@@ -69,9 +73,9 @@ class Workers:
         for path in self._paths.root.iterdir():
             found = _SOCKET_NAME.match(path.name)
             if found and int(found[1]) not in known:
-                self.channels.append(
-                    Channel(self._context, self._paths, int(found[1]), self._name, self.changed)
-                )
+                channel = Channel(self._context, self._paths, int(found[1]), self._name, self.changed)
+                channel.on_suspect = self.on_suspect
+                self.channels.append(channel)
                 self.channels.sort(key=lambda channel: channel.slot)
 
     def is_open(self, slot: int) -> bool:
