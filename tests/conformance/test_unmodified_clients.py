@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+from pathlib import Path
 from typing import Any
 
 import cohere
 import numpy as np
 import pytest
+import torch
 from huggingface_hub import InferenceClient
-from transformers import AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 from tests.conformance.conftest import Families
 from tests.conformance.encoders import INSTRUCTED, MEAN
@@ -163,6 +165,14 @@ class ModelsOwnIds:
         return self.encode_ordinary(text)
 
 
+def read_by_the_model(place: Path, tokenizer: Any, text: str) -> np.ndarray:
+    """The vector [width] that transformers gives for the ids of a text without special tokens."""
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        mean = AutoModel.from_pretrained(place)(input_ids=ids).last_hidden_state[0].mean(0)
+    return (mean / mean.norm()).numpy()
+
+
 def test_langchains_embeddings_of_openai_send_texts_or_token_ids(
     families: Families, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,10 +180,11 @@ def test_langchains_embeddings_of_openai_send_texts_or_token_ids(
     import tiktoken
 
     server = families.server
-    tokenizer = AutoTokenizer.from_pretrained(families.place / "encoders" / "dense_mean")
+    place = families.place / "encoders" / "dense_mean"
+    tokenizer = AutoTokenizer.from_pretrained(place)
     monkeypatch.setattr(tiktoken, "encoding_for_model", lambda name: ModelsOwnIds(tokenizer))
-    wanted = vectors(server, MEAN, TEXTS)
-    for checks in (False, True):
+    of_ids = np.array([read_by_the_model(place, tokenizer, text) for text in TEXTS])
+    for checks, wanted in ((False, vectors(server, MEAN, TEXTS)), (True, of_ids)):
         embeddings = langchain_openai.OpenAIEmbeddings(
             model=MEAN, base_url=f"{server.url}/v1", api_key="unused", check_embedding_ctx_length=checks
         )

@@ -376,6 +376,8 @@ def make_server(
         "catalog.models": ",".join(models),
         "log.format": "text",
         "grpc.enabled": "false",
+        # A machine that stands still for a moment must not refuse requests. Tests of the bound set their own.
+        "queue.max_wait_s": 120,
         **(settings or {}),
     }
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}

@@ -187,6 +187,7 @@ def workers(
         "worker__hang_timeout_s": "20",
         "arena__bytes": str(32 << 20),
         "arena__input_bytes": str(32 << 20),
+        "queue__max_wait_s": "120",
     } | {name: str(value) for name, value in settings.items()}
     variables = {f"PENSTOCK_{name.upper()}": value for name, value in chosen.items()}
     environment = {**os.environ, **variables, "OMP_NUM_THREADS": "1"}

@@ -156,11 +156,12 @@ def test_a_slow_model_keeps_a_fast_one_not_out() -> None:
     assert len(fill(bound, model="fast", cost=100)) == 100, "one second of it"
 
 
-def test_a_model_that_has_not_run_may_have_one_full_batch_waiting() -> None:
-    bound = bound_of({})
-    assert len(fill(bound)) == FULL // 10
+def test_a_model_that_has_not_run_counts_by_a_usual_pace_and_has_a_full_batch_in_any_case() -> None:
+    usual = int(2.0 * bounds.FIRST_TOKENS_PER_S) // 10
+    assert len(fill(bound_of({}))) == usual
     small = Bound(Queue(), Paces(), FULL, lambda model: 16)
-    assert len(fill(small)) == FULL // 10, "a batch of one row would be a bound of one request"
+    assert len(fill(small)) == usual, "a batch of one row is no bound of one request"
+    assert len(fill(bound_of({}, batch_tokens=40_000))) == 4000
 
 
 def test_the_floor_may_be_set() -> None:

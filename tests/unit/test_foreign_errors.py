@@ -114,7 +114,10 @@ def test_an_error_that_escapes_a_turn_leaves_the_flight_record() -> None:
     )
     batch: Any = SimpleNamespace(pieces=[SimpleNamespace(job=job)], first=job, turn=None)
     device: Any = SimpleNamespace(
-        _arena=SimpleNamespace(record_flight=flights.append), _touch=lambda model: None, _turns=[]
+        _queue=SimpleNamespace(begin=lambda batch: None),
+        _arena=SimpleNamespace(record_flight=flights.append),
+        _touch=lambda model: None,
+        _turns=[],
     )
     with pytest.raises(SystemError):
         Executor.run_turn(device, batch)

@@ -55,7 +55,7 @@ def test_scalars_and_empty_tensors() -> None:
         ([tensor(shape=[-1], data=[1])], None, "negative"),
         ([tensor(shape=[1.0], data=[1])], None, "Expected `int`"),
         ([tensor(shape=["2"], data=[1])], None, "Expected `int`"),
-        ([tensor(shape=[1 << 40, 1 << 40], data=[1])], None, "more than 2"),
+        ([tensor(shape=[1 << 40, 1 << 40], data=[1])], None, "above 2"),
         ([tensor(shape=[1] * 65, data=[1])], None, "65 dimensions, the limit is 64"),
         ([tensor()], None, "has no 'data'"),
         ([tensor(data=[1, 2], size=4)], b"\0\0\0\0", "both 'data' and 'binary_data_size'"),

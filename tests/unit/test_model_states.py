@@ -434,6 +434,11 @@ class _Unsayable(FakeAdapter):
 
     dims = cast("Any", {"dense": np.int64(4)})
 
+    @classmethod
+    def load(cls, context: Any) -> Any:
+        """Without weights."""
+        return cls({}, 8)
+
 
 def test_a_model_that_frontends_cannot_be_told_of_fails_its_load_with_the_field(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -441,7 +446,7 @@ def test_a_model_that_frontends_cannot_be_told_of_fails_its_load_with_the_field(
     models = table(tmp_path)
     loader, instance = models._maintenance.models._loader, Instance([ENTRY])
     monkeypatch.setattr(loading, "fetch", lambda *of: tmp_path)
-    monkeypatch.setattr(loader, "_build", lambda *of: _Unsayable({}, 8))
+    monkeypatch.setattr(loading, "resolve", lambda *of, **files: _Unsayable)
     with pytest.raises(ProtocolError, match=r"cannot be told: dims: .*int64"):
         loader.load(instance, lambda *of: None, lambda: None)
 

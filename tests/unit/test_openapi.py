@@ -214,7 +214,7 @@ FREE_TEXTS = {
     "container", "enable_code_execution", "enable_shell", "format", "grammar", "include", "max_tool_calls",
     "response_format", "stream_options", "summary", "thinking", "tool_choice", "type",
     "web_search_options", "messages", "audio", "conversation", "function_call", "functions", "mcp_servers",
-    "output_format", "thread",
+    "output_format", "thread", "cache_salt",
 }  # fmt: skip
 
 

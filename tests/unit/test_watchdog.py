@@ -16,6 +16,7 @@ from tests.fakes.clock import Clock
 from workers.device import watchdog
 from workers.device.watchdog import LEAST_STEP_S, UNKNOWN_S, UNKNOWN_TOKENS_PER_S, Activity, batch_limit_s
 from workers.runtime import Runtime
+from workers.scheduling.queue import WorkQueue
 
 
 @pytest.mark.parametrize(
@@ -116,10 +117,10 @@ def test_frontends_are_told_for_how_many_seconds_a_step_runs(monkeypatch: pytest
     clock = Clock.of(watchdog, monkeypatch)
     sent: list[Credits] = []
     runtime: Any = Runtime.__new__(Runtime)
-    queue = SimpleNamespace(limit=100, admitted=0, rate=SimpleNamespace(tokens_per_s=1.0))
-    executor = SimpleNamespace(activity=Activity(60.0))
-    runtime.pipeline, runtime._last_credits = SimpleNamespace(queue=queue, executor=executor), None
-    runtime.endpoint = SimpleNamespace(sessions=["frontend-0"], broadcast=sent.append)
+    queue, executor = WorkQueue(Settings()), SimpleNamespace(activity=Activity(60.0))
+    runtime.pipeline = SimpleNamespace(queue=queue, executor=executor)
+    session = SimpleNamespace(key=b"frontend-0", credits=None)
+    runtime.endpoint = SimpleNamespace(sessions=[session], tell=lambda session, credits: sent.append(credits))
     executor.activity.begin(60.0)
     for _ in range(25):
         runtime._send_credits()

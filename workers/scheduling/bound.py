@@ -6,7 +6,7 @@
    request may overshoot the bound, but never a second one. Callers and models below their part get in beyond
    (`ipc.shares`).
 3. Batches that take longer than the bound would leave the device without work between them. So tokens of one full batch
-   never count as more than the bound, and a model that has not run yet may have one full batch waiting.
+   never count as more than the bound. A model that has not run yet counts by `FIRST_TOKENS_PER_S`.
 4. Sessions divide the room: a session may use all that the others do not use, and has its equal part when they do.
 """
 
@@ -25,6 +25,8 @@ from ipc.wire.messages import LANES
 from workers.scheduling.job import Batch, Job
 from workers.scheduling.pace import Paces
 
+FIRST_TOKENS_PER_S = 4000.0
+"""The pace of a model that has not run yet: between those of a small and of a large model on a processor."""
 FULL_AGAIN = 2.0
 """A full batch may hold so many times the tokens that full batches held lately."""
 FADES = 0.8
@@ -88,7 +90,9 @@ class Bound:
             return 0.0
         floor = self._floor or self._full(model)
         known = self._paces.per_token_s(model)
-        return min(known, limit_s / floor) if known else limit_s / max(floor, self.floor)
+        if not known and not self._floor:
+            known = 1 / FIRST_TOKENS_PER_S
+        return min(known or math.inf, limit_s / floor)
 
     def _full(self, model: str) -> float:
         """Tokens of a full batch: of the budget, or fewer where full batches held fewer lately."""
