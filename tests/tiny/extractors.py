@@ -104,6 +104,11 @@ def gliner(directory: Path) -> None:
     _gliner(directory)
 
 
+def gliner_token(directory: Path) -> None:
+    """GLiNER over single words: first, last and inner ones."""
+    _gliner(directory, span_mode="token_level")
+
+
 def gliner_relex(directory: Path) -> None:
     """GLiNER that also finds relations between its entities."""
     _gliner(directory, relations_layer="dot", triples_layer="DistMult")
@@ -180,6 +185,7 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
         classifier_single,
         classifier_causal,
         gliner,
+        gliner_token,
         gliner_relex,
         gliner_bi,
         gliner2,
@@ -204,8 +210,7 @@ def _gliner(directory: Path, **layers: str) -> None:
         max_len=128,
         dropout=0.0,
         num_rnn_layers=1,
-        span_mode="markerV0",
-        **layers,
+        **{"span_mode": "markerV0", **layers},
     )
     made = GLiNER.from_config(whole, backbone_from_pretrained=False)
     made.config.model_name = "tiny/backbone"

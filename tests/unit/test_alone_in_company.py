@@ -1,16 +1,11 @@
-"""Every family that reads texts: alone equals in company equals the model's own library.
-
-Texts are drawn from words, long words, and the tokens that a model may treat apart: padding, ends, unknown and added
-ones. Ids are drawn from the whole table of embeddings.
-"""
+"""Families of vectors, scores and classes: alone equals in company equals the model's own library."""
 
 from __future__ import annotations
 
 import functools
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,28 +16,11 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
 from tests.conformance import encoders, towers
-from tests.tiny.models import build
-from tests.tiny.texts import sentences
-from workers.adapters.base import Adapter, LoadContext, Prepared, SparseRows
-from workers.adapters.registry import resolve
+from tests.harness.company import Family, Rows, built, compare, every
+from workers.adapters.base import SparseRows
 
 QUERY, PREMISE = "where is the <pad> river [PAD]", "This example is {}."
 LABELS = ["city", "river </s> [SEP]"]
-Rows = list[np.ndarray]
-
-
-class Family(NamedTuple):
-    """A family over a tiny model: a call, what the adapter says of a batch, and what a library says of an item.
-
-    `ids` tells whether items may be token ids.
-    """
-
-    name: str
-    tiny: str
-    call: Callable[[list[InputItem]], Call]
-    said: Callable[[Any, Any], Rows]
-    library: Callable[[Path, InputItem], np.ndarray]
-    ids: bool = False
 
 
 @functools.cache
@@ -168,9 +146,9 @@ def extract(items: list[InputItem]) -> Call:
 
 FAMILIES = (
     Family("dense", "dense_mean", dense, said_by_dense, pooled("mean"), ids=True),
-    Family("dense", "dense_xlmr", dense, said_by_dense, pooled("mean"), ids=True),
+    Family("dense", "dense_xlmr", dense, said_by_dense, pooled("mean"), ids=True, twin=True),
     Family("dense", "dense_modernbert", dense, said_by_dense, pooled("cls"), ids=True),
-    Family("dense", "dense_last", dense, said_by_dense, pooled("last"), ids=True),
+    Family("dense", "dense_last", dense, said_by_dense, pooled("last"), ids=True, twin=True),
     Family("dense", "dense_longrope", dense, said_by_dense, pooled("mean"), ids=True),
     Family("dense", "dense_mpnet", dense, said_by_dense, pooled("mean"), ids=True),
     Family("dense", "dense_t5", dense, said_by_dense, pooled("mean"), ids=True),
@@ -189,6 +167,7 @@ FAMILIES = (
         lambda items: ScoreCall(items, InputItem(QUERY)),
         said_by_scorer,
         logits(QUERY),
+        twin=True,
     ),
     Family(
         "cross_encoder",
@@ -221,74 +200,17 @@ def directory_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     """Builds each tiny model once."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("alone")
-    return lambda name: root / name if (root / name).is_dir() else build(name, root / name)
+    return functools.partial(built, root)
 
 
-def load(family: str, directory: Path) -> Adapter:
-    """The adapter of a directory on CPU."""
-    return resolve(family).load(
-        LoadContext(directory, directory.name, torch.device("cpu"), torch.float32, 250, {}, lambda *_: None)
-    )
-
-
-def drawn_texts(draw: random.Random, tokenizer: Any, count: int) -> list[InputItem]:
-    """Texts of uneven lengths with special tokens among their words."""
-    apart = [*tokenizer.all_special_tokens, *tokenizer.get_added_vocab(), "\u2603\u2603", "zzqqj"]
-    words = " ".join(sentences()[:40]).split()
-    texts = []
-    for _ in range(count):
-        length = draw.choice((1, 3, 6, 7, 20, 24))
-        texts.append(" ".join(draw.choice(apart if draw.random() < 0.3 else words) for _ in range(length)))
-    return [InputItem(text) for text in texts]
-
-
-def drawn_ids(draw: random.Random, tokenizer: Any, rows: int, count: int) -> list[InputItem]:
-    """Ids of uneven lengths, some of them special."""
-    apart = [*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()]
-    return [
-        InputItem(
-            ids=[
-                draw.choice(apart) if draw.random() < 0.3 else draw.randrange(rows)
-                for _ in range(draw.choice((1, 4, 40, 62, 68, 120)))
-            ]
-        )
-        for _ in range(count)
-    ]
-
-
-@torch.inference_mode()
-def said(family: Family, adapter: Adapter, items: Sequence[InputItem]) -> Rows:
-    """What the adapter says of items in one batch."""
-    prepared = adapter.prepare(items, family.call(list(items)))
-    assert all(isinstance(one, Prepared) for one in prepared)
-    return family.said(adapter, adapter.collate(prepared))  # type: ignore[arg-type]
-
-
-def compare(family: Family, directory: Path, seeds: Sequence[int], count: int) -> None:
-    """Draw batches, and compare each item alone, in its batch, and by the library."""
-    adapter = load(family.name, directory)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    rows = len(tokenizer)
-    for seed in seeds:
-        draw = random.Random(seed)
-        items = drawn_texts(draw, tokenizer, count)
-        if family.ids:
-            items += drawn_ids(draw, tokenizer, rows, count)
-        for item, found in zip(items, said(family, adapter, items), strict=True):
-            [alone] = said(family, adapter, [item])
-            np.testing.assert_allclose(found, alone, rtol=0, atol=2e-5, err_msg=f"company: {item}")
-            wanted = family.library(directory, item)
-            np.testing.assert_allclose(alone, wanted, rtol=0, atol=5e-5, err_msg=f"library: {item}")
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.tiny)
+@pytest.mark.parametrize("family", every(FAMILIES))
 def test_alone_equals_in_company_equals_the_library(
     directory_of: Callable[[str], Path], family: Family
 ) -> None:
-    compare(family, directory_of(family.tiny), seeds=(1,), count=6)
+    compare(family, directory_of(family.tiny), seeds=(1,), count=4)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.tiny)
+@pytest.mark.parametrize("family", every(FAMILIES))
 def test_many_draws_of_it(directory_of: Callable[[str], Path], family: Family) -> None:
     compare(family, directory_of(family.tiny), seeds=range(2, 20), count=24)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from ipc.errors import InvalidInput
 from tests.conformance.extractors import required_library
 from tests.tiny.models import build
 from workers.adapters.shared import label_vectors
@@ -43,3 +45,15 @@ def test_a_label_longer_than_the_encoder_is_cut(tmp_path: Path) -> None:
     encoder = label_vectors.LabelEncoder(GLiNER.from_pretrained(str(build("gliner_bi", tmp_path / "model"))))
     [ids] = encoder.tokenize(["a b " * 400])
     assert len(ids) == 512
+
+
+def test_a_label_with_a_token_without_an_embedding_is_refused(tmp_path: Path) -> None:
+    required_library("gliner")
+    from gliner import GLiNER
+
+    model = GLiNER.from_pretrained(str(build("gliner_bi", tmp_path / "model")))
+    model.data_processor.labels_tokenizer.add_tokens([f"zzneu{number}" for number in range(6)])
+    encoder = label_vectors.LabelEncoder(model)
+    assert len(encoder.tokenize(["city", "river"])) == 2
+    with pytest.raises(InvalidInput, match=r"params\.labels: the token 'zzneu5' has the id \d+"):
+        encoder.tokenize(["city", "zzneu5 bank"])

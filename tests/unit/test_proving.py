@@ -149,6 +149,10 @@ def extracting(items: list[InputItem]) -> Call:
     return ExtractCall(items, [])
 
 
+def labelled(items: list[InputItem]) -> Call:
+    return ExtractCall(items, ["city"])
+
+
 @pytest.mark.parametrize(
     ("family", "tiny", "call"),
     [
@@ -159,6 +163,12 @@ def extracting(items: list[InputItem]) -> Call:
         ("nli_zero_shot", "nli", lambda items: ExtractCall(items, ["city"])),
         ("colbert", "colbert_pylate", lambda items: ScoreCall(items, InputItem("river"))),
         ("clip", "clip", lambda items: EncodeCall(items, ["dense"])),
+        ("gliner", "gliner", labelled),
+        ("gliner", "gliner_bi", labelled),
+        ("gliclass", "gliclass", labelled),
+        ("qwen3_reranker", "rr_qwen3", lambda items: ScoreCall(items, InputItem("river"))),
+        ("colqwen2", "colqwen2", lambda items: EncodeCall(items, ["multivector"], is_query=True)),
+        ("qwen3_vl_embedding", "qwen3_vl", lambda items: EncodeCall(items, ["dense"])),
     ],
 )
 def test_a_token_without_an_embedding_fails_its_item_alone(
@@ -174,7 +184,8 @@ def test_a_token_without_an_embedding_fails_its_item_alone(
     tokenizer.add_tokens(["zzneu"])
     tokenizer.save_pretrained(str(directory))
     adapter: Adapter = load(family, directory)
-    assert f"ids up to {rows}, the model has embeddings for {rows}" in caplog.text
+    assert adapter.known_ids is not None and adapter.known_ids.rows <= rows
+    assert f"ids up to {rows}, the model has embeddings for {adapter.known_ids.rows}" in caplog.text
     items = [InputItem("the river"), InputItem("zzneu Paris")]
     found: Sequence[Any] = _readable(adapter, adapter.prepare(items, call(items)))
     assert isinstance(found[0], Prepared)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers.pipelines.document_question_answering import normalize_box
 
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.wire.extraction import Extraction
@@ -116,6 +117,19 @@ def test_words_have_the_box_around_them_in_either_form() -> None:
     metadata = {"words": ["a"], "boxes": [[100, 200, 150, 400]], "box_format": "normalized"}
     words = words_of(InputItem(metadata=metadata), "metadata").on_page(Size(50, 100))
     np.testing.assert_allclose(words.around(0, 0), [10, 10, 15, 20])
+
+
+@pytest.mark.parametrize("size", [Size(96, 72), Size(1654, 2339), Size(640, 7)])
+def test_boxes_from_0_to_1000_stay_as_given_and_those_in_pixels_are_cut_as_by_the_processors(
+    size: Size,
+) -> None:
+    given = [[at, 0, at, 1000] for at in range(1001)]
+    metadata = {"words": ["a"] * 1001, "boxes": given, "box_format": "normalized"}
+    assert words_of(InputItem(metadata=metadata), "metadata").scaled(size).tolist() == given
+    boxes = [[at, at % size.height, 1, 0] for at in range(size.width)]
+    words = words_of(InputItem(metadata={"words": ["a"] * len(boxes), "boxes": boxes}), "metadata")
+    wanted = [normalize_box([x, y, x + 1, y], size.width, size.height) for x, y, *_ in boxes]
+    assert words.scaled(size).tolist() == wanted
 
 
 @pytest.mark.parametrize("box", [[0, 0, float("nan"), 1], [0, 0, 1, True], "0011", [0, 0, 1e9, 1], None])

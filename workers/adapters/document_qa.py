@@ -58,6 +58,11 @@ class Words:
     corners: np.ndarray
     relative: bool
 
+    def scaled(self, size: Size) -> np.ndarray:
+        """int64 [n, 4] corners from 0 to 1000, cut to whole numbers as LayoutLM's processors do."""
+        corners = self.corners if self.relative else SCALE * (self.corners / ([size.width, size.height] * 2))
+        return np.clip(corners.astype(np.int64), 0, SCALE)
+
     def on_page(self, size: Size) -> Words:
         """The same words with corners in pixels."""
         if not self.relative:
@@ -141,9 +146,8 @@ class PageReader:
         return len(self._counter.encode(question.split(), is_pretokenized=True).ids)
 
     def windows(self, question: str, words: Words, size: Size) -> list[Window]:
-        """Overlapping windows over all words; corners are in pixels."""
-        scale = SCALE / np.array([size.width, size.height] * 2)
-        boxes = np.clip((words.corners * scale).astype(np.int64), 0, SCALE).tolist()
+        """Overlapping windows over all words."""
+        boxes = words.scaled(size).tolist()
         encoding = self._encode(question, words.texts, boxes)
         return [self._window(encoding, at, boxes) for at in range(len(encoding["input_ids"]))]
 
@@ -278,7 +282,7 @@ class DocumentQaAdapter(ImageExtractAdapter):
     def prepared(self, image: Any, item: InputItem, wanted: Any) -> Prepared | ItemFailure:
         """Windows over the words, and pixel values float32 [3, h, w] for a model that reads pictures."""
         size = size_of(image)
-        words = words_of(item, "metadata").on_page(size)
+        words = words_of(item, "metadata")
         windows = self._reader.windows(wanted.text, words, size)
         cut = len(windows) > 1 and not wanted.whole
         kept = windows[:1] if cut else windows
@@ -286,7 +290,7 @@ class DocumentQaAdapter(ImageExtractAdapter):
         if self._sees:
             found = self._processor.image_processor(images=image, return_tensors="np")
             pixels = np.asarray(found["pixel_values"][0], np.float32)
-        page = _Page(pixels, size, words, kept, wanted)
+        page = _Page(pixels, size, words.on_page(size), kept, wanted)
         excess = Excess(self._reader.tokens_of(windows), self._limit, "with the question") if cut else None
         return Prepared(page, sum(_cost(page, window) for window in kept), cut, excess=excess)
 

@@ -34,11 +34,12 @@ from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepare
 from workers.adapters.shared.building import BUILDING, parameter_bytes
 from workers.adapters.shared.checkpoint import CheckpointError, stored_limit
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, text_of
+from workers.adapters.shared.known_ids import KnownIds, embedding_rows, filler_of
 from workers.adapters.shared.label_vectors import Ids, LabelEncoder
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.own_code import own_code
-from workers.adapters.shared.packing import masked_share
-from workers.adapters.shared.tokenizing import rust_copy
+from workers.adapters.shared.packing import Int64Array, masked_share
+from workers.adapters.shared.tokenizing import as_ids, rust_copy
 from workers.loading.reading import safe_open
 
 EXTRA = "gliner"
@@ -134,7 +135,7 @@ class Wanted:
 class Words:
     """One item: its text, the words with their places in characters, and whether words were cut.
 
-    `tokens` counts the tokens of the words and of the labels before them.
+    `tokens` counts the tokens of the words and of the labels before them; `ids` and `prompt_ids` are these tokens.
     """
 
     text: str
@@ -144,6 +145,8 @@ class Words:
     tokens: int
     cut: bool
     wanted: Wanted
+    ids: np.ndarray
+    prompt_ids: np.ndarray
 
 
 @dataclass(slots=True)
@@ -161,52 +164,58 @@ class WordTokenizer:
         """Take the splitter and a copy of the tokenizer's Rust object. Raises ValueError when it has none."""
         tokenizer = processor.transformer_tokenizer
         self._processor, self._backend = processor, rust_copy(tokenizer)
-        self.special = int(self._backend.num_special_tokens_to_add(is_pair=False))
+        self._special = as_ids(self._backend.encode("").ids)
         self.limit = stored_limit(tokenizer)
 
-    def prompt_tokens(self, labels: Sequence[str], relations: Sequence[str]) -> int:
-        """Tokens of the labels and relations before the text, and special tokens."""
+    def prompt_ids(self, labels: Sequence[str], relations: Sequence[str]) -> np.ndarray:
+        """int64 [t] tokens of the labels and relations before the text, and special tokens."""
+        if not labels:
+            return self._special
         more = {"relations": [list(relations)]} if relations else {}
         [[*words]], _ = self._processor.prepare_inputs([[]], [list(labels)], **more)
-        return int(self._counts(words).sum()) + self.special
+        return np.concatenate((self._special, self._tokens(words)[0]))
 
     def split(
-        self, text: str, wanted: Wanted, prompt: int, most_words: int, *, from_end: bool = False
+        self, text: str, wanted: Wanted, prompt: np.ndarray, most_words: int, *, from_end: bool = False
     ) -> Words:
         """The first words of a text, or with `from_end` the last ones.
 
-        At most `most_words`, and no more than the model has positions for behind a prompt of `prompt` tokens.
+        At most `most_words`, and no more than the model has positions for behind the tokens of a prompt.
         """
         found = list(self._processor.words_splitter(text))
         kept = found[-most_words:] if from_end else found[:most_words]
-        counts = self._counts([word for word, _, _ in kept])
+        ids, owners = self._tokens([word for word, _, _ in kept])
         if self.limit is not None:
+            counts = np.bincount(owners, minlength=len(kept))
             taken = np.cumsum(counts[::-1] if from_end else counts)
-            fitting = int(np.searchsorted(taken, self.limit - prompt, side="right"))
-            place = slice(len(kept) - fitting, None) if from_end else slice(fitting)
-            kept, counts = kept[place], counts[place]
+            fitting = int(np.searchsorted(taken, self.limit - len(prompt), side="right"))
+            first, end = (len(kept) - fitting, len(kept)) if from_end else (0, fitting)
+            kept, ids = kept[first:end], ids[(owners >= first) & (owners < end)]
         return Words(
             text,
             [word for word, _, _ in kept],
             [start for _, start, _ in kept],
             [end for _, _, end in kept],
-            prompt + int(counts.sum()),
+            len(prompt) + len(ids),
             len(kept) < len(found),
             wanted,
+            ids,
+            prompt,
         )
 
     def count(self, text: str) -> int:
         """Words of a text."""
         return sum(1 for _ in self._processor.words_splitter(text))
 
-    def _counts(self, words: list[str]) -> np.ndarray:
-        """int64 [words] tokens of each word."""
+    def _tokens(self, words: list[str]) -> tuple[Int64Array, Int64Array]:
+        """int64 [t] tokens of the words, and the place of each token's word."""
         if not words:
-            return np.zeros(0, dtype=np.int64)
+            return as_ids([]), as_ids([])
         # NOTE: `encode` keeps the interpreter's lock for as long as it takes, `encode_batch` does not.
         [encoding] = self._backend.encode_batch([words], is_pretokenized=True, add_special_tokens=False)
-        places = [place for place in encoding.word_ids if place is not None]
-        return np.bincount(np.asarray(places, dtype=np.int64), minlength=len(words))
+        pairs = zip(encoding.ids, encoding.word_ids, strict=True)
+        owned = [(token, word) for token, word in pairs if word is not None]
+        return as_ids([token for token, _ in owned]), as_ids([word for _, word in owned])
 
 
 def rectangles(items: Sequence[Words], width: int, hidden: int) -> Iterator[list[int]]:
@@ -340,6 +349,9 @@ class GlinerAdapter(ExtractAdapter):
             self._collator.prepare_entities, self._markers = False, []
         if self._relational:
             bound_pairs(model.model)
+        encoder, tokenizer = model.model.token_rep_layer, model.data_processor.transformer_tokenizer
+        self.known_ids = KnownIds(embedding_rows(encoder), tokenizer)
+        self._filler = filler_of(encoder.bert_layer.model, tokenizer.pad_token_id)
 
     @classmethod
     def load(cls, context: LoadContext) -> GlinerAdapter:
@@ -417,10 +429,10 @@ class GlinerAdapter(ExtractAdapter):
         assert isinstance(call, ExtractCall)
         wanted = self.wanted_of(call)
         if self._labels is None:
-            prompt, apart = self._words.prompt_tokens(wanted.labels, wanted.relations), 0
+            prompt, apart = self._words.prompt_ids(wanted.labels, wanted.relations), 0
         else:
             wanted = replace(wanted, label_ids=self._labels.tokenize(wanted.labels))
-            prompt, apart = self._words.special, sum(map(len, wanted.label_ids))
+            prompt, apart = self._words.prompt_ids([], []), sum(map(len, wanted.label_ids))
         prepared: list[Prepared | ItemFailure] = []
         for item in items:
             words = self._words.split(
@@ -428,7 +440,7 @@ class GlinerAdapter(ExtractAdapter):
             )
             if not words.words and words.cut:
                 raise InputTooLong(
-                    f"params.labels: they take {prompt} tokens, the model takes {self._words.limit} with the text"
+                    f"params.labels: they take {len(prompt)} tokens, the model takes {self._words.limit} with the text"
                 )
             if words.cut and call.overflow == "error":
                 count, tokens = self._words.count(words.text), self._words.limit or "any"
@@ -438,6 +450,10 @@ class GlinerAdapter(ExtractAdapter):
                 )
             prepared.append(Prepared(words, words.tokens + apart, words.cut))
         return prepared
+
+    def ids_of(self, payload: Words) -> list[np.ndarray]:
+        """Labels and words."""
+        return [payload.prompt_ids, payload.ids]
 
     def collate(self, prepared: Sequence[Prepared]) -> Batch:
         """Rectangles of items with words, as the library's collator makes them."""
@@ -454,6 +470,8 @@ class GlinerAdapter(ExtractAdapter):
                     self._collator,
                     **({"relation_types": list(chosen[0].wanted.relations)} if self._relational else {}),
                 )
+            # The tokenizer pads with a token of its own, for which the model may have no embedding.
+            collated["input_ids"].masked_fill_(collated["attention_mask"] == 0, self._filler)
             batch.parts.append((places, collated))
         return batch
 

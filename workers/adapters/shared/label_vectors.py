@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from ipc.errors import InvalidInput
 from workers.adapters.shared.checkpoint import position_limit, shortest, stored_limit
+from workers.adapters.shared.known_ids import KnownIds, embedding_rows, filler_of
 from workers.adapters.shared.tokenizing import rust_copy
 
 Ids = tuple[int, ...]
@@ -34,11 +36,20 @@ class LabelEncoder:
         self._backend = rust_copy(tokenizer)
         limit = shortest(stored_limit(tokenizer), position_limit(self._layer.labels_encoder.model))
         self._backend.enable_truncation(limit)
-        self._pad_id = int(tokenizer.pad_token_id or 0)
+        encoder = self._layer.labels_encoder.model
+        self._known = KnownIds(embedding_rows(encoder), tokenizer)
+        self._filler = filler_of(encoder, tokenizer.pad_token_id)
 
     def tokenize(self, labels: Sequence[str]) -> list[Ids]:
-        """Token ids of each label, cut to the encoder's length.  Thread-safe."""
-        return [tuple(encoding.ids) for encoding in self._backend.encode_batch(list(labels))]
+        """Token ids of each label, cut to the encoder's length.  Thread-safe.
+
+        Raises `InvalidInput` for a label with a token for which the encoder has no embedding.
+        """
+        found = [tuple(encoding.ids) for encoding in self._backend.encode_batch(list(labels))]
+        refusal = None if self._known.all_known else self._known.refusal(found)
+        if refusal is not None:
+            raise InvalidInput(f"params.labels: {refusal}")
+        return found
 
     def inputs(self, rows: Sequence[Sequence[Ids]]) -> dict[str, torch.Tensor]:
         """`labels_embeds` [texts, labels, width] and their mask for labels tokenized by `tokenize`.  Device thread."""
@@ -56,7 +67,7 @@ class LabelEncoder:
         """Vectors [labels, width]."""
         device = next(self._layer.parameters()).device
         ids = [torch.tensor(label) for label in labels]
-        padded = pad_sequence(ids, batch_first=True, padding_value=self._pad_id).to(device)
+        padded = pad_sequence(ids, batch_first=True, padding_value=self._filler).to(device)
         lengths = torch.tensor([len(label) for label in labels], device=device)
         mask = torch.arange(padded.shape[1], device=device) < lengths[:, None]
         vectors: torch.Tensor = self._layer.encode_labels(padded, mask.long())
