@@ -153,8 +153,9 @@ def extracting(families: Families) -> Server:
 
 @pytest.fixture(scope="session")
 def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
-    """A server with keys that logs all it can; at the end nothing that the server wrote or shows may hold a secret.
+    """A server with keys that logs and keeps all it can; at the end nothing that it wrote or shows may hold a secret.
 
+    Its programs are of Python, which need no framework.
     Every test that uses up a rate has a slow key of its own.
     """
     place = tmp_path_factory.mktemp("keyed")
@@ -173,6 +174,10 @@ def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
         "server.keys_file": place / "keys.json",
         "server.compatible": "tei",
         "server.max_header_bytes": 65536,
+        "server.default_models": "fake/echo",
+        "cache.embeddings_bytes": 4 << 20,
+        "repository.dirs": write_repository(place / "models", ["accumulator", "identity_bytes"]),
+        "repository.allow_python": "true",
         "log.level": "debug",
         "log.format": "json",
     }

@@ -230,24 +230,38 @@ def test_nobody_sees_the_responses_of_others(stack: ExitStack, tmp_path: Path) -
     entries = tuple(KeyEntry(name, api_keys.hashed(key)) for name, key in (("anna", _ANNA), ("bert", _BERT)))
     frontend = Frontend(stack, tmp_path, Gate(entries))
     frontend.http.headers["authorization"] = f"Bearer {_ANNA}"
-    id_ = frontend.start()
-    frontend.wait(id_, "in_progress")
+    id_, never = frontend.start(), f"resp_{'0' * 32}"
     stranger = {"authorization": f"Bearer {_BERT}"}
-    path = f"/v1/responses/{id_}"
-    for method, where in (
-        ("GET", path),
-        ("GET", f"{path}?stream=true"),
-        ("GET", f"{path}/input_items"),
-        ("POST", f"{path}/cancel"),
-        ("DELETE", path),
-    ):
-        refused = frontend.http.request(method, where, headers=stranger)
-        assert refused.status_code == 404, (method, where)
-        assert frontend.http.request(method, where, headers={"authorization": ""}).status_code == 401
-    body = {"input": "x", "previous_response_id": id_}
-    assert frontend.http.post("/v1/responses", json=body, headers=stranger).status_code == 404
+
+    def walk(named: str, headers: dict[str, str]) -> list[tuple[int, set[str], str]]:
+        """What each route answers of a response, with the id taken out."""
+        path, found = f"/v1/responses/{named}", []
+        for method, where, body in (
+            ("GET", path, None),
+            ("GET", f"{path}?stream=true", None),
+            ("GET", f"{path}?stream=true&starting_after=0", None),
+            ("GET", f"{path}/input_items", None),
+            ("GET", f"{path}/input_items?after=msg_1", None),
+            ("POST", "/v1/responses", {"input": "x", "previous_response_id": named}),
+            ("POST", "/v1/responses", {"input": "x", "previous_response_id": named, "stream": True}),
+            ("POST", "/v1/responses", {"input": "x", "previous_response_id": named, "background": True}),
+            ("POST", f"{path}/cancel", None),
+            ("DELETE", path, None),
+        ):
+            answer = frontend.http.request(method, where, headers=headers, json=body)
+            found.append((answer.status_code, set(answer.headers), answer.text.replace(named, "ID")))
+        return found
+
+    unknown = walk(never, stranger)
+    assert {status for status, _, _ in unknown} == {404}
+    frontend.wait(id_, "in_progress")
+    assert walk(id_, stranger) == unknown, "while the response runs"
+    assert {status for status, _, _ in walk(id_, {"authorization": ""})} == {401}
     frontend.gate.set()
     frontend.wait(id_, "completed")
+    assert walk(id_, stranger) == unknown, "when the response has ended"
+    assert [status for status, _, _ in walk(id_, {})] == [200, 200, 200, 200, 422, 200, 200, 200, 404, 200]
+    assert walk(id_, stranger) == walk(id_, {}) == unknown, "deleted, for its key as well"
 
 
 def test_a_stream_whose_client_leaves_is_stored_as_cancelled(pair: tuple[Frontend, Frontend]) -> None:
