@@ -68,7 +68,7 @@ class Bound:
 
     @property
     def floor(self) -> int:
-        """Tokens that may wait of a model whose pace is unknown."""
+        """Tokens of a model that all sessions together may send without asking for room."""
         return self._floor or self._batch_tokens
 
     @property
