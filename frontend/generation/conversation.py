@@ -119,10 +119,11 @@ def text_of(content: Any, where: str) -> str | None:
         return content
     if not isinstance(content, list):
         raise InvalidField(where, "expected a string or a list of parts")
-    return " ".join(_text_of_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+    return " ".join(text_of_part(part, f"{where}[{index}]") for index, part in enumerate(content))
 
 
-def _text_of_part(part: Any, where: str) -> str:
+def text_of_part(part: Any, where: str) -> str:
+    """The text of one part. Raises `InvalidField` for a part that is not text."""
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):

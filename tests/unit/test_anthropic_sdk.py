@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
@@ -136,20 +136,50 @@ def test_a_tool_is_called_and_its_result_goes_back(server: RecordedServer, clien
     assert (told.messages or [])[2] == result
 
 
-def test_the_runner_of_tools_makes_two_turns(
-    running: tuple[RecordedServer, str], server: RecordedServer
+def _calling(call_id: str, name: str, city: str) -> list[Step]:
+    called = Called(0, 0, call_id, name, f'{{"city":"{city}"}}')
+    return [[Started(9)], [called, Finished(0, "tool_calls", tokens=7), Ended(9, 7)]]
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_the_runner_of_tools_makes_three_rounds(
+    running: tuple[RecordedServer, str], server: RecordedServer, is_async: bool, streams: bool
 ) -> None:
-    @anthropic.beta_tool
+    runners: list[Any] = []
+
     def weather(city: str) -> str:
-        """Weather of a city."""
+        if city == "Rome":
+            runners[0].add_tools(tool("forecast", forecast))
         return f"cold in {city}"
 
-    server.script(CALLING, SCRIPT)
-    with anthropic.Anthropic(base_url=running[1], api_key=KEY, max_retries=0) as client:
-        runner = client.beta.messages.tool_runner(**HELLO, tools=[weather])
-        last = runner.until_done()
+    def forecast(city: str) -> str:
+        return f"warm in {city}"
+
+    def tool(name: str, function: Callable[[str], str]) -> Any:
+        async def later(city: str) -> str:
+            return function(city)
+
+        if is_async:
+            return anthropic.beta_async_tool(later, name=name, description="Weather.")
+        return anthropic.beta_tool(function, name=name, description="Weather.")
+
+    def run(client: Any) -> Any:
+        tools = [tool("weather", weather)]
+        runners.append(client.beta.messages.tool_runner(**HELLO, tools=tools, stream=streams))
+        return runners[0].until_done()
+
+    calls = [("call-1", "weather", "Oslo"), ("call-2", "weather", "Rome"), ("call-3", "forecast", "Bonn")]
+    server.script(*(_calling(*call) for call in calls), SCRIPT)
+    with _clients(running[1], is_async, KEY) as clients:
+        last = clients.call(run)
     assert last.content[0].text == "Hello you"
-    assert (server.engine.calls[1].messages or [])[-1]["content"] == "cold in Oslo"
+    talk = server.engine.calls[3].messages or []
+    results = [message["content"] for message in talk if message["role"] == "tool"]
+    assert results == ["cold in Oslo", "cold in Rome", "warm in Bonn"]
+    offered = [call.tools.functions if call.tools else [] for call in server.engine.calls]
+    names = [[function["function"]["name"] for function in functions] for functions in offered]
+    assert names == [["weather"], ["weather"], ["weather", "forecast"], ["weather", "forecast"]]
 
 
 def test_a_stop_text_ends_the_message(server: RecordedServer, clients: Clients) -> None:

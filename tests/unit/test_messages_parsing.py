@@ -272,6 +272,92 @@ def test_a_bad_tool_is_named(fields: dict[str, Any], field: str) -> None:
     assert refused(**fields) == field
 
 
+def _system(*blocks: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": "system", "content": list(blocks), **fields}
+
+
+def _added(**tool: Any) -> dict[str, Any]:
+    return {"type": "tool_addition", "tool": tool}
+
+
+def _defined(name: Any) -> dict[str, Any]:
+    return _added(type="tool_definition", definition={"name": name, "input_schema": {"type": "object"}})
+
+
+def _again(name: Any) -> dict[str, Any]:
+    return _added(type="tool_reference", name=name)
+
+
+def _removed(name: Any) -> dict[str, Any]:
+    return {"type": "tool_removal", "tool": {"type": "tool_reference", "name": name}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "offered"),
+    [
+        ([], ["f"]),
+        ([_defined("g")], ["f", "g"]),
+        ([_removed("f")], []),
+        ([_defined("g"), _removed("f")], ["g"]),
+        ([_removed("f"), _removed("f"), _again("f")], ["f"]),
+        ([_defined("g"), _removed("g"), _again("g")], ["f", "g"]),
+    ],
+)
+def test_system_messages_change_the_tools(changes: list[Any], offered: list[str]) -> None:
+    messages = [*_HI, *(_system(change) for change in changes), *_HI]
+    call = plan_of(tools=[_TOOL | {"name": "f"}], messages=messages).call
+    assert call.messages == [*_HI, *_HI], "a change of tools says nothing"
+    names = [] if call.tools is None else [tool["function"]["name"] for tool in call.tools.functions]
+    assert names == offered
+
+
+def test_a_tool_that_is_defined_again_is_the_newer_one() -> None:
+    call = plan_of(
+        tools=[_TOOL | {"name": "f"}], messages=[_system(_text("Mind f."), _defined("f")), *_HI]
+    ).call
+    assert call.tools is not None and len(call.tools.functions) == 1
+    assert call.tools.functions[0]["function"] == {"name": "f", "parameters": {"type": "object"}}
+    assert (call.messages or [])[0] == {"role": "system", "content": "Mind f."}
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (_system(_removed("g")), "messages[0].content[0].tool.name"),
+        (_system(_again("g")), "messages[0].content[0].tool.name"),
+        (_system(_text("a"), _again(3)), "messages[0].content[1].tool.name"),
+        (_system(_defined("no name")), "messages[0].content[0].tool.definition.name"),
+        (_system(_added(type="tool_definition")), "messages[0].content[0].tool.definition"),
+        (_system(_added(type="mcp_toolset_reference")), "messages[0].content[0].tool.type"),
+        (_system({"type": "tool_addition"}), "messages[0].content[0].tool"),
+        (
+            _system({"type": "tool_removal", "tool": {"type": "tool_definition", "definition": _TOOL}}),
+            "messages[0].content[0].tool.type",
+        ),
+        (_user(_removed("f")), "messages[0].content[0].type"),
+        (_system(_text("a"), output_config={"effort": "low"}), "messages[0].output_config"),
+        (_system(_text("a"), clear_at="soon"), "messages[0].clear_at"),
+        (_user(_text("a")) | {"clear_at": "never"}, "messages[0].clear_at"),
+    ],
+)
+def test_a_bad_change_is_named(message: Any, field: str) -> None:
+    assert refused(tools=[_TOOL | {"name": "f"}], messages=[message, *_HI]) == field
+
+
+def test_more_tools_than_the_limit_cannot_be_added() -> None:
+    added = _system(*(_defined(f"f{index}") for index in range(128)))
+    assert len(plan_of(messages=[added, *_HI]).call.tools.functions) == 128  # type: ignore[union-attr]
+    assert refused(messages=[added, _system(_defined("more")), *_HI]) == "messages[1].content[0]"
+
+
+def test_a_system_message_may_be_shown_for_one_turn_only() -> None:
+    once = _system(_text("Be brief."), clear_at="next_user_message")
+    always = _system(_text("Be kind."), clear_at="never")
+    kept = {"role": "system", "content": "Be kind."}
+    assert messages_of(*_HI, once, always) == [*_HI, {"role": "system", "content": "Be brief."}, kept]
+    assert messages_of(*_HI, once, always, *_HI) == [*_HI, kept, *_HI]
+
+
 def test_a_function_may_have_the_name_of_a_tool_of_the_server_if_it_has_a_schema() -> None:
     tool = {"name": "web_search", "input_schema": {"type": "object"}}
     assert plan_of(tools=[tool]).call.tools is not None

@@ -6,6 +6,7 @@
 | tool_use | a call | refused |
 | tool_result | refused | a message of the tool, before the text of the user |
 | image | refused | refused: the models take text only |
+| tool_addition, tool_removal | refused | refused: system messages change the tools (`message_tools`) |
 | thinking, redacted_thinking, server_tool_use, *_tool_result | dropped | dropped |
 | anything else | refused | refused |
 
@@ -19,7 +20,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from frontend.generation.conversation import Conversation, refuse_media, text_of
+from frontend.generation.conversation import Conversation, refuse_media, text_of, text_of_part
 from frontend.generation.errors import InvalidField
 from frontend.generation.nested import json_text
 from frontend.generation.tools import MAX_FUNCTIONS
@@ -28,6 +29,10 @@ from frontend.http.choices import one_of
 _ROLES = ("user", "assistant", "system")
 _DROPPED = frozenset(("thinking", "redacted_thinking", "server_tool_use"))
 _RESULT = "tool_result"
+TOOL_CHANGES = ("tool_addition", "tool_removal")
+"""Blocks of system messages that offer a tool from there on, or withdraw a tool."""
+_CLEARED = "next_user_message"
+_CLEAR_AT = ("never", _CLEARED)
 PLACEHOLDER = "[image]"
 """What stands for a picture in the result of a tool."""
 
@@ -37,20 +42,64 @@ class Message(msgspec.Struct):
 
     role: Annotated[Annotated[str, one_of(_ROLES, required=True)], Meta(description="Who speaks.")]
     content: Annotated[Any, Meta(description="What is said: a text or parts.")]
+    clear_at: Annotated[
+        Annotated[str | None, one_of(_CLEAR_AT)],
+        Meta(
+            description="When the model no longer sees a system message: at the next message of the user, or never."
+        ),
+    ] = None
+    output_config: Annotated[
+        dict[str, Any] | None,
+        Meta(description="Refused unless empty: `output_config` of the request holds for all messages."),
+    ] = None
 
 
-def add_message(talk: Conversation, message: Message, where: str) -> None:
-    """Append what one message says. Raises `InvalidField`."""
+def add_messages(talk: Conversation, messages: list[Message]) -> None:
+    """Append what the messages say. Raises `InvalidField`."""
+    last_turn = max((index for index, message in enumerate(messages) if message.role == "user"), default=0)
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if message.output_config:
+            raise InvalidField(f"{where}.output_config", "not offered: use output_config of the request")
+        if message.clear_at not in (None, *_CLEAR_AT):
+            raise InvalidField(
+                f"{where}.clear_at", f"{message.clear_at[:64]!a} is not one of {', '.join(_CLEAR_AT)}"
+            )
+        if message.clear_at is not None and message.role != "system":
+            raise InvalidField(f"{where}.clear_at", "only system messages are cleared")
+        if message.clear_at != _CLEARED or index > last_turn:
+            _add_message(talk, message, where)
+
+
+def _add_message(talk: Conversation, message: Message, where: str) -> None:
     role, content = message.role, message.content
     if role not in _ROLES:
         raise InvalidField(f"{where}.role", f"{role[:64]!a} is not one of {', '.join(_ROLES)}")
     if content is None:
         raise InvalidField(f"{where}.content", "expected a string or a list of content blocks")
+    if role == "system" and isinstance(content, list):
+        _add_system(talk, content, where)
+        return
     if isinstance(content, str) or role == "system":
         talk.add(role, text_of(content, f"{where}.content"), where)
         return
     blocks = _blocks(content, f"{where}.content")
     (_add_user if role == "user" else _add_assistant)(talk, blocks, where)
+
+
+def changes_tools(block: Any) -> bool:
+    """Whether a block of a system message changes the tools and says nothing."""
+    return isinstance(block, dict) and block.get("type") in TOOL_CHANGES
+
+
+def _add_system(talk: Conversation, content: list[Any], where: str) -> None:
+    texts = [
+        text_of_part(part, f"{where}.content[{index}]")
+        for index, part in enumerate(content)
+        if not changes_tools(part)
+    ]
+    if texts or not content:
+        talk.add("system", " ".join(texts), where)
 
 
 def _blocks(content: Any, where: str) -> list[tuple[str, dict[str, Any], str]]:

@@ -4,7 +4,8 @@
 2. `system` is the first message of the conversation.
 3. `output_config` of newer clients, and `output_format` of older ones, stand for `response_format` and
    `reasoning_effort`, which win.
-4. A `thread` is refused in a form that the SDKs of Anthropic know: they send the whole conversation next.
+4. The tools are those that stand when the last message is read: system messages add and withdraw tools.
+5. A `thread` is refused in a form that the SDKs of Anthropic know: they send the whole conversation next.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from frontend.generation.grammars import grammar_of
 from frontend.generation.reasoning import Effort, variables_of
 from frontend.generation.sampling import alternatives_of, ending_of, salt_of, sampling_of
 from frontend.generation.talk_fields import TalkFields
-from frontend.protocols.messages.blocks import Message, add_message
+from frontend.protocols.messages.blocks import Message, add_messages
 from frontend.protocols.messages.message_tools import thinking_of, tools_of
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall, Grammar
@@ -111,7 +112,7 @@ def parse_count(body: bytes, limits: Limits) -> MessagesPlan:
 def _call(request: MessagesRequest, limits: Limits) -> GenerateCall:
     return GenerateCall(
         messages=_messages(request, limits),
-        tools=tools_of(request.tools, request.tool_choice),
+        tools=tools_of(request.tools, request.messages, request.tool_choice),
         variables=_variables(request),
         sampling=sampling_of(request, alternatives_of(request.logprobs, request.top_logprobs)),
         ending=ending_of(
@@ -132,8 +133,7 @@ def _messages(request: MessagesRequest, limits: Limits) -> list[dict[str, Any]]:
         raise InvalidField("messages", "may not be empty")
     if request.system:
         talk.add("system", text_of(request.system, "system"), "system")
-    for index, message in enumerate(request.messages):
-        add_message(talk, message, f"messages[{index}]")
+    add_messages(talk, request.messages)
     return talk.finished()
 
 

@@ -1,13 +1,18 @@
-"""The functions of a request to Messages, how freely the model calls them, and whether the model thinks first."""
+"""The functions of a request to Messages, how freely the model calls them, and whether the model thinks first.
+
+`tools` declares functions. The blocks `tool_addition` and `tool_removal` of system messages add functions, withdraw
+functions, and bring withdrawn functions back. A chat template shows one list: the functions after the last message.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from frontend.generation.errors import InvalidField
 from frontend.generation.grammars import kind_of
 from frontend.generation.tools import (
+    MAX_FUNCTIONS,
     Choice,
     Function,
     declared,
@@ -17,6 +22,7 @@ from frontend.generation.tools import (
     read_functions,
     tool_use,
 )
+from frontend.protocols.messages.blocks import Message, changes_tools
 from ipc.wire.messages import ToolUse
 
 _HOSTED = {"web_search": "web search", "code_execution": "code execution"}
@@ -25,14 +31,51 @@ _MODES = {"auto": "auto", "any": "required"}
 _THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 
 
-def tools_of(tools: list[Any] | None, tool_choice: Any) -> ToolUse | None:
+def tools_of(tools: list[Any] | None, messages: Sequence[Message], tool_choice: Any) -> ToolUse | None:
     """The functions as workers take them; a choice of `none` removes all tools. Raises `InvalidField`."""
     if tool_choice is not None and kind_of(tool_choice, "tool_choice") == "none":
         return None
-    functions = read_functions(tools, _function)
+    functions = _offered(read_functions(tools, _function), messages)
     names = [function.name for function in functions]
     # NOTE: `disable_parallel_tool_use` has no effect, as the contract says.
     return tool_use(functions, _choice(tool_choice, names), parallel=None)
+
+
+def _offered(declared: list[Function], messages: Sequence[Message]) -> list[Function]:
+    """The functions after the last message; `declared` as it is where a name stands twice. Raises `InvalidField`."""
+    changes = [
+        (block, f"messages[{index}].content[{place}]")
+        for index, message in enumerate(messages)
+        if message.role == "system" and isinstance(message.content, list)
+        for place, block in enumerate(message.content)
+        if changes_tools(block)
+    ]
+    known = {function.name: function for function in declared}
+    if not changes or len(known) < len(declared):
+        return declared
+    offered = dict(known)
+    for block, where in changes:
+        tool = block.get("tool")
+        kind = kind_of(tool, f"{where}.tool")
+        if kind == "tool_definition" and block["type"] == "tool_addition":
+            definition = tool.get("definition")
+            if not isinstance(definition, dict):
+                raise InvalidField(f"{where}.tool.definition", "expected an object")
+            function = _function(definition, f"{where}.tool.definition")
+            known[function.name] = offered[function.name] = function
+            if len(known) > MAX_FUNCTIONS:
+                raise InvalidField(where, f"more than {MAX_FUNCTIONS} tools")
+            continue
+        if kind != "tool_reference":
+            raise InvalidField(
+                f"{where}.tool.type", f"{kind[:64]!a} is no known kind of tool in a {block['type']}"
+            )
+        name = declared_name(tool.get("name"), known, f"{where}.tool.name")
+        if block["type"] == "tool_removal":
+            offered.pop(name, None)
+        else:
+            offered[name] = known[name]
+    return list(offered.values())
 
 
 def thinking_of(thinking: Any, enable_thinking: bool | None) -> bool | None:
