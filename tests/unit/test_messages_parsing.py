@@ -353,8 +353,9 @@ def test_more_tools_than_the_limit_cannot_be_added() -> None:
 def test_a_system_message_may_be_shown_for_one_turn_only() -> None:
     once = _system(_text("Be brief."), clear_at="next_user_message")
     always = _system(_text("Be kind."), clear_at="never")
-    kept = {"role": "system", "content": "Be kind."}
-    assert messages_of(*_HI, once, always) == [*_HI, {"role": "system", "content": "Be brief."}, kept]
+    shown, kept = {"role": "system", "content": "Be brief."}, {"role": "system", "content": "Be kind."}
+    assert messages_of(once) == [shown]
+    assert messages_of(*_HI, once, always) == [*_HI, shown, kept]
     assert messages_of(*_HI, once, always, *_HI) == [*_HI, kept, *_HI]
 
 

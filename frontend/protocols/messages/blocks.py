@@ -56,7 +56,7 @@ class Message(msgspec.Struct):
 
 def add_messages(talk: Conversation, messages: list[Message]) -> None:
     """Append what the messages say. Raises `InvalidField`."""
-    last_turn = max((index for index, message in enumerate(messages) if message.role == "user"), default=0)
+    last_turn = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if message.output_config:
