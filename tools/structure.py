@@ -15,7 +15,7 @@ from pathlib import Path
 from tools.imports import imported_names
 from tools.source_tree import Finding, parse, python_files, report, tree_argument
 
-MAX_IMPORTS = 15
+MAX_IMPORTS = 20
 PACKAGE_LINES = 3
 
 Graph = dict[str, set[str]]

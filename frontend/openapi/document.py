@@ -19,17 +19,17 @@ import orjson
 
 from frontend.openapi.operation import EVENTS, HTML, JSON, TEXT, Operation, Parameter
 from frontend.protocols.chat.operations import OPERATIONS as CHAT
-from frontend.protocols.cohere.operations import OPERATIONS as COHERE
+from frontend.protocols.cohere.contract import OPERATIONS as COHERE
 from frontend.protocols.foreign.shared_routes import OWNERS
-from frontend.protocols.infinity.operations import OPERATIONS as INFINITY
+from frontend.protocols.infinity.contract import OPERATIONS as INFINITY
 from frontend.protocols.kserve_v2.operations import OPERATIONS as KSERVE
 from frontend.protocols.messages.operations import OPERATIONS as MESSAGES
 from frontend.protocols.responses.operations import OPERATIONS as RESPONSES
 from frontend.protocols.sie.operations import OPERATIONS as SIE
 from frontend.protocols.sie.operations import ErrorResponse, faults
-from frontend.protocols.tei.operations import OPERATIONS as TEI
+from frontend.protocols.tei.contract import OPERATIONS as TEI
 from frontend.protocols.trtis_v1.operations import OPERATIONS as TRTIS
-from frontend.protocols.vllm.operations import OPERATIONS as VLLM
+from frontend.protocols.vllm.contract import OPERATIONS as VLLM
 from ipc.version import VERSION
 
 _IN_BRACES = re.compile(r"{(\w+)}")

@@ -7,9 +7,9 @@ import pytest
 from frontend.access.scopes import need_of
 from frontend.engine import default_models
 from frontend.protocols.foreign.shared_routes import OWNERS, chosen, root_of
-from frontend.protocols.infinity.operations import OPERATIONS as INFINITY
-from frontend.protocols.tei.operations import OPERATIONS as TEI
-from frontend.protocols.vllm.operations import OPERATIONS as VLLM
+from frontend.protocols.infinity.contract import OPERATIONS as INFINITY
+from frontend.protocols.tei.contract import OPERATIONS as TEI
+from frontend.protocols.vllm.contract import OPERATIONS as VLLM
 from ipc.catalog.entries import Catalog, OutputSpec
 from ipc.errors import ConfigError
 from ipc.settings import load

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.protocols.vllm.schemas import SIDES
+from frontend.protocols.vllm.contract import SIDES
 from tests.fakes import vector_server
 from tests.fakes.vector_server import CHAT, CLASSIFIER, DENSE, LABELS, SCORE, VectorServer
 

@@ -1,14 +1,20 @@
-"""The base of the protocols of other servers: their routes by path, and their form of an error."""
+"""The base of the protocols of other servers: their routes by path, and their forms of an error.
+
+vLLM and infinity have one form: `{"error": {"message", "type", "param", "code"}}`, whose code is the status.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from http import HTTPStatus
+from typing import Annotated, Any
 
 import falcon
 import falcon.asgi
+import msgspec
 from falcon.asgi import Request
+from msgspec import Meta
 
 from frontend.generation.errors import headers_of, http_text
 from frontend.http.inference import InferenceRoute
@@ -89,3 +95,51 @@ class ServerProtocol:
     def render_http(self, error: falcon.HTTPError, path: str) -> Rendered:
         """(status, JSON body, headers) of an error of the framework."""
         return self._errors.render_http(error)
+
+
+_BARE_KINDS = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    413: "BadRequestError",
+    429: "RateLimitError",
+}
+_BARE_STATUSES = {"RESOURCE_EXHAUSTED": 503}
+"""Statuses that differ from Penstock's own: memory of the device is free again later."""
+
+
+class BareFault(msgspec.Struct):
+    """What went wrong."""
+
+    message: Annotated[str, Meta(description="The reason, with field, value and limit.")]
+    type: Annotated[str, Meta(description="Kind of the error, by its status.")]
+    param: Annotated[str | None, Meta(description="Always null.")]
+    code: Annotated[int, Meta(description="The HTTP status.")]
+
+
+class BareError(msgspec.Struct):
+    """An error in the form of vLLM and infinity."""
+
+    error: Annotated[BareFault, Meta(description="What went wrong.")]
+
+
+BARE_FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
+    (400, 401, 403, 404, 408, 409, 413, 429, 500, 501, 502, 503, 504), BareError
+)
+"""Statuses of the routes with these errors, for the API's description."""
+
+
+def _bare_status(error: PenstockError) -> int:
+    status = _BARE_STATUSES.get(error.code, error.status)
+    # A value that is wrong and a value that is too long have one status here.
+    return 400 if status == HTTPStatus.UNPROCESSABLE_ENTITY else status
+
+
+def _bare_body(status: int, text: str) -> dict[str, Any]:
+    other = "InternalServerError" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "BadRequestError"
+    return {"error": {"message": text, "type": _BARE_KINDS.get(status, other), "param": None, "code": status}}
+
+
+BARE_FORM = ErrorForm(_bare_status, _bare_body)
+"""The form of errors of vLLM and infinity."""

@@ -6,12 +6,13 @@ May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports
 from __future__ import annotations
 
 from frontend.http.inference import InferenceRoute
-from frontend.protocols.foreign import bare_errors
-from frontend.protocols.foreign.server import ServerProtocol
-from frontend.protocols.infinity.classify import InfinityClassifyResource
-from frontend.protocols.infinity.embeddings import MultimodalResource
-from frontend.protocols.infinity.models import InfinityModelsResource
-from frontend.protocols.infinity.rerank import InfinityRerankResource
+from frontend.protocols.foreign.server import BARE_FORM, ServerProtocol
+from frontend.protocols.infinity.routes import (
+    InfinityClassifyResource,
+    InfinityModelsResource,
+    InfinityRerankResource,
+    MultimodalResource,
+)
 
 _INFERENCE: dict[str, type[InferenceRoute]] = {
     "/embeddings": MultimodalResource,
@@ -24,4 +25,4 @@ class InfinityProtocol(ServerProtocol):
     """Routes and error form of infinity."""
 
     def __init__(self) -> None:
-        super().__init__("infinity", _INFERENCE, bare_errors.FORM, others={"/models": InfinityModelsResource})
+        super().__init__("infinity", _INFERENCE, BARE_FORM, others={"/models": InfinityModelsResource})

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+import numpy as np
+
 from frontend.engine.options import check_options, side_of
+from frontend.http.rendering import off_loop_if
 from frontend.protocols.sie.convert import check_dimensions, check_used
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.inputs import images_of, names_of
+from frontend.protocols.sie.outputs import INLINE_NBYTES
 from frontend.protocols.sie.route import Plan
 from frontend.protocols.sie.schemas import Body
 from ipc.catalog.entries import ModelEntry
@@ -117,3 +121,15 @@ class VectorsResource(InferenceResource[R, Plan[EncodeCall]], Generic[R]):
             inputs, [output], found.instruction, queries, found.options, found.overflow, found.lora, names
         )
         return Plan(found.entry.id, call)
+
+
+async def unit_rows(rows: np.ndarray) -> np.ndarray:
+    """`normalized`, in a thread for many rows."""
+    return await off_loop_if(rows.nbytes > INLINE_NBYTES, normalized, rows)
+
+
+def normalized(rows: np.ndarray) -> np.ndarray:
+    """float32 rows of length 1; a row of zeros stays."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    found: np.ndarray = np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
+    return found

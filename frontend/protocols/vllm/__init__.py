@@ -6,12 +6,15 @@ May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports
 from __future__ import annotations
 
 from frontend.http.inference import InferenceRoute
-from frontend.protocols.foreign import bare_errors
-from frontend.protocols.foreign.server import ServerProtocol
-from frontend.protocols.vllm.classify import VllmClassifyResource
-from frontend.protocols.vllm.pooling import PoolingResource
-from frontend.protocols.vllm.scoring import DocumentsResource, PairScoreResource
-from frontend.protocols.vllm.tokens import PromptResource, TokenIdsResource
+from frontend.protocols.foreign.server import BARE_FORM, ServerProtocol
+from frontend.protocols.vllm.routes import (
+    DocumentsResource,
+    PairScoreResource,
+    PoolingResource,
+    PromptResource,
+    TokenIdsResource,
+    VllmClassifyResource,
+)
 
 _INFERENCE: dict[str, type[InferenceRoute]] = {
     "/pooling": PoolingResource,
@@ -28,4 +31,4 @@ class VllmProtocol(ServerProtocol):
     """Routes and error form of vLLM."""
 
     def __init__(self) -> None:
-        super().__init__("vllm", _INFERENCE, bare_errors.FORM, left_to_sie=("/v1/score",))
+        super().__init__("vllm", _INFERENCE, BARE_FORM, left_to_sie=("/v1/score",))

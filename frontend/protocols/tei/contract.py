@@ -1,14 +1,19 @@
-"""Request bodies of TEI. Absent and null fields have their defaults, unknown fields are ignored."""
+"""The contract of TEI: bodies of requests, bodies of answers, and one row a route for the API's description.
+
+Absent and null fields have their defaults, unknown fields are ignored.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from frontend.protocols.foreign.options import activation_option, function_option
+from frontend.openapi.operation import Operation, asking
+from frontend.protocols.foreign.scoring import activation_option, function_option
 from frontend.protocols.sie.inputs import Inputs, TokenId
 from frontend.protocols.sie.schemas import FlatBody, Key, Keys
 from frontend.protocols.sie.vectors import Wishes
@@ -204,3 +209,162 @@ def _text_or_pair(entry: str | Sequence[str | list[str]], where: str) -> InputIt
         raise InvalidInput(f"{where}: {len(entry)} texts, expected one text or a pair")
     *first, text = map(str, entry)
     return InputItem(text, first=first[0] if first else None)
+
+
+class Info(msgspec.Struct):
+    """A model and the limits of its server."""
+
+    model_id: Annotated[str, Meta(description="Name of the model.")]
+    model_sha: Annotated[str | None, Meta(description="Revision on the hub, where the catalog names one.")]
+    model_dtype: Annotated[str, Meta(description="Precision of the weights, `auto` if the device decides.")]
+    served_model_name: Annotated[str, Meta(description="A further name of the model, or its name.")]
+    model_type: Annotated[
+        dict[str, dict[str, Any]],
+        Meta(description="`embedding`, `classifier` or `reranker`, with its facts."),
+    ]
+    max_concurrent_requests: Annotated[int, Meta(description="Open connections of one frontend.")]
+    max_input_length: Annotated[
+        int | None, Meta(description="Tokens of an input, once the model was loaded.")
+    ]
+    max_batch_tokens: Annotated[int, Meta(description="Tokens of a batch; 0: the device decides.")]
+    max_batch_requests: Annotated[int | None, Meta(description="Items of a batch.")]
+    max_client_batch_size: Annotated[int, Meta(description="Inputs of a request.")]
+    auto_truncate: Annotated[
+        bool, Meta(description="Always true: long inputs are cut unless a request says no.")
+    ]
+    tokenization_workers: Annotated[int, Meta(description="Threads of a worker that tokenize.")]
+    version: Annotated[str, Meta(description="Version of Penstock.")]
+    sha: Annotated[str | None, Meta(description="Always null.")] = None
+    docker_label: Annotated[str | None, Meta(description="Always null.")] = None
+
+
+class TeiError(msgspec.Struct):
+    """An error in the form of TEI."""
+
+    error: Annotated[str, Meta(description="What went wrong.")]
+    error_type: Annotated[
+        Literal["Backend", "Overloaded", "Unhealthy", "Validation"], Meta(description="Kind of the error.")
+    ]
+
+
+class TeiRank(msgspec.Struct):
+    """A text at its rank."""
+
+    index: Annotated[int, Meta(description="Place of the text in the request.")]
+    score: Annotated[float, Meta(description="How well the text answers the query.")]
+    text: Annotated[str | UnsetType, Meta(description="The text, with `return_text`.")] = UNSET
+
+
+class TeiTerm(msgspec.Struct):
+    """A term of the vocabulary."""
+
+    index: Annotated[int, Meta(description="Number of the term.")]
+    value: Annotated[float, Meta(description="Weight of the term.")]
+
+
+class TeiClass(msgspec.Struct):
+    """A class of a text."""
+
+    score: Annotated[float, Meta(description="How likely the class is; with `raw_scores` the logit.")]
+    label: Annotated[str, Meta(description="Name of the class.")]
+
+
+class TeiToken(msgspec.Struct):
+    """A token of a text."""
+
+    id: Annotated[int, Meta(description="Number of the token.")]
+    text: Annotated[str, Meta(description="Its piece of the text; of a special token the token itself.")]
+    special: Annotated[bool, Meta(description="Whether the token was added around the text.")]
+    start: Annotated[int | None, Meta(description="First character of the piece.")]
+    stop: Annotated[int | None, Meta(description="End of the piece, exclusive.")]
+
+
+_FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
+    (401, 403, 408, 413, 422, 424, 429, 500, 501, 503, 504), TeiError
+)
+
+
+_asking = partial(asking, tag="tei", errors=_FAULTS, error_code_header=False, timed=True)
+
+OPERATIONS = (
+    _asking(
+        "/embed",
+        "Vectors of texts, in the form of TEI.",
+        EmbedRequest,
+        list[list[float]],
+        {"inputs": ["first text", "second text"]},
+    ),
+    _asking(
+        "/embed_all",
+        "A vector for each token of texts, in the form of TEI.",
+        EmbedAllRequest,
+        list[list[list[float]]],
+        {"inputs": ["first text"]},
+    ),
+    _asking(
+        "/embed_sparse",
+        "Terms of texts and their weights, in the form of TEI.",
+        EmbedAllRequest,
+        list[list[TeiTerm]],
+        {"inputs": ["first text"]},
+    ),
+    _asking(
+        "/similarity",
+        "How alike one text and others are, in the form of TEI.",
+        SimilarityRequest,
+        list[float],
+        {"inputs": {"source_sentence": "a text", "sentences": ["one", "two"]}},
+    ),
+    _asking(
+        "/predict",
+        "Classes of texts, in the form of TEI.",
+        PredictRequest,
+        (list[TeiClass], list[list[TeiClass]]),
+        {"inputs": "a text"},
+    ),
+    _asking(
+        "/tokenize",
+        "Tokens of texts, in the form that `server.compatible` chooses.",
+        TokenizeRequest,
+        list[list[TeiToken]],
+        {"inputs": ["first text"]},
+    ),
+    _asking(
+        "/decode",
+        "Texts of token ids, in the form of TEI.",
+        DecodeRequest,
+        list[str],
+        {"ids": [[101, 102]]},
+    ),
+    _asking(
+        "/rerank",
+        "Texts in the order in which they answer a query, in the form that `server.compatible` chooses.",
+        TextsRequest,
+        list[TeiRank],
+        {"query": "a question", "texts": ["one", "two"]},
+    ),
+    *(
+        _asking(
+            "/invocations",
+            "The route of the model's task; `POST /` is the same where `server.compatible` has `tei`.",
+            body,
+            answer,
+            example,
+        )
+        for body, answer, example in (
+            (EmbedRequest, list[list[float]], {"inputs": ["first text"]}),
+            (EmbedAllRequest, list[list[TeiTerm]], {"inputs": ["first text"]}),
+            (TextsRequest, list[TeiRank], {"query": "a question", "texts": ["one", "two"]}),
+            (PredictRequest, list[list[TeiClass]], {"inputs": [["a text"]]}),
+        )
+    ),
+    Operation(
+        "get",
+        "/info",
+        "The model of requests that name none, in the form of TEI.",
+        "tei",
+        answer=Info,
+        errors=dict.fromkeys((401, 403, 424, 429), TeiError),
+        error_code_header=False,
+    ),
+)

@@ -1,8 +1,9 @@
-"""POST /v2/embed and /v1/embed: dense vectors of texts and images in one or more number types.
+"""The routes of Cohere: dense vectors of texts and images in one or more number types, and rerank of version 2.
 
 1. Texts, images or inputs become the inputs of one call; `input_type` chooses the side of the model.
 2. The vectors of the answer are cut to `output_dimension` once and brought into each of `embedding_types`.
-3. Version 1 answers without `embedding_types` with a list of vectors, all else with lists by type.
+3. Version 1 of embed answers without `embedding_types` with a list of vectors, all else with lists by type.
+4. POST /v2/rerank answers with the documents of `/v1/rerank`.
 """
 
 from __future__ import annotations
@@ -12,23 +13,55 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import orjson
 
 from frontend.engine.answer import Answer
+from frontend.engine.quantize import quantize
 from frontend.engine.scope import RequestScope
+from frontend.http.rendering import off_loop_if
 from frontend.http.sending import Buffer
 from frontend.http.texts import check_count, check_texts
-from frontend.protocols.cohere.requests import CohereEmbedRequest, CohereEmbedV1Request
-from frontend.protocols.cohere.vectors import array_of, texts_of
+from frontend.protocols.cohere.contract import CohereEmbedRequest, CohereEmbedV1Request
 from frontend.protocols.sie.inputs import names_at
 from frontend.protocols.sie.media import Seen, input_of
-from frontend.protocols.sie.outputs import dense_of
+from frontend.protocols.sie.outputs import INLINE_NBYTES, dense_of
+from frontend.protocols.sie.render import base64_of, json_array
+from frontend.protocols.sie.rerank import RerankResource
 from frontend.protocols.sie.route import Form, Plan
+from frontend.protocols.sie.schemas import RerankRequest
 from frontend.protocols.sie.vectors import VectorsResource, Wishes, check_wishes, side_of_type
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import EncodeCall, InputItem
+
+_FLOATS = ("float", "base64")
+
+
+async def texts_of(texts: Sequence[str]) -> list[Buffer]:
+    """JSON of the texts of a request."""
+    return list(await json_array(len(texts), sum(map(len, texts)) // max(1, len(texts)), texts.__getitem__))
+
+
+async def array_of(rows: np.ndarray, kind: str) -> list[Buffer]:
+    """JSON of all vectors, float32 [n, d], in one type."""
+    large = kind not in _FLOATS and rows.nbytes > INLINE_NBYTES
+    values = rows if kind in _FLOATS else await off_loop_if(large, _packed, rows, kind)
+
+    def entry_at(index: int) -> Any:
+        if kind == "base64":
+            return base64_of(values[index])
+        return values[index]
+
+    return list(await json_array(len(values), values[:1].nbytes, entry_at))
+
+
+def _packed(rows: np.ndarray, kind: str) -> np.ndarray:
+    """The vectors in an integer type; `binary` is `ubinary` less 128, as signed bytes."""
+    values = quantize(rows, kind).values
+    return (values ^ 0x80).view(np.int8) if kind == "binary" else values
+
 
 _FIELDS = ("texts", "images", "inputs")
 _POLICIES = {None: "truncate_text", "END": "truncate_text", "START": "truncate_left", "NONE": "error"}
@@ -134,3 +167,18 @@ def _meta(version: str, items: Sequence[InputItem], reply: Answer) -> dict[str, 
     if reply.truncated:
         meta["warnings"] = [f"these inputs were cut: {', '.join(map(str, reply.truncated))}"]
     return meta
+
+
+class RerankV2Resource(RerankResource):
+    """Documents in the order in which they answer a query."""
+
+    def answer(
+        self, request: RerankRequest, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
+    ) -> dict[str, Any]:
+        """`results` best first, at most `top_n`, and the tokens of all pairs."""
+        found = super().answer(request, scope, scores, reply, form)
+        name = str(uuid.UUID(int=random.getrandbits(128), version=4))
+        meta = {"api_version": {"version": "2"}, **found["meta"]}
+        if reply.truncated:
+            meta["warnings"] = [f"these documents were cut: {', '.join(map(str, reply.truncated))}"]
+        return {"id": name, "results": found["results"], "meta": meta}

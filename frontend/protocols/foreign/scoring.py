@@ -1,0 +1,256 @@
+"""What the routes of other servers share: classes of whole texts, scores of texts, and the options that both take.
+
+1. `ClassifyResource` makes one call of a classifier, which gives the scores of all of its labels.
+2. `TextScoringResource` checks a query and texts, and makes the call of any model that scores.
+3. `TextRankingResource` answers with the texts best first; a route says how an entry and the body look.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from frontend.engine.answer import Answer
+from frontend.engine.default_models import model_named
+from frontend.engine.options import check_options
+from frontend.engine.scope import RequestScope
+from frontend.http.rendering import off_loop_if
+from frontend.http.texts import check_count, check_shared, check_texts
+from frontend.protocols.sie.flow import InferenceResource
+from frontend.protocols.sie.route import Form, Plan
+from frontend.protocols.sie.schemas import Body
+from frontend.protocols.sie.score import Pairs, ScoringResource, ranking
+from ipc.catalog.entries import ModelEntry
+from ipc.errors import InvalidInput
+from ipc.wire import extraction
+from ipc.wire.extraction import Classification
+from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import ExtractCall, InputItem, ModelStatus, ScoreCall
+
+FUNCTION = "function_to_apply"
+"""The option by which classifiers of whole texts are known: no other family reads the option."""
+
+
+def activation_option(raw: bool) -> dict[str, Any]:
+    """The option for scores of pairs: bare logits if `raw`, else 0 to 1. Models without the option score as they do."""
+    return {"activation": "identity" if raw else "sigmoid"}
+
+
+def function_option(raw: bool) -> dict[str, Any]:
+    """The option for scores of classes: bare logits if `raw`, else the function of the model's configuration."""
+    return {FUNCTION: "none"} if raw else {}
+
+
+FAMILY = "text_classification"
+ENTRY_NBYTES = 64
+"""About how long an entry of `labelled` is in JSON."""
+INLINE_NBYTES = 64 << 10
+"""Classes up to this size are read on the event loop, more in a thread."""
+
+
+class ClassifyBody(Body, Protocol):
+    """A request for classes."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the call."""
+
+
+class ClassifyTextsBody(ClassifyBody, Protocol):
+    """A request with texts to classify."""
+
+    @property
+    def items(self) -> Sequence[InputItem]:
+        """Texts and pairs of texts. Raises `InvalidInput` for what no classifier takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassesPlan(Plan[ExtractCall | ScoreCall]):
+    """The call; `labels` are those of the model, in the order of its outputs."""
+
+    labels: list[str]
+
+
+R = TypeVar("R", bound=ClassifyBody)
+T = TypeVar("T", bound=ClassifyTextsBody)
+F = TypeVar("F")
+
+
+class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
+    """The call; `field` is the name of the inputs. Always JSON."""
+
+    always_json = True
+    field = "input"
+
+    def model_of(self, request: R) -> str:
+        """The model that the request names, or the classifier."""
+        return model_named(request, self.services.catalog, self.services.settings, ("json",), FAMILY)
+
+    def plan(
+        self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
+    ) -> ClassesPlan:
+        """A call for all classes. Raises `InvalidInput` for a model that is no classifier of whole texts."""
+        if FUNCTION not in status.uses:
+            raise InvalidInput(f"model: '{entry.id}' is no classifier of whole texts with labels of its own")
+        found = self.resolve(entry, request.options, None, len(inputs), self.names)
+        # The answer has all classes, whatever the entry's own threshold is.
+        options = {**found.options, "threshold": 0.0, "top_k": max(1, len(status.labels))}
+        call = ExtractCall(
+            inputs, [], None, found.instruction, options, found.overflow, found.lora, self.names
+        )
+        return ClassesPlan(found.entry.id, call, status.labels)
+
+    @property
+    def names(self) -> FieldNames:
+        """How messages name texts, and the first texts of pairs."""
+        place = f"{self.field}[{{}}]"
+        return FieldNames(place, place, query=place, options="")
+
+
+class TextClassesResource(ClassifyResource[T], Generic[T]):
+    """Checks of texts and pairs of texts."""
+
+    def examine(self, request: T) -> None:
+        """Texts that some model could take."""
+        limits, items = self.services.settings.limits, request.items
+        check_count(len(items), self.field, limits)
+        for texts in ([item.text or "" for item in items], [item.first or "" for item in items]):
+            check_texts(texts, f"{self.field}[{{}}]", limits)
+
+    def check(self, request: T, entry: ModelEntry) -> list[InputItem]:
+        """The texts as workers take them."""
+        return list(request.items)
+
+
+async def classes_of(reply: Answer) -> list[list[Classification]]:
+    """The classes of each item, the likeliest first. The lease ends. Raises `LeaseRevoked`."""
+    return await _read(reply, _classes)
+
+
+async def labelled(reply: Answer) -> list[list[dict[str, Any]]]:
+    """Score and label of each class, for each item. The lease ends. Raises `LeaseRevoked`."""
+    return await _read(reply, _labelled)
+
+
+async def _read(reply: Answer, read: Callable[[memoryview], F]) -> list[F]:
+    """What `read` makes of the findings of each item, in a thread where they are many."""
+    with reply:
+        packed, spans = reply.tensors()["extraction"].data, reply.spans("extraction")
+        large = packed.nbytes > INLINE_NBYTES
+        return await off_loop_if(large, lambda: [read(packed[span]) for span in spans])
+
+
+def _classes(found: memoryview) -> list[Classification]:
+    return extraction.unpack(found).classifications
+
+
+def _labelled(found: memoryview) -> list[dict[str, Any]]:
+    return [{"score": one.score, "label": one.label} for one in _classes(found)]
+
+
+class ScoreBody(Body, Protocol):
+    """A request with a query and texts."""
+
+    @property
+    def query(self) -> str:
+        """What the texts should answer; empty where each has a text of its own."""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The texts to score."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the call."""
+
+
+class RankBody(ScoreBody, Protocol):
+    """A request for the order of texts."""
+
+    @property
+    def most(self) -> int | None:
+        """How many of the best texts the answer has; None: all."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the answer has the texts."""
+
+
+S = TypeVar("S", bound=ScoreBody)
+K = TypeVar("K", bound=RankBody)
+
+
+class TextScoringResource(ScoringResource[S], Generic[S]):
+    """Checks and calls; `names` says what query and texts are called. Always JSON."""
+
+    always_json = True
+
+    def model_of(self, request: S) -> str:
+        """The model that the request names, else the model that scores."""
+        return model_named(request, self.services.catalog, self.services.settings, ("score",))
+
+    def firsts_of(self, request: S) -> Sequence[str]:
+        """What each text should answer; empty where the query is for all."""
+        return ()
+
+    def examine(self, request: S) -> None:
+        """A query and texts that some model could take."""
+        limits, texts, names = self.services.settings.limits, request.texts, self.names_of(request)
+        check_count(len(texts), names.text.removesuffix("[{}]"), limits)
+        check_texts(texts, names.text, limits)
+        check_texts(self.firsts_of(request), names.query, limits)
+        check_shared(request.query, names.query, len(texts), limits)
+        check_options(request.options, names)
+
+    def check(self, request: S, entry: ModelEntry) -> Pairs:
+        """Query and texts as workers take them."""
+        pairs = zip_longest(request.texts, self.firsts_of(request))
+        return Pairs(InputItem(request.query), [InputItem(text, first=first) for text, first in pairs])
+
+    def options_of(self, request: S) -> tuple[dict[str, Any], None]:
+        """The options of the request; none of these servers has instructions."""
+        return request.options, None
+
+    def echoed_nbytes(self, request: S) -> int:
+        """Nothing, unless a route repeats texts."""
+        return 0
+
+
+class TextRankingResource(TextScoringResource[K], Generic[K]):
+    """Texts in the order in which they answer the query."""
+
+    operation = "rerank"
+
+    def __init_subclass__(cls, field: str = "documents", **more: Any) -> None:
+        """`field` is the name of the texts."""
+        super().__init_subclass__(**more)
+        cls.names = FieldNames(item=f"{field}[{{}}]", text=f"{field}[{{}}]", query="query", options="")
+
+    def echoed_nbytes(self, request: K) -> int:
+        """Texts that are returned."""
+        return sum(map(len, request.texts)) if request.repeats else 0
+
+    def answer(
+        self, request: K, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """The best texts."""
+        best = [
+            self.entry(index, score, request.texts[index] if request.repeats else None)
+            for index, score in ranking(scores)[: request.most]
+        ]
+        return self.around(best, scope, reply)
+
+    @abstractmethod
+    def entry(self, index: int, score: float, text: str | None) -> dict[str, Any]:
+        """One text; `text` is None where the request does not ask for texts."""
+
+    @abstractmethod
+    def around(
+        self, best: list[dict[str, Any]], scope: RequestScope, reply: Answer
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """The body with these entries."""

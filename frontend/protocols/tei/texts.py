@@ -1,0 +1,284 @@
+"""Classes, ranks and tokens of texts in the form of TEI, the route of the model's task, and facts about the model.
+
+1. POST /predict: the classes of texts, the likeliest first. A served classifier answers. Without a classifier the model
+   that scores answers, as TEI has it for classifiers with one label: the score of a pair is its one class.
+2. POST /rerank: texts in the order in which they answer a query.
+3. POST /tokenize and /decode: texts to tokens with their places, and token ids to texts.
+4. GET /info: facts about the model that this server stands for: the only served model, or the first of
+   `server.default_models`.
+5. POST /invocations, and POST / where the server answers like TEI: the first output of that model chooses the route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import falcon
+import msgspec
+import orjson
+from falcon.asgi import Request, Response
+
+from frontend.engine.answer import Answer
+from frontend.engine.default_models import default_model, is_served
+from frontend.engine.scope import RequestScope
+from frontend.http.inference import InferenceRoute
+from frontend.http.sending import Buffer
+from frontend.protocols.foreign.scoring import (
+    ENTRY_NBYTES,
+    FAMILY,
+    ClassesPlan,
+    TextClassesResource,
+    TextRankingResource,
+    activation_option,
+    labelled,
+)
+from frontend.protocols.foreign.tokens import (
+    TokensPlan,
+    TokensResource,
+    check_ids_together,
+    check_texts_together,
+)
+from frontend.protocols.sie.render import joined, json_list
+from frontend.protocols.sie.route import Form
+from frontend.protocols.tei.contract import DecodeRequest, Info, PredictRequest, TextsRequest, TokenizeRequest
+from frontend.protocols.tei.vectors import EmbedAllResource, EmbedResource, EmbedSparseResource
+from frontend.services import Services
+from ipc.catalog.entries import ENCODE_OUTPUTS, HubSource, ModelEntry
+from ipc.errors import InvalidInput
+from ipc.version import VERSION
+from ipc.wire import tokens
+from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import InputItem, ModelStatus, ScoreCall
+from ipc.wire.tokens import TextTokens
+
+_ONLY_LABEL = "LABEL_0"
+"""What transformers calls the only class of a model whose configuration names none."""
+
+
+class ClassesResource(TextClassesResource[PredictRequest]):
+    """Classes of a text as one array, classes of a batch as an array of arrays."""
+
+    operation = "predict"
+    body = PredictRequest
+    field = "inputs"
+
+    async def render(
+        self, reply: Answer, plan: ClassesPlan, request: PredictRequest, scope: RequestScope, form: Form
+    ) -> Sequence[Buffer]:
+        """The body: an array for each input of a batch, or one array."""
+        found = await self.entries(reply, plan)
+        listed = found if request.is_batch else found[0]
+        return await json_list(iter(listed), ENTRY_NBYTES * sum(map(len, found)))
+
+    async def entries(self, reply: Answer, plan: ClassesPlan) -> list[list[dict[str, Any]]]:
+        """Score and label of each class, for each input. The lease ends."""
+        return await labelled(reply)
+
+
+class PairsResource(ClassesResource):
+    """The score of each pair as its one class."""
+
+    capability = "score"
+
+    def model_of(self, request: PredictRequest) -> str:
+        """The model that scores."""
+        return default_model(self.services.catalog, self.services.settings, ("score",))
+
+    def check(self, request: PredictRequest, entry: ModelEntry) -> list[InputItem]:
+        """The pairs. Raises `InvalidInput` for a text alone."""
+        items = super().check(request, entry)
+        for at, item in enumerate(items):
+            if item.first is None:
+                place = f"inputs[{at}]" if request.is_batch else "inputs"
+                raise InvalidInput(f"{place}: model '{entry.id}' scores pairs of texts, got one text")
+        return items
+
+    def plan(
+        self, request: PredictRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
+    ) -> ClassesPlan:
+        """A call for scores."""
+        options = {**request.overflow, **activation_option(bool(request.raw_scores))}
+        found = self.resolve(entry, options, None, len(inputs), self.names)
+        call = ScoreCall(
+            inputs, InputItem(""), found.instruction, found.options, found.overflow, found.lora, self.names
+        )
+        return ClassesPlan(found.entry.id, call, status.labels or [_ONLY_LABEL])
+
+    async def entries(self, reply: Answer, plan: ClassesPlan) -> list[list[dict[str, Any]]]:
+        """Score and label of each pair. The lease ends."""
+        with reply:
+            scores = reply.tensors()["score"].tolist()
+        return [[{"score": score, "label": plan.labels[0]}] for score in scores]
+
+
+class PredictResource(InferenceRoute):
+    """The form of the model that is served."""
+
+    operation = "predict"
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._classes, self._pairs = ClassesResource(services), PairsResource(services)
+
+    async def respond(self, req: Request, resp: Response, scope: RequestScope, target: Any) -> None:
+        """Classes, or scores where only they are served."""
+        catalog = self.services.catalog
+        scores = not is_served(catalog, ("json",), FAMILY) and is_served(catalog, ("score",))
+        await (self._pairs if scores else self._classes).respond(req, resp, scope, target)
+
+
+class RerankResource(TextRankingResource[TextsRequest], field="texts"):
+    """Scores of texts as a bare array."""
+
+    body = TextsRequest
+
+    def entry(self, index: int, score: float, text: str | None) -> dict[str, Any]:
+        """Index, text if the request asks for texts, and score."""
+        return {"index": index, **({} if text is None else {"text": text}), "score": score}
+
+    def around(self, best: list[dict[str, Any]], scope: RequestScope, reply: Answer) -> list[dict[str, Any]]:
+        """The entries alone."""
+        return best
+
+
+class TokenizeResource(TokensResource[TokenizeRequest]):
+    """The tokens of each text."""
+
+    operation = "tokenize"
+    body = TokenizeRequest
+    names = FieldNames("inputs[{}]", "inputs[{}]")
+
+    def examine(self, request: TokenizeRequest) -> None:
+        """Texts within their limit."""
+        check_texts_together(request.texts, "inputs", self.services.settings.limits)
+
+    def check(self, request: TokenizeRequest, entry: ModelEntry) -> list[InputItem]:
+        """The texts."""
+        return [InputItem(text) for text in request.texts]
+
+    def special(self, request: TokenizeRequest) -> bool:
+        """Special tokens are added unless the request says otherwise."""
+        return request.add_special_tokens is not False
+
+    def write(self, request: TokenizeRequest, plan: TokensPlan, results: list[bytes]) -> list[bytes]:
+        """For each text an array of tokens."""
+        return joined(_arrays(request.texts, results))
+
+
+def _arrays(texts: list[str], results: list[bytes]) -> Iterator[bytes]:
+    for index, (text, data) in enumerate(zip(texts, results, strict=True)):
+        yield b",[" if index else b"[["
+        yield from _entries(text, tokens.unpack(data))
+        yield b"]"
+    yield b"]"
+
+
+def _entries(text: str, found: TextTokens) -> Iterator[bytes]:
+    columns = zip(found.ids, found.strings, found.starts, found.ends, found.special, strict=True)
+    for place, (number, string, start, stop, special) in enumerate(columns):
+        entry = {
+            "id": number,
+            "text": string if special else text[start:stop],
+            "special": special,
+            "start": None if special else start,
+            "stop": None if special else stop,
+        }
+        yield (b"," if place else b"") + orjson.dumps(entry)
+
+
+class DecodeResource(TokensResource[DecodeRequest]):
+    """The text of each list of token ids."""
+
+    operation = "decode"
+    body = DecodeRequest
+    names = FieldNames("ids[{}]", "ids[{}]")
+
+    def examine(self, request: DecodeRequest) -> None:
+        """Token ids within their limit."""
+        check_ids_together(request.lists, "ids", self.services.settings.limits)
+
+    def check(self, request: DecodeRequest, entry: ModelEntry) -> list[InputItem]:
+        """The lists of ids."""
+        return [InputItem(None, ids) for ids in request.lists]
+
+    def special(self, request: DecodeRequest) -> bool:
+        """Special tokens are left out unless the request says otherwise."""
+        return request.skip_special_tokens is False
+
+    def write(self, request: DecodeRequest, plan: TokensPlan, results: list[bytes]) -> list[bytes]:
+        """An array of texts."""
+        return [orjson.dumps([text.decode() for text in results])]
+
+
+OUTPUTS = (*ENCODE_OUTPUTS, "score", "json")
+
+
+class InfoResource:
+    """The model that requests without a model mean."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def on_get(self, req: Request, resp: Response) -> None:
+        """JSON. Raises `ModelNotFound` where several models could be meant."""
+        services = self._services
+        entry = services.directory.find(default_model(services.catalog, services.settings, OUTPUTS))
+        resp.content_type = falcon.MEDIA_JSON
+        resp.data = msgspec.json.encode(self._info(entry))
+
+    def _info(self, entry: ModelEntry) -> Info:
+        settings, status = self._services.settings, self._services.directory.status(entry.id)
+        source = entry.source
+        return Info(
+            entry.id,
+            source.revision if isinstance(source, HubSource) else None,
+            entry.precision or settings.worker.precision,
+            next(iter(entry.served_names), entry.id),
+            _kind(entry, status.labels),
+            settings.server.max_connections,
+            entry.max_sequence_length or status.max_sequence_length or None,
+            entry.max_batch_tokens or settings.batch.max_tokens,
+            settings.batch.max_items,
+            settings.limits.max_items,
+            True,
+            settings.worker.prepare_threads,
+            VERSION,
+        )
+
+
+def _kind(entry: ModelEntry, labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The type of the model. `labels` are empty until a classifier is loaded."""
+    if entry.encode_outputs:
+        return {"embedding": {"pooling": entry.loadtime.get("pooling")}}
+    by_place = {str(place): label for place, label in enumerate(labels)}
+    by_label = {label: place for place, label in enumerate(labels)}
+    known = {"id2label": by_place, "label2id": by_label}
+    return {"reranker" if "score" in entry.outputs else "classifier": known}
+
+
+_ROUTES: dict[str, type[InferenceRoute]] = {
+    "dense": EmbedResource,
+    "sparse": EmbedSparseResource,
+    "multivector": EmbedAllResource,
+    "score": RerankResource,
+    "json": ClassesResource,
+}
+
+
+class TaskResource(InferenceRoute):
+    """A request in the form of the route that the model is for."""
+
+    operation = "invocations"
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._routes = {output: route(services) for output, route in _ROUTES.items()}
+
+    async def respond(self, req: Request, resp: Response, scope: RequestScope, target: Any) -> None:
+        """The answer of that route. Raises `ModelNotFound` where several models could be meant."""
+        services = self.services
+        entry = services.directory.find(default_model(services.catalog, services.settings, OUTPUTS))
+        route = next(route for output, route in self._routes.items() if output in entry.outputs)
+        scope.operation = route.operation
+        await route.respond(req, resp, scope, target)
