@@ -17,7 +17,7 @@ from frontend.http.listeners import Listeners, refuse
 from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.lifespan import Lifespan
 from frontend.openapi import pages
-from frontend.protocols.registry import Protocols, as_bytes, protocols
+from frontend.protocols.registry import Protocols, as_bytes, protocols, schema
 from frontend.services import Services
 from frontend.status import stream as page
 from ipc.errors import PenstockError
@@ -119,7 +119,7 @@ def create(config: Settings | None = None) -> Application:
     app.add_route("/metrics", health.MetricsResource(services))
     app.add_route("/health", health.HealthResource())
     page.mount(app, services)
-    pages.mount(app)
+    pages.mount(app, schema)
     for protocol in known:
         protocol.mount(app, services)
     return Application(app, known, services, Listeners(chosen.settings.server), chosen.root)

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print(terminal.as_json({"version": VERSION}) if options.json else VERSION)
         return 0
     # Imported here: the document needs all of the frontend, other commands do not.
-    from frontend.openapi import document
+    from frontend.protocols import registry
 
-    print(document.schema().decode())
+    print(registry.schema().decode())
     return 0

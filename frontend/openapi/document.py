@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of all operations of this build, of the protocols and of the server itself.
+"""The OpenAPI 3.1 document of a table of operations.
 
 1. msgspec makes components of all structs that the table names, and of the structs that they refer to.
 2. Every operation gets its parameters, its bodies by `$ref` in each media type, its statuses and their headers.
@@ -8,29 +8,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
-import orjson
 
-from frontend.openapi.operation import EVENTS, HTML, JSON, TEXT, Operation, Parameter
-from frontend.protocols.chat.operations import OPERATIONS as CHAT
-from frontend.protocols.cohere.contract import OPERATIONS as COHERE
-from frontend.protocols.foreign.shared_routes import OWNERS
-from frontend.protocols.infinity.contract import OPERATIONS as INFINITY
-from frontend.protocols.kserve_v2.operations import OPERATIONS as KSERVE
-from frontend.protocols.messages.operations import OPERATIONS as MESSAGES
-from frontend.protocols.responses.operations import OPERATIONS as RESPONSES
-from frontend.protocols.sie.operations import OPERATIONS as SIE
-from frontend.protocols.sie.operations import ErrorResponse, faults
-from frontend.protocols.tei.contract import OPERATIONS as TEI
-from frontend.protocols.trtis_v1.operations import OPERATIONS as TRTIS
-from frontend.protocols.vllm.contract import OPERATIONS as VLLM
-from ipc.version import VERSION
+from frontend.openapi.operation import EVENTS, JSON, Faults, Operation
 
 _IN_BRACES = re.compile(r"{(\w+)}")
 _PATH_PARAMETERS = {
@@ -80,9 +66,12 @@ SOMETIMES = ("X-Postprocessing-Time", "X-Penstock-Cache-Hits")
 WITH_RETRY = frozenset({429, 503, 504})
 
 
-def document(operations: Iterable[Operation], version: str) -> dict[str, Any]:
-    """The whole document of a build of this `version`."""
-    table = list(_merged(operations))
+def document(operations: Iterable[Operation], version: str, unchosen: Mapping[str, Faults]) -> dict[str, Any]:
+    """The whole document of a build of this `version`.
+
+    `unchosen` are the errors of paths which several protocols have, by path, where no protocol was chosen for a path.
+    """
+    table = list(_merged(operations, unchosen))
     paths: dict[str, dict[str, Any]] = {}
     for operation in table:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
@@ -116,11 +105,8 @@ def document(operations: Iterable[Operation], version: str) -> dict[str, Any]:
     }
 
 
-def _merged(operations: Iterable[Operation]) -> Iterable[Operation]:
-    """One operation for each method and path. A path of several protocols has the bodies and answers of each.
-
-    A path in the form of a chosen server answers in the form of SIE where none is chosen.
-    """
+def _merged(operations: Iterable[Operation], unchosen: Mapping[str, Faults]) -> Iterable[Operation]:
+    """One operation for each method and path. A path of several protocols has the bodies and answers of each."""
     groups: dict[tuple[str, str], list[Operation]] = {}
     for operation in operations:
         groups.setdefault((operation.path, operation.method), []).append(operation)
@@ -129,9 +115,7 @@ def _merged(operations: Iterable[Operation]) -> Iterable[Operation]:
         if len(group) == 1:
             yield first
             continue
-        forms = [one.errors for one in group]
-        if first.path in OWNERS:
-            forms.append({HTTPStatus.NOT_IMPLEMENTED: ErrorResponse})
+        forms = [*(one.errors for one in group), unchosen.get(first.path, {})]
         statuses = sorted({status for errors in forms for status in errors})
         errors = {int(status): _distinct(errors.get(status) for errors in forms) for status in statuses}
         yield replace(
@@ -259,61 +243,3 @@ def _struct(struct: Any) -> dict[str, Any]:
         return {"anyOf": [_struct(one) for one in struct]}
     [found], _ = msgspec.json.schema_components([struct], ref_template=_TEMPLATE)
     return found
-
-
-_READY = Parameter("model", "query", "Ask for one model.")
-SERVER = (
-    Operation("get", "/", "Status page, or `OK`.", "server", media=(TEXT, HTML), closed=False),
-    Operation("get", "/healthz", "Whether the process lives.", "server", media=(TEXT,), closed=False),
-    Operation(
-        "get",
-        "/readyz",
-        "Whether traffic is accepted; the second line of a 503 says why not.",
-        "server",
-        media=(TEXT,),
-        errors={404: ErrorResponse, 503: None},
-        parameters=(_READY,),
-        closed=False,
-    ),
-    Operation(
-        "get",
-        "/ping",
-        "The same as /readyz, under the name that SageMaker asks.",
-        "server",
-        media=(TEXT,),
-        errors={404: ErrorResponse, 503: None},
-        parameters=(_READY,),
-        closed=False,
-    ),
-    Operation("get", "/livez", "Whether the process lives.", "server", media=(TEXT,), closed=False),
-    Operation(
-        "get",
-        "/health",
-        "`OK`; that this is a single server, for who asks for JSON.",
-        "server",
-        media=(TEXT, JSON),
-        closed=False,
-    ),
-    Operation(
-        "get",
-        "/metrics",
-        "Prometheus metrics of all processes.",
-        "server",
-        media=(TEXT,),
-        errors=faults(401, 403, 429),
-    ),
-    Operation("get", "/openapi.json", "This document.", "server", closed=False),
-    Operation("get", "/api-doc/openapi.json", "This document, under another name.", "server", closed=False),
-    Operation("get", "/docs", "Swagger UI with this document.", "server", media=(HTML,), closed=False),
-)
-
-
-def operations() -> tuple[Operation, ...]:
-    """All operations of this build."""
-    return (*SIE, *COHERE, *CHAT, *RESPONSES, *MESSAGES, *TEI, *VLLM, *INFINITY, *KSERVE, *TRTIS, *SERVER)
-
-
-@cache
-def schema() -> bytes:
-    """The document as JSON."""
-    return orjson.dumps(document(operations(), VERSION), option=orjson.OPT_INDENT_2)

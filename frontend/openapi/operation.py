@@ -15,6 +15,10 @@ HTML = "text/html"
 EVENTS = "text/event-stream"
 
 
+Faults = Mapping[int, type[msgspec.Struct] | tuple[type[msgspec.Struct], ...] | None]
+"""Statuses, and the bodies that answers with a status may have; None for no described body."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A query parameter or a header of a request; `schema` is JSON Schema."""
@@ -31,8 +35,7 @@ class Operation:
 
     `{model}` in a path is a model's name and may hold slashes; other names in braces are parameters of one word. `body`
     is the struct of requests, `answer` the type of answers (None: text), in each media type of `media`; a tuple means
-    any of its types. `errors` maps further statuses to the struct of their body, or to several (None: text). `timed`
-    answers carry the timing headers.
+    any of its types. `errors` are further statuses. `timed` answers carry the timing headers.
     """
 
     method: Literal["get", "post", "delete"]
@@ -47,9 +50,7 @@ class Operation:
     """Whether the answer is a list of `answer`."""
     media: tuple[str, ...] = (JSON,)
     request_media: tuple[str, ...] = ()
-    errors: Mapping[int, type[msgspec.Struct] | tuple[type[msgspec.Struct], ...] | None] = field(
-        default_factory=dict
-    )
+    errors: Faults = field(default_factory=dict)
     also: dict[int, str] = field(default_factory=dict)
     """Further statuses that are no errors and have the body of `answer`, or none."""
     parameters: tuple[Parameter, ...] = ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,22 +47,17 @@ def _read(path: Path) -> tuple[bytes, str]:
     return data, hashlib.sha256(data).hexdigest()[:16]
 
 
-def _document() -> bytes:
-    """The document as JSON, made once."""
-    # NOTE: imported here, since the tables of all operations take as long to import as the rest of a frontend.
-    from frontend.openapi.document import schema
-
-    return schema()
-
-
 class SchemaResource:
-    """The document."""
+    """The document, which `schema` makes once."""
+
+    def __init__(self, schema: Callable[[], bytes]) -> None:
+        self._schema = schema
 
     async def on_get(self, req: Request, resp: Response) -> None:
         """JSON, whatever Accept says."""
         resp.content_type = falcon.MEDIA_JSON
         resp.set_header("Cache-Control", "no-cache")
-        resp.data = await asyncio.to_thread(_document)
+        resp.data = await asyncio.to_thread(self._schema)
 
     on_head = on_get
 
@@ -89,9 +85,9 @@ class SwaggerResource:
     on_head = on_get
 
 
-def mount(app: falcon.asgi.App[Any, Any]) -> None:
-    """Add the routes; `/redoc` is where other servers have their second page."""
-    document, page = SchemaResource(), SwaggerResource()
+def mount(app: falcon.asgi.App[Any, Any], schema: Callable[[], bytes]) -> None:
+    """Add the routes; `/redoc` is where other servers have their second page. `schema` gives the document as JSON."""
+    document, page = SchemaResource(schema), SwaggerResource()
     for path in ("/openapi.json", "/api-doc/openapi.json"):
         app.add_route(path, document)
     for path in ("/docs", "/docs/{name}", "/redoc"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.openapi.document import operations, schema
+from frontend.protocols.tables import operations, schema
 from tests.fakes.generation_server import RecordedServer
 from tests.harness.browser import Browser, Page
 from tests.harness.server import Server

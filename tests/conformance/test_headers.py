@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frontend.openapi.document import operations
+from frontend.protocols.tables import operations
 from tests.conformance.wire import JSON, MSGPACK
 from tests.fakes.kinds import write_kinds
 from tests.harness.server import Answer, Server, serving, wait_until

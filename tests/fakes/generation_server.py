@@ -24,7 +24,7 @@ from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestM
 from frontend.openapi import pages
 from frontend.protocols.chat import ChatProtocol
 from frontend.protocols.messages import MessagesProtocol
-from frontend.protocols.registry import Protocols
+from frontend.protocols.registry import Protocols, schema
 from frontend.protocols.responses import ResponsesProtocol
 from frontend.protocols.sie import SieProtocol
 from frontend.services import Services
@@ -54,7 +54,7 @@ def app_of(services: Services, known: Protocols, *, with_keys: bool = False) -> 
     app.add_error_handler(Exception, renderer.unexpected)
     app.add_error_handler(falcon.HTTPError, renderer.http)
     app.add_error_handler(PenstockError, renderer.penstock)
-    pages.mount(app)
+    pages.mount(app, schema)
     for protocol in known:
         protocol.mount(app, services)
     return app

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.openapi.document import operations
+from frontend.protocols.tables import operations
 from tests.fakes.kinds import write_kinds
 from tests.harness.server import ROOT, serving
 

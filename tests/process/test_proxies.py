@@ -24,8 +24,8 @@ import grpc
 import pytest
 
 from frontend.access.scopes import need_of
-from frontend.openapi.document import operations
 from frontend.protocols.registry import grpc_services
+from frontend.protocols.tables import operations
 from ipc.protos import kserve_v2_pb2 as kserve
 from ipc.protos import trtis_v1_pb2 as trtis
 from tests.conformance.required_tool import required_tool

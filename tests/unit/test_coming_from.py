@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from frontend.openapi.document import operations
 from frontend.protocols.foreign.shared_routes import OWNERS
+from frontend.protocols.tables import operations
 from tests.fakes.vector_server import VectorServer
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming_from.md"

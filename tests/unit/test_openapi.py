@@ -17,10 +17,10 @@ from frontend.engine.quantize import OUTPUT_DTYPES
 from frontend.generation.conversation import ROLES
 from frontend.generation.hosted import PERMISSIONS
 from frontend.generation.reasoning import EFFORTS
-from frontend.openapi.document import operations, schema
 from frontend.protocols import responses
 from frontend.protocols.chat import absent
 from frontend.protocols.foreign.shared_routes import OWNERS
+from frontend.protocols.tables import operations, schema
 from ipc import settings
 from ipc.memory.datatypes import DATATYPES
 from penstock import cli

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from frontend.access.scopes import ADMIN_FOLDERS, ADMIN_PATHS, need_of
-from frontend.openapi.document import operations
+from frontend.protocols.tables import operations
 from tests.harness.proxies import SAMPLES
 from tests.harness.server import ROOT
 

@@ -1,6 +1,6 @@
 """Chat and plain completions in the form of OpenAI, and the control of models and the system beside them.
 
-May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports no other protocol.
+May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`. Imports no other protocol.
 """
 
 from __future__ import annotations

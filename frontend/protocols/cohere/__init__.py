@@ -1,6 +1,6 @@
 """Embed in the forms of Cohere's API, versions 1 and 2, rerank in the form of version 2, and the form of its errors.
 
-May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports the flow of SIE.
+May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`. Imports the flow of SIE.
 """
 
 from __future__ import annotations

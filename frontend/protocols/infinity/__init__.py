@@ -1,6 +1,6 @@
 """The routes of infinity: embeddings of texts and images, classes, rerank and models.
 
-May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports the flow of SIE.
+May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`. Imports the flow of SIE.
 """
 
 from __future__ import annotations

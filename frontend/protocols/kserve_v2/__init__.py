@@ -1,6 +1,6 @@
 """KServe v2 (the open inference protocol) over REST, with binary tensors and extensions; `grpc` is the same over gRPC.
 
-May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports no other protocol.
+May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`. Imports no other protocol.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Messages in the form of Anthropic, and the count of their tokens.
 
-May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports no other protocol.
+May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`. Imports no other protocol.
 """
 
 from __future__ import annotations

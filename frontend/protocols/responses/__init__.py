@@ -1,6 +1,6 @@
 """Responses in the form of OpenAI: whole, streamed, in the background, and stored for later requests.
 
-May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports no other protocol.
+May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`. Imports no other protocol.
 """
 
 from __future__ import annotations

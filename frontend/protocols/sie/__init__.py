@@ -1,6 +1,6 @@
 """The SIE dialect: encode, score, extract, models, and embeddings and rerank in the forms of other APIs.
 
-May be imported by `frontend.protocols.registry`, `frontend.openapi`, and forms of other servers over its flow.
+May be imported by the registry and tables of protocols, and by forms of other servers over its flow.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The routes of Text Embeddings Inference, whose requests name no model, and the form of its errors.
 
-May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports the flow of SIE.
+May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`. Imports the flow of SIE.
 """
 
 from __future__ import annotations

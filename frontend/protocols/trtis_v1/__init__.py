@@ -1,6 +1,6 @@
 """The TensorRT Inference Server API, version 1, over HTTP; `grpc` is the same over gRPC.
 
-May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports no other protocol.
+May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`. Imports no other protocol.
 """
 
 from __future__ import annotations

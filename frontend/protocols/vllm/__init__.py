@@ -1,6 +1,6 @@
 """The routes of vLLM beside the routes of OpenAI: pooling, scores, classes and tokens.
 
-May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports the flow of SIE.
+May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`. Imports the flow of SIE.
 """
 
 from __future__ import annotations
