@@ -45,6 +45,7 @@ print(answer.status_code, answer.json()["detail"]["code"], answer.headers["X-Req
   `detail` is a text.
 - An item that fails fails its request, with the first such item's code and a message that names all of them. Where the
   request asks for `item_errors`, the item has `error` {`code`, `message`} in the answer instead: [sie.md](sie.md).
+- What a program of named tensors says of its input is told: [programs](#what-programs-say).
 
 ## From the routes
 
@@ -63,6 +64,21 @@ Further fields of `detail`:
 | DEPENDENCY_CONFLICT | `compatible_bundles` |
 | INPUT_TOO_LONG with 400 | `model` |
 | QUEUE_FULL of a server that stops | `reason`: `draining`; beside `detail` stands `error`: `Service shutting down` |
+
+## What programs say
+
+A program of a [model repository](repository.md) refuses an input that passed the checks of its configuration: too
+short, too long, an index out of range. The message has one line of what was raised, of at most 300 characters, without
+directories, secrets and control characters. Over KServe v2 the codes of the table hold, over gRPC INVALID_ARGUMENT and
+INTERNAL, over TRTIS v1 INVALID_ARG and INTERNAL.
+
+- **400 INVALID_INPUT with the line**: INVALID_ARGUMENT of onnxruntime; a ValueError or IndexError, and `assert` in a
+  script of TorchScript; what a runtime says of shapes, indices, and texts that are no numbers.
+- **500 INFERENCE_ERROR with the line**: everything else that ONNX, TorchScript and `torch.export` raise.
+- **500 INFERENCE_ERROR without**: everything else that a `model.py` or an adapter of a package raises. The log has it,
+  since the words of Python code may be about anything. `ipc.errors.InvalidInput` is told as it is, with 400.
+
+Families of texts and pictures raise no such errors: what they cannot read is refused item by item before a run.
 
 ## From the server itself
 

@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 
 from ipc.errors import (
     Draining,
-    InferenceFailed,
     InvalidInput,
     LoraLoading,
     ModelLoading,
@@ -75,15 +74,6 @@ def ask(question: Callable[..., T], *arguments: Any) -> T:
     except BaseException as raised:
         error = error_of(raised)
     raise error
-
-
-def answer_of(raised: BaseException, place: str, message: str) -> PenstockError:
-    """The error with which a request is answered: that of the model, or one with `message`, with a stack in the log."""
-    error = error_of(raised)
-    if isinstance(error, PenstockError):
-        return error
-    log.error("%s", place, exc_info=error)
-    return InferenceFailed(message)
 
 
 def text_of(error: BaseException) -> str:

@@ -86,10 +86,23 @@ def _rows(model: TensorModel, request: TensorRequest) -> int:
         )
     if rows != 1 and rows > most:
         raise InvalidInput(
-            f"inference request batch-size must be <= {most} for '{model.name}', got {_shown(rows)}"
-            + ("" if most else " (the model has no batch dimension: its batch-size is 1)")
+            f"inference request batch-size must be <= {most} for '{model.name}', got {_shown(rows)} "
+            f"({_bound_of_rows(model)})"
         )
     return rows
+
+
+def _bound_of_rows(model: TensorModel) -> str:
+    """Where the bound of a model's rows is set."""
+    most = model.config.max_batch_size
+    if not most:
+        return "max_batch_size 0: the model has no batch dimension, and its batch-size is 1"
+    if model.kind != "infer":
+        return "limits.max_items of the server"
+    return (
+        f"max_batch_size {most} of its configuration; where that states none, the setting "
+        "repository.default_max_batch_size, or a bound of the program"
+    )
 
 
 def _check_names(model: TensorModel, inputs: Sequence[InputTensor]) -> None:

@@ -55,7 +55,7 @@ class Untrue(Exception):
 
 def _circle() -> BaseException:
     """An error that is the cause of its own cause."""
-    first, second = ValueError("first"), ValueError("second")
+    first, second = TypeError("first"), TypeError("second")
     first.__cause__, second.__cause__ = second, first
     return first
 

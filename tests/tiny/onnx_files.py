@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 FP32, INT32, INT64, STRING, BOOL = 1, 6, 7, 8, 9
 """TensorProto.DataType of ONNX."""
 
@@ -99,6 +101,33 @@ def table(file: str, rows: int, width: int) -> bytes:
     graph = _bytes(1, _node("Gather", ["table", "INPUT"], "OUTPUT")) + _bytes(2, "table")
     graph += _bytes(5, weights + _number(14, 1)) + _bytes(11, _value("INPUT", INT64, ["batch", 1]))
     return _model(graph + _bytes(12, _value("OUTPUT", FP32, ["batch", 1, width])))
+
+
+def embedded(rows: int, width: int) -> bytes:
+    """INPUT, INT64 [batch, 1], to OUTPUT: rows of a table FP32 [rows, width] of the numbers from 0 on."""
+    numbers = struct.pack(f"<{rows * width}f", *range(rows * width))
+    weights = _number(1, rows) + _number(1, width) + _number(2, FP32) + _bytes(8, "numbers")
+    graph = _bytes(1, _node("Gather", ["numbers", "INPUT"], "OUTPUT")) + _bytes(2, "embedded")
+    graph += _bytes(5, weights + _bytes(9, numbers))
+    graph += _bytes(11, _value("INPUT", INT64, ["batch", 1]))
+    return _model(graph + _bytes(12, _value("OUTPUT", FP32, ["batch", 1, width])))
+
+
+def positions(length: int) -> bytes:
+    """INPUT, FP32 [batch, "tokens"], to OUTPUT: with a row of `length` zeros added, so that only such inputs suit."""
+    row = _number(1, 1) + _number(1, length) + _number(2, FP32) + _bytes(8, "row")
+    graph = _bytes(1, _node("Add", ["INPUT", "row"], "OUTPUT")) + _bytes(2, "positions")
+    graph += _bytes(5, row + _bytes(9, bytes(4 * length)))
+    graph += _bytes(11, _value("INPUT", FP32, ["batch", "tokens"]))
+    return _model(graph + _bytes(12, _value("OUTPUT", FP32, ["batch", "tokens"])))
+
+
+def parsed() -> bytes:
+    """INPUT, STRING [batch, 1], to OUTPUT, FP32: the numbers that the texts say."""
+    to = _bytes(1, "to") + _number(3, FP32) + _number(20, 2)
+    graph = _bytes(1, _node("Cast", ["INPUT"], "OUTPUT") + _bytes(5, to)) + _bytes(2, "parsed")
+    graph += _bytes(11, _value("INPUT", STRING, ["batch", 1]))
+    return _model(graph + _bytes(12, _value("OUTPUT", FP32, ["batch", 1])))
 
 
 def _model(graph: bytes) -> bytes:

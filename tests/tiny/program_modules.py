@@ -109,3 +109,26 @@ class Accumulator(torch.nn.Module):
         found = torch.where(READY.view(-1, 1) > 0, before + INPUT, self.totals)
         self.totals.copy_(found)
         return found.clone()
+
+
+class Rates(torch.nn.Module):
+    """The input [n] and two ones; n must be 2, and is refused in several ways."""
+
+    def forward(self, INPUT: torch.Tensor) -> torch.Tensor:
+        rate = INPUT.shape[0]
+        assert rate > 1, "too short"
+        if rate > 4:
+            raise ValueError(f"the rate {rate} is none of 2 and 4")
+        return INPUT + torch.ones(2)
+
+
+class Windows(torch.nn.Module):
+    """Windows of four values of an input [n]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.windows = torch.nn.Conv1d(1, 1, 4)
+
+    def forward(self, INPUT: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.windows(INPUT[None, None])
+        return found[0, 0]

@@ -23,6 +23,7 @@ from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.registry import resolve
 from workers.adapters.shared.named_tensors import NamedBatch, NamedInputs
 from workers.adapters.shared.program import ProgramAdapter
+from workers.lifecycle.memory_budget import give_back, private_bytes
 from workers.lifecycle.program_proof import call_of
 from workers.loading.source import SourceError
 from workers.memory.payload import Payload
@@ -504,6 +505,19 @@ def test_onnx_programs_of_rank_0_and_of_any_rank(
         operation_of(call).run(adapter, adapter.collate(cast("list[Prepared]", inputs)), call).named["OUTPUT"]
     )
     assert found.rest == list(dims or ())
+
+
+def test_onnxruntime_gives_the_memory_of_a_run_back(tmp_path: Path) -> None:
+    place = tmp_path / "m" / "1"
+    place.mkdir(parents=True)
+    (place / "model.onnx").write_bytes(onnx_files.positions(512))
+    adapter = load(tmp_path, "m")
+    before = private_bytes()
+    found = run(adapter, request(1, INPUT=np.ones((1 << 16, 512), np.float32)))
+    assert found["OUTPUT"].shape == (1 << 16, 512)
+    del found
+    give_back()
+    assert private_bytes() - before < 64 << 20
 
 
 def test_an_onnx_program_that_makes_a_scalar_gives_the_configured_dims(tmp_path: Path) -> None:

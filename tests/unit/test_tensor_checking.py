@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -333,6 +335,17 @@ def test_a_name_given_twice_is_found_in_one_pass(tmp_path: Path) -> None:
     assert compared < 4 * len(names)
 
 
+def test_too_many_rows_name_the_setting_of_the_bound(tmp_path: Path) -> None:
+    served = served_of(tmp_path, CONFIG)
+    words = "got 9 (max_batch_size 4 of its configuration; where that states none, the setting repository.default_max"
+    for model, said in (
+        (served, words),
+        (dataclasses.replace(served, kind="encode"), "got 9 (limits.max_items of the server)"),
+    ):
+        with pytest.raises(InvalidInput, match=re.escape(said)):
+            check_shapes(model, TensorRequest("m", None, request().inputs, None, batch_size=9))
+
+
 def test_shapes_can_be_checked_before_the_bytes_are_there(tmp_path: Path) -> None:
     made = request()
     for given in made.inputs:
@@ -345,7 +358,8 @@ def test_a_model_that_does_not_batch_has_one_row_and_no_batch_dimension(tmp_path
     given = InputTensor("A", "FP32", [2, 2], bytes(16))
     assert check(served, TensorRequest("m", None, [given], None)) == 1
     assert check(served, TensorRequest("m", None, [given], None, batch_size=1)) == 1
-    with pytest.raises(InvalidInput, match=r"^inference request batch-size must be <= 0 for 'm'"):
+    words = r"^inference request batch-size must be <= 0 for 'm', got 2 \(max_batch_size 0: the model has no batch"
+    with pytest.raises(InvalidInput, match=words):
         check(served, TensorRequest("m", None, [given], None, batch_size=2))
     with pytest.raises(InvalidInput, match=r"expected \[2, 2\], got \[4\]"):
         check(served, TensorRequest("m", None, [InputTensor("A", "FP32", [4], bytes(16))], None))

@@ -180,6 +180,8 @@ class Adapter(ABC):
     """One loaded model of one family."""
 
     spec: ClassVar[AdapterSpec]
+    tells_errors: ClassVar[bool] = False
+    """Whether clients are told the line of what a run raised, as of runtimes, whose words are about the input."""
     loras: LoraLayers | None = None
     """The LoRA adapters of this model, in families whose spec has `lora`."""
     gathering: Gathering | None = None
@@ -323,8 +325,9 @@ class Adapter(ABC):
         `torch.bfloat16` tensor or an array of its 16 bits (uint16); BYTES is an array of objects (`bytes`, or `str`
         for UTF-8). An output may share memory with an input: outputs are copied before the next batch runs.
 
-        A `PenstockError` becomes the answer of the request that causes the error; the client is not told of any other
-        exception. When a batch of several requests raises, its halves run again.
+        A `PenstockError` becomes the answer of the request that causes the error. A ValueError, an IndexError and an
+        error about shapes become `InvalidInput` with their first line. The client is told of another exception only if
+        the family `tells_errors`. When a batch of several requests raises, its halves run again.
         """
         raise InvalidInput("this model does not support infer")
 

@@ -1,4 +1,9 @@
-"""ONNX programs (`model.onnx`), run by onnxruntime on the CPU, or on the worker's GPU with a build for CUDA."""
+"""ONNX programs (`model.onnx`), run by onnxruntime on the CPU, or on the worker's GPU with a build for CUDA.
+
+1. onnxruntime writes no lines of its own: errors reach the log and the client as exceptions.
+2. The memory of a run is given back. On the CPU a session has no arena and takes memory of the C heap, which
+   `workers.lifecycle.memory_budget` bounds. On CUDA the arena takes what is asked for, and shrinks after each run.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +24,7 @@ from workers.adapters.shared.program import RepositoryProgram, entry_of
 from workers.loading.onnx_data import external_files, nbytes_of
 from workers.loading.source import SourceError
 from workers.repository.layout import ModelRefused
+from workers.wording import line_of
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -32,8 +38,10 @@ _DATATYPES = {
         for size in (8, 16, 32, 64)
     },
 }
-_QUIET = 3
-"""Log only errors."""
+_QUIET = 4
+"""Log only what ends the process. Lines of onnxruntime go to stderr directly, in colours, and break a log of JSON."""
+_CUDA = "CUDAExecutionProvider"
+_SHRINK = "memory.enable_memory_arena_shrinkage"
 
 
 class OnnxAdapter(RepositoryProgram):
@@ -47,8 +55,9 @@ class OnnxAdapter(RepositoryProgram):
         needs_proof=False,
         builds_alone=False,
     )
+    tells_errors: ClassVar[bool] = True
 
-    def __init__(self, session: Any, context: LoadContext, nbytes: int) -> None:
+    def __init__(self, session: Any, context: LoadContext, nbytes: int, run_options: Any) -> None:
         """Raises `ModelRefused` for a program that does not fit its configuration."""
         entry = entry_of(context)
         inputs, outputs = session.get_inputs(), session.get_outputs()
@@ -56,7 +65,7 @@ class OnnxAdapter(RepositoryProgram):
         given = tuple(_facts(each, bool(entry.config.outputs)) for each in outputs)
         fitted = fit(entry, Interface(taken, given))
         super().__init__(entry, fitted.config, self.device_of(context))
-        self._session, self._nbytes = session, nbytes
+        self._session, self._nbytes, self._run_options = session, nbytes, run_options
         self._inputs = {name: each.name for each, name in zip(inputs, fitted.inputs, strict=True) if name}
         self._outputs = {name: each.name for each, name in zip(outputs, fitted.outputs, strict=True) if name}
         facts = self.signature.outputs.values()
@@ -68,9 +77,11 @@ class OnnxAdapter(RepositoryProgram):
     def load(cls, context: LoadContext) -> Self:
         """Open the file. Raises ImportError that names the extra when onnxruntime is missing."""
         runtime = require("onnxruntime", "onnx")
+        runtime.set_default_logger_severity(_QUIET)
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
         options.log_severity_level = _QUIET
+        options.enable_cpu_mem_arena = False
         path = context.directory / entry_of(context).program
         outside = external_files(path)
         try:
@@ -79,10 +90,10 @@ class OnnxAdapter(RepositoryProgram):
             )
         except Exception as error:
             # NOTE: the errors of onnxruntime have no common base.
-            line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise SourceError(f"{path.name} cannot be loaded by onnxruntime: {line}", "UNKNOWN") from error
+            text = f"{path.name} cannot be loaded by onnxruntime: {line_of(error)}"
+            raise SourceError(text, "UNKNOWN") from error
         context.progress("read", 1.0)
-        return cls(session, context, nbytes_of(path, outside))
+        return cls(session, context, nbytes_of(path, outside), run_options(runtime, session))
 
     @property
     def memory_bytes(self) -> int:
@@ -99,9 +110,8 @@ class OnnxAdapter(RepositoryProgram):
         """Run the session for the outputs of the batch."""
         given = {self._inputs[name]: _fed(name, batch.array(name)) for name in batch.names}
         names = [name for name in self._outputs if name in batch.outputs]
-        found = dict(
-            zip(names, self._session.run([self._outputs[name] for name in names], given), strict=True)
-        )
+        wanted = [self._outputs[name] for name in names]
+        found = dict(zip(names, self._session.run(wanted, given, self._run_options), strict=True))
         for name, shape in self._single.items():
             if name in found and found[name].ndim == 0:
                 found[name] = found[name].reshape(shape)
@@ -119,10 +129,20 @@ def open_session(
     return runtime.InferenceSession(program, options, providers=providers)
 
 
+def run_options(runtime: Any, session: Any) -> Any:
+    """Options of each run of a session: quiet, and on CUDA the arena gives back what the run has taken."""
+    options = runtime.RunOptions()
+    options.log_severity_level = _QUIET
+    if _CUDA in session.get_providers():
+        device = session.get_provider_options()[_CUDA]["device_id"]
+        options.add_run_config_entry(_SHRINK, f"gpu:{device}")
+    return options
+
+
 def _providers(runtime: Any, device: torch.device) -> list[Any]:
-    cuda = "CUDAExecutionProvider"
-    if device.type == "cuda" and cuda in runtime.get_available_providers():
-        return [(cuda, {"device_id": device.index or 0}), "CPUExecutionProvider"]
+    if device.type == "cuda" and _CUDA in runtime.get_available_providers():
+        exact = {"device_id": device.index or 0, "arena_extend_strategy": "kSameAsRequested"}
+        return [(_CUDA, exact), "CPUExecutionProvider"]
     return ["CPUExecutionProvider"]
 
 

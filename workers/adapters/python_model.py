@@ -69,7 +69,8 @@ class Model(BaseModel, ABC):
 
         An output has the same rows and the datatype of the configuration: an array or a tensor on any device; BYTES an
         array of objects, `bytes` or `str`. An exception fails the batch. Then the halves of the batch run again, except
-        with sequences. Clients see the message of `ipc.errors.InvalidInput`; other exceptions are only logged.
+        with sequences. Clients see the message of `ipc.errors.InvalidInput`, and the first line of a ValueError, an
+        IndexError and an error about shapes (400). Other exceptions are only logged.
         """
 
 
@@ -88,8 +89,7 @@ class DecoupledModel(BaseModel, ABC):
         this model, run meanwhile. No step is taken while the client has enough unread responses. When the client goes
         away or the request's time is up the generator is closed at its `yield`, so release resources in `finally`. Do
         not yield inside of a `with torch...` block: torch keeps such states for the thread. An exception ends the
-        request, after the responses so far. Clients see the message of `ipc.errors.InvalidInput`; other exceptions are
-        only logged.
+        request, after the responses so far. Clients see of exceptions what they see of those of `Model.infer`.
         """
 
 

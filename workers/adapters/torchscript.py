@@ -26,6 +26,7 @@ from workers.adapters.shared.program_state import marks
 from workers.loading.source import SourceError
 from workers.repository.conversion import MOST_TENSORS
 from workers.repository.layout import ModelRefused
+from workers.wording import line_of
 
 _HARMLESS = frozenset(
     f"prim::{kind}"
@@ -53,6 +54,7 @@ class TorchScriptAdapter(RepositoryProgram):
         outputs=(),
         needs_proof=False,
     )
+    tells_errors: ClassVar[bool] = True
 
     def __init__(self, module: torch.jit.ScriptModule, context: LoadContext) -> None:
         """Raises `ModelRefused` for a module that does not fit its configuration."""
@@ -84,8 +86,8 @@ class TorchScriptAdapter(RepositoryProgram):
         try:
             module = torch.jit.load(path, map_location=cls.device_of(context))
         except RuntimeError as error:
-            line = str(error).strip().splitlines()[0][:200]
-            raise SourceError(f"{path.name} is no TorchScript module: {line}", "UNKNOWN") from error
+            text = f"{path.name} is no TorchScript module: {line_of(error)}"
+            raise SourceError(text, "UNKNOWN") from error
         context.progress("read", 1.0)
         return cls(module.eval(), context)
 

@@ -55,7 +55,7 @@ from ipc.wire.messages import (
 )
 from ipc.wire.stats import Look, Looked, SessionState, Stats
 from ipc.wire.streams import Part, PartsConsumed
-from workers import foreign
+from workers import wording
 from workers.endpoint.sessions import Hearings, Session, SessionTable
 
 log = logging.getLogger(__name__)
@@ -361,9 +361,8 @@ class Endpoint:
         except BaseException as raised:
             # NOTE: a model family's own code runs in there; its bugs end one request, not the worker.
             place = f"request {message.work.request_id} could not be taken"
-            self.fail(
-                session.key, message.id, foreign.answer_of(raised, place, "the model failed on this request")
-            )
+            answer = wording.answer_of(raised, place, "the model failed on this request")
+            self.fail(session.key, message.id, answer)
         self.unread(session.key, message.id)
 
     @staticmethod

@@ -27,6 +27,7 @@ from workers import foreign
 from workers.adapters.shared.program import SEED, ProgramAdapter, Sample
 from workers.device import oom
 from workers.lifecycle.program_proof import outputs_of
+from workers.wording import line_of
 
 Run = Callable[[Callable[[], Any]], Any]
 Arrays = Mapping[str, np.ndarray]
@@ -168,7 +169,7 @@ class _Trials:
         except Exception as error:
             if oom.is_out_of_memory(error) or oom.context_is_broken():
                 raise
-            raise _Undecided(_line(error)) from error
+            raise _Undecided(f"{type(error).__name__}: {line_of(error)}") from error
         return found
 
     def _different(self, right: Arrays, found: Arrays, noise: Mapping[str, float]) -> str:
@@ -178,13 +179,6 @@ class _Trials:
             if not _alike(output.datatype, a, b, noise.get(output.name, 0.0)):
                 return f"output {output.name[:64]!a}"
         return ""
-
-
-def _line(error: Exception) -> str:
-    """One line for an exception; that of TorchScript has its reason at the end."""
-    lines = foreign.text_of(error).strip().splitlines() or [""]
-    line = lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]
-    return f"{type(error).__name__}: {line[:160]}".rstrip(": ")
 
 
 def _alike(datatype: str, right: np.ndarray, found: np.ndarray, noise: float) -> bool:

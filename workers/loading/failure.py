@@ -14,13 +14,12 @@ Libraries wrap the real reason, so the whole chain of causes is examined, the ou
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
-from workers import foreign
+from workers import foreign, wording
 from workers.loading.source import DownloadFailed, SourceError
 
 ErrorClass = Literal[
@@ -28,7 +27,6 @@ ErrorClass = Literal[
 ]
 
 RETRY_AFTER_S: dict[str, float] = {"OOM": 60.0, "NETWORK": 30.0, "CHANGED": 2.0}
-_MOST_CHARACTERS = 300
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 _OWN_CODE = ("contains custom code which must be executed", "requires you to execute")
 _TOO_NEW = ("does not recognize this architecture", *_OWN_CODE)
@@ -40,8 +38,6 @@ _MEANINGS = (
     ),
 )
 """What messages of transformers mean here."""
-_SECRET = re.compile(r"(?<=://)[^/@\s]+@|\bhf_\w{8,}")
-"""Names and passwords in addresses, and tokens of the hub."""
 _COPY = (
     "a copied directory: `penstock models pull ID --to DIR` where there is a network, "
     "then `penstock serve DIR/ID` here"
@@ -54,7 +50,6 @@ _DOWNLOAD = {
     "OFFLINE": "{repo} is not in the hub cache, and HF_HUB_OFFLINE forbids downloads; way out: " + _COPY,
 }
 """Messages of failed downloads."""
-_PATH = re.compile(r"(?<![\w:/])/(?:[\w.+@~-]+/)+")
 
 
 class LoadFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,14 +97,9 @@ def _system_reason(error: BaseException) -> str:
 
 
 def _message(error: BaseException) -> str:
-    """The first line of an error, shortened, with directories and secrets cut off; or what the error means here."""
+    """One line about an error, or what the error means here."""
     meaning = next((meaning for phrases, meaning in _MEANINGS if _says(error, *phrases)), None)
-    if meaning is not None:
-        return meaning
-    # NOTE: the text need not be readable, and the name of a file in the text need not be UTF-8.
-    lines = [line.strip() for line in foreign.text_of(error).splitlines() if line.strip()]
-    text = _SECRET.sub("", _PATH.sub("", lines[0])) if lines else type(error).__name__
-    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
+    return wording.line_of(error) if meaning is None else meaning
 
 
 def _named(error: BaseException, *names: str) -> bool:

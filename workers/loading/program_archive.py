@@ -25,6 +25,7 @@ import torch
 from torch.export.pt2_archive._package import load_pt2
 
 from workers.loading.source import SourceError
+from workers.wording import line_of
 
 _MODEL = "models/model.json"
 _CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
@@ -78,14 +79,10 @@ def open_program(path: Path) -> torch.export.ExportedProgram:
         try:
             program = load_pt2(stream).exported_programs["model"]
         except Exception as error:
-            text = f"{path.name} cannot be loaded by torch {torch.__version__}: {_first_line(error)}"
+            text = f"{path.name} cannot be loaded by torch {torch.__version__}: {line_of(error)}"
             raise SourceError(text, "UNKNOWN") from error
     program._guards_code = []
     return program
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _refuse_strange_records(name: str, reader: Any) -> None:

@@ -29,6 +29,8 @@ class Operation(Protocol):
     name: str
     itemized: bool
     """Whether a request has items that can fail one by one, and that messages name."""
+    refuses: bool
+    """Whether an error that a model raises about an input is the client's (`workers.wording.is_refusal`)."""
     on_device: bool
     """Whether prepared items go to the device; else preparing has made their results."""
 

@@ -17,6 +17,7 @@ class Encode:
 
     name = "encode"
     itemized = True
+    refuses = False
     on_device = True
 
     def check(self, adapter: Adapter, call: EncodeCall) -> None:

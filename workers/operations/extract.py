@@ -20,6 +20,7 @@ class Extract:
 
     name = "extract"
     itemized = True
+    refuses = False
     on_device = True
 
     def check(self, adapter: Adapter, call: ExtractCall) -> None:

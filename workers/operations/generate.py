@@ -19,6 +19,7 @@ class Generate:
 
     name = "generate"
     itemized = False
+    refuses = False
     on_device = True
 
     def check(self, adapter: Adapter, call: GenerateCall) -> None:

@@ -46,6 +46,7 @@ class Infer:
 
     name = "infer"
     itemized = False
+    refuses = True
     on_device = True
 
     def check(self, adapter: ProgramAdapter, call: InferCall) -> None:
@@ -61,7 +62,7 @@ class Infer:
         signature = adapter.signature
         if call.rows < 1 or call.rows > signature.max_rows:
             raise InvalidInput(
-                f"a request must have 1 to {signature.max_rows} rows, this one has {call.rows}"
+                f"a request must have 1 to {signature.max_rows} rows (max_batch_size), this one has {call.rows}"
             )
         given = set()
         for tensor in call.inputs:

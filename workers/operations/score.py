@@ -19,6 +19,7 @@ class Score:
 
     name = "score"
     itemized = True
+    refuses = False
     on_device = True
 
     def check(self, adapter: Adapter, call: ScoreCall) -> None:

@@ -22,6 +22,7 @@ class Tokenize:
 
     name = "tokenize"
     itemized = True
+    refuses = False
     on_device = False
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.memory.arena import Arena
 from ipc.wire.messages import Call, ExtractCall, GenerateCall, InputItem, ItemError, ScoreCall, TokenizeCall
-from workers import foreign
+from workers import wording
 from workers.adapters.base import Adapter, Excess, ItemFailure, ItemRefused, Prepared
 from workers.device.watchdog import vital_thread
 from workers.memory import outputs
@@ -114,7 +114,8 @@ class Preparer:
             return
         place = f"preparing failed for request {job.work.request_id}"
         text = "the input could not be prepared for this model"
-        self._table.fail(job, foreign.answer_of(raised, place, text))
+        refuses = operation_of(job.work.call).refuses
+        self._table.fail(job, wording.answer_of(raised, place, text, may_refuse=refuses))
 
     def _chunk(self, job: Job) -> bool:
         began = time.monotonic_ns()

@@ -16,9 +16,9 @@ import os
 from collections.abc import Hashable
 
 from ipc import logs
-from ipc.errors import PenstockError, Unsupported
+from ipc.errors import Unsupported
 from ipc.wire.messages import ItemError, Work
-from workers import foreign, operations
+from workers import foreign, operations, wording
 from workers.device import oom
 from workers.device.watchdog import EXIT_BUG
 from workers.scheduling.job import Batch, Job, Piece
@@ -100,11 +100,17 @@ def item_error(piece: Piece, error: Exception) -> ItemError:
     if oom.is_out_of_memory(error):
         text = f"item {piece.index} ({piece.prepared.cost} tokens) does not fit in device memory"
         return ItemError(piece.index, "RESOURCE_EXHAUSTED", text)
-    if isinstance(error, PenstockError):
-        return ItemError(piece.index, error.code, error.message)
-    request = piece.job.work.request_id
-    log.error("request %s item %d failed in the model", request, piece.index, exc_info=error)
-    return ItemError(piece.index, "INFERENCE_ERROR", f"item {piece.index}: the model failed on this input")
+    operation = operations.operation_of(piece.job.work.call)
+    place = f"request {piece.job.work.request_id} item {piece.index} failed in the model"
+    text = "the model failed on this input"
+    answer = wording.answer_of(
+        error,
+        place,
+        f"item {piece.index}: {text}" if operation.itemized else text,
+        may_refuse=operation.refuses,
+        tells=piece.job.adapter.tells_errors,
+    )
+    return ItemError(piece.index, answer.code, answer.message)
 
 
 def error_of(raised: BaseException) -> Exception:
