@@ -218,7 +218,7 @@ class ToolUse(Wire, frozen=True):
     `functions` have the nested OpenAI form, `{"type": "function", "function": {"name", "description", "parameters"}}`.
     `choice` is "auto", "none", "required" or "named"; "named" forces `name`. `allowed` restricts the functions that may
     be called (empty: all). `strict` names the functions whose arguments must match their schema. Without `parallel` the
-    model makes one call at most.
+    model makes one call at most, and so with "named".
     """
 
     functions: list[dict[str, Any]]
@@ -227,6 +227,11 @@ class ToolUse(Wire, frozen=True):
     allowed: list[str] = []
     strict: list[str] = []
     parallel: bool = True
+
+    @property
+    def is_single(self) -> bool:
+        """Whether an answer has one call at most."""
+        return not self.parallel or self.choice == "named"
 
     @property
     def restricts(self) -> bool:

@@ -260,7 +260,7 @@ def _merged(segments: list[Segment]) -> list[tuple[int, str]]:
 
 def _parsed(parser: OutputParser, pieces: list[str]) -> list[tuple[int, str]]:
     segments = [segment for piece in pieces for segment in parser.feed(piece, 1)]
-    return _merged([*segments, *parser.finish()])
+    return _merged([*segments, *parser.finish(False)])
 
 
 @pytest.mark.parametrize(("name", "answer", "expected"), CASES)
@@ -342,7 +342,7 @@ def test_a_mark_that_comes_again_and_again_is_read_in_one_pass(name: str, again:
     begin = "<function=a>" if name == "qwen_xml" else "{"
     body = f"<tool_call>{begin}{again * 100_000}"
     parser = FORMATS[name].parser("", TOOLS)
-    assert _merged([*parser.feed(f"{body}</tool_call>", 1), *parser.finish()])
+    assert _merged([*parser.feed(f"{body}</tool_call>", 1), *parser.finish(False)])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "template"])
@@ -360,7 +360,7 @@ def test_text_before_a_possible_call_is_not_held_back(name: str) -> None:
 )
 def test_ids_of_harmonys_calls_begin_as_those_of_openai(name: str, text: str, begin: str) -> None:
     parser = FORMATS[name].parser("", TOOLS)
-    calls = [segment.call for segment in (*parser.feed(text, 1), *parser.finish()) if segment.call]
+    calls = [segment.call for segment in (*parser.feed(text, 1), *parser.finish(False)) if segment.call]
     assert calls and {call.prefix for call in calls} == {begin}
 
 
@@ -380,19 +380,6 @@ def test_without_tools_calls_stay_text(
     assert plain == [(TEXT, answer)]
 
 
-def test_without_parallel_calls_the_first_is_kept() -> None:
-    tools = ToolUse(functions=TOOLS.functions, parallel=False)
-    answers = {
-        "qwen": f"a{_qwen(WEATHER)}{_qwen(ADD)}b",
-        "json": f"[{_named(WEATHER)}, {_named(ADD)}]b",
-        "harmony": _HARMONY % (_json(WEATHER), _json(ADD)),
-        "template": f"a{_qwen(WEATHER)}{_qwen(ADD)}b",
-    }
-    for name, answer in answers.items():
-        parsed = _parsed(FORMATS[name].parser("", tools), list(answer))
-        assert [text for kind, text in parsed if kind == CALLED] == [_call(WEATHER)[1]]
-
-
 def test_a_prompt_that_opens_reasoning_is_continued() -> None:
     for prompt in ("<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n<think>"):
         for name in ("qwen", "template"):
@@ -405,7 +392,7 @@ def test_a_prompt_that_opens_reasoning_is_continued() -> None:
 def test_all_tokens_are_counted_once() -> None:
     answer = f"<think>\nhm\n</think>\n\nSure.{_qwen(WEATHER)}{_qwen(ADD)} end"
     parser = FORMATS["qwen"].parser("", TOOLS)
-    segments = [segment for piece in answer for segment in parser.feed(piece, 1)] + parser.finish()
+    segments = [segment for piece in answer for segment in parser.feed(piece, 1)] + parser.finish(False)
     assert sum(segment.tokens for segment in segments) == len(answer)
 
 

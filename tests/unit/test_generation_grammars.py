@@ -138,7 +138,7 @@ class Model:
                 pieces.append("" if taken in self.end_ids else text(taken))
         assert not guide.error
         pieces.append(text(None))
-        segments = [segment for piece in pieces for segment in parser.feed(piece, 1)] + parser.finish()
+        segments = [segment for piece in pieces for segment in parser.feed(piece, 1)] + parser.finish(False)
         return Answer("".join(pieces), segments, ended)
 
     @staticmethod
@@ -243,7 +243,7 @@ def _check_calls(answer: Answer, use: ToolUse) -> None:
     if use.choice in ("required", "named"):
         assert answer.ended and answer.calls
         assert answer.segments[-1].kind == CALLED
-    if not use.parallel:
+    if use.is_single:
         assert len(answer.calls) <= 1
     said = answer.said(TEXT)
     assert '"name": "' not in said and "<tool_call>" not in said

@@ -242,6 +242,17 @@ def test_a_choice_of_tools_is_followed(choice: Any, mode: str, name: str) -> Non
     assert (used.choice, used.name) == (mode, name)
 
 
+@pytest.mark.parametrize("kind", ["auto", "any", "tool"])
+def test_parallel_calls_are_switched_off_beside_every_choice(kind: str) -> None:
+    for given, parallel in ((True, False), (False, True), (None, True)):
+        choice = {"type": kind, "name": "f", "disable_parallel_tool_use": given}
+        used = plan_of(tools=[_TOOL], tool_choice=choice).call.tools
+        assert used is not None
+        assert used.parallel is parallel
+    with pytest.raises(InvalidField, match=r"tool_choice\.disable_parallel_tool_use: expected true or false"):
+        plan_of(tools=[_TOOL], tool_choice={"type": kind, "name": "f", "disable_parallel_tool_use": 1})
+
+
 def test_the_choice_of_no_tool_removes_all_of_them() -> None:
     tools = [_TOOL, {"type": "web_search_20250305", "name": "web_search"}]
     assert plan_of(tools=tools, tool_choice={"type": "none"}).call.tools is None

@@ -180,12 +180,12 @@ class Grammars:
         if len(functions) > MOST_SCHEMAS:
             functions = [function if function.strict else function.loose() for function in functions]
         try:
-            return self._compiled(write(Calls(wrapper, functions, tools.parallel)), "tools", space)
+            return self._compiled(write(Calls(wrapper, functions, not tools.is_single)), "tools", space)
         except InvalidInput:
             sound = [self._sound(function, space) for function in functions]
             if sound == functions:
                 raise
-            return self._compiled(write(Calls(wrapper, sound, tools.parallel)), "tools", space)
+            return self._compiled(write(Calls(wrapper, sound, not tools.is_single)), "tools", space)
 
     def _sound(self, function: Function, space: str) -> Function:
         """The function, with a schema that can be compiled.

@@ -32,8 +32,8 @@ class OutputParser(Protocol):
     def feed(self, text: str, tokens: int) -> list[Segment]:
         """More text of the choice, whole characters, which `tokens` tokens stand for."""
 
-    def finish(self) -> list[Segment]:
-        """The choice has ended: what was held back."""
+    def finish(self, cut: bool) -> list[Segment]:
+        """The choice has ended, with its last allowed token (`cut`) or otherwise: what was held back."""
 
 
 class Matcher(Protocol):

@@ -5,8 +5,9 @@
 2. `ChoiceOutput` turns the tokens of one choice into `Emission`s: bytes become characters, text that may begin a stop
    string waits, and the parser of the request tells text, reasoning and calls apart.
 3. Text that waits for long is told by entries without text, so that nobody takes the choice for stuck.
-4. A choice ends with an end token, a stop string, or its last allowed token. A stop string is looked for in all text,
-   and neither the string nor text behind the string is sent.
+4. A choice ends with an end token, a stop string, its last allowed token, or a call that the request does not want
+   (`_is_wanted`). A stop string is looked for in all text, and neither the string nor text behind the string is
+   sent. The same holds for an unwanted call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ipc.wire.generation import CALLED, FINISHED, HELD, REASONING, Finish, TokenLogprob
+from ipc.wire.generation import CALLED, FINISHED, HELD, REASONING, CalledFunction, Finish, TokenLogprob
+from ipc.wire.messages import ToolUse
 from workers.generation.formats.table import PlainParser
 from workers.generation.formats.tags import Marks
 from workers.generation.request import Emission, GenerationRequest, Segment
@@ -118,7 +120,9 @@ class ChoiceOutput:
         self._stop: str | None = None
         self._unfed = self._tokens = self._reasoning_tokens = self._quiet = 0
         self._logprobs: list[TokenLogprob] = []
-        self._called = False
+        self._calls: list[CalledFunction] = []
+        self._is_over = False
+        """Whether nothing that is written any more belongs to the answer."""
 
     def push(self, token: int, logprob: TokenLogprob | None) -> list[Emission]:
         """What one more token adds; `ended` says then whether the choice goes on."""
@@ -147,10 +151,11 @@ class ChoiceOutput:
         emissions = self._feed(self._text(None)) if self._stop is None else []
         if self._stop is None and self._held:
             emissions += self._fed(self._held)
-        emissions += [self._emission(segment) for segment in self._parser.finish()]
+        if not self._is_over:
+            emissions += self._told(self._parser.finish(reason == "length" and self._stop is None))
         if self._stop is not None:
             reason = "stop"
-        if reason == "stop" and self._called:
+        if reason == "stop" and self._calls:
             reason = "tool_calls"
         end = Finish(reason, self._stop, self._tokens, self._reasoning_tokens)
         emissions.append(Emission(self._request.key, self._choice, FINISHED, finish=end))
@@ -170,22 +175,45 @@ class ChoiceOutput:
         return self._fed(text[:settled])
 
     def _fed(self, text: str) -> list[Emission]:
-        if not text:
+        if not text or self._is_over:
             return []
         tokens, self._unfed = self._unfed, 0
         # NOTE: no request may hold NUL, and clients send answers back.
         segments = self._parser.feed(text.replace("\0", _UNFINISHED), tokens)
-        return [self._emission(segment) for segment in segments]
+        return self._told(segments)
+
+    def _told(self, segments: list[Segment]) -> list[Emission]:
+        """Segments up to the first call that the request does not want, which ends the choice."""
+        emissions: list[Emission] = []
+        tools = self._request.call.tools
+        for segment in segments:
+            if segment.call is not None:
+                if tools is not None and not _is_wanted(segment.call, self._calls, tools):
+                    self.ended, self._is_over = "stop", True
+                    break
+                self._calls.append(segment.call)
+            emissions.append(self._emission(segment))
+        return emissions
 
     def _emission(self, segment: Segment) -> Emission:
         logprobs, self._logprobs = self._logprobs or None, []
         key = self._request.key
         if segment.kind == CALLED:
-            self._called = True
             return Emission(key, self._choice, CALLED, tokens=segment.tokens, call=segment.call)
         if segment.kind == REASONING:
             self._reasoning_tokens += segment.tokens
         return Emission(key, self._choice, segment.kind, segment.text, segment.tokens, logprobs)
+
+
+def _is_wanted(call: CalledFunction, earlier: list[CalledFunction], tools: ToolUse) -> bool:
+    """Whether a call may follow `earlier` calls of a choice.
+
+    A model that must call cannot stop between two calls unless the model has learned to: without this rule such a model
+    makes the same call again and again.
+    """
+    if tools.is_single:
+        return not earlier
+    return tools.choice != "required" or call not in earlier
 
 
 def _bytes_of(tokenizer: Any, pieces: dict[int, str], added: dict[int, Any]) -> tuple[dict[int, bytes], bool]:

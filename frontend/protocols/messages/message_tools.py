@@ -37,8 +37,7 @@ def tools_of(tools: list[Any] | None, messages: Sequence[Message], tool_choice: 
         return None
     functions = _offered(read_functions(tools, _function), messages)
     names = [function.name for function in functions]
-    # NOTE: `disable_parallel_tool_use` has no effect, as the contract says.
-    return tool_use(functions, _choice(tool_choice, names), parallel=None)
+    return tool_use(functions, _choice(tool_choice, names), parallel=_is_parallel(tool_choice))
 
 
 def _offered(declared: list[Function], messages: Sequence[Message]) -> list[Function]:
@@ -89,6 +88,14 @@ def thinking_of(thinking: Any, enable_thinking: bool | None) -> bool | None:
     if enable_thinking is not None and enable_thinking is not on:
         raise InvalidField("thinking.type", f"{kind!a} contradicts enable_thinking: {str(not on).lower()}")
     return on
+
+
+def _is_parallel(tool_choice: Any) -> bool:
+    """Whether an answer may have several calls. Raises `InvalidField`."""
+    given = None if tool_choice is None else tool_choice.get("disable_parallel_tool_use")
+    if not isinstance(given, bool | None):
+        raise InvalidField("tool_choice.disable_parallel_tool_use", "expected true or false")
+    return not given
 
 
 def _function(tool: Mapping[str, Any], where: str) -> Function:

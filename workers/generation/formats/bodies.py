@@ -21,10 +21,12 @@ Reader = Callable[[str, Schemas], list[CalledFunction] | None]
 # NOTE: a model may write a mark thousands of times in one body. No pattern looks for an end behind each of them.
 _QUOTED_BEGIN = re.compile(r'"(?:arguments|parameters)"\s*:\s*"(?=\{)')
 _QUOTED_END = re.compile(r'\}"(?=\s*[,}])')
-_XML_FUNCTION = re.compile(r"<function=([^>\n]{1,512})>(.*?)(?:</function>|\Z)", re.DOTALL)
+_XML_FUNCTION = re.compile(r"<function=([^<>\n]{1,512})>(.*?)(?:</function>|\Z)", re.DOTALL)
 _XML_JSON = re.compile(r"\s*<function=([^>\n]+)>\s*(\{.*\})\s*(?:</function>\s*)?", re.DOTALL)
 _XML_PARAMETER = re.compile(r"<parameter=([^>\n]{1,512})>")
 _XML_PARAMETER_END = "</parameter>"
+_XML_FUNCTION_END = "</function>"
+_XML_ONLY_JSON = re.compile(r"\s*(?:<function=)?[^<>\n]+>\s*\{.*\}\s*", re.DOTALL)
 _NAMED = re.compile(r"\s*([\w.:-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
 _FENCED = re.compile(r"\s*([\w.:-]+)\s*(?:```(?:json)?\s*)?(\{.*\})\s*(?:```)?\s*", re.DOTALL)
 _GEMMA = re.compile(r"\s*call:([\w.:-]+)\s*(\{.*\})\s*", re.DOTALL)
@@ -32,6 +34,10 @@ _GEMMA_TOKEN = re.compile(r'<\|"\|>(.*?)<\|"\|>|([{}\[\],:])|([^{}\[\],:]+)', re
 _UNPORTABLE = re.compile("[\0\ud800-\udfff]")
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 """The escape of NUL in JSON text."""
+_PYTHON_PART = re.compile(
+    r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<torn>['"])""",
+    re.DOTALL,
+)
 _MOST_DEPTH, _MOST_PYTHON = 100, 64 << 10
 
 
@@ -111,6 +117,14 @@ def read_xml_function(body: str, schemas: Schemas) -> list[CalledFunction] | Non
     return read_xml(f"<function={body}</function>", schemas)
 
 
+def whole_xml(body: str) -> str:
+    """The functions of a cut body that are closed; an object in JSON shows by itself whether the object is whole."""
+    if _XML_ONLY_JSON.fullmatch(body):
+        return body
+    end = body.rfind(_XML_FUNCTION_END)
+    return body[: end + len(_XML_FUNCTION_END)] if end >= 0 else ""
+
+
 def read_gemma(body: str, schemas: Schemas) -> list[CalledFunction] | None:
     """Gemma 4: `call:name{key:<|"|>text<|"|>,other:1}`, or a name and an object in JSON."""
     match = _GEMMA.fullmatch(body)
@@ -144,8 +158,11 @@ def read_python(body: str, schemas: Schemas) -> list[CalledFunction] | None:
         return read_json(body, schemas)
     if len(body) > _MOST_PYTHON:
         return None
+    text = _PYTHON_PART.sub(_escaped, body.strip())
+    if text.startswith("[") and not text.endswith("]"):
+        text += "]"
     try:
-        nodes = ast.parse(body.strip(), mode="exec").body
+        nodes = ast.parse(text, mode="exec").body
         expressions = [node.value for node in nodes if isinstance(node, ast.Expr)]
         if not nodes or len(expressions) != len(nodes):
             return None
@@ -155,6 +172,25 @@ def read_python(body: str, schemas: Schemas) -> list[CalledFunction] | None:
         return _all([_python_call(node, schemas) for node in flat]) if flat else None
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
+
+
+def whole_python(body: str) -> str:
+    """A cut body up to the end of its last whole call; JSON, which is read call by call, stays as it is."""
+    if body.lstrip().startswith(("{", "[{")):
+        return body
+    depth, end = -1 if body.lstrip().startswith("[") else 0, 0
+    for part in _PYTHON_PART.finditer(body):
+        if part["torn"]:
+            break
+        depth += bool(part["open"]) - bool(part["close"])
+        if part["close"] and not depth:
+            end = part.end()
+    return body[:end]
+
+
+def _escaped(part: re.Match[str]) -> str:
+    """A part of Python whose line breaks within text are escapes, as Python wants outside of triple quotes."""
+    return part[0].replace("\r", "\\r").replace("\n", "\\n") if part["text"] else part[0]
 
 
 def read_arguments(body: str) -> str | None:
@@ -179,9 +215,12 @@ def _portable(text: str) -> str:
 
 
 def _loaded(text: str) -> Any:
-    """A JSON value, or None if the text is none. NaN and Infinity are none."""
+    """A JSON value, or None if the text is none. NaN and Infinity are none.
+
+    NOTE: models write line breaks and tabs as they are inside of strings, where JSON wants escapes.
+    """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, strict=False, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return None
 

@@ -12,6 +12,7 @@ import re
 
 from ipc.wire.generation import CALLED, REASONING, TEXT, CalledFunction
 from workers.generation.formats.bodies import Schemas, read_arguments
+from workers.generation.formats.regions import JsonEnd
 from workers.generation.formats.tags import Marks
 from workers.generation.request import Segment
 
@@ -28,13 +29,14 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 class HarmonyParser:
     """An `OutputParser` for Harmony. Without `calls`, messages to functions are visible as they were written."""
 
-    def __init__(self, schemas: Schemas, *, calls: bool, parallel: bool = True) -> None:
-        self._schemas, self._calls, self._parallel = schemas, calls, parallel
+    def __init__(self, schemas: Schemas, *, calls: bool) -> None:
+        self._schemas, self._calls = schemas, calls
         self._ends = Marks(["<|end|>", "<|return|>", "<|call|>", *OPENINGS])
         self._rest = self._header = ""
         self._kind: int | None = None
         self._recipient = ""
-        self._called = False
+        self._arguments = JsonEnd(0)
+        self._from = 0
         self._tokens = 0
         self._segments: list[Segment] = []
 
@@ -46,9 +48,11 @@ class HarmonyParser:
             pass
         return self._taken()
 
-    def finish(self) -> list[Segment]:
+    def finish(self, cut: bool) -> list[Segment]:
         """The answer has ended; a header without a body says nothing and is dropped."""
-        if self._kind == CALLED:
+        if self._kind == CALLED and cut and not self._rest.strip():
+            self._emit(TEXT, self._header)
+        elif self._kind == CALLED:
             self._end_call(self._rest)
         elif self._kind is not None:
             self._emit(self._kind, self._rest)
@@ -87,6 +91,7 @@ class HarmonyParser:
         self._recipient = recipients[-1].removeprefix("functions.") if recipients else ""
         if self._recipient and self._calls:
             self._kind = CALLED
+            self._arguments, self._from = JsonEnd(0), 0
         elif self._recipient:
             self._kind = TEXT
             self._emit(TEXT, self._header)
@@ -95,7 +100,7 @@ class HarmonyParser:
 
     def _read_body(self) -> bool:
         """Text of a body, up to the mark that ends the body."""
-        mark = self._ends.find(self._rest)
+        mark = self._ends.find(self._rest) if self._kind != CALLED else self._end_of_arguments()
         if self._kind == CALLED:
             if mark is None:
                 return False
@@ -111,16 +116,25 @@ class HarmonyParser:
         self._kind = None
         return True
 
+    def _end_of_arguments(self) -> re.Match[str] | None:
+        """The mark behind the arguments of a call; marks in strings of their JSON are text."""
+        while mark := self._ends.find(self._rest, self._from):
+            self._arguments.pass_over(self._rest, mark.start())
+            if not self._arguments.in_string:
+                return mark
+            self._from = mark.end()
+        self._from = self._ends.settled(self._rest)
+        return None
+
     def _end_call(self, body: str) -> None:
         """The whole body of a call."""
         arguments = read_arguments(body)
         if arguments is None:
             self._emit(TEXT, self._header + body)
-        elif self._parallel or not self._called:
+        else:
             call = CalledFunction(name=self._recipient, arguments=arguments, prefix="call_")
             self._segments.append(Segment(CALLED, call=call, tokens=self._tokens))
             self._tokens = 0
-            self._called = True
 
     def _emit(self, kind: int, text: str) -> None:
         if text:

@@ -7,7 +7,7 @@ choose instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ from workers.generation.formats.bodies import (
     read_python,
     read_xml,
     read_xml_function,
+    whole_python,
+    whole_xml,
 )
 from workers.generation.formats.regions import Delimited, JsonValue, Opened
 from workers.generation.formats.tags import Layout, TagParser, Tags
@@ -42,9 +44,13 @@ _NAMED = r"[\w.:-]+(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?"
 
 
 def _between(
-    closed: str, read: Reader = read_json, begins: Sequence[str] = ("{", "["), json: str = ""
+    closed: str,
+    read: Reader = read_json,
+    begins: Sequence[str] = ("{", "["),
+    json: str = "",
+    whole: Callable[[str], str] = str,
 ) -> Opened:
-    return partial(Delimited, closed=(closed,), read=read, begins=begins, json=json)
+    return partial(Delimited, closed=(closed,), read=read, begins=begins, json=json, whole=whole)
 
 
 class Format(NamedTuple):
@@ -71,16 +77,13 @@ class Format(NamedTuple):
         if not splits:
             return PlainParser()
         calls = tools is not None and tools.choice != "none" and bool(tools.functions)
-        parallel = tools is None or tools.parallel
         schemas = schemas_of(tools) if calls else {}
         if self.template is not None:
             functions = tools.functions if tools is not None and calls else []
-            return TemplatedParser(self.template, prompt, functions, calls=calls, parallel=parallel)
+            return TemplatedParser(self.template, prompt, functions, calls=calls)
         if self.layout is None:
-            return harmony.HarmonyParser(schemas, calls=calls, parallel=parallel)
-        return TagParser(
-            self.layout, schemas, calls=calls, reasons=bool(self.reasons(prompt)), parallel=parallel
-        )
+            return harmony.HarmonyParser(schemas, calls=calls)
+        return TagParser(self.layout, schemas, calls=calls, reasons=bool(self.reasons(prompt)))
 
     @property
     def reasoning(self) -> Tags | None:
@@ -117,7 +120,7 @@ class PlainParser:
         """The text as it is."""
         return [Segment(TEXT, text, tokens=tokens)] if text else []
 
-    def finish(self) -> list[Segment]:
+    def finish(self, cut: bool) -> list[Segment]:
         """Nothing was held back."""
         return []
 
@@ -135,9 +138,9 @@ _LAYOUTS: dict[str, Layout] = {
     "qwen_xml": Layout(
         {
             "<tool_call>": _between(
-                "</tool_call>", read_xml, ("<function=",), r"\s*<function=[^>\n]+>\s*(?=\{)"
+                "</tool_call>", read_xml, ("<function=",), r"\s*<function=[^>\n]+>\s*(?=\{)", whole_xml
             ),
-            "<function=": _between("</function>", read_xml_function, (), r"[^>\n]+>\s*(?=\{)"),
+            "<function=": _between("</function>", read_xml_function, (), r"[^>\n]+>\s*(?=\{)", whole_xml),
         },
         dropped=("</tool_call>",),
     ),
@@ -155,10 +158,12 @@ _LAYOUTS: dict[str, Layout] = {
     "gemma4": Layout(
         {"<|tool_call>": _between("<tool_call|>", read_gemma, ("call:",), r"\s*call:[^{]*(?=\{\s*\")")}
     ),
-    "gemma": Layout({"```tool_code": _between("```", read_python, (), "(?!)")}, bare=True),
+    "gemma": Layout({"```tool_code": _between("```", read_python, (), "(?!)", whole_python)}, bare=True),
     "phi4": Layout({"<|tool_call|>": _between("<|/tool_call|>")}, bare=True),
     "granite": Layout({"<|tool_call|>": JsonValue, "<tool_call>": JsonValue}, bare=True),
-    "python": Layout({"<function_calls>": _between("</function_calls>", read_python, (), r"\s*(?=\[?\{)")}),
+    "python": Layout(
+        {"<function_calls>": _between("</function_calls>", read_python, (), r"\s*(?=\[?\{)", whole_python)}
+    ),
 }
 """Layouts by name of the format, without reasoning."""
 NAMES = (*_LAYOUTS, "harmony", "template")

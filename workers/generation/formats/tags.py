@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ipc.wire.generation import CALLED, REASONING, TEXT
+from ipc.wire.generation import CALLED, REASONING, TEXT, CalledFunction
 from workers.generation.formats.bodies import Schemas
 from workers.generation.formats.regions import JsonValue, Opened, Region
 from workers.generation.request import Segment
@@ -37,9 +37,9 @@ class Marks:
         self._firsts = {mark[0] for mark in marks}
         self._longest = max(map(len, marks), default=1)
 
-    def find(self, text: str) -> re.Match[str] | None:
-        """The first mark of the text."""
-        return self._pattern.search(text)
+    def find(self, text: str, begin: int = 0) -> re.Match[str] | None:
+        """The first mark of the text from a position on."""
+        return self._pattern.search(text, begin)
 
     def settled(self, text: str) -> int:
         """Characters from the start of a text without marks that cannot begin one."""
@@ -67,13 +67,11 @@ class Layout(NamedTuple):
 class TagParser:
     """An `OutputParser` for a layout. `schemas` are those of the request's functions; without calls, none is parsed.
 
-    `reasons`: the prompt has opened reasoning already. `parallel` false drops all calls but the first.
+    `reasons`: the prompt has opened reasoning already.
     """
 
-    def __init__(
-        self, layout: Layout, schemas: Schemas, *, calls: bool, reasons: bool, parallel: bool = True
-    ) -> None:
-        self._layout, self._schemas, self._parallel = layout, schemas, parallel
+    def __init__(self, layout: Layout, schemas: Schemas, *, calls: bool, reasons: bool) -> None:
+        self._layout, self._schemas = layout, schemas
         self._opened: dict[str, Opened] = dict(layout.calls) if calls else {}
         self._bare = layout.bare and calls
         opening = [layout.reasoning.opened] if layout.reasoning else []
@@ -85,7 +83,6 @@ class TagParser:
         self._begins, self._skips = True, self._reasons
         self._after_call = False
         self._region: Region | None = None
-        self._called = False
         self._tokens = 0
         self._segments: list[Segment] = []
 
@@ -97,10 +94,10 @@ class TagParser:
             pass
         return self._taken()
 
-    def finish(self) -> list[Segment]:
+    def finish(self, cut: bool) -> list[Segment]:
         """The answer has ended."""
         if self._region is not None:
-            self._close(len(self._rest))
+            self._close(len(self._rest), cut)
         while self._rest and self._advance():
             pass
         rest = self._rest.rstrip() if self._reasons else self._rest
@@ -117,8 +114,9 @@ class TagParser:
         """One step of the scan; false when more text is needed."""
         if self._region is not None:
             end = self._region.end(self._rest)
+            self._tell(self._region.listed(self._rest))
             if end is not None:
-                self._close(end)
+                self._close(end, cut=False)
             return end is not None
         if not self._rest:
             return False
@@ -194,22 +192,22 @@ class TagParser:
         else:
             self._begins = True
 
-    def _close(self, end: int) -> None:
+    def _close(self, end: int, cut: bool) -> None:
         """The region is over: its calls, or its text."""
         raw, self._rest = self._rest[:end], self._rest[end:]
-        calls = self._region.calls(raw) if self._region is not None else None
-        self._region = None
+        region, self._region = self._region, None
+        assert region is not None
+        calls, left = region.read(raw, cut)
         blanks, self._blanks = self._blanks, ""
-        if calls is None:
-            self._emit(TEXT, blanks + raw)
-            self._after_call = False
-            return
+        self._tell(calls)
+        self._begins = self._after_call = not left
+        if left:
+            self._emit(TEXT, blanks + left if left == raw else left)
+
+    def _tell(self, calls: list[CalledFunction]) -> None:
         for call in calls:
-            if self._parallel or not self._called:
-                self._segments.append(Segment(CALLED, call=call, tokens=self._tokens))
-                self._tokens = 0
-                self._called = True
-        self._begins = self._after_call = True
+            self._segments.append(Segment(CALLED, call=call, tokens=self._tokens))
+            self._tokens = 0
 
     def _emit(self, kind: int, text: str) -> None:
         if text:

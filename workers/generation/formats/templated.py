@@ -27,6 +27,29 @@ _UNREADABLE = (ValueError, RecursionError)
 _PIECES = re.compile(r"\w+|\W")
 
 
+class JsonStrings:
+    """Escapes in the strings of one JSON value, piece by piece, what transformers would not read as text there.
+
+    That are line breaks and tabs as models write them, and the beginnings of marks.
+    """
+
+    def __init__(self) -> None:
+        self._within = self._escapes = False
+
+    def escaped(self, piece: str) -> str:
+        """A piece as `_PIECES` makes them."""
+        escapes, self._escapes = self._escapes, False
+        if escapes:
+            return piece
+        if piece == '"':
+            self._within = not self._within
+        elif self._within and piece == "\\":
+            self._escapes = True
+        elif self._within and (piece < " " or piece in "<>[]|"):
+            return f"\\u{ord(piece):04x}"
+        return piece
+
+
 class TemplatedParser:
     """An `OutputParser` by a response template. `prompt` is the text of the prompt, `tools` the request's functions."""
 
@@ -37,14 +60,13 @@ class TemplatedParser:
         tools: Sequence[Mapping[str, Any]],
         *,
         calls: bool,
-        parallel: bool = True,
     ) -> None:
         self._template = load_response_template(template)
         self._tools: list[Any] = [dict(tool) for tool in tools]
-        self._calls, self._parallel = calls, parallel
+        self._calls = calls
         self._parser = ResponseParser(self._template, prefix=prompt, tools=self._tools)
         self._unsaid = ""
-        self._called = False
+        self._json: JsonStrings | None = None
         self._tokens = 0
         self._segments: list[Segment] = []
 
@@ -56,7 +78,7 @@ class TemplatedParser:
                 piece = self._feed(piece)
         return self._taken()
 
-    def finish(self) -> list[Segment]:
+    def finish(self, cut: bool) -> list[Segment]:
         """The answer has ended."""
         try:
             _, events = self._parser.finalize()
@@ -75,7 +97,7 @@ class TemplatedParser:
         """Feed a text; returns what a new parser has to read again after a field that is no call."""
         self._unsaid += text
         try:
-            events = self._parser.feed(text)
+            events = self._parser.feed(self._json.escaped(text) if self._json else text)
         except _UNREADABLE:
             return self._release()
         self._read(events)
@@ -87,10 +109,18 @@ class TemplatedParser:
             field = event["field"]
             if event["type"] == "region_open":
                 self._forget_up_to_mark(field)
+                self._json = JsonStrings() if field == _CALLS and self._is_json else None
             elif event["type"] == "region_chunk" and field != _CALLS:
                 self._say(REASONING if field in _REASONING else TEXT, event["text"])
             elif event["type"] == "region_close" and field == _CALLS:
+                self._json = None
                 self._call(event["value"])
+
+    @property
+    def _is_json(self) -> bool:
+        """Whether calls are JSON with the strings of JSON."""
+        field = self._template.fields[_CALLS]
+        return field.content == "json" and not field.content_args.get("string_delims")
 
     def _forget_up_to_mark(self, field: str) -> None:
         """Drop closing marks before the mark that opens a field."""
@@ -110,9 +140,8 @@ class TemplatedParser:
         if calls is None:
             self._emit(TEXT, self._unsaid)
         for call in calls or ():
-            if self._parallel or not self._called:
-                self._segments.append(Segment(CALLED, call=call, tokens=self._tokens))
-                self._tokens, self._called = 0, True
+            self._segments.append(Segment(CALLED, call=call, tokens=self._tokens))
+            self._tokens = 0
         self._unsaid = ""
 
     def _release(self) -> str:
@@ -124,7 +153,7 @@ class TemplatedParser:
         end = closed.end() if closed else len(self._unsaid)
         rest = self._unsaid[end:]
         self._emit(TEXT, self._unsaid[opened.start() if opened else 0 : end])
-        self._unsaid = ""
+        self._unsaid, self._json = "", None
         self._parser = ResponseParser(self._template, prefix="", tools=self._tools)
         return rest
 
