@@ -1,4 +1,4 @@
-"""The flags of commands that ask a running server over HTTP: address and key.
+"""What commands that ask a running server over HTTP share: the flags of address and key, and a server's refusals.
 
 The key comes from the environment variable PENSTOCK_KEY or from a file, and never from the command line, which other
 users of the machine can read.
@@ -7,13 +7,17 @@ users of the machine can read.
 from __future__ import annotations
 
 import argparse
+import http.client
 import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
+
 from frontend.access.api_keys import read_private_file
 from ipc.errors import ConfigError
 from ipc.settings import Settings
+from penstock import terminal
 
 KEY_VARIABLE = "PENSTOCK_KEY"
 
@@ -44,6 +48,10 @@ def url_of(options: argparse.Namespace, config: Settings) -> str:
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        # NOTE: a host that no resolver takes raises UnicodeError, which is a ValueError.
+        (parts.hostname or "").encode("idna")
+        rest = parts.path + parts.query
+        valid = valid and url.isprintable() and rest.isascii() and " " not in rest
     except ValueError:
         valid = False
     if not valid:
@@ -66,3 +74,20 @@ def key_of(options: argparse.Namespace) -> str:
     if options.key_file and not key:
         raise ConfigError(f"--key-file {options.key_file}: the file holds no key")
     return key
+
+
+def message_of(body: bytes) -> str:
+    """The message of an error in one line, in the forms of SIE, OpenAI and KServe; "" for a body of another form."""
+    try:
+        told = msgspec.json.decode(body)
+        told = told.get("detail") or told.get("error") or told
+        text = told["message"] if isinstance(told, dict) else told
+    except (msgspec.DecodeError, ValueError, AttributeError, KeyError, RecursionError):
+        return ""
+    return terminal.one_line(text) if isinstance(text, str) else ""
+
+
+def refusal(status: int, body: bytes) -> str:
+    """An answer that is no success in one line: status and message, else the beginning of the body, else a phrase."""
+    text = message_of(body) or terminal.one_line(body[:300].decode(errors="replace"))
+    return f"{status}: {text or http.client.responses.get(status, 'an empty answer')}"

@@ -161,22 +161,16 @@ class Server:
             connection.request("POST", self._prefix + _PATH, json.dumps(body), self._headers)
             response = connection.getresponse()
             if response.status != http.client.OK:
-                raise NoAnswer(_message(response.read()) or f"{response.status} {response.reason}")
+                raise NoAnswer(
+                    asking.message_of(response.read())
+                    or f"{response.status} {terminal.one_line(response.reason)}"
+                )
             yield response
         except (OSError, http.client.HTTPException) as error:
-            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            why = getattr(error, "strerror", None) or terminal.one_line(str(error)) or type(error).__name__
             raise NoAnswer(f"no answer from {self.url}: {why}; is a server running there?") from error
         finally:
             connection.close()
-
-
-def _message(body: bytes) -> str:
-    """The message of an error in the form of OpenAI, in one line; "" for anything else."""
-    try:
-        error = json.loads(body)["error"]
-        return terminal.one_line(str(error["message"]))
-    except (ValueError, KeyError, TypeError):
-        return ""
 
 
 class Conversation:
@@ -218,12 +212,12 @@ def _pieces(response: http.client.HTTPResponse) -> Iterator[tuple[str, str]]:
             return
         try:
             chunk = json.loads(value)
-            failed = "error" in chunk
+            failed = chunk.get("error")
             deltas = [] if failed else [choice["delta"] for choice in chunk["choices"]]
             found = [(kind, str(delta[kind])) for delta in deltas for kind in _KINDS if delta.get(kind)]
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise NoAnswer("the stream cannot be read: this is no server of chat completions") from None
         if failed:
-            raise NoAnswer(_message(value))
+            raise NoAnswer(asking.message_of(value) or "the answer failed, and the server did not say why")
         yield from found
     raise NoAnswer("the stream ended before the answer did")

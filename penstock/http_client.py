@@ -13,7 +13,7 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from penstock import terminal
+from penstock import asking, terminal
 
 AGAIN = (429, 502, 503, 504)
 """Statuses of answers after which the same request may succeed."""
@@ -30,14 +30,8 @@ class Reply(msgspec.Struct, frozen=True):
 
     @property
     def message(self) -> str:
-        """The message of an error in one line, in the forms of SIE, OpenAI and KServe; else the body."""
-        try:
-            told = msgspec.json.decode(self.body)
-            told = told.get("detail", told.get("error", told))
-            text = told["message"] if isinstance(told, dict) else told
-        except (msgspec.DecodeError, ValueError, AttributeError, KeyError):
-            text = self.body[:300].decode(errors="replace")
-        return f"{self.status}: {terminal.one_line(str(text))}"
+        """The reason of an answer that is no success, in one line."""
+        return asking.refusal(self.status, self.body)
 
 
 class Unreachable(Exception):
@@ -126,7 +120,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.errno or 0
         return os.strerror(number) if number > 0 else error.strerror or str(error)
-    return str(error) or type(error).__name__
+    return terminal.one_line(str(error)) or type(error).__name__
 
 
 def _pause_s(header: str | None) -> float:

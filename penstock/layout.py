@@ -6,6 +6,7 @@ The command asks a running server for the model, and shows what a client without
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import math
 import sys
@@ -13,7 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,6 +25,36 @@ from penstock import asking, terminal
 UNKNOWN_SIZE = 2
 """Size shown for a dimension of any size."""
 _TEXT = b"text"
+T = TypeVar("T")
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """An input or output as the model's metadata declares the tensor; -1 is a dimension of any size."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown datatype."""
+        if self.datatype != BYTES and self.datatype not in DATATYPES:
+            raise ValueError(f"datatype {self.datatype!r} is unknown")
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """What the layouts need of a model's metadata."""
+
+    inputs: list[Declared]
+    outputs: list[Declared]
+
+
+class _Transactions(msgspec.Struct, frozen=True):
+    decoupled: bool = False
+
+
+class _Config(msgspec.Struct, frozen=True):
+    max_batch_size: int = 0
+    model_transaction_policy: _Transactions = _Transactions()
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -61,12 +92,12 @@ def run(options: argparse.Namespace, config: Settings) -> int:
     url, key = asking.url_of(options, config), asking.key_of(options)
     address = f"{url}/v2/models/{urllib.parse.quote(options.model)}"
     try:
-        metadata, stated = (_fetch(address + tail, key) for tail in ("", "/config"))
-    except (OSError, ValueError) as error:
+        metadata = _fetch(address, key, Metadata)
+        stated = _fetch(f"{address}/config", key, _Config)
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         sys.stderr.write(f"penstock: {_why(error, url)}\n")
         return 1
-    decoupled = bool(stated.get("model_transaction_policy", {}).get("decoupled"))
-    batches = int(stated.get("max_batch_size", 0)) > 0
+    decoupled, batches = stated.model_transaction_policy.decoupled, stated.max_batch_size > 0
     layouts = (
         []
         if decoupled
@@ -81,49 +112,51 @@ def run(options: argparse.Namespace, config: Settings) -> int:
     return 0
 
 
-def _fetch(address: str, key: str) -> dict[str, Any]:
+def _fetch(address: str, key: str, kind: type[T]) -> T:
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"} if key else {})
     with urllib.request.urlopen(request, timeout=30) as answer:
-        found: dict[str, Any] = json.load(answer)
-        return found
+        return msgspec.json.decode(answer.read(), type=kind)
 
 
 def _why(error: Exception, url: str) -> str:
     """The server's own sentence where the server sent one."""
-    if isinstance(error, ValueError):
-        return f"{url} gave an answer that is no JSON; is another server running there?"
-    if not isinstance(error, urllib.error.HTTPError):
+    if isinstance(error, urllib.error.HTTPError):
+        try:
+            body = error.read(100_000)
+        except http.client.HTTPException:
+            body = b""
+        return f"the server answered {asking.refusal(error.code, body)}"
+    if isinstance(error, OSError):
         reason = getattr(error, "reason", error)
         return f"{url} cannot be asked: {reason}; start a server, or name another with --url"
-    text = error.read(100_000).decode(errors="replace")
-    try:
-        text = str(json.loads(text)["error"])
-    except (ValueError, KeyError, TypeError):
-        pass
-    return f"the server answered {error.code}: {terminal.one_line(text[:300])}"
+    if isinstance(error, http.client.HTTPException):
+        why = terminal.one_line(str(error)) or type(error).__name__
+        return f"{url} gave no whole answer: {why}; is another server running there?"
+    why = terminal.one_line(str(error))
+    return f"{url} gave an answer that is no description of a model: {why}; is another server running there?"
 
 
-def shape_of(tensor: dict[str, Any]) -> list[int]:
+def shape_of(tensor: Declared) -> list[int]:
     """The shape of one row; dimensions of any size are shown as 2, the batch dimension as 1."""
-    first = [1] if tensor["shape"] and tensor["shape"][0] == -1 else tensor["shape"][:1]
-    return [*first, *(UNKNOWN_SIZE if dim == -1 else dim for dim in tensor["shape"][1:])]
+    first = [1] if tensor.shape and tensor.shape[0] == -1 else tensor.shape[:1]
+    return [*first, *(UNKNOWN_SIZE if dim == -1 else dim for dim in tensor.shape[1:])]
 
 
-def nbytes_of(tensor: dict[str, Any]) -> int:
+def nbytes_of(tensor: Declared) -> int:
     """Raw bytes of `shape_of`. An element of BYTES is shown as the length and the text `text`."""
-    size = 4 + len(_TEXT) if tensor["datatype"] == BYTES else DATATYPES[tensor["datatype"]].nbytes
+    size = 4 + len(_TEXT) if tensor.datatype == BYTES else DATATYPES[tensor.datatype].nbytes
     return math.prod(shape_of(tensor)) * size
 
 
-def _kserve(url: str, model: str, metadata: dict[str, Any]) -> Layout:
+def _kserve(url: str, model: str, metadata: Metadata) -> Layout:
     inputs = [
         {
-            "name": tensor["name"],
-            "datatype": tensor["datatype"],
+            "name": tensor.name,
+            "datatype": tensor.datatype,
             "shape": shape_of(tensor),
             "parameters": {"binary_data_size": nbytes_of(tensor)},
         }
-        for tensor in metadata["inputs"]
+        for tensor in metadata.inputs
     ]
     head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}, separators=(",", ":"))
     tensors = _tensors(metadata)
@@ -134,22 +167,22 @@ def _kserve(url: str, model: str, metadata: dict[str, Any]) -> Layout:
     return Layout("KServe v2", f"{url}/v2/models/{model}/infer", headers, head, tensors)
 
 
-def _trtis(url: str, model: str, metadata: dict[str, Any], batches: bool) -> Layout:
+def _trtis(url: str, model: str, metadata: Metadata, batches: bool) -> Layout:
     fields = ["batch_size: 1"]
-    for tensor in metadata["inputs"]:
+    for tensor in metadata.inputs:
         dims = "".join(f" dims: {dim}" for dim in (shape_of(tensor)[1:] if batches else shape_of(tensor)))
-        size = f" batch_byte_size: {nbytes_of(tensor)}" if tensor["datatype"] == BYTES else ""
-        fields.append(f'input {{ name: "{tensor["name"]}"{dims}{size} }}')
-    fields += [f'output {{ name: "{tensor["name"]}" }}' for tensor in metadata["outputs"]]
+        size = f" batch_byte_size: {nbytes_of(tensor)}" if tensor.datatype == BYTES else ""
+        fields.append(f'input {{ name: "{tensor.name}"{dims}{size} }}')
+    fields += [f'output {{ name: "{tensor.name}" }}' for tensor in metadata.outputs]
     tensors = _tensors(metadata)
     headers = {"NV-InferRequest": " ".join(fields), "Content-Length": str(_nbytes(tensors))}
     return Layout("TRTIS v1", f"{url}/api/infer/{model}", headers, "", tensors)
 
 
-def _tensors(metadata: dict[str, Any]) -> list[Tensor]:
+def _tensors(metadata: Metadata) -> list[Tensor]:
     return [
-        Tensor(tensor["name"], tensor["datatype"], shape_of(tensor), nbytes_of(tensor))
-        for tensor in metadata["inputs"]
+        Tensor(tensor.name, tensor.datatype, shape_of(tensor), nbytes_of(tensor))
+        for tensor in metadata.inputs
     ]
 
 

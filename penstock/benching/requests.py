@@ -10,9 +10,10 @@ from urllib.parse import quote
 
 import aiohttp
 import msgspec
+from aiohttp.http import HttpProcessingError
 
 from penstock.benching.figures import Sample
-from penstock.http_client import AGAIN, Asker, Unreachable
+from penstock.http_client import Asker, Unreachable
 
 _OK = 200
 _WARM_TRIES = 8
@@ -42,16 +43,25 @@ class _Answer(msgspec.Struct):
     items: list[_Item] = msgspec.field(default_factory=list)
 
 
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+
+
 class _Chunk(msgspec.Struct):
     usage: _Usage | None = None
-    choices: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    choices: list[_Choice] = msgspec.field(default_factory=list)
     error: Any = None
 
     @property
     def has_text(self) -> bool:
         """Whether a piece of an answer or of its reasoning is there."""
-        deltas = [choice.get("delta") or {} for choice in self.choices]
-        return any(delta.get("content") or delta.get("reasoning_content") for delta in deltas)
+        deltas = [choice.delta for choice in self.choices if choice.delta]
+        return any(delta.content or delta.reasoning_content for delta in deltas)
 
 
 class Requests:
@@ -77,9 +87,7 @@ class Requests:
     async def warm(self) -> None:
         """Send a request that does not count, so that the model is loaded. Raises `Refused`, `Unreachable`."""
         # NOTE: a model that loads is waited for, a server that is not there is not.
-        reply = await self._asker.post(self._path, self.body(), self._headers)
-        if reply.status in AGAIN:
-            reply = await self._asker.post_until_answered(self._path, self.body(), self._headers, _WARM_TRIES)
+        reply = await self._asker.post_until_answered(self._path, self.body(), self._headers, _WARM_TRIES)
         if reply.status != _OK:
             raise Refused(f"{self._asker.url} refused the first request with {reply.message}")
 
@@ -132,7 +140,7 @@ class Requests:
         decode = msgspec.msgpack.decode if self._binary else msgspec.json.decode
         try:
             answer = decode(reply.body, type=_Answer)
-        except (msgspec.DecodeError, ValueError):
+        except (msgspec.DecodeError, ValueError, RecursionError):
             sample.error = _UNREADABLE
             return sample
         sample.tokens = (answer.usage.total_tokens or 0) if answer.usage else 0
@@ -149,7 +157,7 @@ class Requests:
                     sample.error = await self._read(answer.content, due, sample)
         except (aiohttp.ClientError, OSError, TimeoutError):
             sample.error = _BROKEN if sample.first_s is not None else _NO_ANSWER
-        except (msgspec.DecodeError, ValueError):
+        except (msgspec.DecodeError, ValueError, RecursionError, HttpProcessingError):
             sample.error = _UNREADABLE
         sample.latency_s = self._now() - due
         return sample

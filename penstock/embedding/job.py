@@ -173,5 +173,12 @@ def _read(body: bytes, places: list[int], found: _Found) -> None:
                 found.vectors[place] = np.frombuffer(dense["values"][b"data"], dense["values"][b"type"])
                 if "scale" in dense:
                     found.scales[place] = float(dense["scale"])
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (
+        msgspec.DecodeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise Stopped(f"the server's answer cannot be read: {type(error).__name__}: {error}") from error

@@ -21,6 +21,10 @@ class Clock:
         """Nanoseconds."""
         return int(self.now * 1e9)
 
+    def perf_counter(self) -> float:
+        """Seconds."""
+        return self.now
+
     def time(self) -> float:
         """Unix seconds."""
         return self.now

@@ -15,8 +15,19 @@ from frontend.engine.scope import plain_scope
 from frontend.generation.events import Called, Ended, Finished, Started, Text
 from frontend.sse import COMMENT, EventStream
 from ipc import deadline
-from ipc.errors import InferenceFailed, InputTooLong, InvalidInput, QueueFull, WorkerLost
+from ipc.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InputTooLong,
+    InvalidInput,
+    ModelLoadFailed,
+    NoReplica,
+    PenstockError,
+    QueueFull,
+    WorkerLost,
+)
 from ipc.wire.generation import TokenLogprob
+from ipc.wire.messages import ModelStatus
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import ENDED, SCRIPT, RecordedServer
 
@@ -266,13 +277,27 @@ def test_one_of_several_prompts_that_fails_ends_all(server: Server) -> None:
     assert server.engine.ended == 2
 
 
-def test_the_likeliest_of_several_choices_are_told(server: Server) -> None:
+def _three_choices() -> list[Step]:
+    """Three choices of a token each, of which the second is the likeliest."""
     script: list[Step] = [[Started(3)]]
     for choice, logprob in enumerate((-2.0, -0.5, -1.0)):
-        script.append(
-            [Text(choice, f"t{choice}", logprobs=[TokenLogprob(1, b"t", logprob)]), Finished(choice, "stop")]
-        )
-    server.script([*script, [Ended(3, 3)]])
+        token = TokenLogprob(1, b"t", logprob, [(1, b"t", logprob), (2, b"u", -3.0)])
+        script.append([Text(choice, f"t{choice}", logprobs=[token]), Finished(choice, "stop")])
+    return [*script, [Ended(3, 3)]]
+
+
+def test_the_likeliest_of_several_choices_are_told_with_the_alternatives_that_were_asked_for(
+    server: Server,
+) -> None:
+    server.script(_three_choices())
+    response = server.post("/v1/completions", {"prompt": "x", "best_of": 3, "logprobs": 3})
+    [choice] = response.json["choices"]
+    assert (choice["text"], choice["logprobs"]["top_logprobs"]) == ("t1", [{"t": -0.5, "u": -3.0}])
+    assert (server.engine.calls[0].n, server.engine.calls[0].sampling.logprobs) == (3, 3)
+
+
+def test_the_likeliest_of_several_choices_are_told(server: Server) -> None:
+    server.script(_three_choices())
     response = server.post("/v1/completions", {"prompt": "x", "n": 2, "best_of": 3})
     assert [(c["index"], c["text"], c["logprobs"]) for c in response.json["choices"]] == [
         (0, "t1", None),
@@ -318,6 +343,34 @@ def test_models_are_unloaded_and_loaded_again(server: Server) -> None:
         assert asked(route, "nobody") == (404, "not_found")
         assert server.post(f"/v1/models/{route}", {}).status_code == 422
     assert server.chat().status_code == 200
+
+
+@pytest.mark.parametrize("error", [ModelLoadFailed("no such file"), NoReplica("no worker is up")])
+@pytest.mark.parametrize("route", ["unload", "reload"])
+def test_an_unload_and_a_reload_that_fail_say_why_in_their_own_form(
+    server: Server, route: str, error: PenstockError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> str:
+        raise error
+
+    directory = server.services.directory
+    monkeypatch.setattr(directory, {"unload": "unload", "reload": "load"}[route], fail)
+    response = server.post(f"/v1/models/{route}", {"model_id": "tiny/chat"})
+    told = {"model_id": "tiny/chat", "status": "internal_error", "error": error.message}
+    assert (response.status_code, response.json) == (400, told)
+
+
+def test_a_reload_that_takes_longer_than_its_request_goes_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def outlast(*_: Any) -> str:
+        raise DeadlineExceeded("the deadline passed")
+
+    directory = server.services.directory
+    monkeypatch.setattr(directory, "load", outlast)
+    monkeypatch.setattr(directory, "status", lambda model: ModelStatus(model, "loading"))
+    response = server.post("/v1/models/reload", {"model_id": "tiny/chat"})
+    assert (response.status_code, response.json["status"]) == (200, "reloading")
 
 
 def test_the_system_is_described_and_examined(server: Server) -> None:

@@ -79,7 +79,7 @@ def test_the_key_of_the_environment_goes_with_the_question(
         (b'{"error": "no such model"}', "404: no such model"),
         (b"gone", "404: gone"),
         (b"[]", "404: []"),
-        (b'{"error": {"message": "no"}}', "404: {'message': 'no'}"),
+        (b'{"error": {"message": "no"}}', "404: no"),
         (b'{"error": "no\\u001b[2J\\nsuch"}', "404: no[2J such\n"),
     ],
 )

@@ -18,6 +18,7 @@ from frontend.access.gate import Grant
 from frontend.engine.http_counting import UNMATCHED
 from frontend.engine.local import channel as channel_module
 from frontend.engine.local import delta_stream, routing, streams
+from frontend.engine.local import engine as engine_module
 from frontend.engine.local.channel import EXPIRE_GRACE_NS, Channel
 from frontend.engine.local.client import Client
 from frontend.engine.local.delta_stream import TELL_AFTER
@@ -533,6 +534,39 @@ def test_a_waiting_reader_gets_an_error_when_no_token_comes(tmp_path: Path, cloc
             worker.channel.streams.look()
             await failing
             assert worker.cancelled == [request]
+
+    on_loop(tmp_path, work)
+
+
+def test_the_times_of_an_answer_are_seconds_until_its_first_token_and_from_there_to_its_last(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "time", clock)
+
+    async def work(frontend: Frontend) -> None:
+        worker, scope = frontend.workers[0], frontend.scope()
+        scope.started = clock.now
+        clock.now += 1
+        async with AsyncExitStack() as stack:
+            context = frontend.engine.generate(scope, frontend.work())
+            task = asyncio.ensure_future(stack.enter_async_context(context))
+            await turn()
+            request = worker.asked[0].id
+            worker.say((request, 0, Start(5)))
+            clock.now += 2
+            worker.say((request, 0, "a"))
+            clock.now += 4
+            worker.say((request, 0, "b"))
+            clock.now += 8
+            worker.say((request, 0, Finish("stop", None, 3)))
+            clock.now += 16
+            worker.end(request)
+            ended = (await gathered(await task))[-1]
+        assert isinstance(ended, Ended)
+        assert (ended.prompt_s, ended.completion_s) == pytest.approx((3, 12))
+        frontend.metrics.tally.flush()
+        assert frontend.metrics.first_token.labels(MODEL)._sum.get() == pytest.approx(3)
+        assert frontend.metrics.between_tokens.labels(MODEL)._sum.get() == pytest.approx(12)
 
     on_loop(tmp_path, work)
 

@@ -44,8 +44,12 @@ class Collected:
 
 
 def mamba() -> Any:
+    """A model whose every token depends on all before: tied or narrow weights repeat the last token."""
     torch.manual_seed(1)
-    config = transformers.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4)
+    spread: dict[str, Any] = {"tie_word_embeddings": False, "initializer_range": 0.5, "eos_token_id": None}
+    config = transformers.MambaConfig(
+        vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4, **spread
+    )
     return transformers.MambaForCausalLM(config).eval().requires_grad_(False)
 
 

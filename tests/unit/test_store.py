@@ -237,6 +237,29 @@ def test_a_writer_that_stands_still_keeps_readers_and_the_loop_going_and_other_w
     assert store.rows() == table(paths).rows() == {"a": "3"}
 
 
+def test_a_change_whose_caller_hangs_up_ends_after_its_attempt(paths: RunPaths) -> None:
+    store, inside, may_end = table(paths), threading.Event(), threading.Event()
+
+    def change(rows: dict[str, str]) -> None:
+        inside.set()
+        assert may_end.wait(20)
+        rows["a"] = "1"
+
+    async def hang_up() -> None:
+        writing = asyncio.create_task(store.change(change))
+        assert await asyncio.to_thread(inside.wait, 20)
+        writing.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not writing.done(), "the thread still writes"
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert store.rows() == {"a": "1"}, "what undoes the change finds it"
+
+    asyncio.run(hang_up())
+
+
 def test_a_writer_that_dies_in_its_change_delays_nobody(paths: RunPaths) -> None:
     store = table(paths)
     put(store, "a", "1")
