@@ -24,11 +24,10 @@ from frontend.protocols.registry import grpc_services
 from frontend.server.state import ServerLimits
 from frontend.services import Services
 from frontend.status.history import Keeper
-from ipc import logs, version
+from ipc import logs, sweep, version
 from ipc.memory import copies
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
-from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, is_held, lowest_free_slot
 from ipc.processes.paths import prepare_run_dir
 from ipc.processes.starting import Notifier

@@ -18,8 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from ipc import addresses
-from ipc.catalog import yaml_text
+from ipc import addresses, yaml_text
 from ipc.errors import ConfigError
 
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")

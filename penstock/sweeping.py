@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ipc import sweep
 from ipc.errors import ConfigError
-from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.settings import Settings
 from penstock import terminal

@@ -1,8 +1,10 @@
-"""The shape of the tree: no import circles, few imports per module, and a docstring of three lines per package.
+"""The shape of the tree: no import circles, floors, few imports per module, docstrings of packages.
 
 1. Modules that import one another in a circle are a finding. Imports under `TYPE_CHECKING` and inside functions count.
-2. A module imports at most `MAX_IMPORTS` of our own modules.
-3. The docstring of a package has three lines: a summary, an empty line, and who may import the package.
+2. Rooms are the modules and packages of a top-level package. A room imports rooms of lower floors only (`FLOORS`), so
+   that rooms form no circle.
+3. A module imports at most `MAX_IMPORTS` of our own modules.
+4. The docstring of a package has three lines: a summary, an empty line, and who may import the package.
 """
 
 from __future__ import annotations
@@ -17,6 +19,19 @@ from tools.source_tree import Finding, parse, python_files, report, tree_argumen
 
 MAX_IMPORTS = 20
 PACKAGE_LINES = 3
+FLOORS = {
+    "ipc": (
+        ("errors", "machine", "protos", "shares", "version", "yaml_text"),
+        ("addresses", "deadline"),
+        ("processes", "setting_sources"),
+        ("extras", "settings"),
+        ("catalog", "logs"),
+        ("wire",),
+        ("memory", "metrics", "store"),
+        ("sweep",),
+    ),
+}
+"""Rooms by top-level package, from the ground upwards."""
 
 Graph = dict[str, set[str]]
 """Own modules that each module imports, by dotted name."""
@@ -74,12 +89,38 @@ def circles(graph: Graph) -> list[list[str]]:
     return sorted(found)
 
 
+def uphill(graph: Graph) -> Iterator[tuple[str, str]]:
+    """(module, what is wrong) of each import of a room that is not on a lower floor."""
+    heights = {
+        f"{top}.{room}": height
+        for top, floors in FLOORS.items()
+        for height, floor in enumerate(floors)
+        for room in floor
+    }
+    for module, imports in sorted(graph.items()):
+        own = _room(module)
+        if own.partition(".")[0] not in FLOORS or "." not in own:
+            continue
+        if own not in heights:
+            yield module, f"{own} is on no floor of FLOORS"
+            continue
+        for room in sorted({_room(name) for name in imports} - {own}):
+            if room in heights and heights[room] >= heights[own]:
+                yield module, f"{own} must not import {room}, which is on no lower floor"
+
+
+def _room(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
 def find(root: Path) -> Iterator[Finding]:
     """Everything that breaks a rule of this module under `root`."""
     graph = graph_of(root)
     files = {name_of(path.relative_to(root)): path.relative_to(root) for path in python_files(root)}
     for group in circles(graph):
         yield Finding(files[group[0]], 1, f"imports in a circle: {', '.join(group)}")
+    for module, problem in uphill(graph):
+        yield Finding(files[module], 1, problem)
     for module, imports in sorted(graph.items()):
         if len(imports) > MAX_IMPORTS:
             yield Finding(files[module], 1, f"{len(imports)} own imports, {MAX_IMPORTS} are allowed")

@@ -18,12 +18,11 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ipc import logs, settings
+from ipc import logs, settings, sweep
 from ipc.errors import ConfigError, MachineUnfit
 from ipc.memory.arena import Arena
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
-from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import prepare_run_dir
 from workers import foreign, spare

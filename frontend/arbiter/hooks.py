@@ -23,11 +23,10 @@ from frontend.grpc.port import SUCCESSION
 from frontend.http import listeners
 from frontend.server.state import ServerLimits
 from frontend.server.worker import PenstockWorker
-from ipc import logs
+from ipc import logs, sweep
 from ipc.addresses import ensure_free, port_of
 from ipc.errors import ConfigError
 from ipc.processes import starting as processes
-from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken, is_held, life_pipe
 from ipc.processes.paths import SERVER, prepare_run_dir
 from ipc.settings import Settings

@@ -16,9 +16,9 @@ from frontend.engine.scope import RequestScope
 from frontend.engine.whole_answers import WholeAnswers
 from frontend.generation.events import Generation
 from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.repository import Override
 from ipc.errors import PenstockError
 from ipc.memory.input_arena import InputBlock
-from ipc.store.overrides import Override
 from ipc.wire.messages import Credits, ModelStatus, Work
 from ipc.wire.stats import Stats
 

@@ -22,10 +22,10 @@ from frontend.tensors.models import TensorModels
 from ipc import deadline
 from ipc.catalog.entries import Catalog
 from ipc.catalog.ids import is_repository
-from ipc.catalog.repository import is_model_name, names_of
+from ipc.catalog.repository import Override, is_model_name, names_of
 from ipc.errors import BodyTooLarge, DeadlineExceeded, InvalidInput, ModelLoadFailed, NoReplica, PenstockError
 from ipc.settings import Settings
-from ipc.store.overrides import Override, Overrides
+from ipc.store.overrides import Overrides
 from ipc.store.store import Marks, Store
 
 log = logging.getLogger(__name__)

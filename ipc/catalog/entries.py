@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from ipc.catalog import served_names, sie_layout, yaml_text
+from ipc import yaml_text
+from ipc.catalog import served_names, sie_layout
 from ipc.catalog.option_names import FAMILY_OPTIONS, SHARED_OPTIONS
 from ipc.errors import ConfigError, ModelNotFound
 from ipc.processes.paths import asset

@@ -14,11 +14,14 @@ of the two serves (`workers.lifecycle.model_states`).
 from __future__ import annotations
 
 import difflib
+import hashlib
 import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+
+import msgspec
 
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.ids import id_of
@@ -34,6 +37,19 @@ MOST_LEVELS = 4
 EVERY_WORKER = 1024
 """`replicas` of a model: as many workers as there are."""
 _NAME = re.compile(r"(?!\.)[^\x00-\x1f\x7f/:@\\?#%]{1,200}")
+
+
+class Override(msgspec.Struct, frozen=True):
+    """What is served under a model's name: `config` is JSON text, `files` the name of a directory ("": no files)."""
+
+    model: str
+    config: str
+    files: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Stands for `config` and `files`."""
+        return hashlib.blake2b(f"{self.files}\0{self.config}".encode(), digest_size=16).hexdigest()
 
 
 class VersionEntry(ModelEntry, frozen=True, kw_only=True):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
 import secrets
@@ -22,10 +21,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
-
 from ipc import deadline
-from ipc.catalog.repository import is_model_name
+from ipc.catalog.repository import Override, is_model_name
 from ipc.errors import DeadlineExceeded, InvalidInput
 from ipc.processes.liveness import lock_on
 from ipc.processes.paths import RunPaths
@@ -34,19 +31,6 @@ from ipc.store.store import Store, Table
 log = logging.getLogger(__name__)
 
 _LOCK = ".lock"
-
-
-class Override(msgspec.Struct, frozen=True):
-    """What is served under a model's name: `config` is JSON text, `files` the name of a directory ("": no files)."""
-
-    model: str
-    config: str
-    files: str = ""
-
-    @property
-    def digest(self) -> str:
-        """Stands for `config` and `files`."""
-        return hashlib.blake2b(f"{self.files}\0{self.config}".encode(), digest_size=16).hexdigest()
 
 
 class Overrides:

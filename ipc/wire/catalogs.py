@@ -9,8 +9,7 @@
 from __future__ import annotations
 
 from ipc.catalog.entries import ModelEntry
-from ipc.catalog.repository import VersionEntry
-from ipc.store.overrides import Override
+from ipc.catalog.repository import Override, VersionEntry
 from ipc.wire.messages import Wire
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ipc.catalog import yaml_text
+from ipc import yaml_text
 from ipc.catalog.entries import BadFile, Catalog, ModelEntry, read_entry
 from ipc.errors import ConfigError
 from ipc.settings import Settings

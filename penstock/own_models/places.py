@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ipc import extras
-from ipc.catalog import served_names, yaml_text
+from ipc import extras, yaml_text
+from ipc.catalog import served_names
 from ipc.catalog.entries import ADAPTER_FILE, BadFile, DirectorySource, ModelEntry, read_entry
 from penstock.own_models.description import Description, Told
 from penstock.own_models.files import DESCRIBING, MOST_BYTES, MOST_FILES, CannotTell, ModelFiles, shown

@@ -30,10 +30,9 @@ from statistics import median
 
 import msgspec
 
-from ipc import settings
+from ipc import settings, sweep
 from ipc.errors import PenstockError
 from ipc.processes import starting as processes
-from ipc.processes import sweep
 from ipc.processes.paths import RunPaths, asset
 from penstock.verification.samples import PASSAGES
 

@@ -14,11 +14,11 @@ from frontend.engine.scope import RequestScope
 from frontend.generation.events import Generation
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.repository import Override
 from ipc.errors import DeadlineExceeded, ModelNotLoaded, PenstockError, Unsupported
 from ipc.memory import tensors
 from ipc.memory.datatypes import DATATYPES
 from ipc.memory.input_arena import bytes_of
-from ipc.store.overrides import Override
 from ipc.wire.messages import Credits, InferCall, ModelStatus, Result, TensorInfo, Timing, Work
 from tests.fakes.lease import FakeLease
 

@@ -22,7 +22,7 @@ from ipc.errors import DeadlineExceeded, InputRefused, WorkerCrashed
 from ipc.memory.arena import ArenaView
 from ipc.memory.input_arena import InputBlock
 from ipc.processes.liveness import SlotLock
-from ipc.processes.sweep import sweep
+from ipc.sweep import sweep
 from ipc.wire.messages import InferCall
 from tests.fakes.holding import holding
 from tests.fakes.program import BEGUN

@@ -26,9 +26,9 @@ from ipc import deadline
 from ipc.memory import copies
 from ipc.metrics import registry as metrics
 from ipc.processes.paths import RunPaths
-from ipc.processes.sweep import sweep
 from ipc.settings import Settings, load
 from ipc.store.store import Store
+from ipc.sweep import sweep
 from tests.harness.server import ROOT, wait_until
 from workers.reporting.reporter import EVERY_S
 

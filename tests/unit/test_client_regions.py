@@ -18,8 +18,8 @@ import pytest
 from frontend.tensors import regions as regions_module
 from frontend.tensors.regions import ClientRegions
 from frontend.tensors.request import RegionUse
+from ipc import sweep
 from ipc.errors import InvalidInput, PenstockError, RegionExists, RegionNotFound, Unsupported
-from ipc.processes import sweep
 from ipc.processes.paths import prepare_run_dir
 from ipc.processes.starting import TOP
 from ipc.settings import Settings, load

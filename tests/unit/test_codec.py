@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from ipc.catalog.entries import AdapterSource, HubSource, ModelEntry
 from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching
-from ipc.catalog.repository import VersionEntry
+from ipc.catalog.repository import Override, VersionEntry
 from ipc.errors import ProtocolError
-from ipc.store.overrides import Override
 from ipc.wire import codec, messages
 from ipc.wire.catalogs import Entries, Heard, Replied, Reread, Spread, Told
 from ipc.wire.messages import (

@@ -14,7 +14,7 @@ from ipc.memory.arena import ArenaView
 from ipc.memory.blocks import ALIGNMENT, round_up
 from ipc.memory.input_arena import InputArena, InputBlock, bytes_of, view_of
 from ipc.processes.paths import RunPaths
-from ipc.processes.sweep import sweep, sweep_frontend
+from ipc.sweep import sweep, sweep_frontend
 from ipc.wire.messages import Inputs
 
 NBYTES = 1 << 20

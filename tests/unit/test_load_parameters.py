@@ -12,11 +12,11 @@ import pytest
 
 from frontend.protocols.kserve_v2.routes import configuration
 from frontend.tensors.load_parameters import MOST_FILES, Brought, read
-from ipc.catalog.repository import MOST_CONFIG_NBYTES
+from ipc.catalog.repository import MOST_CONFIG_NBYTES, Override
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import Repository, Settings, load
-from ipc.store.overrides import Override, Overrides
+from ipc.store.overrides import Overrides
 from ipc.store.store import Store
 from tests.tiny.program_sources import IDENTITY
 from tests.tiny.programs import write_model

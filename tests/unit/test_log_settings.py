@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from frontend.tensors.live_settings import LogSettings
-from ipc import deadline, logs
+from ipc import deadline, logs, sweep
 from ipc.errors import InvalidInput, Unsupported
-from ipc.processes import sweep
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Settings, load
 from ipc.store.store import Store

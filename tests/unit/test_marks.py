@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ipc.processes import sweep
+from ipc import sweep
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.store.store import Marks, Store, StoreUnreadable, Table
 

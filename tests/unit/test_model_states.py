@@ -14,10 +14,10 @@ import pytest
 from ipc import settings
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.catalog.model_config import ModelConfig
+from ipc.catalog.repository import Override
 from ipc.errors import InvalidInput, ModelLoadFailed, ProtocolError
 from ipc.metrics.registry import WorkerMetrics
 from ipc.processes.paths import prepare_run_dir
-from ipc.store.overrides import Override
 from ipc.store.store import Marks, Store
 from ipc.wire.catalogs import Replied, Reread
 from tests.fakes.adapter import FakeAdapter

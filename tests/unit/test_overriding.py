@@ -19,10 +19,11 @@ from frontend.tensors.load_parameters import Brought
 from frontend.tensors.overriding import Overriding
 from ipc import deadline
 from ipc.catalog.entries import Catalog
+from ipc.catalog.repository import Override
 from ipc.errors import BodyTooLarge, DeadlineExceeded, InvalidInput, ModelLoadFailed
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Settings, load
-from ipc.store.overrides import Override, Overrides
+from ipc.store.overrides import Overrides
 from ipc.store.store import Marks, Store
 from tests.tiny.program_sources import IDENTITY
 from workers.repository.entries import refuse_draft

@@ -17,6 +17,7 @@ from frontend.tensors.control import UNLOAD_S, RepositoryControl
 from frontend.tensors.models import TensorModels
 from ipc import deadline
 from ipc.catalog.entries import Catalog
+from ipc.catalog.repository import Override
 from ipc.errors import (
     ControlDisabled,
     DeadlineExceeded,
@@ -28,7 +29,7 @@ from ipc.errors import (
 from ipc.processes.liveness import SlotLock
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import load
-from ipc.store.overrides import Override, Overrides
+from ipc.store.overrides import Overrides
 from ipc.store.store import Marks, Store
 from ipc.wire.messages import ModelStatus
 from tests.fakes.channel import FakeChannel

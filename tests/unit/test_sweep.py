@@ -10,7 +10,7 @@ import pytest
 from ipc.memory.arena import Arena
 from ipc.processes.liveness import SlotLock
 from ipc.processes.paths import SERVER, RunPaths, prepare_run_dir
-from ipc.processes.sweep import forget, sweep, sweep_slot
+from ipc.sweep import forget, sweep, sweep_slot
 
 
 @pytest.fixture

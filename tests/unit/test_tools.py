@@ -191,11 +191,32 @@ def test_a_circle_of_imports_is_found_also_where_it_is_for_types_only(tmp_path: 
     assert "circle" not in structure_of(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("module", "imported", "problem"),
+    [
+        ("ipc/wire/codec.py", "ipc.store.store", "ipc.wire must not import ipc.store"),
+        ("ipc/store/store.py", "ipc.memory.arena", "ipc.store must not import ipc.memory"),
+        ("ipc/store/store.py", "ipc.wire.codec", None),
+        ("ipc/store/store.py", "ipc.store.rows", None),
+        ("ipc/new.py", "os", "ipc.new is on no floor"),
+        ("frontend/new.py", "ipc.store.store", None),
+    ],
+)
+def test_a_room_imports_lower_floors_only(
+    tmp_path: Path, module: str, imported: str, problem: str | None
+) -> None:
+    for known in ("store/store", "store/rows", "wire/codec", "memory/arena"):
+        write(tmp_path, f"ipc/{known}.py", "A = 1")
+    write(tmp_path, module, f"import {imported}")
+    found = structure_of(tmp_path)
+    assert (problem in found) if problem else ("floor" not in found), found
+
+
 @pytest.mark.parametrize(("count", "refused"), [(20, False), (21, True)])
 def test_a_module_with_many_own_imports_is_found(tmp_path: Path, count: int, refused: bool) -> None:
     for number in range(count):
-        write(tmp_path, f"ipc/m{number}.py", "A = B = 1")
-    lines = [f"from ipc.m{number} import A, B" for number in range(count)]
+        write(tmp_path, f"workers/m{number}.py", "A = B = 1")
+    lines = [f"from workers.m{number} import A, B" for number in range(count)]
     write(tmp_path, "workers/main.py", "\n".join(["import os", *lines]))
     assert ("own imports, 20 are allowed" in structure_of(tmp_path)) is refused
 

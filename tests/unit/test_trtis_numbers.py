@@ -11,7 +11,7 @@ import pytest
 from frontend.protocols.trtis_v1 import statuses
 from frontend.protocols.trtis_v1.statuses import FILE_NAME, RequestNumbers
 from frontend.protocols.trtis_v1.text import one_line
-from ipc.processes import sweep
+from ipc import sweep
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import load
 

@@ -14,10 +14,10 @@ import math
 import time
 
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.catalog.repository import VersionEntry, with_retained
+from ipc.catalog.repository import Override, VersionEntry, with_retained
 from ipc.errors import ConfigError, InvalidInput
 from ipc.settings import Settings
-from ipc.store.overrides import Override, Overrides
+from ipc.store.overrides import Overrides
 from ipc.store.store import Store
 from ipc.wire.catalogs import Entries
 from workers.lifecycle import grouping

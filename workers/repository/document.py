@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from google.protobuf import json_format, text_format
 
-from ipc.catalog import yaml_text
+from ipc import yaml_text
 from ipc.catalog.repository import CONFIGS, MOST_CONFIG_NBYTES
 from ipc.protos import model_config_pb2 as schema
 from workers.repository import layout

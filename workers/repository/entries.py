@@ -18,13 +18,14 @@ from ipc.catalog.model_config import ModelConfig, TensorConfig, VersionPolicy
 from ipc.catalog.repository import (
     EVERY_WORKER,
     MOST_CONFIG_NBYTES,
+    Override,
     VersionEntry,
     model_directories,
 )
 from ipc.errors import InvalidInput, ModelLoadFailed
 from ipc.protos import model_config_pb2 as schema
 from ipc.settings import Repository
-from ipc.store.overrides import Override, Overrides
+from ipc.store.overrides import Overrides
 from workers.repository import conversion, document, layout
 from workers.repository.layout import PROGRAMS, ModelRefused
 

@@ -16,12 +16,11 @@ import signal
 import sys
 import time
 
-from ipc import logs, settings
+from ipc import logs, settings, sweep
 from ipc.errors import ConfigError
 from ipc.machine import count_gpus
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
-from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken, processor_ticks
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.processes.starting import Listener

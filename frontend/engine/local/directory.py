@@ -15,9 +15,9 @@ from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.repository import Override
 from ipc.errors import DeadlineExceeded, NoReplica, PenstockError, from_code
 from ipc.settings import Settings
-from ipc.store.overrides import Override
 from ipc.wire.catalogs import Replied, Reread, Spread
 from ipc.wire.messages import ModelStatus
 
