@@ -7,10 +7,18 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from frontend.generation.conversation import ROLES, Conversation, calls_of, text_of
+from frontend.generation.conversation import CONTINUING, ROLES, Conversation, calls_of, text_of
 from frontend.generation.errors import InvalidField
 from frontend.http.choices import one_of
 from ipc.settings import Limits
+
+BeginsAnswer = Annotated[
+    bool | None, Meta(description="End the conversation with the beginning of an answer; the default.")
+]
+ContinuesMessage = Annotated[
+    bool | None,
+    Meta(description="End with the last message, unfinished; excludes a true `add_generation_prompt`."),
+]
 
 
 class ChatMessage(msgspec.Struct):
@@ -45,6 +53,15 @@ def messages_of(given: list[ChatMessage] | str, limits: Limits) -> list[dict[str
             reasoning=_reasoning(message, where),
         )
     return talk.finished()
+
+
+def end_variables(add_generation_prompt: bool | None, continue_final_message: bool | None) -> dict[str, bool]:
+    """Variables of the template for where the prompt ends. Raises `InvalidField` where both fields are true."""
+    if continue_final_message and add_generation_prompt:
+        raise InvalidField("continue_final_message", "cannot be true beside add_generation_prompt")
+    if continue_final_message:
+        return dict(CONTINUING)
+    return {"add_generation_prompt": False} if add_generation_prompt is False else {}
 
 
 def _reasoning(message: ChatMessage, where: str) -> str | None:

@@ -30,6 +30,8 @@ MEDIA_PARTS = {
     "file": "files",
     "input_file": "files",
 }
+CONTINUING: Mapping[str, bool] = {"add_generation_prompt": False, "continue_final_message": True}
+"""Variables of a template whose last message the answer continues."""
 _SCHEMES = ("data:", "http://", "https://")
 
 
@@ -111,6 +113,13 @@ class Conversation:
         if not self.messages:
             raise InvalidField(self.field, "may not be empty")
         return self.messages
+
+
+def is_continued(message: Mapping[str, Any]) -> bool:
+    """Whether an answer can go on with this message: the assistant says something there, and calls nothing."""
+    return (
+        message["role"] == "assistant" and message.get("content") is not None and "tool_calls" not in message
+    )
 
 
 def text_of(content: Any, where: str) -> str | None:

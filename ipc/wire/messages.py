@@ -236,8 +236,12 @@ class ToolUse(Wire, frozen=True):
     @property
     def restricts(self) -> bool:
         """Whether a grammar must hold the answer to something: a call, certain functions, or strict arguments."""
-        forced = self.choice in ("required", "named")
-        return self.choice != "none" and (forced or bool(self.strict) or bool(self.allowed))
+        return self.choice != "none" and (self.is_forced or bool(self.strict) or bool(self.allowed))
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the answer must call a function."""
+        return self.choice in ("required", "named")
 
 
 class GenerateCall(Wire, frozen=True, tag="generate"):
@@ -273,6 +277,11 @@ class GenerateCall(Wire, frozen=True, tag="generate"):
     counts_only: bool = False
     salt: str = ""
     space: str = ""
+
+    @property
+    def continues_text(self) -> bool:
+        """Whether the answer goes on with a text: a bare prompt, or the last message."""
+        return self.messages is None or bool(self.variables.get("continue_final_message"))
 
 
 class TokenizeCall(Wire, frozen=True, tag="tokenize"):

@@ -30,7 +30,9 @@ TOOL: Any = {
     "strict": True,
 }
 HELLO: Any = {"model": "default", "max_tokens": 12, "messages": [{"role": "user", "content": "Hello there"}]}
+BEGUN = {"role": "assistant", "content": "The answer is"}
 STILL: Any = {"thinking": {"type": "disabled"}}
+_JSON = {"Content-Type": "application/json"}
 CONTEXT = chat_models.CONTEXT
 
 
@@ -54,7 +56,7 @@ def client(server: Server) -> Iterator[anthropic.Anthropic]:
 
 def _events(server: Server, **fields: Any) -> list[tuple[str, dict[str, Any]]]:
     body = json.dumps(HELLO | {"stream": True} | fields).encode()
-    answer = server.request("POST", "/v1/messages", body, {"Content-Type": "application/json"})
+    answer = server.request("POST", "/v1/messages", body, _JSON)
     assert answer.headers["content-type"] == "text/event-stream"
     told = []
     for event in answer.body.decode().split("\n\n")[:-1]:
@@ -71,6 +73,8 @@ def _events(server: Server, **fields: Any) -> list[tuple[str, dict[str, Any]]]:
         {"tools": [TOOL]},
         {"tools": [TOOL], "tool_choice": {"type": "none"}},
         {"thinking": {"type": "disabled"}},
+        {"messages": [*HELLO["messages"], BEGUN]},
+        {"messages": [*HELLO["messages"], BEGUN], "tools": [TOOL]},
         {
             "messages": [
                 *HELLO["messages"],
@@ -126,6 +130,26 @@ def test_a_stream_tells_the_same_as_the_whole_answer(server: Server, client: ant
         "input_tokens": whole.usage.input_tokens,
         "output_tokens": HELLO["max_tokens"],
     }
+
+
+def test_an_answer_that_a_client_has_begun_goes_on_alike_whole_streamed_and_in_chat(
+    server: Server, client: anthropic.Anthropic
+) -> None:
+    asked = HELLO | {"messages": [*HELLO["messages"], BEGUN]}
+    whole = client.messages.create(**asked)
+    assert [block.type for block in whole.content] == ["text"]
+    text = "".join(block.text for block in whole.content if block.type == "text")
+    with client.messages.stream(**asked) as stream:
+        assert stream.get_final_text() == text
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    chat = server.request("POST", "/v1/chat/completions", json.dumps(asked | fields).encode(), _JSON)
+    told = json.loads(chat.body)
+    assert told["choices"][0]["message"]["content"] == text
+    assert told["usage"]["prompt_tokens"] == whole.usage.input_tokens
+    begun = client.messages.count_tokens(model="default", messages=HELLO["messages"]).input_tokens
+    assert begun < whole.usage.input_tokens
+    with pytest.raises(anthropic.BadRequestError, match="cannot end with trailing whitespace"):
+        client.messages.create(**HELLO | {"messages": [*HELLO["messages"], BEGUN | {"content": "It "}]})
 
 
 def test_thoughts_are_told_apart_when_the_model_may_think(client: anthropic.Anthropic) -> None:

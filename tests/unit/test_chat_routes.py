@@ -31,7 +31,7 @@ from ipc.wire.messages import ModelStatus
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import ENDED, SCRIPT, RecordedServer
 
-_ASK = {"messages": [{"role": "user", "content": "hi"}]}
+_ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 class Server(RecordedServer):
@@ -65,6 +65,42 @@ def test_a_conversation_is_answered_whole(server: Server) -> None:
     assert call.messages == [{"role": "user", "content": "hi"}]
     assert (call.ending.max_tokens, call.ending.stop, call.sampling.seed) == (3, ["x"], 7)
     assert server.engine.ended == 1
+
+
+_BEGUN = {"role": "assistant", "content": "It is"}
+_CALLING = {"role": "assistant", "content": "Wait", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
+
+
+@pytest.mark.parametrize("fields", [{}, {"add_generation_prompt": False}, {"add_generation_prompt": None}])
+def test_the_last_message_is_continued_where_the_request_asks_for_this(
+    server: Server, fields: dict[str, Any]
+) -> None:
+    asked = {"messages": [*_ASK["messages"], _BEGUN]}
+    assert server.post("/v1/chat/completions", asked | fields).status_code == 200
+    assert server.chat(**asked, continue_final_message=True, **fields).status_code == 200
+    plain, continuing = (call.variables for call in server.engine.calls)
+    assert plain == ({"add_generation_prompt": False} if fields.get("add_generation_prompt") is False else {})
+    assert continuing == {"add_generation_prompt": False, "continue_final_message": True}
+
+
+@pytest.mark.parametrize(
+    ("last", "fields", "param"),
+    [
+        (_BEGUN, {"add_generation_prompt": True}, "continue_final_message"),
+        (_ASK["messages"][0], {}, "messages[1]"),
+        ({"role": "system", "content": "a"}, {}, "messages[1]"),
+        ({"role": "tool", "content": "a", "tool_call_id": "c"}, {}, "messages[1]"),
+        (_CALLING, {}, "messages[1]"),
+        (_CALLING | {"content": None}, {}, "messages[1]"),
+        (_BEGUN, {"continue_final_message": "so"}, "continue_final_message"),
+    ],
+)
+def test_a_message_that_cannot_be_continued_is_refused(
+    server: Server, last: Any, fields: dict[str, Any], param: str
+) -> None:
+    asked = {"messages": [*_ASK["messages"], last], "continue_final_message": True}
+    response = server.chat(**asked | fields)
+    assert response.status_code == 422 and response.json["error"]["param"] == param
 
 
 def test_a_conversation_is_answered_by_a_stream(server: Server) -> None:

@@ -107,21 +107,29 @@ class Model:
     def prompt(self, tools: ToolUse | None, **variables: Any) -> str:
         return self._template.prompt(MESSAGES, tools.functions if tools else None, variables).text
 
-    def guide(self, call: GenerateCall, prompt: str, max_tokens: int = 64) -> Guide:
-        make = self.grammars.factory(call, prompt, max_tokens)
+    def guide(self, call: GenerateCall, prompt: str, max_tokens: int = 64, said: str | None = None) -> Guide:
+        make = self.grammars.factory(call, prompt, max_tokens, said)
         assert make is not None
         guide = make()
         assert isinstance(guide, Guide)
         return guide
 
-    def answer(self, call: GenerateCall, seed: int, prompt: str | None = None, most: int = 1500) -> Answer:
+    def answer(
+        self,
+        call: GenerateCall,
+        seed: int,
+        prompt: str | None = None,
+        most: int = 1500,
+        said: str | None = None,
+    ) -> Answer:
         """Draw tokens by random weights among the allowed ones until the answer ends."""
         prompt = self.prompt(call.tools) if prompt is None else prompt
-        guide = self.guide(call, prompt)
+        guide = self.guide(call, prompt, said=said)
         chance = np.random.default_rng(seed)
         weights = self._weights * chance.exponential(size=self.size)
         bits = np.zeros(self.grammars.words, dtype=np.int32)
-        text, parser = self.vocabulary.detokenizer(), self.form.parser(prompt, call.tools, call.splits)
+        text = self.vocabulary.detokenizer()
+        parser = self.form.parser(prompt, call.tools, call.splits, said)
         pieces: list[str] = []
         tokens: list[int] = []
         ended = False

@@ -106,11 +106,56 @@ def test_a_prompt_that_ends_in_its_last_message_is_that_of_transformers(kind: st
     prompt = template.prompt([{"role": "user", "content": hidden}, messages[-1]], None, continuing)
     assert prompt.text.rstrip().endswith(said.strip())
     called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-    with pytest.raises(InvalidInput, match="continue_final_message: the last message has no text"):
+    with pytest.raises(InvalidInput, match=r"cannot continue the last message.*: that message has no text"):
         template.prompt([asked, called], None, continuing)
-    silent = ChatTemplate(tokenizer, "{% for m in messages[:-1] or messages %}{{ m.content }}{% endfor %}")
-    with pytest.raises(InvalidInput, match="leaves the last message out"):
-        silent.prompt(messages, None, continuing)
+    with pytest.raises(InvalidInput, match=r"cannot continue the last message.*: that message has calls"):
+        template.prompt([asked, {**called, "content": "It is"}], None, continuing)
+
+
+_SAYS = "{{ m['role'] + ': ' + m['content'] + '\n' }}"
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("{% for m in messages[:-1] or messages %}" + _SAYS + "{% endfor %}", "leaves that message out"),
+        ("{% for m in messages %}{{ m | tojson }}{% endfor %}", "writes the text of that message in another"),
+        ("{% for m in messages %}{{ m['content'] | e }}{% endfor %}", "writes the text of that message in"),
+        (
+            "{% for m in messages | reverse %}" + _SAYS + "{% endfor %}",
+            "writes other messages behind that one",
+        ),
+        (
+            "{% for m in messages if m['role'] != 'user' %}" + _SAYS + "{% endfor %}"
+            "{% for m in messages if m['role'] == 'user' %}" + _SAYS + "{% endfor %}",
+            "writes other messages behind that one",
+        ),
+    ],
+)
+def test_a_template_in_which_no_answer_can_go_on_is_named_with_the_reason(source: str, why: str) -> None:
+    template = ChatTemplate(chat_tokenizers.build("chatml"), source)
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "It is"}]
+    with pytest.raises(InvalidInput, match=f"last message.*: the chat template 'default' of the model {why}"):
+        template.prompt(messages, None, {"add_generation_prompt": False, "continue_final_message": True})
+    assert template.prompt(messages).text
+
+
+@pytest.mark.parametrize(
+    ("source", "end"),
+    [
+        ("{% for m in messages %}<{{ m['content'] | trim }}>{% endfor %}", "It is"),
+        ("{% for m in messages %}<{{ m['content'] }}>{% endfor %}", "It is "),
+        ("{% for m in messages %}<{{ m['content'] }}{{ '>' if not loop.last }}{% endfor %}", "It is "),
+        ("{% for m in messages %}<{{ m['content'] }}>{% endfor %}<think>\n", "It is "),
+        ("{{ messages[-1]['content'] }}{% for m in messages %}<{{ m['content'] }}>{% endfor %}", "It is "),
+    ],
+)
+def test_what_a_template_writes_behind_the_last_message_is_cut(source: str, end: str) -> None:
+    template = ChatTemplate(chat_tokenizers.build("chatml"), source)
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "It is "}]
+    prompt = template.prompt(messages, None, {"continue_final_message": True})
+    assert prompt.text.endswith(f"<Hello><{end}" if "trim" not in source else f"<{end}")
+    assert prompt.said == "It is "
 
 
 @pytest.mark.parametrize("kind", chat_tokenizers.KINDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -53,7 +53,7 @@ class Letters:
     def raw(self, token: int) -> bytes:
         return bytes([97 + token % 26])
 
-    def detokenizer(self) -> Any:
+    def detokenizer(self, before: Sequence[int] = ()) -> Any:
         return lambda token: "" if token is None else self.raw(token).decode()
 
 

@@ -37,6 +37,9 @@ def refused(**fields: Any) -> str:
     return caught.value.field
 
 
+_CALLED = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+
+
 def _user(*blocks: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(blocks)}
 
@@ -411,6 +414,76 @@ def test_the_form_of_an_answer_is_a_grammar() -> None:
     plan = plan_of(response_format={"type": "json_schema", "json_schema": form})
     assert plan.call.grammar == Grammar("json_schema", '{"type":"object"}', "response_format")
     assert plan_of(grammar={"type": "regex", "value": "a+"}).call.grammar == Grammar("regex", "a+")
+
+
+_CONTINUING = {"add_generation_prompt": False, "continue_final_message": True}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "It is\n  so", [_text("It is")], [{"type": "thinking", "thinking": "hm"}, _text("It is")]],
+)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tools": [_TOOL]},
+        {"tools": [_TOOL], "tool_choice": {"type": "any"}},
+        {"thinking": {"type": "disabled"}},
+        {"grammar": {"type": "regex", "value": "a"}},
+        {"output_config": {"format": {"type": "text"}, "effort": "low"}},
+        {"stream": True},
+    ],
+)
+def test_a_last_message_of_the_assistant_is_continued(content: Any, fields: dict[str, Any]) -> None:
+    asked = {"messages": [*_HI, {"role": "assistant", "content": content}], **fields}
+    call = plan_of(**asked).call
+    assert call.variables.items() >= _CONTINUING.items()
+    assert [message["role"] for message in call.messages or ()] == ["user", "assistant"]
+    assert parse_count(orjson.dumps(asked), Limits()).call.variables == call.variables
+
+
+@pytest.mark.parametrize("content", ["", [], [_text("")], [{"type": "thinking", "thinking": "hm"}]])
+def test_an_empty_last_message_of_the_assistant_is_as_if_absent(content: Any) -> None:
+    messages = [*_HI, {"role": "assistant", "content": content}]
+    call = plan_of(messages=messages, thinking={"type": "enabled", "budget_tokens": 1024}).call
+    assert call.messages == _HI and "continue_final_message" not in call.variables
+    inner = plan_of(messages=[*messages, *_HI]).call
+    assert [message["role"] for message in inner.messages or ()] == ["user", "assistant", "user"]
+
+
+_SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "field", "words"),
+    [
+        ("It is ", {}, "messages", "final assistant content cannot end with trailing whitespace"),
+        ("\n", {}, "messages", "trailing whitespace"),
+        ([_text("It is"), _text(" ")], {}, "messages", "trailing whitespace"),
+        ([_CALLED], {}, "messages[1].content", "send its tool_result next"),
+        ([_text("It is"), _CALLED], {}, "messages[1].content", "send its tool_result next"),
+        ("It is", {"thinking": {"type": "enabled"}}, "messages[1].content", "with thinking"),
+        ("It is", {"thinking": {"type": "adaptive"}}, "messages[1].content", "with thinking"),
+        ("It is", {"enable_thinking": True}, "messages[1].content", "with thinking"),
+        ("{", {"output_config": {"format": _SCHEMA}}, "output_config.format", "not offered where the answer"),
+        ("{", {"output_format": _SCHEMA}, "output_format", "not offered where the answer"),
+        (
+            "{",
+            {"response_format": {"type": "json_object"}},
+            "response_format",
+            "not offered where the answer",
+        ),
+    ],
+)
+def test_a_last_message_that_anthropic_would_not_continue_is_refused(
+    content: Any, fields: dict[str, Any], field: str, words: str
+) -> None:
+    messages = [*_HI, {"role": "assistant", "content": content}]
+    with pytest.raises(InvalidField, match=words) as caught:
+        plan_of(messages=messages, **fields)
+    assert caught.value.field == field and errors.status_of(caught.value) == 400
+    assert plan_of(messages=[*messages, *_HI], **fields)
 
 
 def test_a_count_asks_for_the_same_prompt_and_generates_nothing() -> None:

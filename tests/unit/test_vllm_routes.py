@@ -255,7 +255,7 @@ def test_tokenize_renders_conversations(tmp_path: Path) -> None:
     prompt = next(server.calls).prompt
     assert prompt.messages[1] == {"role": "user", "content": "b"}
     assert prompt.tools.functions == [{"type": "function", "function": function}]
-    assert prompt.variables == {"enable_thinking": False, "add_generation_prompt": True}
+    assert prompt.variables == {"enable_thinking": False}
     server.post("/tokenize", {"messages": SAID, "add_generation_prompt": False, "model": CHAT})
     assert next(server.calls).prompt.variables == {"add_generation_prompt": False}
     server.post("/tokenize", {"messages": SAID, "continue_final_message": True, "model": CHAT})

@@ -137,8 +137,11 @@ class CausalAdapter(Adapter):
         stop_ids = frozenset(call.ending.stop_ids)
         if not call.ending.ignore_eos:
             stop_ids |= self._end_ids
-        parser = partial(self._answers.parser, prompt.text, call.tools) if call.splits else None
-        matcher = None if call.counts_only else self._grammars.factory(call, prompt.text, max_tokens)
+        parse = partial(self._answers.parser, prompt.text, call.tools, said=prompt.said)
+        parser = parse if call.splits else None
+        matcher = (
+            None if call.counts_only else self._grammars.factory(call, prompt.text, max_tokens, prompt.said)
+        )
         return [Prepared(GenerationRequest(None, ids, call, max_tokens, stop_ids, parser, matcher), len(ids))]
 
     def prompt_ids(self, call: GenerateCall) -> list[int]:

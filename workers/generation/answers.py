@@ -74,7 +74,8 @@ class AnswerGrammar:
     """Writes the grammar of one answer.
 
     `special` are the ids of tokens that no text of the answer contains. `reasons`: the prompt has begun reasoning, or
-    the model may begin with reasoning (None), or not (false).
+    the model may begin with reasoning (None), or not (false). In Harmony false says that the prompt ends within a
+    visible message.
     """
 
     def __init__(self, form: Format, special: Mapping[str, int], reasons: bool | None) -> None:
@@ -87,8 +88,7 @@ class AnswerGrammar:
         """The grammar of an answer that calls a function at its end."""
         reasoning = self._reasoning(budget.reasoning)
         if self._form.name == "harmony":
-            talk = self._message(_PREAMBLE, budget.talk)
-            return self._whole(f"{reasoning} {talk} {self._calls(calls)}")
+            return self._whole(f"{reasoning} {self._preamble(budget.talk)} {self._calls(calls)}")
         if not calls.wrapper.mark:
             return self._whole(f"{reasoning} {self._calls(calls)}")
         return self._whole(f"{reasoning} {self._calls(calls, self._until(calls.wrapper.mark, budget.talk))}")
@@ -97,8 +97,8 @@ class AnswerGrammar:
         """The grammar of an answer in which calls may stand, all as they must be."""
         reasoning = self._reasoning(None)
         if self._form.name == "harmony":
-            talk, called = self._message(_PREAMBLE, None), self._calls(calls)
-            final = f"{self._sequence(_FINAL)} {self._terminal(_ANY + self._excluded())}"
+            talk, called = self._preamble(None), self._calls(calls)
+            final = f"{self._final()} {self._terminal(_ANY + self._excluded())}"
             return self._whole(f"{reasoning} ({talk} {called} | {final})")
         text = self._terminal(_ANY + self._excluded())
         if not calls.wrapper.mark:
@@ -112,9 +112,10 @@ class AnswerGrammar:
         reasoning = self._reasoning(budget)
         answer = f"@{name}"
         if self._form.name == "harmony":
-            answer = f"{self._sequence(_FINAL)} {answer}"
+            answer = f"{self._final()} {answer}"
         if calls is not None:
-            answer = f"({answer} | {self._calls(calls)})"
+            ends = self._sequence(_PREAMBLE.closed + _NEXT) if self._is_in_message else ""
+            answer = f"({answer} | {ends} {self._calls(calls)})"
         return self._whole(f"{reasoning} {answer}")
 
     def _whole(self, start: str) -> str:
@@ -156,6 +157,21 @@ class AnswerGrammar:
         blank = self._terminal(r"/\n{1,2}/")
         thought = f"{self._until(tags.closed, budget, within=True)} {blank}?"
         return thought if self._reasons else f"({self._sequence(tags.opened)} {thought})?"
+
+    @property
+    def _is_in_message(self) -> bool:
+        """Whether the prompt ends within a visible message of Harmony."""
+        return self._form.name == "harmony" and self._reasons is False
+
+    def _preamble(self, budget: int | None) -> str:
+        """What may stand before a call in Harmony: a message, or the end of the one that the prompt has begun."""
+        if self._is_in_message:
+            return f"{self._until(_PREAMBLE.closed, budget)} {self._sequence(_NEXT)}"
+        return self._message(_PREAMBLE, budget)
+
+    def _final(self) -> str:
+        """The header of the answer in Harmony, unless the prompt has the header."""
+        return "" if self._is_in_message else self._sequence(_FINAL)
 
     def _message(self, tags: Tags, budget: int | None) -> str:
         """A message of Harmony that may stand before the others."""

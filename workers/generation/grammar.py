@@ -40,7 +40,6 @@ MOST_SCHEMAS = 128
 """Most functions whose arguments are held to their schemas without `strict`."""
 _LINE = re.compile(r"\n +\d+ \| ")
 _KEPT, _KEPT_NBYTES = 64, 4 << 20
-_FORCING = ("required", "named")
 _COMPACT: Any = {"whitespace_flexible": False}
 
 
@@ -105,17 +104,21 @@ class Grammars:
         """Words of 32 bits in a mask."""
         return -(-self._vocabulary // 32)
 
-    def factory(self, call: GenerateCall, prompt: str, max_tokens: int) -> Callable[[], Matcher] | None:
+    def factory(
+        self, call: GenerateCall, prompt: str, max_tokens: int, said: str | None = None
+    ) -> Callable[[], Matcher] | None:
         """Makes the matchers of a request's choices; None for a request without a grammar.
 
-        `prompt` is the text of the prompt, `max_tokens` the most tokens of a choice. Raises `InvalidInput`.
+        `prompt` is the text of the prompt, whose end `said` is the begin of the answer, if any; `max_tokens` the most
+        tokens of a choice. Raises `InvalidInput`.
         """
         tools = _tools_of(call)
         if call.grammar is None and (tools is None or not tools.restricts):
             return None
         if self._lack:
             raise InvalidInput(f"grammars: not offered for this model{self._lack}", param=_field_of(call))
-        compiled = self._whole(call, tools, max_tokens, self._form.reasons(prompt) if call.splits else False)
+        reasons = self._form.reasons(prompt, said) if call.splits else False
+        compiled = self._whole(call, tools, max_tokens, reasons)
         end = self._end_ids[0]
         return lambda: Guide(compiled.deep_copy(), end)
 
@@ -148,7 +151,7 @@ class Grammars:
         def answer() -> AnswerGrammar:
             return AnswerGrammar(self._form, self._special, reasons)
 
-        if tools is not None and tools.choice in _FORCING:
+        if tools is not None and tools.is_forced:
             budget = Budget(_part(max_tokens // 4, MOST_REASONING), _part(max_tokens // 8, MOST_TALK))
             return self._with_calls(tools, lambda calls: answer().forced(calls, budget), call.space)
         if call.grammar is None:

@@ -7,6 +7,7 @@ a template reads is found out once, at the load:
 2. A role is told things in the first form in which the probe stands in the prompt as it is; a text comes first.
 3. A role whose messages are rendered without the probe is left out by the template. Requests with such a message are
    refused, and a template that leaves out the user is refused at the load.
+4. Whether an answer can continue the last message is tried in the same way (`workers.generation.continuing`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ipc.errors import InvalidInput
+from workers.generation import continuing
 
 ROLES = ("user", "system", "assistant", "tool")
 TEXT, PARTS, LEFT_OUT, REFUSED = "text", "parts", "left out", "refused"
@@ -39,8 +41,9 @@ _BEHIND: Mapping[str, Sequence[list[dict[str, Any]]]] = {
     "assistant": ([_USER], []),
     "tool": ([], [_USER]),
 }
-Render = Callable[[list[dict[str, Any]]], str]
-"""The text of a conversation; raises what a template raises."""
+Render = Callable[[list[dict[str, Any]], Mapping[str, Any]], str]
+"""The text of a conversation under variables; raises what a template raises."""
+_UNFINISHED = {"add_generation_prompt": False}
 
 
 class TemplateForms:
@@ -53,6 +56,8 @@ class TemplateForms:
         self._by_role: dict[str, str] = {}
         for role in ROLES:
             self._by_role[role] = self._found(role)
+        self.obstacle = continuing.obstacle(lambda messages: self._probed(self.told(messages), _UNFINISHED))
+        """Why no answer can continue the last message; empty where an answer can."""
 
     def check(self) -> None:
         """Raise ValueError if the template shows no message of a user in any form."""
@@ -73,6 +78,15 @@ class TemplateForms:
         Raises `InvalidInput` for a text that the template would leave out.
         """
         return [self._shaped(message) for message in messages]
+
+    def told(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages of a probe, each in the form that the template reads."""
+        return [
+            {**message, "content": _content(message["content"], PARTS)}
+            if self.of(str(message["role"])) == PARTS and isinstance(message.get("content"), str)
+            else message
+            for message in messages
+        ]
 
     def refused_role(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
         """The first role among messages that the template has refused in every form."""
@@ -95,22 +109,16 @@ class TemplateForms:
         for form in (TEXT, PARTS):
             for before in _BEFORE[role]:
                 for behind in _BEHIND.get(role, ([],)):
-                    prompt = self._probed([*before, _said(role, form), *behind])
+                    prompt = self._probed([*self.told(before), _said(role, form), *self.told(behind)])
                     is_rendered = is_rendered or prompt is not None
                     if prompt is not None and shows(prompt):
                         return form
         return LEFT_OUT if is_rendered else REFUSED
 
-    def _probed(self, messages: list[dict[str, Any]]) -> str | None:
+    def _probed(self, messages: list[dict[str, Any]], variables: Mapping[str, Any] = {}) -> str | None:
         """The prompt of a conversation, None if the template refuses the conversation."""
-        shaped = [
-            {**message, "content": _content("a", PARTS)}
-            if message.get("content") == "a" and self.of(str(message["role"])) == PARTS
-            else message
-            for message in messages
-        ]
         try:
-            return self._render(shaped)
+            return self._render(messages, variables)
         except self._errors as error:
             self._words = self._words or str(error)[:200]
             return None

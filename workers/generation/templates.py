@@ -7,7 +7,8 @@
 4. The rendered text is split at the marks. Marked control tokens are tokenized as the plain text that they are, all
    else as transformers' `apply_chat_template` does. Without marks the ids are the same as those of transformers.
 
-With the variable `continue_final_message` the prompt ends within the last message, which an answer continues.
+With the variable `continue_final_message` the prompt ends within the last message, which an answer continues
+(`workers.generation.continuing`).
 
 A mark is a pair of noncharacters around a control token. A single mark stands where a string of the request ends with
 the beginning of a control token, so that two strings that the template joins make no control token either.
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from ipc.errors import InputTooLong, InvalidInput
+from workers.generation import continuing
 from workers.generation.sandbox import MAX_CHARACTERS, Sandbox, TemplateOverrun
 from workers.generation.template_forms import TemplateForms
 
@@ -34,8 +36,6 @@ MAX_DEPTH = 64
 _BEGIN, _END = "\ufdd0", "\ufdd1"
 _ESCAPED = {r"\ufdd0": _BEGIN, r"\ufdd1": _END}
 _MARK = re.compile("[\ufdd0\ufdd1]")
-_HERE = f"{_END}{_END} "
-"""Stands behind the last message where the prompt shall end. The space shows whether a template strips messages."""
 _WANTS_NINE = re.compile(r"\bid\s*\|\s*length\s*!=\s*9\b")
 """A template that refuses ids of calls without nine characters, which is what Mistral's models write."""
 _LOOKS_LIKE_CONTROL = re.compile(r"<[|｜].*>|<.*[|｜]>|\[/?[A-Z_]{3,}\]|</?(tool_call|tool_response|think)>")
@@ -54,10 +54,11 @@ _USED = ("default", "tool_use")
 
 
 class Prompt(NamedTuple):
-    """A rendered prompt: its token ids and its text."""
+    """A rendered prompt: its token ids and its text, and the begin of the answer if that stands in the prompt."""
 
     ids: list[int]
     text: str
+    said: str | None = None
 
 
 class ChatTemplate:
@@ -114,18 +115,26 @@ class ChatTemplate:
             messages = [_with_short_ids(message) for message in messages]
         marked = [self._marked_message(message) for message in messages]
         others = self._control.mark(dict(variables or {}))
-        continues = others.pop("continue_final_message", False)
-        if continues:
-            marked[-1]["content"] = f"{_continued(marked)}{_HERE}"
-        text = self._rendered(marked, self._control.mark(tools), others)
-        for escaped, mark in _ESCAPED.items():
-            text = text.replace(escaped, mark)
-        text = _cut_here(text) if continues else text
-        return Prompt(self._pieces.encode(text, self._control), _MARK.sub("", text))
+        said = None
+        if others.pop("continue_final_message", False) and messages:
+            said, marked[-1] = messages[-1].get("content"), continuing.marked(marked[-1])
+        text = _unescaped(self._rendered(marked, self._control.mark(tools), others))
+        if said is not None:
+            text = self._unfinished(text, bool(tools))
+        return Prompt(self._pieces.encode(text, self._control), _MARK.sub("", text), said)
 
     def plain(self, text: str) -> list[int]:
         """Token ids of a prompt without a template, with the tokens that the tokenizer puts around each text."""
         return self._pieces.encode_whole(text)
+
+    def _unfinished(self, text: str, with_tools: bool) -> str:
+        """The prompt up to the end of the last message. Raises `InvalidInput` where no answer can continue there."""
+        name, _ = self._chosen(with_tools)
+        cut = continuing.cut(text)
+        why = continuing.LEFT_OUT if cut is None else self._forms[name].obstacle
+        if cut is None or why:
+            raise continuing.refusal(f"the chat template {name!r} of the model {why}")
+        return cut
 
     def _marked_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message without its empty fields, its strings marked.
@@ -162,11 +171,18 @@ class ChatTemplate:
         role = self._forms[self._chosen(bool(tools))[0]].refused_role(messages)
         return _refusal(error, "these messages" if role is None else f"messages of the role {role!a}")
 
-    def _probed(self, name: str, template: jinja2.Template, messages: list[dict[str, Any]]) -> str:
-        """The text of a conversation without variables, as the load asks for it."""
+    def _probed(
+        self,
+        name: str,
+        template: jinja2.Template,
+        messages: list[dict[str, Any]],
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The text of a conversation as the load asks for it."""
         tools = [_TOOL] if name == "tool_use" else None
         names = {"messages": messages, "tools": tools, "documents": None}
-        return self._sandbox.rendered(template, {"add_generation_prompt": True, **self._special, **names})
+        defaults = {"add_generation_prompt": True, **self._special}
+        return _unescaped(self._sandbox.rendered(template, {**defaults, **names, **variables}))
 
     def _render(self, messages: list[dict[str, Any]], tools: Any, variables: Any) -> str:
         name, template = self._chosen(bool(tools))
@@ -325,25 +341,11 @@ def _control_tokens(tokenizer: Any, templates: str) -> frozenset[str]:
     )
 
 
-def _continued(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of the last message. Raises `InvalidInput` for a message without text."""
-    content = messages[-1].get("content") if messages else None
-    if not isinstance(content, str):
-        text = "continue_final_message: the last message has no text to continue"
-        raise InvalidInput(text, param="continue_final_message")
-    return content
-
-
-def _cut_here(text: str) -> str:
-    """The prompt up to the end of the last message, by transformers' rule (chat_template_utils.py).
-
-    Raises `InvalidInput` where the template leaves the message out.
-    """
-    before, found, behind = text.rpartition(_HERE.rstrip())
-    if not found:
-        text = "continue_final_message: the chat template of the model leaves the last message out"
-        raise InvalidInput(text, param="continue_final_message")
-    return before if behind.startswith(" ") else before.rstrip()
+def _unescaped(text: str) -> str:
+    """The text with the marks that a template has written as JSON escapes."""
+    for escaped, mark in _ESCAPED.items():
+        text = text.replace(escaped, mark)
+    return text
 
 
 def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:

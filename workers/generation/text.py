@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ipc.wire.generation import CALLED, FINISHED, HELD, REASONING, CalledFunction, Finish, TokenLogprob
@@ -29,6 +29,8 @@ _SAMPLE = "Ünï 你好 🙂\n\tf(x)  = {0}"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _META = "\u2581"
 _UNFINISHED = "\ufffd"
+_JOINT = 8
+"""Tokens of a prompt with which the first tokens of a continuation are decoded."""
 
 
 class Vocabulary:
@@ -52,9 +54,12 @@ class Vocabulary:
         """The bytes of a token; empty for a number that is no token."""
         return self._bytes.get(token, b"")
 
-    def detokenizer(self) -> Callable[[int | None], str]:
-        """Makes text of the tokens of one choice, given one by one; None asks for what is left."""
-        return self._by_bytes() if self.is_exact else _Window(self._tokenizer, self.silent).push
+    def detokenizer(self, before: Sequence[int] = ()) -> Callable[[int | None], str]:
+        """Makes text of the tokens of one choice, given one by one; None asks for what is left.
+
+        `before` are tokens of a text that the choice continues.
+        """
+        return self._by_bytes() if self.is_exact else _Window(self._tokenizer, self.silent, before).push
 
     def _by_bytes(self) -> Callable[[int | None], str]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -82,9 +87,10 @@ class Vocabulary:
 class _Window:
     """Text of a tokenizer whose tokens have no bytes of their own, by decoding the last tokens with and without one."""
 
-    def __init__(self, tokenizer: Any, silent: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Any, silent: frozenset[int], before: Sequence[int] = ()) -> None:
         self._tokenizer, self._silent = tokenizer, silent
-        self._before: list[int] = []
+        # NOTE: some decoders drop the space before the first token of a text.
+        self._before = list(before)
         self._unsaid: list[int] = []
 
     def push(self, token: int | None) -> str:
@@ -113,7 +119,7 @@ class ChoiceOutput:
     def __init__(self, vocabulary: Vocabulary, request: GenerationRequest, choice: int) -> None:
         self.ended: str | None = None
         self._request, self._choice = request, choice
-        self._text = vocabulary.detokenizer()
+        self._text = vocabulary.detokenizer(request.prompt[-_JOINT:] if request.call.continues_text else ())
         self._parser = request.make_parser() if request.make_parser else PlainParser()
         self._stops = Marks(request.call.ending.stop) if request.call.ending.stop else None
         self._held = ""

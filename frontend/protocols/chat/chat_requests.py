@@ -15,7 +15,14 @@ import msgspec
 from msgspec import Meta
 
 from frontend.generation import bodies
-from frontend.generation.chat_messages import ChatMessage, messages_of
+from frontend.generation.chat_messages import (
+    BeginsAnswer,
+    ChatMessage,
+    ContinuesMessage,
+    end_variables,
+    messages_of,
+)
+from frontend.generation.conversation import is_continued
 from frontend.generation.errors import InvalidField
 from frontend.generation.grammars import grammar_of
 from frontend.generation.reasoning import Effort, template_variables
@@ -67,6 +74,8 @@ class ChatRequest(ChoiceFields, kw_only=True):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Meta(description="Values for the template of the conversation.")
     ] = None
+    add_generation_prompt: BeginsAnswer = None
+    continue_final_message: ContinuesMessage = None
     truncate_sequence: Annotated[
         bool | None,
         Meta(description="Cut the beginning of a prompt that is too long, in place of a refusal."),
@@ -105,12 +114,18 @@ def _call(request: ChatRequest, limits: Limits) -> GenerateCall:
     choice = choice_of(request.tool_choice, [function.name for function in functions])
     limit = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     limit_name = "max_completion_tokens" if request.max_tokens is None else "max_tokens"
+    messages = messages_of(request.messages, limits)
+    end = end_variables(request.add_generation_prompt, request.continue_final_message)
+    if request.continue_final_message and not is_continued(messages[-1]):
+        where = f"messages[{len(messages) - 1}]"
+        raise InvalidField(where, "continue_final_message needs a text of the assistant here, without calls")
     return GenerateCall(
-        messages=messages_of(request.messages, limits),
+        messages=messages,
         tools=tool_use(functions, choice, request.parallel_tool_calls),
         variables=template_variables(
             request.enable_thinking, request.reasoning_effort, request.chat_template_kwargs
-        ),
+        )
+        | end,
         sampling=sampling_of(request, alternatives_of(request.logprobs, request.top_logprobs)),
         ending=ending_of(limit, request.stop, request.ignore_eos, names=(limit_name, "stop")),
         grammar=grammar_of(request.response_format, request.grammar),

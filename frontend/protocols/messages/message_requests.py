@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from frontend.generation import bodies
-from frontend.generation.conversation import Conversation, text_of
+from frontend.generation.conversation import CONTINUING, Conversation, is_continued, text_of
 from frontend.generation.errors import InvalidField
 from frontend.generation.grammars import grammar_of
 from frontend.generation.reasoning import Effort, variables_of
@@ -110,10 +110,12 @@ def parse_count(body: bytes, limits: Limits) -> MessagesPlan:
 
 
 def _call(request: MessagesRequest, limits: Limits) -> GenerateCall:
+    messages, grammar = _messages(request, limits), _grammar(request)
+    end = _continuing(request, messages, grammar) if request.messages[-1].role == "assistant" else {}
     return GenerateCall(
-        messages=_messages(request, limits),
+        messages=messages,
         tools=tools_of(request.tools, request.messages, request.tool_choice),
-        variables=_variables(request),
+        variables={**_variables(request), **end},
         sampling=sampling_of(request, alternatives_of(request.logprobs, request.top_logprobs)),
         ending=ending_of(
             request.max_tokens,
@@ -121,7 +123,7 @@ def _call(request: MessagesRequest, limits: Limits) -> GenerateCall:
             request.ignore_eos,
             names=("max_tokens", "stop_sequences"),
         ),
-        grammar=_grammar(request),
+        grammar=grammar,
         truncate=bool(request.truncate_sequence),
         salt=salt_of(request.cache_salt),
     )
@@ -135,6 +137,30 @@ def _messages(request: MessagesRequest, limits: Limits) -> list[dict[str, Any]]:
         talk.add("system", text_of(request.system, "system"), "system")
     add_messages(talk, request.messages)
     return talk.finished()
+
+
+def _continuing(
+    request: MessagesRequest, messages: list[dict[str, Any]], grammar: Grammar | None
+) -> Mapping[str, bool]:
+    """Variables of a template whose last message the answer continues; an empty message is taken off `messages`.
+
+    Raises `InvalidField` for a message that Anthropic would not continue.
+    """
+    last, where = messages[-1], f"messages[{len(request.messages) - 1}].content"
+    if not is_continued(last):
+        raise InvalidField(
+            where, "a last message with tool_use cannot be continued: send its tool_result next"
+        )
+    if not last["content"] and len(messages) > 1:
+        messages.pop()
+        return {}
+    if last["content"][-1:].isspace():
+        raise InvalidField("messages", "final assistant content cannot end with trailing whitespace")
+    if thinking_of(request.thinking, request.enable_thinking):
+        raise InvalidField(where, "a last message of the assistant cannot be continued with thinking")
+    if grammar is not None and request.grammar is None:
+        raise InvalidField(grammar.field, "not offered where the answer continues a message of the assistant")
+    return CONTINUING
 
 
 def _variables(request: MessagesRequest) -> dict[str, Any]:

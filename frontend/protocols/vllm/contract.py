@@ -10,7 +10,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.generation.chat_messages import ChatMessage, messages_of
+from frontend.generation.chat_messages import (
+    BeginsAnswer,
+    ChatMessage,
+    ContinuesMessage,
+    end_variables,
+    messages_of,
+)
 from frontend.generation.reasoning import template_variables
 from frontend.generation.tools import choice_of, functions_of, tool_use
 from frontend.openapi.operation import Operation, asking
@@ -223,13 +229,8 @@ class PromptRequest(Naming, kw_only=True):
         ),
     ] = None
     return_token_strs: Annotated[bool | None, Meta(description="Give the tokens as strings too.")] = None
-    add_generation_prompt: Annotated[
-        bool | None, Meta(description="End the conversation with the beginning of an answer; the default.")
-    ] = None
-    continue_final_message: Annotated[
-        bool | None,
-        Meta(description="End with the last message, unfinished; excludes a true `add_generation_prompt`."),
-    ] = None
+    add_generation_prompt: BeginsAnswer = None
+    continue_final_message: ContinuesMessage = None
     tools: Annotated[list[Any] | None, Meta(description="Functions for the chat template, at most 128.")] = (
         None
     )
@@ -260,20 +261,13 @@ class PromptRequest(Naming, kw_only=True):
         for name, given in refused.items():
             if given:
                 raise InvalidInput(f"{name}: not offered with messages, leave the field out")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise InvalidInput("continue_final_message: cannot be true beside add_generation_prompt")
         functions = functions_of(self.tools, {})
         variables = template_variables(None, None, self.chat_template_kwargs)
         return GenerateCall(
             messages=messages_of(self.messages, limits),
             tools=tool_use(functions, choice_of(None, [one.name for one in functions]), None),
-            variables={**variables, **self._ending()},
+            variables=variables | end_variables(self.add_generation_prompt, self.continue_final_message),
         )
-
-    def _ending(self) -> dict[str, bool]:
-        if self.continue_final_message:
-            return {"add_generation_prompt": False, "continue_final_message": True}
-        return {"add_generation_prompt": self.add_generation_prompt is not False}
 
 
 class TokenIdsRequest(Naming, kw_only=True):

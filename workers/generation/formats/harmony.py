@@ -27,13 +27,16 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 
 
 class HarmonyParser:
-    """An `OutputParser` for Harmony. Without `calls`, messages to functions are visible as they were written."""
+    """An `OutputParser` for Harmony. Without `calls`, messages to functions are visible as they were written.
 
-    def __init__(self, schemas: Schemas, *, calls: bool) -> None:
+    `continues`: the prompt ends within a visible body.
+    """
+
+    def __init__(self, schemas: Schemas, *, calls: bool, continues: bool = False) -> None:
         self._schemas, self._calls = schemas, calls
         self._ends = Marks(["<|end|>", "<|return|>", "<|call|>", *OPENINGS])
         self._rest = self._header = ""
-        self._kind: int | None = None
+        self._kind: int | None = TEXT if continues else None
         self._recipient = ""
         self._arguments = JsonEnd(0)
         self._from = 0

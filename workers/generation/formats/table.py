@@ -69,8 +69,10 @@ class Format(NamedTuple):
     wrapper: Wrapper | None = None
     template: Any = None
 
-    def parser(self, prompt: str, tools: ToolUse | None, splits: bool = True) -> OutputParser:
-        """A parser for one choice that answers `prompt` (text).
+    def parser(
+        self, prompt: str, tools: ToolUse | None, splits: bool = True, said: str | None = None
+    ) -> OutputParser:
+        """A parser for one choice that answers `prompt` (text), whose end `said` is the begin of the answer, if any.
 
         Without `splits` all text is visible. With the choice `none`, and without tools, calls are visible text.
         """
@@ -82,8 +84,9 @@ class Format(NamedTuple):
             functions = tools.functions if tools is not None and calls else []
             return TemplatedParser(self.template, prompt, functions, calls=calls)
         if self.layout is None:
-            return harmony.HarmonyParser(schemas, calls=calls)
-        return TagParser(self.layout, schemas, calls=calls, reasons=bool(self.reasons(prompt)))
+            return harmony.HarmonyParser(schemas, calls=calls, continues=said is not None)
+        reasons = bool(self.reasons(prompt, said))
+        return TagParser(self.layout, schemas, calls=calls, reasons=reasons, continues=bool(said))
 
     @property
     def reasoning(self) -> Tags | None:
@@ -104,10 +107,15 @@ class Format(NamedTuple):
         """Whether an answer may begin with a call in JSON, without a mark."""
         return self.layout is not None and self.layout.bare
 
-    def reasons(self, prompt: str) -> bool | None:
-        """Whether the prompt ends within reasoning; None if the answer may begin with reasoning of its own."""
+    def reasons(self, prompt: str, said: str | None = None) -> bool | None:
+        """Whether the prompt ends within reasoning; None if the answer may begin with reasoning of its own.
+
+        What was `said` of an answer already is no reasoning, unless reasoning stands open there.
+        """
         if self.name == "harmony":
-            return None
+            return None if said is None else False
+        if self.reasoning is not None and said:
+            return said.rfind(self.reasoning.opened) > said.rfind(self.reasoning.closed)
         if self.reasoning is None or prompt.rstrip().endswith(self.reasoning.closed):
             return False
         return True if prompt.rstrip().endswith(self.reasoning.opened) else None

@@ -67,10 +67,12 @@ class Layout(NamedTuple):
 class TagParser:
     """An `OutputParser` for a layout. `schemas` are those of the request's functions; without calls, none is parsed.
 
-    `reasons`: the prompt has opened reasoning already.
+    `reasons`: the prompt has opened reasoning already. `continues`: the answer has begun in the prompt.
     """
 
-    def __init__(self, layout: Layout, schemas: Schemas, *, calls: bool, reasons: bool) -> None:
+    def __init__(
+        self, layout: Layout, schemas: Schemas, *, calls: bool, reasons: bool, continues: bool = False
+    ) -> None:
         self._layout, self._schemas = layout, schemas
         self._opened: dict[str, Opened] = dict(layout.calls) if calls else {}
         self._bare = layout.bare and calls
@@ -80,7 +82,7 @@ class TagParser:
         self._inside = Marks([layout.reasoning.closed] if layout.reasoning else [])
         self._rest = self._blanks = ""
         self._reasons = reasons and layout.reasoning is not None
-        self._begins, self._skips = True, self._reasons
+        self._begins, self._skips = True, self._reasons and not continues
         self._after_call = False
         self._region: Region | None = None
         self._tokens = 0
