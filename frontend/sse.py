@@ -1,6 +1,7 @@
 """Responses of Server-Sent Events, for every protocol: events as they come, comments while nothing comes, errors.
 
-1. `begin` may wait for the first event. What fails before is an ordinary error with a status of its own.
+1. `begin` waits for the first event, for `idle_s` at most: then the stream opens with what its protocol has for that.
+   What fails before is an ordinary error with a status of its own, what fails later the end of the stream.
 2. An event is asked for when the one before has been written: a client that does not read holds its own stream only.
 3. A stream that has nothing to say for `idle_s` sends a comment, so that nobody between takes it for dead.
 4. An error ends the stream with the events that the protocol has for it. The request is counted at the very end.
@@ -28,6 +29,8 @@ COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 """The last event of the streams of OpenAI."""
 
+Opening = Callable[[], bytes]
+"""The events that begin a stream whose request still waits."""
 RenderError = Callable[[PenstockError], tuple[int, bytes]]
 """(HTTP status to count, events that end the stream) of an error."""
 
@@ -40,6 +43,11 @@ def data(text: bytes) -> bytes:
 def named(name: str, text: bytes) -> bytes:
     """An event with a name. `text` is one line."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), text)
+
+
+def comment() -> bytes:
+    """The opening of protocols without an event for that."""
+    return COMMENT
 
 
 def prepare(resp: Response, content_type: str = CONTENT_TYPE) -> None:
@@ -60,27 +68,31 @@ class EventStream:
         protocol: str,
         render_error: RenderError,
         *,
-        idle_s: float = 0.0,
+        idle_s: float,
         idle: bytes = COMMENT,
+        opening: Opening = comment,
     ) -> None:
-        """`events` are framed and may raise a `PenstockError`; an empty first piece says that the stream has begun.
+        """`events` are framed and may raise a `PenstockError`; an empty piece says that the stream has begun.
 
-        `idle` is sent after `idle_s` seconds without an event (0: never).
+        After `idle_s` seconds without an event `idle` is sent, or `opening` in place of the first event.
         """
         self._services, self._req, self._events = services, req, events
         self._protocol, self._render_error = protocol, render_error
-        self._idle_s, self._idle = idle_s, idle
+        self._idle, self._opening = idle, opening
         self._scope: RequestScope = req.context.penstock
-        self._reader: _Reader | None = None
+        self._reader = _Reader(events, idle_s)
         self._first: bytes | None = None
         self._ended = self._finished = False
 
     async def begin(self) -> None:
-        """Wait for the first event, or the end. Raises what fails before that; the status is fixed from then on."""
+        """Wait until the stream opens, or ends. Raises what fails before that; the status is fixed from then on."""
         try:
-            self._first = await anext(self._events, None)
+            first = await self._reader.next()
+            self._first = self._opening() if first is None else first
+        except StopAsyncIteration:
+            self._ended = True
         except BaseException:
-            await self._events.aclose()
+            await self._leave_events()
             raise
         self._scope.streams = True
 
@@ -115,11 +127,8 @@ class EventStream:
             return self._noted(PenstockError("internal error"))
 
     async def _next(self) -> bytes:
-        if not self._idle_s:
-            return await anext(self._events)
-        if self._reader is None:
-            self._reader = _Reader(self._events, self._idle_s)
-        event = await self._reader.next()
+        while (event := await self._reader.next()) == b"":
+            pass
         return self._idle if event is None else event
 
     def _noted(self, error: PenstockError) -> bytes:
@@ -132,16 +141,17 @@ class EventStream:
 
     async def close(self) -> None:
         """End the work if it still goes on, and count the request. Called by Falcon when the response is over."""
-        if self._reader is not None:
-            await self._reader.close()
-            self._reader = None
-        await self._events.aclose()
+        await self._leave_events()
         if not self._finished:
             self._finished = True
             if not self._ended:
                 self._noted(self._scope.ended_early())
             outcome = Outcome(self._req.method, self._req.path, self._req.uri_template or "", 200)
             self._services.finisher.finish(self._scope, self._protocol, outcome)
+
+    async def _leave_events(self) -> None:
+        await self._reader.close()
+        await self._events.aclose()
 
 
 class _Reader:

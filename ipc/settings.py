@@ -304,7 +304,7 @@ class Generation(Section, frozen=True):
     A model has at most `max_sequences` running and `max_waiting` waiting sequences, and `prefill_tokens` of prompts in
     one step; 0 = as many as suit the device. With `cuda_graphs` CUDA replays steps of single tokens. Beginnings of
     prompts are found by the API key that sent them, with `share_prefixes` by all keys. `keep_alive_s` is the time
-    between comments in an idle stream.
+    until a stream opens whose request waits, and between comments in an idle stream.
     """
 
     default_model: str = ""

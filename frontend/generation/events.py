@@ -16,7 +16,7 @@ from ipc.wire.generation import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The prompt is tokenized, and has so many tokens; `cached_tokens` of them need not be computed."""
+    """The engine has begun with a prompt of so many tokens; `cached_tokens` of them need not be computed."""
 
     prompt_tokens: int
     cached_tokens: int = 0
@@ -86,7 +86,10 @@ class Generation(ABC):
     """One running request: an async iterator of lists of events, each with all that has arrived since the last list.
 
     The list with `Ended` is the last. The text of a list counts as taken by the client when the next list is asked for.
+    `prompt_tokens` is there before `Started` where the prompt is tokenized while the request waits for the engine.
     """
+
+    prompt_tokens: int | None = None
 
     def __aiter__(self) -> Self:
         return self

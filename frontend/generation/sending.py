@@ -16,7 +16,7 @@ from frontend.generation.events import Generation
 from frontend.generation.outcome import Outcome
 from frontend.http.rendering import off_loop_if
 from frontend.services import Services
-from frontend.sse import COMMENT, EventStream, RenderError
+from frontend.sse import COMMENT, EventStream, Opening, RenderError, comment
 from ipc.errors import PenstockError
 
 MANY_TOKENS = 2048
@@ -58,13 +58,17 @@ async def send_stream(
     protocol: str,
     last_events: RenderError,
     *,
+    opening: Opening = comment,
     idle: bytes = COMMENT,
 ) -> None:
     """Answer with `events`, whose first piece says that the stream has begun. Raises what fails before that.
 
-    `last_events` end a stream that fails; `idle` is sent at the keep-alive interval while no event comes.
+    `last_events` end a stream that fails; `idle` is sent at the keep-alive interval while no event comes, and `opening`
+    in place of the first.
     """
     idle_s = services.settings.generation.keep_alive_s
-    stream = EventStream(services, req, events, protocol, last_events, idle_s=idle_s, idle=idle)
+    stream = EventStream(
+        services, req, events, protocol, last_events, opening=opening, idle=idle, idle_s=idle_s
+    )
     await stream.begin()
     stream.answer(resp)

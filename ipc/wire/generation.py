@@ -5,7 +5,8 @@
 3. The frontend says with `DeltasTaken` how many bytes (`nbytes_of`) its clients have taken. A worker pauses a stream
    with more than `WINDOW_NBYTES` that are not taken, and never holds up another stream.
 
-Every stream begins with an entry STARTED. Each choice ends with one entry FINISHED. Entries of one choice are in order.
+Every stream begins with an entry QUEUED, then STARTED; one that only counts its prompt has STARTED alone. Each choice
+ends with one entry FINISHED. Entries of one choice are in order.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import msgspec
 
 from ipc.wire.messages import Wire
 
-STARTED, TEXT, REASONING, CALLED, FINISHED, HELD = range(6)
-"""Kinds of entries: the prompt is tokenized; visible text; text of reasoning; a whole tool call; a choice has ended;
-a choice goes on with tokens whose text waits, as the text may become a tool call or a stop string."""
+STARTED, TEXT, REASONING, CALLED, FINISHED, HELD, QUEUED = range(7)
+"""Kinds of entries: the engine has begun; visible text; text of reasoning; a whole tool call; a choice has ended;
+a choice goes on with tokens whose text waits, as the text may become a tool call or a stop string; the prompt is
+tokenized, and the request waits for the engine."""
 
 WINDOW_NBYTES = 64 << 10
 """Bytes that a worker sends ahead of the client of one stream."""
@@ -79,7 +81,7 @@ class Deltas(Wire, frozen=True, tag="deltas"):
 
     ids      request of the entry
     choices  number of the choice, from 0
-    kinds    STARTED, TEXT, REASONING, CALLED, FINISHED or HELD
+    kinds    STARTED, TEXT, REASONING, CALLED, FINISHED, HELD or QUEUED
     texts    text of TEXT and REASONING, else empty
     tokens   how many tokens the entry stands for
     The maps hold, by number of the entry, what few entries have.

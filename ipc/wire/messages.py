@@ -14,7 +14,7 @@ import msgspec
 from ipc.catalog.model_config import ModelConfig
 from ipc.wire.field_names import FieldNames
 
-VERSION = 14
+VERSION = 15
 LANES = ("interactive", "bulk")
 
 

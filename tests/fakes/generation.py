@@ -41,12 +41,17 @@ class RecordedGeneration(Generation):
 
 
 class RecordedEngine(Engine):
-    """Answers each request with the next script of `scripts`, the last one for ever; notes works and ended contexts."""
+    """Answers each request with the next script of `scripts`, the last one for ever; notes works and ended contexts.
+
+    Requests stand in the queue while `queue` is closed.
+    """
 
     def __init__(self, scripts: Sequence[Sequence[Step] | PenstockError]) -> None:
         self.scripts = list(scripts)
         self.works: list[Work] = []
         self.ended = 0
+        self.queue = threading.Event()
+        self.queue.set()
 
     @property
     def calls(self) -> list[GenerateCall]:
@@ -56,6 +61,8 @@ class RecordedEngine(Engine):
     @asynccontextmanager
     async def generate(self, scope: RequestScope, work: Work) -> AsyncIterator[Generation]:
         self.works.append(work)
+        if not self.queue.is_set():
+            await asyncio.to_thread(self.queue.wait)
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         if isinstance(script, PenstockError):
             raise script

@@ -12,6 +12,7 @@ from ipc.wire.generation import (
     CALLED,
     FINISHED,
     HELD,
+    QUEUED,
     REASONING,
     STARTED,
     TEXT,
@@ -24,10 +25,10 @@ from ipc.wire.generation import (
 )
 from ipc.wire.messages import Cancel, Credits, Failure, ModelStatus, Result, Submit, Timing
 
-Entry = tuple[int, int, str | Start | CalledFunction | Finish | None]
+Entry = tuple[int, int, str | int | Start | CalledFunction | Finish | None]
 """Request, choice, and what a step added: a text stands for one token, a text that begins with "?" is reasoning.
 
-None says that the choice goes on with text that waits.
+A number says that a prompt of so many tokens waits for the engine, None that the choice goes on with text that waits.
 """
 
 
@@ -38,6 +39,8 @@ def deltas(*entries: Entry, logprobs: dict[int, list[TokenLogprob]] | None = Non
         text, tokens = "", 0
         if isinstance(what, str):
             kind, text, tokens = REASONING if what.startswith("?") else TEXT, what, 1
+        elif isinstance(what, int):
+            kind, made.starts[at] = QUEUED, Start(what)
         elif isinstance(what, Start):
             kind, made.starts[at] = STARTED, what
         elif isinstance(what, CalledFunction):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -443,23 +442,25 @@ def test_a_wrong_method_is_405(server: Server) -> None:
     assert (response.status_code, response.headers["allow"]) == (405, "POST, OPTIONS")
 
 
-def _idle(server: Server, steps: Sequence[bytes | None]) -> EventStream:
-    async def events() -> Any:
-        for step in steps:
-            if step is None:
-                await asyncio.Event().wait()
-            yield step
+async def _framed(*steps: bytes | None) -> Any:
+    """Framed events; behind None nothing comes any more."""
+    for step in steps:
+        if step is None:
+            await asyncio.Event().wait()
+        yield step
 
+
+def _idle(server: Server, events: Any) -> EventStream:
     scope = plain_scope()
     scope.deadline_ns = deadline.after(20)
     req: Any = SimpleNamespace(path="/", method="POST", uri_template="", scope={})
     req.context = SimpleNamespace(penstock=scope)
-    return EventStream(server.services, req, events(), "chat", lambda error: (500, b"failed"), idle_s=0.001)
+    return EventStream(server.services, req, events, "chat", lambda error: (500, b"failed"), idle_s=0.001)
 
 
 def test_a_silent_stream_sends_comments_and_can_be_left(server: Server) -> None:
     async def act() -> list[bytes]:
-        stream = _idle(server, [b"", b"data: 1\n\n", None])
+        stream = _idle(server, _framed(b"", b"data: 1\n\n", None))
         await stream.begin()
         told = [await anext(stream) for _ in range(3)]
         await stream.close()
@@ -478,8 +479,7 @@ def test_an_event_behind_a_comment_comes_once_and_the_stream_ends(server: Server
             yield b"data: 1\n\n"
             yield b"data: 2\n\n"
 
-        stream = _idle(server, [])
-        stream._events = events()
+        stream = _idle(server, events())
         await stream.begin()
         told = [await anext(stream)]
         going_on.set()
@@ -505,8 +505,7 @@ def test_a_stream_is_counted_though_its_next_event_fails_when_nobody_waits(
             await going_on.wait()
             raise KeyError("a bug")
 
-        stream = _idle(server, [])
-        stream._events = events()
+        stream = _idle(server, events())
         await stream.begin()
         assert await anext(stream) == b": keep-alive\n\n"
         going_on.set()

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ipc.errors import InferenceFailed, QueueFull
 from ipc.settings import Generation, Settings
-from ipc.wire.generation import FINISHED, STARTED, Deltas
+from ipc.wire.generation import FINISHED, QUEUED, STARTED, Deltas
 from ipc.wire.messages import Ending, GenerateCall, Sampling
 from tests.fakes.clock import Clock
 from tests.fakes.generating import NotedMasks
@@ -122,6 +122,7 @@ class Received:
 
     def __init__(self) -> None:
         self.texts: dict[tuple[int, int], str] = {}
+        self.queued: dict[int, int] = {}
         self.started: dict[int, int] = {}
         self.finished: dict[tuple[int, int], str] = {}
         self.ends: dict[int, str] = {}
@@ -135,9 +136,11 @@ class Received:
         ):
             assert number not in self.ends, "an entry after the end"
             assert (number, choice) not in self.finished, "an entry after the end of its choice"
-            if kind == STARTED:
-                assert number not in self.started
-                self.started[number] = deltas.starts[at].prompt_tokens
+            if kind in (QUEUED, STARTED):
+                told = self.queued if kind == QUEUED else self.started
+                assert number not in told and number not in self.started, "a beginning comes once, in order"
+                told[number] = deltas.starts[at].prompt_tokens
+                assert self.queued.get(number, told[number]) == told[number]
                 continue
             assert number in self.started, "an entry before the start"
             if kind == FINISHED:

@@ -227,6 +227,31 @@ def test_events_come_in_order_with_sums_at_the_end(tmp_path: Path) -> None:
     on_loop(tmp_path, work)
 
 
+def test_a_generation_begins_with_its_prompt_tokenized_and_is_in_the_queue_until_it_starts(
+    tmp_path: Path,
+) -> None:
+    async def work(frontend: Frontend) -> None:
+        first, second = frontend.workers
+        async with AsyncExitStack() as stack:
+            task = await opening(frontend, stack, frontend.work())
+            request = first.asked[0].id
+            first.say((request, 0, 5))
+            generation = await task
+            assert generation.prompt_tokens == 5 and first.channel.cost == 16
+            reading = asyncio.ensure_future(anext(generation))
+            await turn()
+            assert not reading.done(), "nothing is told before the engine begins"
+            first.die()
+            await turn()
+            again = second.asked[0].id
+            second.say((again, 0, 5))
+            second.say((again, 0, Start(5, 3)), (again, 0, "a"))
+            assert await reading == [Started(5, 3), Text(0, "a", 1, None)]
+            assert second.channel.cost == 0
+
+    on_loop(tmp_path, work)
+
+
 def test_a_call_that_only_counts_ends_with_the_tokens_of_its_prompt(tmp_path: Path) -> None:
     async def work(frontend: Frontend) -> None:
         async with generating(frontend, counts_only=True) as (request, generation):

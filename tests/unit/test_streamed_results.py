@@ -158,7 +158,7 @@ def test_who_leaves_early_is_booked_as_gone(tmp_path: Path) -> None:
 
         req: Any = SimpleNamespace(path="/v2/models/parts/generate_stream", method="POST", uri_template="")
         req.context, req.scope = SimpleNamespace(penstock=current_scope.get()), {}
-        events = EventStream(services, req, texts(), "kserve", lambda error: (error.status, b""))
+        events = EventStream(services, req, texts(), "kserve", lambda error: (error.status, b""), idle_s=60)
         await events.begin()
         assert await anext(events) == b"data: {}\n\n"
         await events.close()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ipc.errors import QueueFull
-from ipc.wire.generation import STARTED, WINDOW_NBYTES, Deltas, Start, nbytes_of
+from ipc.wire.generation import QUEUED, STARTED, WINDOW_NBYTES, Deltas, Start, nbytes_of
 from ipc.wire.messages import GenerateCall
 from workers.adapters.base import Adapter
 from workers.device import oom
@@ -125,12 +125,15 @@ class Generations(Strategy):
         return False
 
     def arrive(self, job: Job) -> bool:
-        """Answer a job that only counts its prompt; all others wait for the device."""
-        if not _call_of(job).counts_only:
+        """Tell the tokens of a prompt. A job that only counts them is answered; all others wait for the device."""
+        if job.kept.runs:
             return True
-        self._send(job.session, [(job, Emission(job, 0, STARTED, start=Start(job.prepared[0].cost)))])
-        self._table.complete(job, 1, [])
-        return False
+        counts_only = _call_of(job).counts_only
+        kind = STARTED if counts_only else QUEUED
+        self._send(job.session, [(job, Emission(job, 0, kind, start=Start(job.prepared[0].cost)))])
+        if counts_only:
+            self._table.complete(job, 1, [])
+        return not counts_only
 
     def run(self, batch: Batch) -> int:
         """Take the jobs of a batch into the engine, and run steps for a while; returns how many tokens ran."""

@@ -7,7 +7,8 @@
    entry HELD says that tokens come whose text waits. The client sees nothing of such an entry.
 4. The `Result` of the job ends the stream. The sums of all choices stand in the last event.
 
-A stream that has started is in no queue of the worker and costs nothing (`Outstanding`).
+A stream begins when its prompt is tokenized (QUEUED), and waits for the engine from then on. A stream that the engine
+has begun (STARTED) is in no queue of the worker and costs nothing (`Outstanding`).
 
 Latencies and tokens are counted when entries arrive, whether or not the client reads.
 """
@@ -30,6 +31,7 @@ from ipc.errors import DeadlineExceeded, WorkerLost
 from ipc.wire.generation import (
     CALLED,
     HELD,
+    QUEUED,
     REASONING,
     STARTED,
     TEXT,
@@ -98,6 +100,10 @@ class DeltaStream(Incoming[Event], Generation):
         return events
 
     @property
+    def _has_begun(self) -> bool:
+        return self.prompt_tokens is not None or super()._has_begun
+
+    @property
     def _has_ended(self) -> bool:
         """Whether the worker has answered without an error."""
         return self._failure is None and self._final.done() and self._final.exception() is None
@@ -105,7 +111,9 @@ class DeltaStream(Incoming[Event], Generation):
     def take(self, deltas: Deltas, at: int, now_ns: int) -> None:
         """Entry `at` of `deltas` has arrived."""
         kind, choice = deltas.kinds[at], deltas.choices[at]
-        if kind == STARTED:
+        if kind == QUEUED:
+            self.prompt_tokens = deltas.starts[at].prompt_tokens
+        elif kind == STARTED:
             self._start = start = deltas.starts[at]
             self._waiting.append(Started(start.prompt_tokens, start.cached_tokens))
             self.channel.rest(self._request)

@@ -1,6 +1,6 @@
 """One request for generated text, over as many runs as it takes until its answer begins.
 
-1. The first list of events is there when a worker has tokenized the prompt.
+1. The generation begins when a worker has tokenized the prompt. `Started` follows when the engine has begun.
 2. A run that is lost before its answer has begun is followed by another, by the rule of retries. The client sees one
    `Started`.
 3. A run that is lost later ends the request with one error.
@@ -31,6 +31,7 @@ class LocalGeneration(Generation):
     async def begun(self) -> Self:
         """Wait until a worker has tokenized the prompt. Raises a `PenstockError` as `Client.call` does."""
         self._run = await self._client.run(self._attempts, self._open)
+        self.prompt_tokens = self._run.prompt_tokens
         return self
 
     async def _open(self, channel: Channel, attempts: Attempts) -> DeltaStream:

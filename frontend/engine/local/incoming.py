@@ -51,10 +51,11 @@ class Incoming(ABC, Generic[T]):
         self._final.add_done_callback(lambda _: then())
 
     async def begun(self) -> Self:
-        """Wait for the first arrival or the end. Raises the error of an earlier failure, and closes the stream then."""
+        """Wait for the beginning or the end. Raises the error of an earlier failure, and closes the stream then."""
         try:
-            await self._something()
-            if not self._waiting:
+            while not (self._has_begun or self._has_no_more):
+                await self._arrival()
+            if not self._has_begun:
                 self._check()
         except BaseException:
             self.close()
@@ -70,11 +71,25 @@ class Incoming(ABC, Generic[T]):
         """Whether the reader waits."""
         return self._wanted is not None and not self._wanted.done()
 
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the worker has accepted the request."""
+        return bool(self._waiting)
+
+    @property
+    def _has_no_more(self) -> bool:
+        """Whether nothing comes any more."""
+        return self._failure is not None or self._final.done()
+
     async def _something(self) -> None:
         """Wait until something is there, or the stream has ended."""
-        while not (self._waiting or self._failure or self._final.done()):
-            self._wanted = asyncio.get_running_loop().create_future()
-            await self._wanted
+        while not (self._waiting or self._has_no_more):
+            await self._arrival()
+
+    async def _arrival(self) -> None:
+        """Wait until something has happened."""
+        self._wanted = asyncio.get_running_loop().create_future()
+        await self._wanted
 
     def _check(self) -> Delivery:
         """The final result. Raises the error of the stream in its place."""

@@ -9,7 +9,7 @@ from falcon.asgi import Request, Response
 
 from frontend.engine.scope import RequestScope
 from frontend.generation import bodies
-from frontend.generation.running import find_loaded, running
+from frontend.generation.running import named_model, running
 from frontend.generation.sending import gathered, send_json
 from frontend.http.inference import InferenceRoute
 from frontend.protocols.chat import chat_answer, chat_chunks
@@ -18,7 +18,6 @@ from frontend.protocols.chat.envelope import Envelope
 from frontend.protocols.chat.sending import send_events
 from frontend.sse import DONE, data
 from ipc.catalog.entries import ModelEntry
-from ipc.wire.messages import ModelStatus
 
 
 class ChatResource(InferenceRoute):
@@ -30,25 +29,25 @@ class ChatResource(InferenceRoute):
         """One request."""
         services = self.services
         plan = await bodies.receive(services, req, partial(parse, limits=services.settings.limits))
-        entry, status = await find_loaded(services, req, scope, plan.model)
+        entry = named_model(services, scope, plan.model)
         if plan.streams:
-            await send_events(services, req, resp, self._chunks(scope, entry, status, plan))
+            await send_events(services, req, resp, self._chunks(req, scope, entry, plan))
             return
         envelope = Envelope.new("chatcmpl", chat_answer.OBJECT, entry.id)
         render = partial(chat_answer.answer_of, envelope, logprobs=plan.has_logprobs)
-        async with running(services, scope, entry, status, plan.call) as generation:
+        async with running(services, req, scope, entry, plan.call) as generation:
             outcome = await gathered(generation, plan.call.n, render)
         await send_json(resp, render, outcome)
 
     async def _chunks(
-        self, scope: RequestScope, entry: ModelEntry, status: ModelStatus, plan: ChatPlan
+        self, req: Request, scope: RequestScope, entry: ModelEntry, plan: ChatPlan
     ) -> AsyncGenerator[bytes, None]:
         """The events of a stream, after an empty piece once the prompt has been accepted."""
         envelope = Envelope.new("chatcmpl", chat_chunks.OBJECT, entry.id)
         chunks = chat_chunks.ChatChunks(
             envelope, plan.call.n, logprobs=plan.has_logprobs, include_usage=plan.include_usage
         )
-        async with running(self.services, scope, entry, status, plan.call) as generation:
+        async with running(self.services, req, scope, entry, plan.call) as generation:
             yield b""
             async for events in generation:
                 if made := chunks.feed(events):

@@ -13,7 +13,7 @@ from frontend.engine.scope import RequestScope
 from frontend.generation import bodies
 from frontend.generation.events import Generation
 from frontend.generation.outcome import ChoiceOutcome, Outcome
-from frontend.generation.running import find_loaded, running
+from frontend.generation.running import named_model, running
 from frontend.generation.sending import gathered, send_json
 from frontend.generation.together import entered
 from frontend.http.inference import InferenceRoute
@@ -23,7 +23,6 @@ from frontend.protocols.chat.envelope import Envelope
 from frontend.protocols.chat.sending import send_events
 from frontend.sse import DONE, data
 from ipc.catalog.entries import ModelEntry
-from ipc.wire.messages import ModelStatus
 
 
 class CompletionsResource(InferenceRoute):
@@ -35,30 +34,25 @@ class CompletionsResource(InferenceRoute):
         """One request."""
         services = self.services
         plan = await bodies.receive(services, req, partial(parse, limits=services.settings.limits))
-        entry, status = await find_loaded(services, req, scope, plan.model)
+        entry = named_model(services, scope, plan.model)
         envelope = Envelope.new("cmpl", OBJECT, entry.id)
         if plan.streams:
-            events = self._chunks(scope, entry, status, plan, envelope)
+            events = self._chunks(req, scope, entry, plan, envelope)
             await send_events(services, req, resp, events)
             return
         render = partial(_body, envelope, plan)
-        async with self._running(scope, entry, status, plan) as generation:
+        async with self._running(req, scope, entry, plan) as generation:
             outcome = await gathered(generation, plan.calls[0].n * len(plan.calls), render)
         await send_json(resp, render, outcome)
 
     async def _chunks(
-        self,
-        scope: RequestScope,
-        entry: ModelEntry,
-        status: ModelStatus,
-        plan: CompletionPlan,
-        envelope: Envelope,
+        self, req: Request, scope: RequestScope, entry: ModelEntry, plan: CompletionPlan, envelope: Envelope
     ) -> AsyncGenerator[bytes, None]:
         """The events of a stream, after an empty piece once the prompts have been accepted."""
         chunks = CompletionChunks(
             envelope, plan.echoes, logprobs=plan.has_logprobs, include_usage=plan.include_usage
         )
-        async with self._running(scope, entry, status, plan) as generation:
+        async with self._running(req, scope, entry, plan) as generation:
             yield b""
             async for events in generation:
                 if made := chunks.feed(events):
@@ -67,12 +61,12 @@ class CompletionsResource(InferenceRoute):
 
     @asynccontextmanager
     async def _running(
-        self, scope: RequestScope, entry: ModelEntry, status: ModelStatus, plan: CompletionPlan
+        self, req: Request, scope: RequestScope, entry: ModelEntry, plan: CompletionPlan
     ) -> AsyncIterator[Generation]:
         """All prompts at once, as one generation."""
         async with AsyncExitStack() as stack:
             generations = [
-                await stack.enter_async_context(running(self.services, scope, entry, status, call))
+                await stack.enter_async_context(running(self.services, req, scope, entry, call))
                 for call in plan.calls
             ]
             yield await entered(stack, generations, plan.calls[0].n)

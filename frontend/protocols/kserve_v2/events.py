@@ -1,8 +1,11 @@
-"""Answers of Server-Sent Events: an event for each text, and an event for an error that ends the stream."""
+"""Answers of Server-Sent Events: an event for each text, and an event for an error that ends the stream.
+
+A stream whose first text takes long opens with a comment, and comments fill later pauses (`generation.keep_alive_s`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 
@@ -15,25 +18,17 @@ from frontend.sse import CONTENT_TYPE, EventStream, data, prepare
 from ipc.errors import PenstockError
 
 
-def send_one(resp: Response, text: bytes) -> None:
-    """Answer with a single event."""
-    prepare(resp, f"{CONTENT_TYPE}; charset=utf-8")
-    resp.stream = _one(data(text))
-
-
 async def send(services: Services, req: Request, resp: Response, texts: AsyncGenerator[bytes, None]) -> None:
     """Answer with an event for each text, and with an event for an error that ends the stream.
 
-    The status comes from the first text. Raises what fails before that.
+    The status is fixed by the first text, or when that takes long. Raises what fails before that.
     """
-    events = EventStream(services, req, _framed(texts), "kserve", partial(_last_event, req.path))
+    idle_s = services.settings.generation.keep_alive_s
+    last = partial(_last_event, req.path)
+    events = EventStream(services, req, _framed(texts), "kserve", last, idle_s=idle_s)
     await events.begin()
     prepare(resp, f"{CONTENT_TYPE}; charset=utf-8")
     resp.stream = events
-
-
-async def _one(event: bytes) -> AsyncIterator[bytes]:
-    yield event
 
 
 async def _framed(texts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -3,7 +3,8 @@
 1. Every key of the body that names an input becomes that tensor: a scalar or a list, in the shape that the model has.
    All other keys, and those of `parameters`, become parameters of the request.
 2. The answer has each output under its name: a list, or the element itself if there is a single element.
-3. A stream sends each answer as a Server-Sent Event. The status of the response comes from the first answer.
+3. A stream sends each answer as a Server-Sent Event. The status of the response comes from the first answer, unless
+   that takes long: then the stream is open, and a failure is its last event.
 4. A decoupled model gives any number of answers: events as they come, or exactly one without a stream.
 """
 
@@ -25,13 +26,13 @@ from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import at_once, off_loop, off_loop_if
 from frontend.protocols.kserve_v2 import elements, events, parameters, rendering, schemas
 from frontend.protocols.kserve_v2.infer import InferResource
-from frontend.protocols.kserve_v2.reading import InferRequest, Target, identified
+from frontend.protocols.kserve_v2.reading import InferRequest, Target, identifying
 from frontend.protocols.kserve_v2.schemas import Decoder
 from frontend.tensors.models import TensorModel
 from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.result import TensorResult
 from ipc.catalog.model_config import ModelConfig, TensorConfig
-from ipc.errors import InvalidInput, PenstockError
+from ipc.errors import InvalidInput
 
 GENERATE = Decoder(dict[str, msgspec.Raw])
 _Parameters = dict[str, bool | int | float | str]
@@ -115,37 +116,30 @@ class GenerateResource(InferenceRoute):
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: Target) -> None:
         """One request."""
         services, model = self.services, await self._infer.find(req, scope, target)
-        try:
+        with identifying(""):
             parse = partial(parsed_body, target, model.config)
             wanted = await schemas.parsed(services, req, parse, MOST_NBYTES)
-            if not model.config.decoupled:
-                result = await services.inference.run(scope, model, wanted.request)
-                with result.answer:
-                    text = await off_loop(answer_of, result, self._words)
-        except PenstockError as error:
-            identified(error, "")
-            raise
-        if model.config.decoupled:
-            await self._answer_decoupled(req, resp, scope, model, wanted)
-        elif self._stream:
-            events.send_one(resp, text)
+        answers = self._texts if model.config.decoupled else self._text
+        texts = answers(scope, model, wanted)
+        if self._stream:
+            await events.send(services, req, resp, texts)
         else:
+            resp.data = await _only(texts, wanted.request.model)
             resp.content_type = falcon.MEDIA_JSON
-            resp.data = text
 
     @property
     def _words(self) -> bool:
         return self.services.settings.kserve.json_nonfinite == "words"
 
-    async def _answer_decoupled(
-        self, req: Request, resp: Response, scope: RequestScope, model: TensorModel, wanted: InferRequest
-    ) -> None:
-        texts = self._texts(scope, model, wanted)
-        if self._stream:
-            await events.send(self.services, req, resp, texts)
-        else:
-            resp.data = await _only(texts, wanted.request.model)
-            resp.content_type = falcon.MEDIA_JSON
+    async def _text(
+        self, scope: RequestScope, model: TensorModel, wanted: InferRequest
+    ) -> AsyncGenerator[bytes, None]:
+        """The answer of a model with one answer for each request."""
+        with identifying(""):
+            result = await self.services.inference.run(scope, model, wanted.request)
+            with result.answer:
+                text = await off_loop(answer_of, result, self._words)
+        yield text
 
     async def _texts(
         self, scope: RequestScope, model: TensorModel, wanted: InferRequest

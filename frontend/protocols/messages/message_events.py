@@ -1,6 +1,7 @@
 """The stream of /v1/messages: named events, from `message_start` to `message_stop`.
 
-1. `message_start` leaves once the prompt is tokenized, with the true number of its tokens.
+1. `message_start` leaves once the prompt is tokenized, with the number of its tokens. A stream that opens before, since
+   the request waits, tells 0 tokens there; `message_delta` has the true number always.
 2. Blocks come in the order of arrival. Text closes a block of reasoning and the reverse; a call is a block of its own.
 3. `message_delta` waits for the counts of the request.
 """
@@ -12,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from frontend.generation.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.generation.events import Called, Ended, Event, Finished, Reasoning, Text
 from frontend.generation.logprobs import entries_of
 from frontend.protocols.messages.message_answer import (
     call_block,
@@ -34,6 +35,7 @@ class MessageEvents:
         self._identity, self._model, self._logprobs = identity, model, logprobs
         self._index = -1
         self._open = ""
+        self._is_started = False
         self._has_calls = False
         self._finished = Finished(0, "canceled")
 
@@ -51,12 +53,16 @@ class MessageEvents:
                 self._finished = event
             elif isinstance(event, Ended):
                 told += self._end(event)
-            else:
-                told.append(self._start(event))
+            elif not self._is_started:
+                told.append(self.open(event.prompt_tokens))
         return told
 
-    def _start(self, event: Started) -> bytes:
-        usage = {"input_tokens": event.prompt_tokens, "output_tokens": 0}
+    def open(self, prompt_tokens: int | None = 0) -> bytes:
+        """`message_start` with the tokens of the prompt, 0 while they are unknown. Empty if it is told, or for None."""
+        if self._is_started or prompt_tokens is None:
+            return b""
+        self._is_started = True
+        usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
         told = {**envelope(self._identity, self._model), "stop_reason": None, "stop_sequence": None}
         return _event("message_start", message={**told, "usage": usage})
 

@@ -12,7 +12,7 @@ from falcon.asgi import Request, Response
 from frontend.engine.scope import RequestScope
 from frontend.generation import bodies
 from frontend.generation.outcome import Outcome
-from frontend.generation.running import find_loaded, running
+from frontend.generation.running import named_model, running
 from frontend.generation.sending import new_id, send_json, send_stream
 from frontend.http.inference import InferenceRoute
 from frontend.protocols.messages.errors import status_of, stream_error
@@ -22,7 +22,6 @@ from frontend.protocols.messages.message_requests import MessagesPlan, parse, pa
 from frontend.sse import COMMENT, named
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import PenstockError
-from ipc.wire.messages import ModelStatus
 
 PROTOCOL = "messages"
 
@@ -36,26 +35,27 @@ class MessagesResource(InferenceRoute):
         """One request."""
         services = self.services
         plan = await bodies.receive(services, req, partial(parse, limits=services.settings.limits))
-        entry, status = await find_loaded(services, req, scope, plan.model)
-        identity = new_id("msg_")
+        entry, identity = named_model(services, scope, plan.model), new_id("msg_")
         if plan.streams:
-            events = self._events(scope, entry, status, plan, identity)
-            await send_stream(services, req, resp, events, PROTOCOL, last_event, idle=COMMENT + PING)
+            message = MessageEvents(identity, entry.id, logprobs=plan.has_logprobs)
+            events = self._events(req, scope, entry, plan, message)
+            await send_stream(
+                services, req, resp, events, PROTOCOL, last_event, opening=message.open, idle=COMMENT + PING
+            )
             return
         outcome = Outcome(plan.call.n)
-        async with running(services, scope, entry, status, plan.call) as generation:
+        async with running(services, req, scope, entry, plan.call) as generation:
             await outcome.gather(generation)
         await send_json(resp, partial(answer_of, identity, entry.id, logprobs=plan.has_logprobs), outcome)
 
     async def _events(
-        self, scope: RequestScope, entry: ModelEntry, status: ModelStatus, plan: MessagesPlan, identity: str
+        self, req: Request, scope: RequestScope, entry: ModelEntry, plan: MessagesPlan, message: MessageEvents
     ) -> AsyncGenerator[bytes, None]:
-        """The events of a stream, after an empty piece once the prompt has been accepted."""
-        made = MessageEvents(identity, entry.id, logprobs=plan.has_logprobs)
-        async with running(self.services, scope, entry, status, plan.call) as generation:
-            yield b""
+        """The events of a stream; the first once the prompt has been accepted."""
+        async with running(self.services, req, scope, entry, plan.call) as generation:
+            yield message.open(generation.prompt_tokens)
             async for events in generation:
-                if told := made.feed(events):
+                if told := message.feed(events):
                     yield b"".join(told)
 
 
@@ -68,9 +68,9 @@ class CountTokensResource(InferenceRoute):
         """One request."""
         services = self.services
         plan = await bodies.receive(services, req, partial(parse_count, limits=services.settings.limits))
-        entry, status = await find_loaded(services, req, scope, plan.model)
+        entry = named_model(services, scope, plan.model)
         outcome = Outcome(plan.call.n)
-        async with running(services, scope, entry, status, plan.call) as generation:
+        async with running(services, req, scope, entry, plan.call) as generation:
             await outcome.gather(generation)
         resp.content_type = falcon.MEDIA_JSON
         resp.data = orjson.dumps({"input_tokens": outcome.counts.prompt_tokens})

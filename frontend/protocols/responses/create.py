@@ -11,7 +11,7 @@ from falcon.asgi import Request, Response
 from frontend.engine.scope import RequestScope
 from frontend.generation.errors import status_of
 from frontend.generation.events import Generation
-from frontend.generation.running import find_loaded, running
+from frontend.generation.running import named_model, running
 from frontend.generation.sending import send_stream
 from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import off_loop_if
@@ -43,11 +43,13 @@ class ResponsesResource(InferenceRoute):
             await self._runs.start(req, asked, begun)
             _answer(resp, orjson.dumps(begun))
             return
-        entry, status = await find_loaded(services, req, scope, asked.plan.model)
-        work = running(services, scope, entry, status, asked.call)
+        entry = named_model(services, scope, asked.plan.model)
+        work = running(services, req, scope, entry, asked.call)
         if asked.plan.streams:
             stream = ResponseStream(begun, asked.keeper)
-            await send_stream(services, req, resp, stream.events(work), PROTOCOL, stream.last_events)
+            await send_stream(
+                services, req, resp, stream.events(work), PROTOCOL, stream.last_events, opening=stream.open
+            )
             return
         async with work as generation:
             whole = await _gathered(generation, begun)

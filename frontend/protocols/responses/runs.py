@@ -22,7 +22,7 @@ from frontend.engine.scope import RequestScope, current_scope
 from frontend.generation.errors import status_of
 from frontend.generation.events import Event
 from frontend.generation.models import find_generator
-from frontend.generation.running import find_loaded, running
+from frontend.generation.running import named_model, running
 from frontend.protocols.responses import resource
 from frontend.protocols.responses.asking import Asked
 from frontend.protocols.responses.output import Output
@@ -118,8 +118,8 @@ class Runs:
         return Cancelled("the response was cancelled")
 
     async def _generate(self, run: _Run, req: Request, call: GenerateCall, model: str) -> None:
-        entry, status = await find_loaded(self._services, req, run.scope, model)
-        async with running(self._services, run.scope, entry, status, call) as generation:
+        entry = named_model(self._services, run.scope, model)
+        async with running(self._services, req, run.scope, entry, call) as generation:
             async for events in generation:
                 run.output.take(events)
                 run.pending += events

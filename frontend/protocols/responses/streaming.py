@@ -1,7 +1,7 @@
 """One response as the stream of its request: the events, and the row that is stored at their end.
 
-1. The stream begins once the worker has accepted the prompt. What fails before has a status of its own, and is not
-   stored.
+1. The stream begins once the worker has accepted the prompt, or when the request has waited for long. What fails
+   before has a status of its own, and is not stored.
 2. The row is stored before the last event leaves, so that a client with the last event finds the response.
 3. A client that goes away ends the work. What was generated until then is stored as a cancelled response.
 """
@@ -34,9 +34,7 @@ class ResponseStream:
         """The events of what `running` generates. Raises the error of a generation that fails."""
         async with running as generation:
             try:
-                self._named.queue(self._begun)
-                self._named.work(self._begun)
-                yield self._named.taken()
+                yield self.open()
                 async for events in generation:
                     self._output.take(events)
                     if made := self._named.taken():
@@ -50,6 +48,13 @@ class ResponseStream:
         whole = resource.ended(self._begun, self._output)
         await self._keeper.keep(self._begun, whole)
         yield self._named.end(whole)
+
+    def open(self) -> bytes:
+        """The events that begin the stream, once."""
+        if not self._named.is_at_work:
+            self._named.queue(self._begun)
+            self._named.work(self._begun)
+        return self._named.taken()
 
     def last_events(self, error: PenstockError) -> tuple[int, bytes]:
         """(status to count, events) of an error that ends the stream."""
