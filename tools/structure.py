@@ -30,6 +30,21 @@ FLOORS = {
         ("memory", "metrics", "store"),
         ("sweep",),
     ),
+    "workers": (
+        ("foreign", "memory", "repository", "spare"),
+        ("device", "supervisor", "wording"),
+        ("generation",),
+        ("loading",),
+        ("adapters",),
+        ("endpoint", "operations"),
+        ("scheduling",),
+        ("lifecycle", "strategies"),
+        ("pipeline",),
+        ("reporting",),
+        ("runtime",),
+        ("main",),
+        ("__main__",),
+    ),
 }
 """Rooms by top-level package, from the ground upwards."""
 
@@ -90,27 +105,24 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def uphill(graph: Graph) -> Iterator[tuple[str, str]]:
-    """(module, what is wrong) of each import of a room that is not on a lower floor."""
-    heights = {
-        f"{top}.{room}": height
-        for top, floors in FLOORS.items()
-        for height, floor in enumerate(floors)
-        for room in floor
-    }
+    """(module, what is wrong) of each import of a room that is on no lower floor of the same top-level package."""
     for module, imports in sorted(graph.items()):
-        own = _room(module)
-        if own.partition(".")[0] not in FLOORS or "." not in own:
+        top, own = _room(module)
+        if top not in FLOORS or not own:
             continue
+        heights = {room: height for height, floor in enumerate(FLOORS[top]) for room in floor}
         if own not in heights:
-            yield module, f"{own} is on no floor of FLOORS"
+            yield module, f"{top}.{own} is on no floor of FLOORS"
             continue
-        for room in sorted({_room(name) for name in imports} - {own}):
-            if room in heights and heights[room] >= heights[own]:
-                yield module, f"{own} must not import {room}, which is on no lower floor"
+        for other, room in sorted({_room(name) for name in imports}):
+            if other == top and room not in ("", own) and heights.get(room, 0) >= heights[own]:
+                yield module, f"{top}.{own} must not import {top}.{room}, which is on no lower floor"
 
 
-def _room(module: str) -> str:
-    return ".".join(module.split(".")[:2])
+def _room(module: str) -> tuple[str, str]:
+    """(top-level package, room in the package or nothing) of a module."""
+    top, _, rest = module.partition(".")
+    return top, rest.partition(".")[0]
 
 
 def find(root: Path) -> Iterator[Finding]:

@@ -10,11 +10,11 @@ from ipc.memory.arena import Arena
 from ipc.memory.leases import LeaseTable
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
-from workers.device.executor import Executor
 from workers.device.oom import ModelBudgets
 from workers.endpoint.endpoint import Endpoint
 from workers.lifecycle.models import ModelTable
 from workers.memory.client_regions import ClientMemory
+from workers.scheduling.executor import Executor
 from workers.scheduling.intake import Intake
 from workers.scheduling.preparing import Preparer
 from workers.scheduling.queue import WorkQueue

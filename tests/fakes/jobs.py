@@ -9,7 +9,7 @@ import msgspec
 
 from ipc.wire.messages import Call, EncodeCall, InputItem, Work
 from workers.scheduling.job import Batch, Job
-from workers.strategies.base import Strategy
+from workers.scheduling.strategy import Strategy
 
 LATER_NS = 1 << 62
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from tests.fakes.adapter import FakeAdapter
 from workers.adapters.base import AdapterSpec
-from workers.strategies import stepping
+from workers.device import stepping
 
 
 class WritingAdapter(FakeAdapter):

@@ -17,13 +17,12 @@ from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem
 from tests.fakes.adapter import FakeAdapter
 from tests.fakes.jobs import make_job, replan
 from workers.adapters.base import ItemFailure, Prepared
-from workers.device import oom
-from workers.device.executor import Executor
+from workers.device import oom, stepping
 from workers.device.watchdog import LEAST_STEP_S
-from workers.memory.named_outputs import Placer
+from workers.scheduling.executor import Executor
 from workers.scheduling.job import Batch, Job, Piece
 from workers.scheduling.queue import WorkQueue
-from workers.strategies import stepping
+from workers.strategies.named_outputs import Placer
 from workers.strategies.one_shot import OneShot
 
 TEXT = "a text that is read in some parts"

@@ -19,11 +19,11 @@ from tests.fakes.raising import EXCEPTIONS, LOGGED, WORDS
 from tests.fakes.scorer import FakeScorer
 from workers import foreign
 from workers.device import oom
-from workers.device.executor import Executor
+from workers.device.stepping import Turn
 from workers.foreign import ForeignError, TurnEnded, error_of
 from workers.loading import failure
+from workers.scheduling.executor import Executor
 from workers.scheduling.preparing import Preparer
-from workers.strategies.stepping import Turn
 
 
 def in_a_thread(raised: BaseException) -> Exception:

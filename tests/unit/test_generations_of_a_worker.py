@@ -31,7 +31,7 @@ from workers.generation.building import build
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler
 from workers.generation.text import ChoiceOutput
-from workers.reporting.batches import BatchCounts
+from workers.scheduling.batch_counts import BatchCounts
 from workers.scheduling.job import Batch, Job
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable

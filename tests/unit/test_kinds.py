@@ -18,9 +18,9 @@ from tests.fakes.adapter import FakeAdapter
 from tests.fakes.jobs import adapter, make_job
 from tests.fakes.pipeline import Placed, placing
 from workers.adapters.base import Prepared
+from workers.device import stepping
 from workers.scheduling.job import Batch, Job, Piece
 from workers.scheduling.waiting import Reason, WaitingLine
-from workers.strategies import stepping
 
 STATEFUL = ModelConfig("m", sequence_batching=SequenceBatching())
 

@@ -16,8 +16,8 @@ from ipc.memory.leases import LeaseTable
 from ipc.wire.messages import EncodeCall, InputItem
 from tests.fakes.jobs import make_job
 from workers.adapters.base import Prepared
-from workers.memory import outputs
 from workers.operations.results import Part, Results
+from workers.scheduling import outputs
 from workers.scheduling.job import Job, Piece
 
 WIDTH = 4

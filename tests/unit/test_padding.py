@@ -24,7 +24,7 @@ from workers.adapters.registry import resolve
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.image_extracting import patches
 from workers.adapters.shared.packing import TokenSequence
-from workers.reporting.batches import BatchCounts
+from workers.scheduling.batch_counts import BatchCounts
 from workers.scheduling.job import Batch, Piece
 
 TEXTS = (

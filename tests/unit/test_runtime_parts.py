@@ -19,12 +19,12 @@ from ipc.wire.messages import InferCall, Submit, Work
 from tests.fakes.jobs import adapter, make_job
 from tests.fakes.pipeline import placing
 from workers.adapters.base import Prepared
-from workers.memory import named_outputs
-from workers.memory.named_outputs import Placer
 from workers.runtime import Runtime
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
 from workers.scheduling.waiting import Reason
+from workers.strategies import named_outputs
+from workers.strategies.named_outputs import Placer
 
 
 @pytest.mark.parametrize(("streams", "words"), [(True, "any number of responses"), (False, "one response")])

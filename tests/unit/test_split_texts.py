@@ -21,9 +21,9 @@ from workers.adapters.base import Adapter, LoadContext, Prepared, SparseRows
 from workers.adapters.registry import resolve
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.packing import PackedBatch, divided
+from workers.device import stepping
 from workers.device.watchdog import Activity
 from workers.scheduling.job import Piece
-from workers.strategies import stepping
 
 WINDOW, BUDGET = 16, 128
 TEXT = " ".join(["The river turns the wheel, and Marie Curie lives in Paris."] * 30)

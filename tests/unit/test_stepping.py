@@ -18,9 +18,9 @@ from tests.tiny.models import build
 from tests.tiny.pictures import encoded, picture
 from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared
 from workers.adapters.registry import resolve
+from workers.device import stepping
 from workers.device.watchdog import Activity
 from workers.scheduling.job import Piece
-from workers.strategies import stepping
 
 
 def piece(state: str = "open", left_s: float = 60.0) -> Any:

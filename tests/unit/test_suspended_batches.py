@@ -18,8 +18,8 @@ from tests.fakes.adapter import FakeAdapter
 from tests.fakes.jobs import make_job
 from tests.fakes.pipeline import Placed, placing
 from workers.adapters.base import Prepared
+from workers.device import stepping
 from workers.scheduling.job import Job
-from workers.strategies import stepping
 
 STEPS = 4
 COST = 16

@@ -38,7 +38,7 @@ from workers.adapters.shared.known_ids import KnownIds, embedding_rows, filler_o
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import divided, padding_share
 from workers.adapters.shared.tokenizing import rust_copy
-from workers.strategies import stepping
+from workers.device import stepping
 
 MOST_WORDS = 10_000
 LONGEST_WORD = 500

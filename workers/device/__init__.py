@@ -1,4 +1,4 @@
-"""The device and its thread, which runs the batches; the hardware, the watchdog, out of memory.
+"""The device: the hardware, out of memory, the watchdog, and the steps of a computation.
 
-The pipeline and strategies import this package; the hardware is asked for everywhere in `workers`.
+Everything above imports this package; adapters import `stepping`.
 """

@@ -1,4 +1,4 @@
-"""Places in memory: where the inputs of a job are read, and where its outputs are written.
+"""Places in memory where the inputs of a job are read: payloads, and shared memory of clients.
 
-Scheduling, strategies and operations import this package.
+Everything above imports this package.
 """

@@ -3,7 +3,7 @@
 1. `check` holds names, types, shapes and sizes of a call against the model's configuration.
 2. `prepare` makes arrays of the payload: views, but for BYTES, whose elements become objects. The program may refuse
    their values.
-3. `run` gives the program a batch and checks the outputs; `workers.memory.named_outputs` takes the outputs to
+3. `run` gives the program a batch and checks the outputs; `workers.strategies.named_outputs` takes the outputs to
    the requests.
 """
 

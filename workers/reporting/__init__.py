@@ -1,4 +1,4 @@
 """What a worker tells of itself: metrics, statistics, traces.
 
-The runtime, the device thread and the table of jobs import this package.
+The runtime imports this package, which looks at all below.
 """

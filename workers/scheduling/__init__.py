@@ -1,4 +1,4 @@
-"""Jobs from arrival to the device: admission to the queue, threads that tokenize, waiting jobs, batches.
+"""Jobs from arrival through the device to the result: admission, threads that tokenize, batches, the device thread.
 
-The pipeline, strategies, the device and the life cycle of models import this package.
+The pipeline, strategies and the life cycle of models import this package.
 """

@@ -21,10 +21,10 @@ from ipc.settings import Settings
 from ipc.wire.messages import InferCall, Submit
 from workers import operations
 from workers.endpoint.sessions import Session
-from workers.memory import outputs
 from workers.memory.client_regions import ClientMemory
 from workers.memory.payload import NOTHING, Payload
 from workers.operations import operation_of
+from workers.scheduling import outputs
 from workers.scheduling.job import Job
 from workers.scheduling.preparing import Preparer, is_short
 from workers.scheduling.queue import WorkQueue

@@ -56,7 +56,7 @@ class JobTrace:
 class Job:
     """A submitted request: `work` is what a frontend planned. Times are CLOCK_MONOTONIC nanoseconds.
 
-    strategy   its `workers.strategies.base.Strategy`, which keeps what it knows of the job in `kept`
+    strategy   its `workers.scheduling.strategy.Strategy`, which keeps what it knows of the job in `kept`
     cost       tokens: the estimate of `work` at first, the real number once all is prepared
     counted    tokens that the bound of the queue counts now; `begun` are those that the device has begun
     resting    whether the queue does not count it, since it waits for its own client or has its sequences in an engine

@@ -28,8 +28,8 @@ from ipc.wire.messages import Call, ExtractCall, GenerateCall, InputItem, ItemEr
 from workers import wording
 from workers.adapters.base import Adapter, Excess, ItemFailure, ItemRefused, Prepared
 from workers.device.watchdog import vital_thread
-from workers.memory import outputs
 from workers.operations import operation_of
+from workers.scheduling import outputs
 from workers.scheduling.job import Job, Piece
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable

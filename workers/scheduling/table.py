@@ -24,7 +24,7 @@ from ipc.wire.messages import InferCall, ItemError, Result, TensorInfo, TensorRe
 from ipc.wire.streams import Part
 from workers.adapters.base import Adapter
 from workers.endpoint.endpoint import Endpoint, block_ref
-from workers.memory import outputs
+from workers.scheduling import outputs
 from workers.scheduling.job import Job, Output, Piece
 from workers.scheduling.queue import WorkQueue
 

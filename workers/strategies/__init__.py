@@ -1,4 +1,4 @@
 """How a kind of job takes its turns on the device: one batch, a step of a sequence, parts of a stream.
 
-The pipeline and the device thread import this package; adapters import `stepping`.
+The pipeline imports this package.
 """

@@ -30,12 +30,12 @@ from workers.device import oom
 from workers.device.watchdog import Activity
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.sequence import Unfit
-from workers.reporting.batches import BatchCounts
+from workers.scheduling.batch_counts import BatchCounts
 from workers.scheduling.job import Batch, Job, Piece
 from workers.scheduling.pace import DrainRate
 from workers.scheduling.queue import WorkQueue
+from workers.scheduling.strategy import Strategy, error_of, item_error
 from workers.scheduling.table import JobTable
-from workers.strategies.base import Strategy, error_of, item_error
 
 if TYPE_CHECKING:
     from workers.generation.engine import Engine

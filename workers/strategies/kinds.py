@@ -10,13 +10,13 @@ from ipc.settings import Settings
 from workers.adapters.base import Adapter
 from workers.device.oom import ModelBudgets
 from workers.device.watchdog import Activity, batch_limit_s
-from workers.memory.named_outputs import Placer
-from workers.reporting.batches import BatchCounts
+from workers.scheduling.batch_counts import BatchCounts
 from workers.scheduling.queue import WorkQueue
+from workers.scheduling.strategy import Strategy
 from workers.scheduling.table import JobTable
 from workers.scheduling.waiting import WaitingLine
-from workers.strategies.base import Strategy
 from workers.strategies.generation import Generations
+from workers.strategies.named_outputs import Placer
 from workers.strategies.one_shot import OneShot
 from workers.strategies.sequence import Sequences
 from workers.strategies.stream import Streams

@@ -21,17 +21,16 @@ from ipc.errors import DeadlineExceeded
 from ipc.metrics.registry import WorkerMetrics
 from ipc.wire.messages import BatchTimes, ItemError
 from workers.adapters.base import ItemFailure
-from workers.device import oom
+from workers.device import oom, stepping
 from workers.device.watchdog import Activity, batch_limit_s
-from workers.memory import outputs
-from workers.memory.named_outputs import Placer
 from workers.operations import operation_of
-from workers.reporting.batches import BatchCounts
+from workers.scheduling import outputs
+from workers.scheduling.batch_counts import BatchCounts
 from workers.scheduling.job import Batch, Job, Piece, collate
 from workers.scheduling.queue import WorkQueue
+from workers.scheduling.strategy import Strategy, error_of, item_error
 from workers.scheduling.table import JobTable
-from workers.strategies import stepping
-from workers.strategies.base import Strategy, error_of, item_error
+from workers.strategies.named_outputs import Placer
 
 log = logging.getLogger(__name__)
 

@@ -25,14 +25,14 @@ from ipc.wire.streams import PartFlow
 from workers.adapters.base import Pause
 from workers.device import oom
 from workers.device.watchdog import Activity
-from workers.memory.named_outputs import Placer
 from workers.operations import streaming_of
-from workers.reporting.batches import BatchCounts
+from workers.scheduling.batch_counts import BatchCounts
 from workers.scheduling.job import Batch, Job, Piece, collate
 from workers.scheduling.queue import WorkQueue
+from workers.scheduling.strategy import Strategy, error_of, item_error
 from workers.scheduling.table import JobTable
 from workers.scheduling.waiting import Reason, WaitingLine
-from workers.strategies.base import Strategy, error_of, item_error
+from workers.strategies.named_outputs import Placer
 from workers.strategies.one_shot import note_batch
 
 log = logging.getLogger(__name__)

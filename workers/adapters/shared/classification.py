@@ -50,8 +50,8 @@ from workers.adapters.shared.rectangles import ALONE, PADDED, Cut, Rectangle, pa
 from workers.adapters.shared.rope import LengthClasses
 from workers.adapters.shared.sentence_transformers_layout import read_classifier
 from workers.adapters.shared.tokenizing import add_lower_casing, apart_ids
+from workers.device import stepping
 from workers.device.oom import is_out_of_memory
-from workers.strategies import stepping
 
 log = logging.getLogger(__name__)
 
@@ -372,7 +372,7 @@ def load_classifier(context: LoadContext, kind: type[K]) -> Loaded[K]:
 
 
 def in_steps(rows: Sequence[PackedBatch]) -> Iterator[PackedBatch]:
-    """The rows of a batch, each as a step of its own (`workers.strategies.stepping`)."""
+    """The rows of a batch, each as a step of its own (`workers.device.stepping`)."""
     return stepping.each(rows, [int(row.ids.shape[1]) for row in rows])
 
 

@@ -26,7 +26,7 @@ from workers.adapters.base import ItemFailure, Prepared
 from workers.adapters.shared.extracting import NOT_FINITE
 from workers.adapters.shared.image_extracting import ImageExtractAdapter, Size, size_of
 from workers.adapters.shared.options import NO_LIMIT, OptionReader
-from workers.strategies import stepping
+from workers.device import stepping
 
 MOST_TOKENS = 4096
 MOST_BEAMS = 16

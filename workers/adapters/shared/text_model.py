@@ -4,7 +4,7 @@
 2. `payloads` puts the prompt around each text, tokenizes, and fits the text into the model's length as windows.
 3. `collate` packs the windows of a batch into one row. A row knows the item of each window, and the token vectors that
    the items give back. Windows over the token budget make several rows.
-4. `run` sends row after row through the model, as steps of the batch (`workers.strategies.stepping`).
+4. `run` sends row after row through the model, as steps of the batch (`workers.device.stepping`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequen
 from workers.adapters.shared.prompting import SIDES, Affixes, Prompts
 from workers.adapters.shared.sentence_transformers_layout import ModelLayout
 from workers.adapters.shared.tokenizing import TextTokenizer, as_ids
-from workers.strategies import stepping
+from workers.device import stepping
 
 
 @dataclass(frozen=True, slots=True)

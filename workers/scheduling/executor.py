@@ -24,14 +24,14 @@ from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
 from workers import foreign
 from workers.device.oom import ModelBudgets
+from workers.device.stepping import Turn
 from workers.device.watchdog import Activity, vital_thread
-from workers.reporting.batches import BatchCounts, BatchLog
+from workers.scheduling.batch_counts import BatchCounts, BatchLog
 from workers.scheduling.batcher import UNKNOWN_PACE
 from workers.scheduling.job import Batch, Job, Piece, collate
 from workers.scheduling.queue import WorkQueue
+from workers.scheduling.strategy import Strategy
 from workers.scheduling.table import JobTable
-from workers.strategies.base import Strategy
-from workers.strategies.stepping import Turn
 
 CLOSE_S = 2.0
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import greenlet
 import torch
@@ -21,9 +21,16 @@ import torch
 from ipc.errors import DeadlineExceeded
 from workers.device.watchdog import Activity
 from workers.foreign import TurnEnded
-from workers.scheduling.job import Piece
 
 T = TypeVar("T")
+
+
+class Item(Protocol):
+    """One item of a batch."""
+
+    @property
+    def job(self) -> Any:
+        """The request of the item: its `state` is `open` while somebody waits, its `work` has the deadline."""
 
 
 class Deserted(DeadlineExceeded):
@@ -36,7 +43,7 @@ class Steps:
     def __init__(
         self,
         activity: Activity | None = None,
-        pieces: Sequence[Piece] = (),
+        pieces: Sequence[Item] = (),
         make_way: Callable[[], None] = lambda: None,
     ) -> None:
         self._activity, self._pieces, self._make_way = activity, pieces, make_way
@@ -61,7 +68,7 @@ class Steps:
         if place >= len(self._pieces):
             return False
         job = self._pieces[place].job
-        return job.state != "open" or time.monotonic_ns() >= job.work.deadline_ns
+        return bool(job.state != "open") or time.monotonic_ns() >= job.work.deadline_ns
 
 
 class Turn(greenlet.greenlet):  # type: ignore[misc]
@@ -110,7 +117,7 @@ def current() -> Steps:
 
 @contextlib.contextmanager
 def running(
-    activity: Activity, pieces: Sequence[Piece], make_way: Callable[[], None] = lambda: None
+    activity: Activity, pieces: Sequence[Item], make_way: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
     """This greenlet runs a batch of `pieces`, in this order; `make_way` is called between two of its steps."""
     turn = greenlet.getcurrent()
