@@ -33,7 +33,7 @@ NONE_IS_FINE = || [ $$? -eq 5 ]
 HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-chat test test-long test-fault test-fuzz test-gpu check walk bench bench-gpu sweep format docs pictures protos clean
+.PHONY: help run run-chat test test-long test-fault test-fuzz test-real test-gpu check walk bench bench-gpu sweep format docs pictures protos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,11 @@ test-fault: $(STAMP)dev ## kill, stop and starve processes for many rounds
 test-fuzz: $(STAMP)dev ## hostile inputs to all readers, hostile sessions and generated requests to a server (half an hour)
 	-$(PIP_INSTALL) '.[fuzz]'
 	$(BIN)/python -m pytest -q -rs -s -m fuzz tests/fuzz $(ARGS)
+
+test-real: $(STAMP)dev ## run programs and models of published packages against their own libraries (installs 45 MB)
+	$(PIP_INSTALL) '.[real]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps basic-pitch
+	$(BIN)/python -m pytest -q -rs -m real tests/real $(ARGS)
 
 test-gpu: $(STAMP)dev ## run the tests that need a CUDA device, and all families on the device
 	@if $(HAS_CUDA); then set -x; $(BIN)/python -m pytest -q -m gpu $(ARGS) && \
