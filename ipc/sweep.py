@@ -51,7 +51,7 @@ def sweep(paths: RunPaths) -> list[str]:
         if (found := _LOCK_NAME.match(path.name)) and found[1] == "worker"
     }
     owners = {path.name.split(".")[2] for path in paths.arenas()}
-    slots |= {int(owner) for owner in owners if owner.isdigit()}
+    slots |= {int(owner) for owner in owners if _is_slot(owner)}
     removed: list[str] = []
     for slot in sorted(slots):
         try:
@@ -60,7 +60,7 @@ def sweep(paths: RunPaths) -> list[str]:
                 paths.notify_socket(slot).unlink(missing_ok=True)
         except SlotTaken:
             continue
-    for slot in sorted(int(owner[1:]) for owner in owners if owner[:1] == "f" and owner[1:].isdigit()):
+    for slot in sorted(int(owner[1:]) for owner in owners if owner[:1] == "f" and _is_slot(owner[1:])):
         try:
             with SlotLock(paths.lock(f"frontend-{slot}")):
                 removed += sweep_frontend(paths, slot)
@@ -73,6 +73,11 @@ def sweep(paths: RunPaths) -> list[str]:
         paths.metrics().mkdir(mode=0o700, exist_ok=True)
         _unlink(_marks(paths))
     return removed
+
+
+def _is_slot(text: str) -> bool:
+    # NOTE: other users may put files into the same directory, and `isdigit` alone takes a superscript.
+    return text.isascii() and text.isdigit() and len(text) <= 4
 
 
 def _marks(paths: RunPaths) -> list[Path]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+_MAX_DIGITS = 18
+"""Digits of the largest version that protocols read."""
 VERSION_ALONE = 1
 """Version of a catalog model that has no others."""
 
@@ -19,7 +21,9 @@ def id_of(model: str, version: int) -> str:
 def split_id(entry: str) -> tuple[str, int]:
     """(name, version) of a catalog id; a model of the catalog has one version, `VERSION_ALONE`."""
     name, at, version = entry.rpartition("@")
-    return (name, int(version)) if at and version.isdigit() else (entry, VERSION_ALONE)
+    # NOTE: clients name models too, and `isdigit` alone takes a superscript.
+    is_number = version.isascii() and version.isdigit() and len(version) <= _MAX_DIGITS
+    return (name, int(version)) if at and is_number else (entry, VERSION_ALONE)
 
 
 def is_repository(entry: str) -> bool:

@@ -44,7 +44,7 @@ def placing(tmp_path: Path, settings: Settings, arena_nbytes: int, **endpoint: A
     def place(job: Job) -> None:
         pipeline.placed.append(job.id)
 
-    preparer: Any = SimpleNamespace(put=place, prepare_now=place)
+    preparer: Any = SimpleNamespace(put=place, prepare_now=place, close=lambda: None)
     pipeline.preparer = pipeline.intake.preparer = preparer
     try:
         yield pipeline

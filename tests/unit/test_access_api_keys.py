@@ -122,6 +122,15 @@ def test_a_key_that_got_into_the_file_by_mistake_is_not_shown(tmp_path: Path, fi
         assert key.split("_", 2)[2] not in caught.value.message
 
 
+def test_the_slowest_rate_that_gives_its_burst_back_is_taken(tmp_path: Path) -> None:
+    [entry] = api_keys.read(written(tmp_path, [{**GOOD, "requests_per_s": 0.001, "burst": 1_000_000}]))
+    assert entry.allowed_burst / entry.requests_per_s == 1e9
+    [entry] = api_keys.read(
+        written(tmp_path, [{**GOOD, "requests_per_s": 1e6, "burst": 1_000_000, "share": 1000}])
+    )
+    assert (entry.requests_per_s, entry.burst, entry.share) == (1e6, 1_000_000, 1000)
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o666, 0o602])
 def test_a_file_that_all_users_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(ConfigError, match=f"mode {mode:04o} lets all users in; chmod 640"):

@@ -191,6 +191,12 @@ _BAD_CHAT: list[tuple[Any, int, str | None]] = [
     ),
     (_ASK | {"tools": [{"type": "shell"}]}, 422, "tools[0].type"),
     (_ASK | {"tools": [{"type": "function", "name": f"f{k}"} for k in range(1000)]}, 422, "tools"),
+    (_ASK | {"tools": [{"type": "function", "name": "f", "strict": "yes"}]}, 422, "tools[0].strict"),
+    (
+        _ASK | {"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
+        422,
+        "tools[0].function.strict",
+    ),
     (_ASK | {"tool_choice": "required"}, 422, "tool_choice"),
     (
         _ASK | {"tool_choice": {"type": "function", "function": {"name": "f"}}},

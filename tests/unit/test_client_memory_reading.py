@@ -69,6 +69,17 @@ def test_bytes_are_written_where_they_belong_and_nowhere_else(
     assert (tmp_path / "client_a").read_bytes() == expected
 
 
+def test_bytes_that_are_copied_from_and_to_regions_are_counted(
+    memory: ClientMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[tuple[str, int]] = []
+    monkeypatch.setattr(copies, "count", lambda kind, nbytes: counted.append((kind, nbytes)))
+    opened = memory.open(part(0, 100))
+    read(opened)
+    opened.write(memoryview(b"abc"))
+    assert counted == [("region", 100), ("region", 3)]
+
+
 def test_a_region_larger_than_the_output_keeps_its_rest(
     memory: ClientMemory, pattern: bytes, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from ipc.wire.generation import TokenLogprob
 from ipc.wire.messages import GenerateCall, Sampling
 from tests.harness.later import stats
 from workers.generation import sampling as stage
-from workers.generation.drawing import draw_filtered, draw_unfiltered, has_filters
+from workers.generation.drawing import STRETCH, draw_filtered, draw_unfiltered, has_filters
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler, NoNextToken, check_bias
 from workers.generation.sequence import Sequence as Choice
@@ -135,6 +135,18 @@ def test_the_first_and_the_last_uniform_number_draw_a_possible_token() -> None:
         last = np.nextafter(1.0, 0.0)
         tokens = drawn(probabilities, wishes, np.array([0.0, 0.0, last, last]))
         assert tokens.tolist() in ([7, 7, 40, 40], [40, 40, 7, 7])
+
+
+@pytest.mark.parametrize("top_k", [1025, 1500, 2049, 5000])
+def test_a_very_large_top_k_keeps_exactly_so_many_tokens(top_k: int) -> None:
+    """The likeliest tokens lie far apart, so that a look at the highest columns finds fewer than are kept."""
+    stretches = 2048
+    falling = torch.linspace(1, 0, stretches * STRETCH).softmax(-1)
+    probabilities = falling.unflatten(0, (STRETCH, stretches)).T.reshape(1, -1)
+    last = np.array([np.nextafter(1.0, 0.0)])
+    place, stretch = divmod(top_k - 1, stretches)
+    wanted = stretch * STRETCH + place
+    assert drawn(probabilities, Sampling(temperature=1.0, top_k=top_k), last).tolist() == [wanted]
 
 
 @pytest.mark.parametrize("min_p", [1 - 1e-9, 1 - 1e-16])

@@ -221,7 +221,17 @@ def test_sizes_in_labels_are_few_and_never_below_what_they_stand_for() -> None:
 
 @pytest.mark.parametrize(
     ("entry", "expected"),
-    [("add@3", ("add", 3)), ("org/name", ("org/name", 1)), ("a@b@12", ("a@b", 12)), ("a@b", ("a@b", 1))],
+    [
+        ("add@3", ("add", 3)),
+        ("org/name", ("org/name", 1)),
+        ("a@b@12", ("a@b", 12)),
+        ("a@b", ("a@b", 1)),
+        ("m@\u00b2", ("m@\u00b2", 1)),
+        ("m@\u0663", ("m@\u0663", 1)),
+        ("m@" + "9" * 18, ("m", 10**18 - 1)),
+        ("m@" + "9" * 5000, ("m@" + "9" * 5000, 1)),
+    ],
+    ids=range(8),
 )
 def test_ids_are_split_into_name_and_version(entry: str, expected: tuple[str, int]) -> None:
     assert split_id(entry) == expected

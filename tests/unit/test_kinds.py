@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import torch
 
 from ipc.catalog.model_config import ModelConfig, SequenceBatching
 from ipc.errors import PenstockError
-from ipc.settings import Settings
+from ipc.settings import Settings, load
 from ipc.wire.messages import EncodeCall, InputItem
 from tests.fakes.adapter import FakeAdapter
 from tests.fakes.jobs import adapter, make_job
 from tests.fakes.pipeline import Placed, placing
 from workers.adapters.base import Prepared
 from workers.device import stepping
+from workers.device.watchdog import UNKNOWN_S
 from workers.scheduling.job import Batch, Job, Piece
 from workers.scheduling.waiting import Reason, WaitingLine
 
@@ -34,6 +36,41 @@ def test_the_model_decides_on_the_kind_of_its_jobs(tmp_path: Path) -> None:
         assert kinds.of(adapter(streams=False)) is kinds.one_shot
         assert kinds.of(adapter(streams=False, engine=object())) is kinds.generations
         assert kinds.of(adapter(engine=object()), on_device=False) is kinds.one_shot
+
+
+@pytest.mark.parametrize(("hang_timeout_s", "limit_s"), [(2.0, 5 * UNKNOWN_S), (600.0, 600.0)])
+def test_the_first_step_of_a_stream_and_of_a_text_may_take_long_whatever_a_hang_is(
+    tmp_path: Path, hang_timeout_s: float, limit_s: float
+) -> None:
+    settings = load(None, {"worker.hang_timeout_s": str(hang_timeout_s)}, {})
+    with placing(tmp_path, settings, 1 << 20) as pipeline:
+        kinds = pipeline.kinds
+        assert [kinds.streams._step_limit_s, kinds.generations._step_limit_s] == [limit_s] * 2
+
+
+def test_a_stop_waits_for_what_models_have_begun(tmp_path: Path) -> None:
+    closed: list[str] = []
+
+    class Slow:
+        has_changed = False
+
+        def next_ns(self) -> int | None:
+            return None
+
+        def go_on(self) -> None:
+            """Nothing waits."""
+
+        def close_ended(self) -> None:
+            # The stop that does not wait looks long before this ends, and the stop that waits is as long as this.
+            threading.Event().wait(0.05)
+            closed.append("finally")
+
+    with placing(tmp_path, Settings(), 1 << 20) as pipeline:
+        strategy: Any = Slow()
+        pipeline.executor.strategies = (strategy,)
+        pipeline.executor.start()
+        pipeline.close()
+        assert closed == ["finally"]
 
 
 class Failing(FakeAdapter):

@@ -98,6 +98,15 @@ def test_long_texts_and_bulk_work_take_turns_behind_queries() -> None:
     assert [one in long for one in taken[1:]] in ([True, False] * 3, [False, True] * 3)
 
 
+def test_a_long_text_that_comes_after_a_turn_of_bulk_work_overtakes_no_query() -> None:
+    line, bulk, query, long = PreparingLine(), job([1], lane="bulk"), job([1]), job([1])
+    line.put(bulk)
+    assert line.get() is bulk
+    line.put(query)
+    line.put(long, is_long=True)
+    assert [line.get(), line.get()] == [query, long]
+
+
 def test_a_long_text_wakes_a_thread_that_takes_it_whoever_else_waits() -> None:
     line, long, taken = PreparingLine(), job([1]), threading.Event()
 

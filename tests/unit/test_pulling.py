@@ -56,6 +56,10 @@ def test_any_repository_is_pulled_and_copied_for_a_machine_without_a_network(
     assert printed.out.startswith("org/odd: ") and "Fetching" not in printed.err
     assert main(["models", "pull", "org/odd", "--to", str(copies)]) == 0
     assert names_below(copies / "org/odd") == COPIED - {"penstock.yaml"}, "no entry without a family"
+    for command in (["models", "show", "org/odd"], ["verify", "org/odd"]):
+        assert main(command) == 1, "what needs a family ends"
+        told = capsys.readouterr().err
+        assert told.startswith("penstock: org/odd: neither modules.json nor")
     assert main(["models", "pull", "./nowhere", "org/absent"]) == 1
     printed = capsys.readouterr()
     assert "penstock: ./nowhere: there is no such directory" in printed.err

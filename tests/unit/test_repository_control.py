@@ -13,7 +13,7 @@ import pytest
 
 from frontend.engine.local.directory import LocalDirectory
 from frontend.http.bodies import BodyReader
-from frontend.tensors.control import UNLOAD_S, RepositoryControl
+from frontend.tensors.control import LEARN_S, UNLOAD_S, RepositoryControl
 from frontend.tensors.models import TensorModels
 from ipc import deadline
 from ipc.catalog.entries import Catalog
@@ -202,3 +202,25 @@ def test_an_unload_says_nothing_to_workers_once_the_model_is_loaded_by_name(tmp_
     client.wait, client.demand = wait, SimpleNamespace(unload=unload)
     asyncio.run(control._unload_entry("m@1", deadline.after(UNLOAD_S)))
     assert not told and control.mark("m") is True
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_frontend_that_starts_waits_for_the_models_of_workers_that_live_and_for_no_others(
+    tmp_path: Path, lives: bool
+) -> None:
+    control = control_of(tmp_path, "explicit")
+    services: Any = control._services
+    looks: list[bool] = []
+
+    async def wait(done: Callable[[], bool], until_ns: int) -> None:
+        assert deadline.remaining_s(until_ns) <= LEARN_S
+        looks.append(done())
+        services.directory._follower.read_ns = 1
+        looks.append(done())
+
+    services.directory._client.wait = wait
+    socket, lock = services.settings.paths.worker_socket(0), services.settings.paths.lock("worker-0")
+    socket.touch()
+    with SlotLock(lock) if lives else contextlib.nullcontext():
+        asyncio.run(control.begin())
+    assert looks == [not lives, True]

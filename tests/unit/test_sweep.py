@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import stat
 from pathlib import Path
 
 import pytest
 
+from ipc.errors import ConfigError
 from ipc.memory.arena import Arena
 from ipc.processes.liveness import SlotLock
 from ipc.processes.paths import SERVER, RunPaths, prepare_run_dir
@@ -139,3 +141,27 @@ def test_a_start_keeps_only_the_own_models_that_it_serves(paths: RunPaths) -> No
         (paths.own_models() / name / "0.yaml").touch()
     forget(paths, (str(paths.own_models() / "served"), "config/models"))
     assert [path.name for path in paths.own_models().iterdir()] == ["served"]
+
+
+def test_a_run_directory_that_lets_others_in_is_closed_and_the_longest_path_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    prepare_run_dir(RunPaths(tmp_path / "open", "test"))
+    assert stat.S_IMODE((tmp_path / "open").stat().st_mode) == 0o700
+    room = 107 - len(str(RunPaths(tmp_path / "", "test").notify_socket(999)))
+    longest = RunPaths(tmp_path / ("x" * (room - 1)), "test")
+    prepare_run_dir(longest)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(longest.notify_socket(999)))
+    with pytest.raises(ConfigError, match="is too long: a socket name may have 107 bytes"):
+        prepare_run_dir(RunPaths(tmp_path / ("x" * room), "test"))
+
+
+@pytest.mark.parametrize(
+    "owner", ["fx", "f", "x", "0x", "f-1", "\u0663", "f\u00b2", "\u00b2", "1" * 200, "f" + "1" * 200]
+)
+def test_files_of_others_in_the_place_of_arenas_are_left_alone(paths: RunPaths, owner: str) -> None:
+    foreign = paths.shm / f"penstock.test.{owner}.y"
+    foreign.touch()
+    left = leave(paths, 0)
+    assert set(sweep(paths)) == left
+    assert foreign.exists()
