@@ -14,6 +14,8 @@ STAMP := $(VENV)/.stamp-
 PINS := pyproject.toml constraints.txt
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable
+# Told in seconds, where pip tries for minutes.
+REACH_INDEX = @$(PYTHON) -m tools.package_index $(TORCH_INDEX)
 # All work with what constraints.txt names, but declare older versions: GLiNER of transformers (docs/extract.md), tritonclient
 # of protobuf, the packages of LangChain of the SDKs that they call.
 PIP_NO_DEPS = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps \
@@ -33,7 +35,7 @@ NONE_IS_FINE = || [ $$? -eq 5 ]
 HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-chat test test-long test-fault test-fuzz test-real test-gpu check walk bench bench-gpu sweep format docs pictures protos clean
+.PHONY: help run run-chat test test-long test-fault test-fuzz test-real test-gpu check walk bench bench-gpu sweep dist format docs pictures protos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +98,9 @@ bench-gpu: $(STAMP)bench ## measure on a CUDA device
 sweep: $(STAMP)run ## remove what a killed server on 127.0.0.1:PORT left in the run directory and in shared memory
 	$(BIN)/penstock sweep --bind 127.0.0.1:$(PORT) $(ARGS)
 
+dist: $(STAMP)dev ## build wheel and sdist in dist/, the same bytes for the same tree
+	$(BIN)/python -m tools.distributions
+
 format: $(STAMP)dev ## sort imports and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -111,20 +116,24 @@ clean: ## remove the environments, caches and build output
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
+	$(REACH_INDEX)
 	@echo "making an environment in $(VENV); packages take some minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 
 # A larger set contains the smaller ones, so their stamps are set too.
 $(STAMP)run: $(PINS) | $(BIN)/python
+	$(REACH_INDEX)
 	$(PIP_INSTALL) '.[worker,demo,vision,siglip]'
 	@touch $@
 
 $(STAMP)dev: $(PINS) | $(BIN)/python
+	$(REACH_INDEX)
 	$(PIP_INSTALL) '.[worker,demo,vision,siglip,tracing,dev]'
 	$(PIP_NO_DEPS)
 	@touch $(STAMP)run $@
 
 $(STAMP)bench: $(PINS) | $(BIN)/python
+	$(REACH_INDEX)
 	$(PIP_INSTALL) '.[worker,demo,vision,siglip,tracing,dev,bench]'
 	$(PIP_NO_DEPS)
 	@touch $(STAMP)run $(STAMP)dev $@

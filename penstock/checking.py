@@ -15,6 +15,7 @@ from frontend.arbiter import hooks
 from frontend.arbiter.configuration import restrictions_of
 from frontend.http import listeners
 from frontend.tracing import otlp
+from ipc import extras
 from ipc.catalog.entries import (
     AdapterSource,
     Catalog,
@@ -95,7 +96,8 @@ def _of_entry(entry: ModelEntry) -> Iterator[str]:
         if isinstance(source, DirectorySource | AdapterSource):
             yield from _absent(f"{field}.path", Path(source.path))
     if isinstance(entry.source, PackageSource) and not _package(entry.source):
-        yield f"source.package: {entry.source.package!r} is not installed"
+        name = entry.source.package
+        yield f"source.package: {name!r} is not installed{extras.bringing(name)}"
     directory = _directory(entry)
     if directory is not None:
         yield from _widths(entry, directory)

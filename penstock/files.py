@@ -59,10 +59,13 @@ def located(
 
 
 def directory_of(entry: ModelEntry) -> Path | None:
-    """The directory that holds the whole model, or None; leaves the network alone."""
+    """The directory that holds the whole model, or None; leaves the network alone.
+
+    Without the hub's library, which comes with the extra `worker`, the hub cache is not looked at.
+    """
     try:
         return located(entry, ignore_progress, cached_only=True)
-    except (source.SourceError, source.DownloadFailed):
+    except (source.SourceError, source.DownloadFailed, ImportError):
         return None
 
 

@@ -92,6 +92,8 @@ def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     for file in reading.bad:
         print(f"penstock: {file.message}", file=sys.stderr)
     catalog = Catalog(reading.entries.values())
+    if action in ("pull", "verify") and not extras.has_worker():
+        raise ConfigError(f"{action} needs {extras.needed('worker')}")
     if action == "list":
         return files.print_list(config, options)
     if action == "show" and options.model not in catalog:

@@ -133,10 +133,8 @@ def _directory(name: str, root: Path, alias: str, stated: Mapping[str, Any]) -> 
 
 def _refuse_damaged(name: str, root: Path) -> None:
     """Raise `CannotTell` for weights that a load would refuse, as far as no model library is needed to see them."""
-    try:
-        from workers.loading import source
-    except ImportError:
-        return  # a machine with frontends only has none of the packages of workers, and loads nothing
+    from workers.loading import source
+
     try:
         source.check_whole(root)
     except source.DamagedWeightsError as error:
@@ -220,10 +218,10 @@ def _refuse_without_tokenizer(model: Description) -> None:
 
 
 def _repository(repo: str, stated: Mapping[str, Any]) -> Own:
-    try:
-        from workers.loading import failure, source
-    except ImportError as error:
-        raise CannotTell(f"{repo}: a model of the hub needs {extras.needed('worker')}: {error}") from error
+    from workers.loading import failure, source
+
+    if not extras.has_worker():
+        raise CannotTell(f"{repo}: a model of the hub needs {extras.needed('worker')}")
     try:
         sizes = source.files_in_hub(repo, MOST_FILES)
         wanted = [

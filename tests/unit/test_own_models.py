@@ -342,8 +342,9 @@ def test_a_machine_with_frontends_only_reads_directories_and_no_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = write(tmp_path / "m", config=architecture("BertForTokenClassification"))
-    monkeypatch.setitem(sys.modules, "workers.loading.source", None)
-    monkeypatch.delattr("workers.loading.source")
+    for name in ("huggingface_hub", "torch", "tqdm"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert find(str(root)).entry["adapter"] == "ner"
     with pytest.raises(CannotTell, match=r"org/new: a model of the hub needs the extra worker"):
         find("org/new")

@@ -218,11 +218,7 @@ def test_a_first_load_tells_what_it_may_take_before_it_brings_the_files(
 def test_downloaded_bytes_are_reported() -> None:
     seen: list[tuple[str, float]] = []
 
-    class Bar(source._ByteBar):
-        """Reports into the list."""
-
-        report = staticmethod(lambda phase, fraction: seen.append((phase, fraction)))
-
+    Bar = source._byte_bar(lambda phase, fraction: seen.append((phase, fraction)), source.ignore_bytes)
     with Bar(total=200, unit="B") as bar, Bar(total=2) as files:
         bar.update(50)
         files.update(1)

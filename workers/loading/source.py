@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tqdm import tqdm  # type: ignore[import-untyped]
+from ipc import extras
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
@@ -226,13 +226,8 @@ def from_hub(
     Raises DownloadFailed, and SourceError for unusable files.
     """
 
-    class Bar(_ByteBar):
-        """A bar that reports to `progress` and `on_bytes`."""
-
-        report = staticmethod(progress)
-        counted = staticmethod(on_bytes or ignore_bytes)
-
-    chosen = {"local_files_only": cached_only, "tqdm_class": Bar, "ignore_patterns": list(_UNWANTED)}
+    bar = _byte_bar(progress, on_bytes or ignore_bytes)
+    chosen = {"local_files_only": cached_only, "tqdm_class": bar, "ignore_patterns": list(_UNWANTED)}
     if tokenizer_repo is not None:
         snapshot(tokenizer_repo, None, allow_patterns=list(_DESCRIBING), **chosen)
     wanted = [*_DESCRIBING, "*.safetensors", *extra_files]
@@ -331,13 +326,8 @@ def _cached_files(repo: str) -> dict[str, int]:
 
 def fetch_files(repo: str, names: Sequence[str]) -> Path:
     """The directory in the hub cache that has these files of a repository. Raises `DownloadFailed`."""
-
-    class Quiet(_ByteBar):
-        """A bar that reports to nobody."""
-
-        report = staticmethod(lambda phase, fraction: None)
-
-    return snapshot(repo, None, allow_patterns=list(names), tqdm_class=Quiet)
+    quiet = _byte_bar(lambda phase, fraction: None, ignore_bytes)
+    return snapshot(repo, None, allow_patterns=list(names), tqdm_class=quiet)
 
 
 def from_directory(path: str | Path) -> Path:
@@ -356,7 +346,7 @@ def from_package(package: str, path: str = "model") -> Path:
         spec = None
     places = list(spec.submodule_search_locations or ()) if spec else []
     if not places:
-        raise SourceError(f"the package {package} is not installed", "DEPENDENCY")
+        raise SourceError(f"the package {package} is not installed{extras.bringing(package)}", "DEPENDENCY")
     root = Path(places[0]).resolve()
     directory = (root / path).resolve()
     if not directory.is_relative_to(root) or not directory.is_dir():
@@ -400,20 +390,23 @@ class _Silence:
         """Nothing to flush."""
 
 
-class _ByteBar(tqdm):  # type: ignore[misc]  # published without types
-    """A progress bar for huggingface_hub that draws nothing and reports bytes."""
+def _byte_bar(report: Progress, counted: OnBytes) -> type[Any]:
+    """A class of progress bars for huggingface_hub that draw nothing and report bytes."""
+    # Imported here: tqdm comes with the hub's library, which a machine with frontends only lacks.
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
-    report: Progress
-    counted: OnBytes = staticmethod(ignore_bytes)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    class ByteBar(tqdm):  # type: ignore[misc]  # published without types
         """Any bar; only bars that count bytes report."""
-        super().__init__(*args, **{**kwargs, "file": _Silence(), "leave": False})
 
-    def update(self, n: float | None = 1) -> bool | None:
-        """Count `n` more and report the share done."""
-        drawn: bool | None = super().update(n)
-        if self.unit == "B" and self.total:
-            self.counted(int(self.n), int(self.total))
-            self.report("download", min(1.0, self.n / self.total))
-        return drawn
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "file": _Silence(), "leave": False})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            """Count `n` more and report the share done."""
+            drawn: bool | None = super().update(n)
+            if self.unit == "B" and self.total:
+                counted(int(self.n), int(self.total))
+                report("download", min(1.0, self.n / self.total))
+            return drawn
+
+    return ByteBar
