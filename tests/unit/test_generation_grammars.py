@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +15,14 @@ from transformers import PreTrainedTokenizerFast
 from ipc.errors import DeadlineExceeded, InvalidInput
 from ipc.wire.generation import CALLED, TEXT
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
+from tests.harness.guided_model import Answer, Model
 from tests.tiny import chat_tokenizers
 from workers.generation import grammar_trial
 from workers.generation.formats.table import NAMES, Format, detect
 from workers.generation.grammar import Grammars, Guide
 from workers.generation.masks import GrammarFailed, MaskFiller
-from workers.generation.request import GenerationRequest, Segment
+from workers.generation.request import GenerationRequest
 from workers.generation.sequence import Sequence as Choice
-from workers.generation.templates import ChatTemplate
 from workers.generation.text import Vocabulary
 
 _CITY = {"enum": ["Paris", "Rome", 'Q"\n']}
@@ -49,7 +49,6 @@ SCHEMA = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
-MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 def _fits(value: Any, schema: dict[str, Any]) -> bool:
@@ -69,92 +68,6 @@ def _fits(value: Any, schema: dict[str, Any]) -> bool:
         return type(value) is int and schema["minimum"] <= value <= schema["maximum"]
     kinds: dict[str, type] = {"boolean": bool, "string": str}
     return isinstance(value, kinds[schema["type"]]) and len(str(value)) <= schema.get("maxLength", 9)
-
-
-class Answer(NamedTuple):
-    """What a random model wrote, and what the parser of the format made of the text."""
-
-    text: str
-    segments: list[Segment]
-    ended: bool
-
-    def said(self, kind: int) -> str:
-        return "".join(segment.text for segment in self.segments if segment.kind == kind)
-
-    @property
-    def calls(self) -> list[tuple[str, Any]]:
-        found = [segment.call for segment in self.segments if segment.kind == CALLED]
-        return [(call.name, json.loads(call.arguments)) for call in found if call is not None]
-
-
-class Model:
-    """A tokenizer with its format, and a model with random preferences."""
-
-    def __init__(self, kind: str, tool_format: str = "", tokenizer: Any = None) -> None:
-        self.tokenizer = tokenizer or chat_tokenizers.build(kind)
-        self.size = -(-len(self.tokenizer) // 64) * 64
-        self.end_ids = chat_tokenizers.end_ids(kind, self.tokenizer)
-        template = ChatTemplate(self.tokenizer)
-        self.form: Format = detect(self.tokenizer, template.text, tool_format)
-        self.grammars = Grammars(self.tokenizer, self.size, self.end_ids, self.form)
-        self.vocabulary = Vocabulary(self.tokenizer, self.form.marks)
-        self._template = template
-        pieces = [self.vocabulary.raw(token) for token in range(self.size)]
-        closes = np.array([bool(re.search(rb'["}\]>]', piece)) for piece in pieces])
-        self._weights = np.where(closes, 20.0, 1.0)
-        self._weights[self.end_ids] = 40.0
-
-    def prompt(self, tools: ToolUse | None, **variables: Any) -> str:
-        return self._template.prompt(MESSAGES, tools.functions if tools else None, variables).text
-
-    def guide(self, call: GenerateCall, prompt: str, max_tokens: int = 64, said: str | None = None) -> Guide:
-        make = self.grammars.factory(call, prompt, max_tokens, said)
-        assert make is not None
-        guide = make()
-        assert isinstance(guide, Guide)
-        return guide
-
-    def answer(
-        self,
-        call: GenerateCall,
-        seed: int,
-        prompt: str | None = None,
-        most: int = 1500,
-        said: str | None = None,
-    ) -> Answer:
-        """Draw tokens by random weights among the allowed ones until the answer ends."""
-        prompt = self.prompt(call.tools) if prompt is None else prompt
-        guide = self.guide(call, prompt, said=said)
-        chance = np.random.default_rng(seed)
-        weights = self._weights * chance.exponential(size=self.size)
-        bits = np.zeros(self.grammars.words, dtype=np.int32)
-        text = self.vocabulary.detokenizer()
-        parser = self.form.parser(prompt, call.tools, call.splits, said)
-        pieces: list[str] = []
-        tokens: list[int] = []
-        ended = False
-        while len(tokens) < most and not ended:
-            guide.fill_mask(bits)
-            allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: self.size].astype(bool)
-            assert allowed[self.end_ids].all() == guide.is_accepting
-            assert allowed[self.end_ids].any() == guide.is_accepting
-            odds = np.where(allowed, weights, 0.0)
-            token = int(chance.choice(self.size, p=odds / odds.sum()))
-            for taken in [token, *self.consumed(guide, token)]:
-                ended = ended or taken in self.end_ids
-                tokens.append(taken)
-                pieces.append("" if taken in self.end_ids else text(taken))
-        assert not guide.error
-        pieces.append(text(None))
-        segments = [segment for piece in pieces for segment in parser.feed(piece, 1)] + parser.finish(False)
-        return Answer("".join(pieces), segments, ended)
-
-    @staticmethod
-    def consumed(guide: Guide, token: int) -> list[int]:
-        assert guide.consume(token)
-        forced = guide.forced()
-        assert all(guide.consume(taken) for taken in forced)
-        return forced
 
 
 @pytest.fixture(scope="module")

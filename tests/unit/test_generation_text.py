@@ -103,6 +103,17 @@ def test_special_tokens_are_silent_but_for_those_that_a_parser_reads(tokenizers:
     assert kept == "<|channel|>analysis<|message|>hm<|end|>"
 
 
+def test_a_token_that_only_begins_a_mark_is_read(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["gemma4"]
+    form = detect(tokenizer, str(tokenizer.chat_template))
+    request = request_of()
+    request.make_parser = lambda: form.parser("", None)
+    ids = tokenizer.encode("<|channel>thought\nhm<channel|>yes", add_special_tokens=False)
+    emissions = run(ChoiceOutput(Vocabulary(tokenizer, form.marks), request, 0), ids)
+    assert text_of(emissions) == "yes"
+    assert "".join(emission.text for emission in emissions if emission.kind == REASONING) == "hm"
+
+
 @pytest.mark.parametrize("stop", ["STOP", "o wor", "🙂", "d!"])
 def test_nothing_of_a_stop_string_is_sent_wherever_its_tokens_end(
     tokenizers: dict[str, Any], stop: str

@@ -137,7 +137,8 @@ class CausalAdapter(Adapter):
         stop_ids = frozenset(call.ending.stop_ids)
         if not call.ending.ignore_eos:
             stop_ids |= self._end_ids
-        parse = partial(self._answers.parser, prompt.text, call.tools, said=prompt.said)
+        held = call.grammar is not None
+        parse = partial(self._answers.parser, prompt.text, call.tools, said=prompt.said, held=held)
         parser = parse if call.splits else None
         matcher = (
             None if call.counts_only else self._grammars.factory(call, prompt.text, max_tokens, prompt.said)

@@ -18,14 +18,14 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
 from ipc.errors import InvalidInput
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
-from workers.generation import grammar_numbers
+from workers.generation import grammar_numbers, grammar_tokens
 from workers.generation.answers import ANSWER, ANY_OBJECT, AnswerGrammar, Budget, Calls, Function
 from workers.generation.formats.table import Format
 from workers.generation.grammar_trial import LIMITS, Trial, error_of
@@ -132,13 +132,16 @@ class Grammars:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None or not self._end_ids:
             return f", which has no {'end token' if backend else 'fast tokenizer'}"
-        text = backend.to_str()
+        marks = self._form.marks
+        added = self._tokenizer.added_tokens_decoder.items()
+        self._special = {
+            token.content: number for number, token in added if grammar_tokens.is_control(token, marks)
+        }
+        text = grammar_tokens.without_marks(backend.to_str(), self._special)
         try:
             guided = LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._end_ids)
         except ValueError as error:
             return f": {str(error)[:200]}"
-        added = self._tokenizer.added_tokens_decoder.items()
-        self._special = {token.content: number for number, token in added if guided.is_special_token(number)}
         self._trial = Trial(text, self._vocabulary, self._end_ids)
         self._guided = guided
         return ""
@@ -156,7 +159,7 @@ class Grammars:
             return self._with_calls(tools, lambda calls: answer().forced(calls, budget), call.space)
         if call.grammar is None:
             return self._with_calls(tools, lambda calls: answer().guided(calls), call.space)
-        given = _given(call.grammar)
+        given = _given(call.grammar, self._special)
         field = call.grammar.field
         compiled = self._compiled(given, field, call.space)
         if tools is None and reasons is False:
@@ -245,15 +248,18 @@ def _field_of(call: GenerateCall) -> str:
     return "tools" if call.grammar is None else call.grammar.field
 
 
-def _given(grammar: Grammar) -> str:
-    """The grammar of a request in a form of llguidance, JSON compact. Raises `InvalidInput`."""
+def _given(grammar: Grammar, special: Mapping[str, int]) -> str:
+    """The grammar of a request in a form of llguidance, JSON compact; `special` are ids of control tokens.
+
+    Raises `InvalidInput`.
+    """
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.value)
     if grammar.kind == "lark":
-        return LLMatcher.grammar_from_lark(grammar.value)
+        return LLMatcher.grammar_from_lark(grammar_tokens.with_ids(grammar.value, special))
     try:
         if grammar.kind == "llguidance":
-            return _compact(grammar.value)
+            return _compact(grammar.value, special)
         schema = json.dumps(ANY_OBJECT) if grammar.kind == "json_object" else grammar.value
         schema = {"true": "{}", "false": '{"not":{}}'}.get(schema, schema)
         return LLMatcher.grammar_from_json_schema(schema, defaults=_COMPACT)
@@ -261,13 +267,15 @@ def _given(grammar: Grammar) -> str:
         raise InvalidInput(f"{grammar.field}: {error}", param=grammar.field) from None
 
 
-def _compact(text: str) -> str:
+def _compact(text: str, special: Mapping[str, int]) -> str:
     """Grammars in llguidance's own form, with schemas that allow no blanks unless they say so. Raises `ValueError`."""
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("expected an object with grammars")
     grammars = value.get("grammars")
     for item in grammars if isinstance(grammars, list) else ():
+        if isinstance(item, dict) and isinstance(item.get("lark_grammar"), str):
+            item["lark_grammar"] = grammar_tokens.with_ids(item["lark_grammar"], special)
         schema = item.get("json_schema") if isinstance(item, dict) else None
         if isinstance(schema, dict):
             given = schema.get("x-guidance", {})

@@ -29,8 +29,11 @@ class OutputParser(Protocol):
     what cannot be parsed is visible text.
     """
 
-    def feed(self, text: str, tokens: int) -> list[Segment]:
-        """More text of the choice, whole characters, which `tokens` tokens stand for."""
+    def feed(self, text: str, tokens: int, has_mark: bool = False) -> list[Segment]:
+        """More text of the choice, whole characters, which `tokens` tokens stand for.
+
+        `has_mark`: one of these is a token of the tokenizer that is a mark. Other tokens can have the same letters.
+        """
 
     def finish(self, cut: bool) -> list[Segment]:
         """The choice has ended, with its last allowed token (`cut`) or otherwise: what was held back."""

@@ -37,14 +37,18 @@ class Vocabulary:
     """The bytes of all tokens of a tokenizer, which never change once made."""
 
     def __init__(self, tokenizer: Any, kept: tuple[str, ...] = ()) -> None:
-        """`kept` are special tokens whose text a parser reads; all other special tokens have no text."""
+        """`kept` are the marks that a parser reads; special tokens that are part of none have no text."""
         self._tokenizer = tokenizer
         pieces = {number: piece for piece, number in tokenizer.get_vocab().items()}
         added = tokenizer.added_tokens_decoder
         self._bytes, self.is_exact = _bytes_of(tokenizer, pieces, added)
         self._bytes.update({number: token.content.encode() for number, token in added.items()})
+        self.marks = frozenset(
+            number for number, token in added.items() if any(token.content in mark for mark in kept)
+        )
+        """Added tokens that are a mark for the parser, or a part of one."""
         self.silent = frozenset(
-            number for number, token in added.items() if token.special and token.content not in kept
+            number for number, token in added.items() if token.special and number not in self.marks
         )
         """Special tokens without text."""
         self._whole: dict[int, str] = {}
@@ -120,9 +124,12 @@ class ChoiceOutput:
         self.ended: str | None = None
         self._request, self._choice = request, choice
         self._text = vocabulary.detokenizer(request.prompt[-_JOINT:] if request.call.continues_text else ())
+        self._marks = vocabulary.marks
         self._parser = request.make_parser() if request.make_parser else PlainParser()
         self._stops = Marks(request.call.ending.stop) if request.call.ending.stop else None
         self._held = ""
+        self._has_mark = False
+        """Whether a token that is a mark is in the text that was not fed yet."""
         self._stop: str | None = None
         self._unfed = self._tokens = self._reasoning_tokens = self._quiet = 0
         self._logprobs: list[TokenLogprob] = []
@@ -139,6 +146,7 @@ class ChoiceOutput:
         self._unfed += 1
         if logprob is not None:
             self._logprobs.append(logprob)
+        self._has_mark |= token in self._marks
         text = self._text(token)
         if self._tokens >= self._request.max_tokens:
             self.ended = "length"
@@ -185,7 +193,8 @@ class ChoiceOutput:
             return []
         tokens, self._unfed = self._unfed, 0
         # NOTE: no request may hold NUL, and clients send answers back.
-        segments = self._parser.feed(text.replace("\0", _UNFINISHED), tokens)
+        has_mark, self._has_mark = self._has_mark, False
+        segments = self._parser.feed(text.replace("\0", _UNFINISHED), tokens, has_mark)
         return self._told(segments)
 
     def _told(self, segments: list[Segment]) -> list[Emission]:

@@ -29,11 +29,13 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 class HarmonyParser:
     """An `OutputParser` for Harmony. Without `calls`, messages to functions are visible as they were written.
 
-    `continues`: the prompt ends within a visible body.
+    `continues`: the prompt ends within a visible body. `held`: a grammar holds the answer. Then the first body that is
+    neither reasoning nor a call is text to its end.
     """
 
-    def __init__(self, schemas: Schemas, *, calls: bool, continues: bool = False) -> None:
-        self._schemas, self._calls = schemas, calls
+    def __init__(self, schemas: Schemas, *, calls: bool, continues: bool = False, held: bool = False) -> None:
+        self._schemas, self._calls, self._held = schemas, calls, held
+        self._is_plain = False
         self._ends = Marks(["<|end|>", "<|return|>", "<|call|>", *OPENINGS])
         self._rest = self._header = ""
         self._kind: int | None = TEXT if continues else None
@@ -43,8 +45,9 @@ class HarmonyParser:
         self._tokens = 0
         self._segments: list[Segment] = []
 
-    def feed(self, text: str, tokens: int) -> list[Segment]:
+    def feed(self, text: str, tokens: int, has_mark: bool = False) -> list[Segment]:
         """More text of the answer."""
+        self._is_plain |= self._held and self._kind == TEXT and not has_mark
         self._rest += text
         self._tokens += tokens
         while self._rest and (self._read_header() if self._kind is None else self._read_body()):
@@ -100,9 +103,14 @@ class HarmonyParser:
             self._emit(TEXT, self._header)
         else:
             self._kind = REASONING if channels[-1:] == ["analysis"] else TEXT
+            self._is_plain = self._held and self._kind == TEXT
 
     def _read_body(self) -> bool:
         """Text of a body, up to the mark that ends the body."""
+        if self._is_plain:
+            self._emit(TEXT, self._rest)
+            self._rest = ""
+            return False
         mark = self._ends.find(self._rest) if self._kind != CALLED else self._end_of_arguments()
         if self._kind == CALLED:
             if mark is None:

@@ -25,8 +25,7 @@ _BETWEEN = " \t\r\n,;]"
 """What stands between two calls of a list, and at its end."""
 _BRACKET = re.compile(r'[{}\[\]"]')
 _IN_STRING = re.compile(r'["\\]')
-_FIRST_KEY = re.compile(r'\s*(?:\[\s*)?\{\s*"([^"\\]*)"')
-_FIRST_KEY_BEGUN = re.compile(r'\s*(?:\[\s*)?(?:\{\s*(?:"[^"\\]*)?)?')
+_FIRST_KEY = re.compile(r'\s*(?:\[\s*)?(?:\{\s*(?:"(?P<key>[^"\\]*))?)?')
 _HEADER_MARKS = ("[ARGS]", "[CALL_ID]")
 _CALL_KEYS = frozenset({"name", "arguments", "parameters", "type", "function", "id"})
 
@@ -260,10 +259,14 @@ class JsonValue:
 
     def _wrong_key(self, text: str) -> int | None:
         """Where a JSON value shows that it is no call, by its first key."""
-        begin = len(self._opened)
-        key = _FIRST_KEY.match(text, begin)
-        if key is not None:
-            return None if key[1] in _CALL_KEYS else key.end()
-        begun = _FIRST_KEY_BEGUN.match(text, begin)
-        at = begun.end() if begun else begin
-        return at if at < len(text) else None
+        begun = _FIRST_KEY.match(text, len(self._opened))
+        assert begun is not None
+        key, at = begun["key"], begun.end()
+        if key is None:
+            return at if at < len(text) else None
+        fits = next(
+            n for n in range(len(key), -1, -1) if any(known.startswith(key[:n]) for known in _CALL_KEYS)
+        )
+        if fits < len(key):
+            return begun.start("key") + fits
+        return None if at == len(text) or (text[at] == '"' and key in _CALL_KEYS) else at

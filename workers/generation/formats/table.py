@@ -61,6 +61,7 @@ class Format(NamedTuple):
     marks       all marks, which must stay visible in the text that a parser gets
     wrapper     how a grammar writes calls; None for formats whose calls no grammar can force
     template    the response template of the tokenizer, for the format `template`
+    tokens      marks that the tokenizer has as tokens, or whose beginning is one
     """
 
     name: str
@@ -68,25 +69,46 @@ class Format(NamedTuple):
     marks: tuple[str, ...]
     wrapper: Wrapper | None = None
     template: Any = None
+    tokens: frozenset[str] = frozenset()
 
     def parser(
-        self, prompt: str, tools: ToolUse | None, splits: bool = True, said: str | None = None
+        self,
+        prompt: str,
+        tools: ToolUse | None,
+        splits: bool = True,
+        said: str | None = None,
+        *,
+        held: bool = False,
     ) -> OutputParser:
         """A parser for one choice that answers `prompt` (text), whose end `said` is the begin of the answer, if any.
 
         Without `splits` all text is visible. With the choice `none`, and without tools, calls are visible text.
+        `held`: a grammar holds the answer, which is visible text whatever its letters are.
         """
         if not splits:
             return PlainParser()
         calls = tools is not None and tools.choice != "none" and bool(tools.functions)
         schemas = schemas_of(tools) if calls else {}
-        if self.template is not None:
+        if self.template is not None and not held:
             functions = tools.functions if tools is not None and calls else []
             return TemplatedParser(self.template, prompt, functions, calls=calls)
-        if self.layout is None:
-            return harmony.HarmonyParser(schemas, calls=calls, continues=said is not None)
-        reasons = bool(self.reasons(prompt, said))
-        return TagParser(self.layout, schemas, calls=calls, reasons=reasons, continues=bool(said))
+        if self.name == "harmony":
+            return harmony.HarmonyParser(schemas, calls=calls, continues=said is not None, held=held)
+        reasons, layout = self.reasons(prompt, said), self._tagged(calls)
+        if held and reasons is False:
+            layout = layout._replace(reasoning=None)
+        tokens = self.tokens if held else None
+        return TagParser(
+            layout, schemas, calls=calls, reasons=bool(reasons), continues=bool(said), tokens=tokens
+        )
+
+    def _tagged(self, calls: bool) -> Layout:
+        """The layout of a tag parser; for a response template, of the answers that a grammar holds."""
+        if self.layout is not None:
+            return self.layout
+        wrapper = self.wrapper if calls else None
+        marks = {wrapper.mark: _between(wrapper.ends.removeprefix("}\n"))} if wrapper else {}
+        return Layout(marks, reasoning=self.reasoning)
 
     @property
     def reasoning(self) -> Tags | None:
@@ -124,7 +146,7 @@ class Format(NamedTuple):
 class PlainParser:
     """An `OutputParser` for which all text is visible."""
 
-    def feed(self, text: str, tokens: int) -> list[Segment]:
+    def feed(self, text: str, tokens: int, has_mark: bool = False) -> list[Segment]:
         """The text as it is."""
         return [Segment(TEXT, text, tokens=tokens)] if text else []
 
@@ -204,13 +226,22 @@ def detect(tokenizer: Any, template: str, tool_format: str = "", reasoning: str 
         own = getattr(tokenizer, "response_template", None)
         if own is None:
             raise ValueError("tool_format 'template' needs a tokenizer with a response template")
-        return Format(name, None, tuple(_special(tokenizer)), templated_wrapper(own), own)
+        found = Format(name, None, tuple(_special(tokenizer)), templated_wrapper(own), own)
+        marks = (*found.marks, *found.openings, *(found.reasoning or ()))
+        return _with_tokens(found._replace(marks=marks), tokenizer)
     wrapper = wrapper_of(name, template)
     if name == "harmony":
-        return Format(name, None, harmony.MARKS, wrapper)
+        return _with_tokens(Format(name, None, harmony.MARKS, wrapper), tokenizer)
     layout = _LAYOUTS[name]._replace(reasoning=_reasoning(tokenizer, template, reasoning))
     marks = (*layout.calls, *layout.dropped, *(layout.reasoning or ()), *_closing(tokenizer))
-    return Format(name, layout, marks, wrapper)
+    return _with_tokens(Format(name, layout, marks, wrapper), tokenizer)
+
+
+def _with_tokens(form: Format, tokenizer: Any) -> Format:
+    tags = form.reasoning
+    known = tuple(token.content for token in tokenizer.added_tokens_decoder.values())
+    marks = (*form.openings, *(tags or ()), *(form.layout.dropped if form.layout else ()))
+    return form._replace(tokens=frozenset(mark for mark in marks if mark.startswith(known)))
 
 
 def _detected(tokenizer: Any, template: str) -> str:

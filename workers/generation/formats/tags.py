@@ -20,6 +20,8 @@ from workers.generation.formats.bodies import Schemas
 from workers.generation.formats.regions import JsonValue, Opened, Region
 from workers.generation.request import Segment
 
+_BREAKS = re.compile(r"\A\n{1,2}")
+
 
 class Tags(NamedTuple):
     """The marks around reasoning."""
@@ -67,18 +69,31 @@ class Layout(NamedTuple):
 class TagParser:
     """An `OutputParser` for a layout. `schemas` are those of the request's functions; without calls, none is parsed.
 
-    `reasons`: the prompt has opened reasoning already. `continues`: the answer has begun in the prompt.
+    `reasons`: the prompt has opened reasoning already. `continues`: the answer has begun in the prompt. `tokens` are
+    there where a grammar holds the answer: marks that are tokens, whose letters mean nothing when other tokens write
+    them. Then reasoning and calls stand in front, and all text is visible from the first that is neither.
     """
 
     def __init__(
-        self, layout: Layout, schemas: Schemas, *, calls: bool, reasons: bool, continues: bool = False
+        self,
+        layout: Layout,
+        schemas: Schemas,
+        *,
+        calls: bool,
+        reasons: bool,
+        continues: bool = False,
+        tokens: frozenset[str] | None = None,
     ) -> None:
         self._layout, self._schemas = layout, schemas
+        self._is_held, self._is_plain, self._has_mark = tokens is not None, False, False
         self._opened: dict[str, Opened] = dict(layout.calls) if calls else {}
         self._bare = layout.bare and calls
         opening = [layout.reasoning.opened] if layout.reasoning else []
         dropped = list(layout.dropped) if calls else []
-        self._outside = Marks([*self._opened, *opening, *dropped])
+        marks = [*self._opened, *opening, *dropped]
+        self._outside = Marks(marks)
+        written = [mark for mark in marks if mark not in (tokens or ())]
+        self._written, self._behind = Marks(written), Marks([mark for mark in written if mark not in opening])
         self._inside = Marks([layout.reasoning.closed] if layout.reasoning else [])
         self._rest = self._blanks = ""
         self._reasons = reasons and layout.reasoning is not None
@@ -88,8 +103,9 @@ class TagParser:
         self._tokens = 0
         self._segments: list[Segment] = []
 
-    def feed(self, text: str, tokens: int) -> list[Segment]:
+    def feed(self, text: str, tokens: int, has_mark: bool = False) -> list[Segment]:
         """More text of the answer."""
+        self._has_mark = has_mark or (self._has_mark and bool(self._rest.strip()))
         self._rest += text
         self._tokens += tokens
         while self._advance():
@@ -122,6 +138,10 @@ class TagParser:
             return end is not None
         if not self._rest:
             return False
+        if self._is_plain:
+            self._emit(TEXT, self._rest)
+            self._rest = ""
+            return False
         return self._reason() if self._reasons else self._show()
 
     def _reason(self) -> bool:
@@ -138,13 +158,14 @@ class TagParser:
             return False
         self._rest = self._rest[mark.end() :]
         self._reasons, self._skips, self._begins = False, True, True
+        self._written = self._behind
         return True
 
     def _show(self) -> bool:
         """Pass visible text on up to the next mark."""
         if self._begins and not self._begin():
             return False
-        if self._region is not None:
+        if self._region is not None or self._is_plain:
             return True
         mark = self._outside.find(self._rest)
         settled = mark.start() if mark else self._outside.settled(self._rest)
@@ -160,18 +181,23 @@ class TagParser:
 
     def _begin(self) -> bool:
         """Blanks at the begin of visible text wait for what follows; true once something has followed."""
-        if self._skips:
+        if self._skips and not self._is_held:
             self._rest = self._rest.lstrip()
         follows = self._rest.lstrip(self._separators())
         if not follows:
             return False
-        mark = self._outside.find(follows)
-        begun = mark.start() == 0 if mark else self._outside.settled(follows) == 0
+        marks = self._outside if self._has_mark or not self._is_held else self._written
+        mark = marks.find(follows)
+        begun = mark.start() == 0 if mark else marks.settled(follows) == 0
         if begun and mark is None:
             return False
         is_bare = not begun and self._bare and follows[0] in "{["
         if begun or is_bare:
             self._blanks, self._rest = self._rest[: len(self._rest) - len(follows)], follows
+        elif self._is_held:
+            # NOTE: the grammar has up to two line breaks between reasoning and answer.
+            self._rest = _BREAKS.sub("", self._rest) if self._skips else self._rest
+            self._is_plain = True
         if is_bare:
             self._region = JsonValue("", self._schemas, is_bare=True)
         self._begins = self._skips = False
@@ -204,6 +230,7 @@ class TagParser:
         self._tell(calls)
         self._begins = self._after_call = not left
         if left:
+            self._is_plain = self._is_held
             self._emit(TEXT, blanks + left if left == raw else left)
 
     def _tell(self, calls: list[CalledFunction]) -> None:

@@ -70,7 +70,7 @@ class TemplatedParser:
         self._tokens = 0
         self._segments: list[Segment] = []
 
-    def feed(self, text: str, tokens: int) -> list[Segment]:
+    def feed(self, text: str, tokens: int, has_mark: bool = False) -> list[Segment]:
         """More text of the answer."""
         self._tokens += tokens
         for piece in _PIECES.findall(text):
