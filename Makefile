@@ -123,17 +123,17 @@ $(BIN)/python:
 # A larger set contains the smaller ones, so their stamps are set too.
 $(STAMP)run: $(PINS) | $(BIN)/python
 	$(REACH_INDEX)
-	$(PIP_INSTALL) '.[worker,demo,vision,siglip]'
+	$(PIP_INSTALL) '.[worker,demo,vision,siglip,gguf]'
 	@touch $@
 
 $(STAMP)dev: $(PINS) | $(BIN)/python
 	$(REACH_INDEX)
-	$(PIP_INSTALL) '.[worker,demo,vision,siglip,tracing,dev]'
+	$(PIP_INSTALL) '.[worker,demo,vision,siglip,gguf,tracing,dev]'
 	$(PIP_NO_DEPS)
 	@touch $(STAMP)run $@
 
 $(STAMP)bench: $(PINS) | $(BIN)/python
 	$(REACH_INDEX)
-	$(PIP_INSTALL) '.[worker,demo,vision,siglip,tracing,dev,bench]'
+	$(PIP_INSTALL) '.[worker,demo,vision,siglip,gguf,tracing,dev,bench]'
 	$(PIP_NO_DEPS)
 	@touch $(STAMP)run $(STAMP)dev $@

@@ -43,9 +43,9 @@ def located(
     if isinstance(where, AdapterSource):
         return Path(where.path)
     if isinstance(where, DirectorySource):
-        return source.from_directory(where.path)
+        return source.from_directory(where.path, where.gguf)
     if not isinstance(where, HubSource):
-        return source.from_package(where.package, where.path)
+        return source.from_package(where.package, where.path, where.gguf)
     return source.from_hub(
         where.repo,
         where.revision,
@@ -55,6 +55,7 @@ def located(
         cached_only=cached_only,
         on_bytes=on_bytes,
         to=to,
+        gguf=where.gguf,
     )
 
 

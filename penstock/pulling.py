@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ipc.catalog.entries import Catalog, HubSource, ModelEntry, Profile
+from ipc.catalog.entries import Catalog, HubSource, ModelEntry, Profile, gguf_of
 from ipc.errors import ConfigError, ModelNotFound
 from penstock import terminal
 from penstock.files import directory_of, located, nbytes
@@ -168,6 +168,8 @@ def _filled(entry: ModelEntry, target: Path) -> Path:
     if here is None:
         return located(entry, line, on_bytes=line.count, to=target)
     files = [path for path in here.rglob("*") if path.is_file() and path.name != places.OWN_ENTRY]
+    if gguf := gguf_of(entry):
+        files = source.weight_files(here, gguf)
     _refuse_links_out(entry.id, here, files)
     total, done = sum(path.stat().st_size for path in files), 0
     for path in files:
@@ -177,7 +179,7 @@ def _filled(entry: ModelEntry, target: Path) -> Path:
         done += place.stat().st_size
         line.count(done, total)
         line("copy", done / total if total else 1.0)
-    return source.from_directory(target)
+    return source.from_directory(target, gguf)
 
 
 def _refuse_links_out(model: str, here: Path, files: Sequence[Path]) -> None:
@@ -197,7 +199,7 @@ def _refuse_links_out(model: str, here: Path, files: Sequence[Path]) -> None:
 def _entry_text(entry: ModelEntry) -> str:
     """The catalog file of a copy: the entry without what is the default, and the directory as its source."""
     fields = _stated(entry, ModelEntry(entry.id, entry.source)) | {
-        "source": {"kind": "directory", "path": "."}
+        "source": {"kind": "directory", "path": ".", **({"gguf": gguf} if (gguf := gguf_of(entry)) else {})}
     }
     profiles = {name: _stated(profile, Profile()) for name, profile in entry.profiles.items()}
     fields |= {"profiles": profiles} if profiles else {}

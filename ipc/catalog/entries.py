@@ -47,32 +47,42 @@ ADAPTER_FILE = ".py:"
 DEFAULT_SIMILARITY = {"dense": "cosine", "sparse": "dot", "multivector": "maxsim"}
 
 
+GgufName = Annotated[str, msgspec.Meta(pattern=r"^$|^(?!/)(?!.*\.\./).+\.gguf$")]
+"""A file of a model's directory, with the folders before the file, or empty."""
+
+
 class HubSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="hub"):
     """A repository on the model hub, by id and optional commit, branch or tag.
 
     `files` names further files that the family reads, such as heads in a format of their own; `tokenizer_repo` is the
-    repository whose configuration and tokenizer the model borrows.
+    repository whose configuration and tokenizer the model borrows; `gguf` is the GGUF file that holds the model.
     """
 
     repo: str
     revision: str | None = None
     files: tuple[str, ...] = ()
     tokenizer_repo: str | None = None
+    gguf: GgufName = ""
 
 
 class DirectorySource(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="directory"
 ):
-    """A directory on this machine; a relative path is taken from the catalog file."""
+    """A directory on this machine; a relative path is taken from the catalog file.
+
+    `gguf` is the GGUF file in the directory that holds the model, of a model in parts the first.
+    """
 
     path: str
+    gguf: GgufName = ""
 
 
 class PackageSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="package"):
-    """A directory inside an installed Python package."""
+    """A directory inside an installed Python package; `gguf` as in `DirectorySource`."""
 
     package: str
     path: str = "model"
+    gguf: GgufName = ""
 
 
 class AdapterSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="adapter"):
@@ -83,6 +93,11 @@ class AdapterSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 Source = HubSource | DirectorySource | PackageSource | AdapterSource
 LoraSource = HubSource | DirectorySource
+
+
+def gguf_of(entry: ModelEntry) -> str:
+    """The GGUF file of a model in its directory; empty for a model in another format."""
+    return "" if isinstance(entry.source, AdapterSource) else entry.source.gguf
 
 
 Similarity = Literal["cosine", "dot", "maxsim"]
@@ -532,7 +547,7 @@ def _whole(value: Any) -> int:
 def _beside(path: Path, source: Any) -> Any:
     """A source whose relative directory is taken from the catalog file `path`."""
     if isinstance(source, DirectorySource | AdapterSource) and not Path(source.path).is_absolute():
-        return type(source)(str((path.parent / source.path).resolve()))
+        return msgspec.structs.replace(source, path=str((path.parent / source.path).resolve()))
     return source
 
 

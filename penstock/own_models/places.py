@@ -1,7 +1,9 @@
 """What a name on the command line means when the catalog lacks the name: a directory, or a repository of the hub.
 
-1. `./x`, `../x`, `/x`, `~/x`, and any other name of a directory that exists, is that directory.
+1. `./x`, `../x`, `/x`, `~/x`, and any other name of a directory that exists, is that directory. A file `x.gguf` is a
+   model too.
 2. `organisation/name` is a repository. Its list of files and its small files are fetched; weights are not.
+   `organisation/name:TAG` is one of its GGUF files.
 3. Anything else is refused.
 """
 
@@ -18,9 +20,11 @@ import yaml
 from ipc import extras, yaml_text
 from ipc.catalog import served_names
 from ipc.catalog.entries import ADAPTER_FILE, BadFile, DirectorySource, ModelEntry, read_entry
+from penstock.own_models import gguf
 from penstock.own_models.description import Description, Told
 from penstock.own_models.files import DESCRIBING, MOST_BYTES, MOST_FILES, CannotTell, ModelFiles, shown
 from penstock.own_models.reading import describe
+from workers.loading.gguf_file import SUFFIX, parts_of, stem_of
 
 OWN_ENTRY = "penstock.yaml"
 """The catalog entry that `penstock models pull --to` writes beside the files of a model."""
@@ -74,10 +78,12 @@ def is_repository(name: str) -> bool:
 
 def find(name: str, alias: str = "", stated: Mapping[str, Any] | None = None) -> Own:
     """The model that `name` means; `alias` is the id of a directory's model. Raises `CannotTell`."""
+    if _is_file(name) and name.lower().endswith(SUFFIX):
+        return _gguf_file(name, alias, stated or {})
     place = _existing(name)
     if place is None and (_is_file(name) or _PATH.match(name)):
         file = (
-            "this is a file; name the directory of the model"
+            "this is a file and no GGUF; name the directory of the model"
             if _is_file(name)
             else "there is no such directory"
         )
@@ -86,11 +92,12 @@ def find(name: str, alias: str = "", stated: Mapping[str, Any] | None = None) ->
         # NOTE: a link gives the id of a model, and may lead elsewhere at the next load.
         root = place.resolve() if ".." in place.parts else place.absolute()
         return _directory(name, root, alias, stated or {})
-    if not is_repository(name):
+    repo, tag = gguf.split_tag(name)
+    if not is_repository(repo):
         raise CannotTell(
             f"{name[:200]!a} is no model of the catalog, no directory, and no id of the hub (organisation/name)"
         )
-    return _repository(name, stated or {})
+    return _repository(repo, tag, stated or {})
 
 
 def _existing(name: str) -> Path | None:
@@ -111,24 +118,46 @@ def _is_file(name: str) -> bool:
 
 
 def _directory(name: str, root: Path, alias: str, stated: Mapping[str, Any]) -> Own:
-    if not str(root).isprintable():
-        # NOTE: bytes that are no UTF-8 are no text either. A catalog file and the title of a process are text.
-        raise CannotTell(f"{name[:200]!a}: a path must be printable text; make a link with another name")
+    _refuse_unprintable(name, root)
     if (root / OWN_ENTRY).is_file() and not stated:
         return _with_own_entry(name, root, alias)
-    model = alias or root.name
-    if not re.fullmatch(served_names.PATTERN, model):
-        raise CannotTell(
-            f"{name}: {model[:200]!a} is no id for a model; give one behind the path: {name}=my-model"
-        )
+    model = _id_of(name, alias or root.name)
     files = ModelFiles.of_directory(root)
     if (root / "snapshots").is_dir() and not files.names:
         raise CannotTell(
             f"{name}: a repository in the hub cache; name a directory below {name}/snapshots, or its id"
         )
-    own = _own(name, model, {"kind": "directory", "path": str(root)}, files, stated)
-    _refuse_damaged(name, root)
+    own = _own(
+        name, model, {"kind": "directory", "path": str(root)}, files, stated, f"{name.rstrip('/')}/{{}}"
+    )
+    if "gguf" not in own.entry["source"]:
+        _refuse_damaged(name, root)
     return own
+
+
+def _gguf_file(name: str, alias: str, stated: Mapping[str, Any]) -> Own:
+    """The model in a GGUF file, or in the parts of which the file is one."""
+    path = Path(name).expanduser().absolute()
+    _refuse_unprintable(name, path)
+    first = parts_of(path.name)[0]
+    model = _id_of(name, alias or stem_of(first))
+    source = {"kind": "directory", "path": str(path.parent)}
+    return _own(name, model, source, ModelFiles(path.parent, [first]), stated)
+
+
+def _refuse_unprintable(name: str, place: Path) -> None:
+    # NOTE: bytes that are no UTF-8 are no text either. A catalog file and the title of a process are text.
+    if not str(place).isprintable():
+        raise CannotTell(f"{name[:200]!a}: a path must be printable text; make a link with another name")
+
+
+def _id_of(name: str, model: str) -> str:
+    """`model`, if a model may have this id. Raises `CannotTell`."""
+    if not re.fullmatch(served_names.PATTERN, model):
+        raise CannotTell(
+            f"{name}: {model[:200]!a} is no id for a model; give one behind the path: {name}=my-model"
+        )
+    return model
 
 
 def _refuse_damaged(name: str, root: Path) -> None:
@@ -153,7 +182,8 @@ def _with_own_entry(name: str, root: Path, alias: str) -> Own:
     except BadFile as error:
         raise CannotTell(error.message) from error
     _refuse_reaching_out(entry, root)
-    raw["source"] = {"kind": "directory", "path": str(root)}
+    gguf_name = entry.source.gguf if isinstance(entry.source, DirectorySource) else ""
+    raw["source"] = {"kind": "directory", "path": str(root), **({"gguf": gguf_name} if gguf_name else {})}
     raw |= {"id": alias} if alias else {}
     return Own(name, raw, [Told("everything", entry.adapter, OWN_ENTRY)], complete=not alias)
 
@@ -185,11 +215,23 @@ def _refuse_reaching_out(entry: ModelEntry, root: Path) -> None:
         )
 
 
-def _own(name: str, model: str, source: dict[str, Any], files: ModelFiles, stated: Mapping[str, Any]) -> Own:
+def _own(
+    name: str,
+    model: str,
+    source: dict[str, Any],
+    files: ModelFiles,
+    stated: Mapping[str, Any],
+    how: str = "",
+    tag: str = "",
+) -> Own:
+    """The model of `files`. A `tag` chooses one of several GGUF files; `how` tells the operator to choose one."""
     try:
-        _refuse_without_weights(files)
-        description = describe(files, stated)
-        _refuse_without_tokenizer(description)
+        stored = gguf.chosen(files.names, tag, how) if tag or not _has_weights(files) else ""
+        if stored:
+            description = gguf.describe(files, stored, stated)
+            source = source | {"gguf": stored}
+        else:
+            description = _described(files, stated)
     except CannotTell as error:
         raise CannotTell(f"{name}: {error.message}") from error
     # NOTE: a directory borrows no tokenizer; its library looks for one in the hub cache.
@@ -198,12 +240,17 @@ def _own(name: str, model: str, source: dict[str, Any], files: ModelFiles, state
     return Own(name, entry, description.told)
 
 
-def _refuse_without_weights(files: ModelFiles) -> None:
-    if any(name.endswith(_WEIGHTS) for name in files.names):
-        return
-    if any(name.endswith(".gguf") for name in files.names):
-        raise CannotTell("its weights are in the format GGUF, which is not loaded; safetensors are")
-    raise CannotTell("there are no weights: neither *.safetensors nor pytorch_model*.bin")
+def _has_weights(files: ModelFiles) -> bool:
+    return any(name.endswith(_WEIGHTS) for name in files.names)
+
+
+def _described(files: ModelFiles, stated: Mapping[str, Any]) -> Description:
+    """The description of a model in safetensors or pickled weights. Raises `CannotTell`."""
+    if not _has_weights(files):
+        raise CannotTell("there are no weights: neither *.safetensors nor pytorch_model*.bin nor *.gguf")
+    description = describe(files, stated)
+    _refuse_without_tokenizer(description)
+    return description
 
 
 def _refuse_without_tokenizer(model: Description) -> None:
@@ -217,7 +264,7 @@ def _refuse_without_tokenizer(model: Description) -> None:
         )
 
 
-def _repository(repo: str, stated: Mapping[str, Any]) -> Own:
+def _repository(repo: str, tag: str, stated: Mapping[str, Any]) -> Own:
     from workers.loading import failure, source
 
     if not extras.has_worker():
@@ -234,4 +281,5 @@ def _repository(repo: str, stated: Mapping[str, Any]) -> Own:
         found = failure.classify(error)
         kind = CannotTell if found.error_class == "UNKNOWN" else NotFetched
         raise kind(f"{repo}: {found.error_class}: {found.message}") from error
-    return _own(repo, repo, {"kind": "hub", "repo": repo}, ModelFiles(root, sizes), stated)
+    source_fields = {"kind": "hub", "repo": repo}
+    return _own(repo, repo, source_fields, ModelFiles(root, sizes), stated, f"{repo}:{{}}", tag)

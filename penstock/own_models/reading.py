@@ -59,16 +59,17 @@ def describe(files: ModelFiles, stated: Mapping[str, Any]) -> Description:
     reader(model)
     if "auto_map" in files.object("config.json"):
         model.tell("own code", "runs only with worker.trust_remote_code", "config.json: auto_map")
-    model.fields = _laid_over(model.fields, stated)
+    model.fields = laid_over(model.fields, stated)
     return model
 
 
-def _laid_over(fields: Fields, stated: Mapping[str, Any]) -> Fields:
+def laid_over(fields: Fields, stated: Mapping[str, Any]) -> Fields:
+    """Fields with those that the caller states in their place, at every depth."""
     merged = dict(fields)
     for name, value in stated.items():
         before = merged.get(name)
         both = isinstance(value, dict) and isinstance(before, dict)
-        merged[name] = _laid_over(before, value) if both else value  # type: ignore[arg-type]
+        merged[name] = laid_over(before, value) if both else value  # type: ignore[arg-type]
     return merged
 
 

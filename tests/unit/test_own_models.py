@@ -302,7 +302,7 @@ def test_a_directory_without_weights_or_with_a_million_files_is_refused(
     (root / "circle").symlink_to("circle")
     assert find(str(root)).entry["adapter"] == "ner", "a pipe is no file"
     (root / "model.safetensors").rename(root / "model.gguf")
-    with pytest.raises(CannotTell, match="the format GGUF, which is not loaded"):
+    with pytest.raises(CannotTell, match=r"model\.gguf is not a GGUF file"):
         find(str(root))
     (root / "model.gguf").unlink()
     with pytest.raises(CannotTell, match="there are no weights"):
@@ -463,7 +463,8 @@ def test_a_repository_of_the_hub_is_read_by_its_small_files(
                 "sparse_linear.pt": b"never",
                 "colbert_linear.pt": b"never",
             },
-            "org/gguf": {"model.gguf": b"never"},
+            "org/gguf": {"model.gguf": b"never", "mmproj-model.gguf": b"never"},
+            "org/quants": {f"q/m-{kind}.gguf": b"never" for kind in ("Q4_K_M", "Q4_K_S", "UD-Q8_0")},
         }
     )
     own = find("org/new")
@@ -474,8 +475,17 @@ def test_a_repository_of_the_hub_is_read_by_its_small_files(
     assert sorted(found.served) == [
         f"org/new/{name}" for name in ("1_Pooling/config.json", "config.json", "modules.json")
     ]
-    with pytest.raises(CannotTell, match="org/gguf: its weights are in the format GGUF"):
-        find("org/gguf")
+    gguf = find("org/gguf")
+    assert gguf.entry["source"] == {"kind": "hub", "repo": "org/gguf", "gguf": "model.gguf"}
+    assert (gguf.entry["id"], gguf.entry["adapter"]) == ("org/gguf", "causal")
+    with pytest.raises(
+        CannotTell, match=r"there are 3 GGUF models: .*; name one, such as org/quants:Q4_K_M$"
+    ):
+        find("org/quants")
+    for tag, name in (("q4_k_s", "Q4_K_S"), ("Q8_0", "UD-Q8_0"), ("UD-Q8_0", "UD-Q8_0")):
+        assert find(f"org/quants:{tag}").entry["source"]["gguf"] == f"q/m-{name}.gguf"
+    with pytest.raises(CannotTell, match=r"no GGUF file of this repository is Q4_K; there are 3 GGUF models"):
+        find("org/quants:Q4_K")
     with pytest.raises(CannotTell, match="has no such repository"):
         find("org/absent")
     found.close()
@@ -512,7 +522,7 @@ def test_where_no_hub_answers_one_try_ends_with_one_message(
         ("./nowhere", "./nowhere: there is no such directory"),
         ("~nobody-at-all/x", "~nobody-at-all/x: there is no such directory"),
         ("./" + "x" * 5000, "there is no such directory"),
-        (__file__, "this is a file; name the directory of the model"),
+        (__file__, "this is a file and no GGUF; name the directory of the model"),
         ("bge-m4", "'bge-m4' is no model of the catalog, no directory, and no id of the hub"),
         ("BAAI/bge-m4", "did you mean 'BAAI/bge-m3'?"),
         ("a/b/c", "no id of the hub"),

@@ -49,6 +49,7 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     per_call    options that are read from each call only; profiles that differ in nothing else share the weights
     builds_alone whether a load must not overlap others (`shared.building.BUILDING`)
     lora        whether LoRA adapters can be applied to the family's models
+    gguf        whether the family reads models in GGUF files
     needs_proof whether a load fails when none of the canned inferences suits the model (`lifecycle.proof`)
     """
 
@@ -60,6 +61,7 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     per_call: tuple[str, ...] = ()
     builds_alone: bool = True
     lora: bool = False
+    gguf: bool = False
     needs_proof: bool = True
 
     def __post_init__(self) -> None:
@@ -144,7 +146,8 @@ class LoadContext:
     `progress(phase, fraction)` reports how far a phase has come, 0.0 to 1.0. `max_sequence_length` (tokens) and
     `options` come from the model's catalog entry; `repository` is the entry of a repository model. Sequences of one
     item with more than `batch_tokens` in all run one part after another. A model that generates text gets `generation`
-    and, in `free_bytes`, a function that tells how much memory the device has left.
+    and, in `free_bytes`, a function that tells how much memory the device has left. `gguf` is the GGUF file in the
+    directory that holds the model; empty for a model in another format.
     """
 
     directory: Path
@@ -159,6 +162,7 @@ class LoadContext:
     batch_tokens: int = 16384
     generation: Generation = field(default_factory=Generation)
     free_bytes: Callable[[], int] = lambda: 0
+    gguf: str = ""
 
 
 class ItemRefused(Exception):

@@ -4,7 +4,7 @@
 2. `prepare` renders the messages, tokenizes, holds the prompt against the context, and compiles the grammar.
 3. The strategy `workers.strategies.generation` runs the engine.
 
-Any model that transformers' `AutoModelForCausalLM` loads is served.
+Any model that transformers' `AutoModelForCausalLM` loads is served, and GGUF files of some architectures.
 """
 
 from __future__ import annotations
@@ -14,19 +14,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from transformers import AutoModelForCausalLM
-
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.wire.messages import Call, GenerateCall, InputItem
 from workers.adapters.base import Adapter, AdapterSpec, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
-from workers.adapters.shared.checkpoint import (
-    load_model,
-    load_tokenizer,
-    stored_limit,
-    text_limit,
-)
-from workers.adapters.shared.linears import GENERATED_ROWS, lay_out_linears
+from workers.adapters.shared.causal_files import CausalFiles
+from workers.adapters.shared.checkpoint import stored_limit, text_limit
 from workers.generation.building import build
 from workers.generation.engine import Engine
 from workers.generation.formats.table import Format, detect
@@ -48,6 +41,7 @@ class CausalAdapter(Adapter):
         operations=("generate",),
         inputs=("text",),
         outputs=("chat",),
+        gguf=True,
     )
     engine: Engine
 
@@ -76,7 +70,8 @@ class CausalAdapter(Adapter):
         Raises ValueError for options that do not fit the model and for a template that shows no user, and MemoryError
         without room for a cache.
         """
-        tokenizer = load_tokenizer(context)
+        files = CausalFiles(context)
+        tokenizer = files.tokenizer()
         template = ChatTemplate(tokenizer, str(context.options.get("chat_template", "")))
         template.check()
         answers = detect(
@@ -85,9 +80,7 @@ class CausalAdapter(Adapter):
             str(context.options.get("tool_format", "")),
             str(context.options.get("reasoning", "")),
         )
-        model = load_model(context, AutoModelForCausalLM)
-        if context.device.type == "cpu":
-            lay_out_linears(model, GENERATED_ROWS)
+        model = files.model()
         limit = text_limit(model, context.max_sequence_length, stored_limit(tokenizer))
         vocabulary = Vocabulary(tokenizer, answers.marks)
         size = vocabulary_size(model)

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ipc.catalog.entries import ModelEntry
+from ipc.catalog.entries import ModelEntry, gguf_of
 from ipc.version import VERSION
 from workers.loading.reading import facts_of, files_of
 
@@ -96,7 +96,7 @@ def _compare(expected: Sequence[float], found: Sequence[float], dtype: torch.dty
 
 def path_of(root: Path, entry: ModelEntry, directory: Path, dtype: torch.dtype, device: torch.device) -> Path:
     """The file of a model's fingerprint under `root`."""
-    files = [_facts(path, directory) for path in files_of(directory)]
+    files = [_facts(path, directory) for path in files_of(directory, gguf_of(entry))]
     return root / "fingerprints" / f"{_digest(files, entry, dtype, device)}.json"
 
 
@@ -110,7 +110,7 @@ def identity_of(
     # NOTE: the module of an adapter that is a file beside its catalog entry is not kept; `entry.code` has its content.
     written = getattr(sys.modules.get(adapter.__module__), "__file__", None)
     code = sorted(Path(written).parent.glob("*.py")) if written else []
-    return _digest([*map(facts_of, (*files_of(directory), *code))], entry, dtype, device)
+    return _digest([*map(facts_of, (*files_of(directory, gguf_of(entry)), *code))], entry, dtype, device)
 
 
 def _digest(files: list[Any], entry: ModelEntry, dtype: torch.dtype, device: torch.device) -> str:

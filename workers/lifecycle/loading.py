@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, check_names
+from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, check_names, gguf_of
 from ipc.settings import Settings
 from ipc.wire import codec
 from workers.adapters.base import Adapter, LoadContext
@@ -83,15 +83,15 @@ class Loader:
             instance.load_s = expected_s(entry)
             changed()
         directory = fetch(entry, progress)
-        nbytes = memory_budget.estimate(
-            directory, entry.program if isinstance(entry, RepositoryEntry) else ""
-        )
+        dtype = resolve_dtype(entry.precision or self._settings.worker.precision, self._device.torch)
+        program = entry.program if isinstance(entry, RepositoryEntry) else ""
+        nbytes = memory_budget.estimate(directory, program, gguf_of(entry), dtype)
         instance.load_s = instance.load_s or 1.0 + nbytes / BYTES_PER_S
         room(instance, instance.known_bytes or nbytes)
-        dtype = resolve_dtype(entry.precision or self._settings.worker.precision, self._device.torch)
         began = self._meter.begin()
         try:
-            with nullcontext() if _has_own_code(entry) else reading.unchanged(directory, (LoadAbandoned,)):
+            watched = reading.unchanged(directory, (LoadAbandoned,), gguf=gguf_of(entry))
+            with nullcontext() if _has_own_code(entry) else watched:
                 adapter, values = program_loads.load(
                     entry, lambda entry: self._build(entry, directory, dtype, progress), self._run
                 )
@@ -119,10 +119,15 @@ class Loader:
             batch_tokens=min(tokens, entry.max_batch_tokens or tokens),
             generation=self._settings.generation,
             free_bytes=lambda: memory_budget.free_bytes(self._settings, self._device),
+            gguf=gguf_of(entry),
         )
         with BUILDING:
             family = resolve(entry.adapter, files=context.trust_remote_code)
         _check_names(entry, family.spec.options)
+        if context.gguf and not family.spec.gguf:
+            raise source.SourceError(
+                f"source.gguf: the family {entry.adapter} reads no GGUF files", "UNKNOWN"
+            )
 
         def identity() -> str:
             return fingerprint.identity_of(entry, directory, family, dtype, self._device.torch)
@@ -155,7 +160,7 @@ def _check_names(entry: ModelEntry, known: tuple[str, ...]) -> None:
 
 def tell_mapped(entry: ModelEntry, directory: Path) -> None:
     """Warn of files that the library of a model maps in spite of `workers.loading.reading`."""
-    for path in reading.mapped_files(directory):
+    for path in reading.mapped_files(directory, gguf_of(entry)):
         text = "model %s: its library maps %s: never write to the file, replace the file by a rename"
         log.warning(text, entry.id, path.name)
 
@@ -176,9 +181,9 @@ def expected_s(entry: ModelEntry) -> float:
         return 0.0
     try:
         if isinstance(where, HubSource):
-            nbytes, missing = source.size_in_hub(where.repo, where.revision)
+            nbytes, missing = source.size_in_hub(where.repo, where.revision, where.gguf)
         elif isinstance(where, DirectorySource):
-            nbytes, missing = memory_budget.estimate(Path(where.path)), 0
+            nbytes, missing = memory_budget.estimate(Path(where.path), gguf=where.gguf), 0
         else:
             return 0.0
     except Exception as error:
@@ -204,12 +209,13 @@ def fetch(entry: ModelEntry, progress: Callable[[str, float], None]) -> Path:
             progress,
             extra_files=where.files,
             tokenizer_repo=where.tokenizer_repo,
+            gguf=where.gguf,
         )
     elif isinstance(where, AdapterSource):
         return Path(where.path)
     elif isinstance(where, DirectorySource):
-        directory = source.from_directory(where.path)
+        directory = source.from_directory(where.path, where.gguf)
     else:
-        directory = source.from_package(where.package, where.path)
-    source.read_ahead(directory, progress)
+        directory = source.from_package(where.package, where.path, where.gguf)
+    source.read_ahead(directory, progress, where.gguf)
     return directory

@@ -29,6 +29,7 @@ import torch
 from ipc.settings import Settings
 from workers.adapters.base import Adapter
 from workers.device.devices import Device
+from workers.loading.gguf_file import read_model
 from workers.loading.onnx_data import external_files, nbytes_of
 from workers.loading.source import weight_files
 
@@ -79,12 +80,17 @@ def available_bytes() -> int:
     return free if limit == "max" else min(free, max(0, int(limit) - used))
 
 
-def estimate(directory: Path, program: str = "") -> int:
-    """Bytes of the weight files, or of the files of a program, which is what a load will take, more or less."""
+def estimate(directory: Path, program: str = "", gguf: str = "", dtype: torch.dtype | None = None) -> int:
+    """Bytes of the weight files, or of the files of a program, which is what a load will take, more or less.
+
+    With `dtype` the bytes of a GGUF file's numbers in this type.
+    """
+    if gguf and dtype is not None:
+        return read_model(directory / gguf).values * dtype.itemsize
     if program:
         path = directory / program
         return nbytes_of(path, external_files(path))
-    files = weight_files(directory)
+    files = weight_files(directory, gguf)
     return sum(path.stat().st_size for path in files)
 
 

@@ -24,6 +24,8 @@ from typing import Any, Self
 import safetensors.torch  # binds `safetensors.safe_open` too
 import torch
 
+from workers.loading.gguf_file import parts_of
+
 _open, _load = safetensors.safe_open, torch.load
 _MAPS = Path("/proc/self/maps")
 _PATH_COLUMN = 5
@@ -106,15 +108,20 @@ def _replace() -> None:
 _replace()
 
 
-def mapped_files(directory: Path) -> list[Path]:
+def mapped_files(directory: Path, gguf: str = "") -> list[Path]:
     """Files of a model that this process maps; a change of such a file changes the model."""
     lines = (line.split(maxsplit=_PATH_COLUMN) for line in os.fsdecode(_MAPS.read_bytes()).splitlines())
     mapped = {columns[_PATH_COLUMN] for columns in lines if len(columns) > _PATH_COLUMN}
-    return [path for path in files_of(directory) if os.path.realpath(path) in mapped]
+    return [path for path in files_of(directory, gguf) if os.path.realpath(path) in mapped]
 
 
-def files_of(directory: Path) -> list[Path]:
-    """All files of a model but hidden ones, which belong to the tools that brought it, and texts for people."""
+def files_of(directory: Path, gguf: str = "") -> list[Path]:
+    """All files of a model but hidden ones, which belong to the tools that brought it, and texts for people.
+
+    A model in a GGUF file has this file and its parts.
+    """
+    if gguf:
+        return [directory / name for name in parts_of(gguf)]
     found = (path for path in directory.rglob("*") if path.suffix.lower() != ".md" and path.is_file())
     return sorted(p for p in found if not any(part[0] == "." for part in p.relative_to(directory).parts))
 
@@ -127,7 +134,7 @@ def facts_of(path: Path) -> Facts:
 
 @contextmanager
 def unchanged(
-    directory: Path, passing: tuple[type[Exception], ...] = (), only: Sequence[str] = ()
+    directory: Path, passing: tuple[type[Exception], ...] = (), only: Sequence[str] = (), gguf: str = ""
 ) -> Iterator[None]:
     """Raise `FilesChanged` where files of the model, or `only` the named ones, differ at the end.
 
@@ -136,7 +143,7 @@ def unchanged(
     """
 
     def version() -> frozenset[Facts]:
-        return _version([directory / name for name in only] or files_of(directory))
+        return _version([directory / name for name in only] or files_of(directory, gguf))
 
     before = version()
     try:

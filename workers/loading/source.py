@@ -2,7 +2,8 @@
 
 1. Each `from_*` returns a local directory that holds a config and whole safetensors weights, or raises. Only files that
    the loaders read are downloaded: configs, tokenizers, safetensors, and files that the caller names. Pickled weights
-   are downloaded only if a repository has no others. `progress(phase, fraction)` reports the share of the bytes.
+   are downloaded only if a repository has no others. `progress(phase, fraction)` reports the share of the bytes. With
+   `gguf` the model is that GGUF file, of a model in parts the first, and no other file is read.
 2. Weight files are checked without building a model. A safetensors file is 8 bytes of header length (little-endian), a
    JSON header with the byte range of each tensor, and the tensors. So the size alone shows a file that was cut off, or
    a file of another format. Pickled files are used only without others, and only if torch reads them with
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ipc import extras
+from workers.loading.gguf_file import GgufRefused, parts_of, read_model, refuse_unserved
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
@@ -52,11 +54,14 @@ class DamagedWeightsError(Exception):
     """A weight file is missing, cut off or not in the safetensors format; the message names the file only."""
 
 
-def weight_files(directory: Path) -> list[Path]:
+def weight_files(directory: Path, gguf: str = "") -> list[Path]:
     """All safetensors files under `directory`, and pickled weights of modules that have no others; sorted.
 
-    What a trainer has kept of its steps, in `checkpoint-...`, is no part of the model.
+    What a trainer has kept of its steps, in `checkpoint-...`, is no part of the model. With `gguf` these are the
+    file and its other parts.
     """
+    if gguf:
+        return [directory / name for name in parts_of(gguf)]
     found = sorted(path for path in directory.rglob("*.safetensors") if _belongs(path, directory))
     having = {path.parent for path in found}
     without = [place for place in _module_directories(directory) if place not in having]
@@ -217,6 +222,7 @@ def from_hub(
     cached_only: bool = False,
     on_bytes: OnBytes | None = None,
     to: Path | None = None,
+    gguf: str = "",
 ) -> Path:
     """The directory of a repository in the hub cache, downloaded if missing; HF_HUB_OFFLINE forbids the network.
 
@@ -230,16 +236,16 @@ def from_hub(
     chosen = {"local_files_only": cached_only, "tqdm_class": bar, "ignore_patterns": list(_UNWANTED)}
     if tokenizer_repo is not None:
         snapshot(tokenizer_repo, None, allow_patterns=list(_DESCRIBING), **chosen)
-    wanted = [*_DESCRIBING, "*.safetensors", *extra_files]
+    wanted = [*parts_of(gguf)] if gguf else [*_DESCRIBING, "*.safetensors", *extra_files]
     chosen |= {} if to is None else {"local_dir": to}
     directory = snapshot(repo, revision, allow_patterns=wanted, **chosen)
-    if bare := _without_weights(directory):
+    if not gguf and (bare := _without_weights(directory)):
         directory = snapshot(repo, revision, allow_patterns=[*wanted, *bare], **chosen)
     if to is not None:
         # What the hub's library keeps of a download that it could resume.
         shutil.rmtree(to / ".cache", ignore_errors=True)
     progress("download", 1.0)
-    return _checked(directory)
+    return _checked(directory, gguf)
 
 
 def _without_weights(directory: Path) -> list[str]:
@@ -255,7 +261,7 @@ def ignore_bytes(done: int, total: int) -> None:
     """Tell nobody."""
 
 
-def size_in_hub(repo: str, revision: str | None) -> tuple[int, int]:
+def size_in_hub(repo: str, revision: str | None, gguf: str = "") -> tuple[int, int]:
     """(bytes of the weights that `from_hub` returns, bytes that are not on this machine yet).
 
     Raises huggingface_hub's errors if neither the cache nor the hub has the sizes.
@@ -265,12 +271,12 @@ def size_in_hub(repo: str, revision: str | None) -> tuple[int, int]:
 
     found: list[Path] = []
     with suppress(LocalEntryNotFoundError):
-        found = weight_files(
-            Path(snapshot_download(repo, revision=revision, allow_patterns=[], local_files_only=True))
-        )
+        root = Path(snapshot_download(repo, revision=revision, allow_patterns=[], local_files_only=True))
+        found = [path for path in weight_files(root, gguf) if path.is_file()]
     if found:
         return sum(path.stat().st_size for path in found), 0
-    files = [file for file in _listed(repo, revision) if file.path.endswith(".safetensors")]
+    ends = parts_of(gguf) if gguf else (".safetensors",)
+    files = [file for file in _listed(repo, revision) if file.path.endswith(ends)]
     unwanted = {file.path for file in files for pattern in _UNWANTED if fnmatch(file.path, pattern)}
     nbytes = sum(file.size for file in files if file.path not in unwanted)
     return nbytes, nbytes
@@ -330,15 +336,15 @@ def fetch_files(repo: str, names: Sequence[str]) -> Path:
     return snapshot(repo, None, allow_patterns=list(names), tqdm_class=quiet)
 
 
-def from_directory(path: str | Path) -> Path:
+def from_directory(path: str | Path, gguf: str = "") -> Path:
     """A directory on this machine. Raises SourceError for a directory without a whole model."""
     directory = Path(path)
     if not directory.is_dir():
         raise SourceError("the model directory does not exist")
-    return _checked(directory)
+    return _checked(directory, gguf)
 
 
-def from_package(package: str, path: str = "model") -> Path:
+def from_package(package: str, path: str = "model", gguf: str = "") -> Path:
     """A directory inside an installed package, which is not imported. Raises SourceError."""
     try:
         spec = importlib.util.find_spec(package)
@@ -351,12 +357,12 @@ def from_package(package: str, path: str = "model") -> Path:
     directory = (root / path).resolve()
     if not directory.is_relative_to(root) or not directory.is_dir():
         raise SourceError(f"the package {package} has no directory {path}")
-    return _checked(directory)
+    return _checked(directory, gguf)
 
 
-def read_ahead(directory: Path, progress: Progress) -> int:
+def read_ahead(directory: Path, progress: Progress, gguf: str = "") -> int:
     """Read the weight files once, so that loading finds them in memory; returns the number of bytes read."""
-    files = weight_files(directory)
+    files = weight_files(directory, gguf)
     total = sum(path.stat().st_size for path in files)
     done = 0
     buffer = bytearray(CHUNK_BYTES)
@@ -368,8 +374,11 @@ def read_ahead(directory: Path, progress: Progress) -> int:
     return done
 
 
-def _checked(directory: Path) -> Path:
-    """`directory`, if it has a config and whole weights."""
+def _checked(directory: Path, gguf: str = "") -> Path:
+    """`directory`, if it has a config and whole weights, or the whole GGUF file."""
+    if gguf:
+        _check_gguf(directory / gguf)
+        return directory
     if not any((directory / name).is_file() for name in _CONFIGS):
         raise SourceError("the model directory has no config.json")
     try:
@@ -377,6 +386,16 @@ def _checked(directory: Path) -> Path:
     except DamagedWeightsError as error:
         raise SourceError(str(error), "UNKNOWN") from error
     return directory
+
+
+def _check_gguf(path: Path) -> None:
+    """Raise SourceError unless the file holds a whole model that is served."""
+    if not path.is_file():
+        raise SourceError(f"the model directory has no {path.name}")
+    try:
+        refuse_unserved(read_model(path))
+    except GgufRefused as error:
+        raise SourceError(str(error), "UNKNOWN") from error
 
 
 class _Silence:

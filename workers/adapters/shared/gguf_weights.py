@@ -1,0 +1,288 @@
+"""A causal language model out of a GGUF file: its configuration, and its weights, turned into numbers one by one.
+
+1. The configuration comes from the fields of the file by transformers' table of names. Here stands what the table
+   leaves out: the width of a head, scaled rotary factors, and scales that llama.cpp knows by the number of layers.
+2. transformers builds the model without memory and asks for each weight once. A weight is read and turned into the
+   model's type in pieces, so a load holds the model and a few pieces of tensors beside it.
+3. Tensors have llama.cpp's names and order. The table of the package `gguf` gives the name that a parameter has in the
+   file; rows of Llama's queries and keys are put back into transformers' order, and Gemma's norms lose the one that
+   llama.cpp adds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
+
+from ipc import extras
+from workers.adapters.shared.building import BUILDING
+from workers.loading.gguf_file import GgufModel, GgufRefused, StoredTensor
+
+PIECE_VALUES = 1 << 18
+"""Numbers of a tensor that are made at a time."""
+_HEAD, _WORDS = "output.weight", "token_embd.weight"
+_ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that belong to the configuration."""
+_TABLES = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
+"""Architectures that transformers' table spells in another way."""
+_TYPES = {"gemma3": "gemma3_text"}
+"""Types of models that differ from their name in the table."""
+_ORIGINAL_TOKENS = 8192
+"""Length that Llama 3.1 and its successors were trained with before their rotary factors were scaled."""
+_ROOT_OF_WIDTH = {("gemma2", 46), ("gemma3", 62)}
+"""Architectures and numbers of layers whose attention is scaled by the width of all heads over their number."""
+_FURTHER = {
+    "gemma": {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")},
+    "phi3": {"attention.sliding_window": "sliding_window"},
+    "qwen2moe": {
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
+    "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
+}
+"""Fields that transformers' table leaves out."""
+_EXPERTS = {
+    "mlp.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"),
+    "mlp.experts.down_proj": ("ffn_down_exps",),
+}
+"""Parameters that hold all experts of a layer, with the tensors that make them up."""
+
+Fix = Callable[[torch.Tensor], torch.Tensor]
+
+
+def config_of(model: GgufModel) -> Any:
+    """The configuration of transformers. Raises `GgufRefused` for rotary factors that no configuration states."""
+    architecture, fields = model.architecture, model.fields
+    name = _TABLES.get(architecture, architecture)
+    table: Any = GGUF_CONFIG_MAPPING[name]
+    names = {**table, **_FURTHER.get(architecture.rstrip("0123456789"), {}), **_FURTHER.get(architecture, {})}
+    stated: dict[str, Any] = dict(GGUF_CONFIG_DEFAULTS_MAPPING.get(name, {}))
+    stated |= {
+        ours: found for theirs, ours in names.items() if ours and (found := model.get(theirs)) is not None
+    }
+    stated |= _widths(model)
+    stated |= {
+        "vocab_size": model.tensors[_WORDS].shape[0],
+        "tie_word_embeddings": _HEAD not in model.tensors,
+        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
+    }
+    scaling = _scaling(model, stated.get("rope_theta", 10000.0))
+    stated |= {"rope_scaling": scaling} if scaling else {}
+    if architecture == "phi3" and scaling:
+        stated["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
+    return AutoConfig.for_model(_TYPES.get(architecture, name), **stated)
+
+
+def _widths(model: GgufModel) -> dict[str, Any]:
+    """The width of a head, and what follows from the width. Raises `GgufRefused` for heads that turn in part."""
+    even = model.get("embedding_length") // model.get("attention.head_count")
+    stated = model.get("attention.key_length")
+    turned = model.get("rope.dimension_count", stated or even)
+    # NOTE: old files of Llama say how wide a head is by the numbers that turn only.
+    width = stated or (turned if model.architecture == "llama" else even)
+    found: dict[str, Any] = {"head_dim": width} if width != even or stated else {}
+    if model.architecture.startswith("gemma"):
+        rooted = (model.architecture, model.get("block_count")) in _ROOT_OF_WIDTH
+        found["query_pre_attn_scalar"] = even if rooted else width
+    if turned == width:
+        return found
+    if model.architecture != "phi3":
+        raise GgufRefused(
+            f"{model.name}: rope.dimension_count {turned}: a head of {model.architecture} turns all its {width} numbers"
+        )
+    return found | {"partial_rotary_factor": turned / width}
+
+
+def _scaling(model: GgufModel, theta: float) -> dict[str, Any]:
+    """The scaling of rotary factors; empty without. Raises `GgufRefused`."""
+    kind, factor = model.get("rope.scaling.type", "none"), model.get("rope.scaling.factor", 1.0)
+    original = model.get("rope.scaling.original_context_length", model.get("context_length"))
+    long, short = (_values(model, name) for name in _ROPE[1:])
+    if long and short:
+        told = {"rope_type": "longrope", "long_factor": long, "short_factor": short}
+        attention = model.get("rope.scaling.attn_factor")
+        told |= {"attention_factor": attention} if attention else {}
+        return told | {"original_max_position_embeddings": original}
+    if kind == "linear" and factor != 1.0:
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn" and factor != 1.0:
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    if kind == "longrope":
+        raise GgufRefused(
+            f"{model.name}: rope.scaling.type longrope, and the file has no rope_factors_long.weight"
+        )
+    factors = _values(model, _ROPE[0])
+    return _llama3(model, factors, theta) if factors and max(factors) != 1.0 else {}
+
+
+def _llama3(model: GgufModel, factors: Sequence[float], theta: float) -> dict[str, Any]:
+    """Llama 3's scaling, whose result llama.cpp stores in place of its settings. Raises `GgufRefused` for another."""
+    factor, low, high = round(max(factors), 3), 1.0, 4.0
+    width = 2 * len(factors)
+    waves = [2 * math.pi * theta ** (2 * at / width) for at in range(len(factors))]
+    wanted = []
+    for wave in waves:
+        smooth = min(1.0, max(0.0, (_ORIGINAL_TOKENS / wave - low) / (high - low)))
+        wanted.append(1 / ((1 - smooth) / factor + smooth))
+    if any(abs(found - ours) > 1e-3 * ours for found, ours in zip(factors, wanted, strict=True)):
+        raise GgufRefused(f"{model.name}: the rotary factors of {_ROPE[0]} are not those of Llama 3")
+    scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high}
+    return scaling | {"original_max_position_embeddings": _ORIGINAL_TOKENS}
+
+
+def _values(model: GgufModel, name: str) -> list[float]:
+    """The numbers of a small tensor; none where the file has no such tensor."""
+    stored = model.tensors.get(name)
+    return [] if stored is None else read_tensor(stored, torch.float32).flatten().tolist()
+
+
+def load(model: GgufModel, config: Any, dtype: torch.dtype, progress: Callable[[str, float], None]) -> Any:
+    """The model in eval mode on CPU; progress of the phase "weights" is the part of the numbers that are made.
+
+    Raises `GgufRefused` for tensors that have no place in the model, for missing ones and for other shapes.
+    """
+    factory: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with BUILDING:
+        with torch.device("meta"):
+            shapes = {name: tuple(weight.shape) for name, weight in factory(config).state_dict().items()}
+        weights = dict(_weights(model, config, shapes, dtype))
+        used = {id(part) for weight in weights.values() for part in weight.parts}
+        spare = [
+            name for name, stored in model.tensors.items() if id(stored) not in used and name not in _ROPE
+        ]
+        if spare:
+            more = f" and {len(spare) - 1} more" if len(spare) > 1 else ""
+            raise GgufRefused(
+                f"{model.name}: {model.architecture} has no place for the tensor {spare[0]}{more}"
+            )
+        counter = _Counter(model.values, progress)
+        for weight in weights.values():
+            weight.made = counter.count
+        loaded: Any = factory.from_pretrained(None, config=config, state_dict=weights, dtype=dtype)
+    if counter.stopped is not None:
+        raise counter.stopped
+    return loaded
+
+
+class _Counter:
+    """Reports how many of all numbers are made.
+
+    transformers makes weights in threads and changes the class of what they raise, so an error of `progress` is kept.
+    """
+
+    def __init__(self, whole: int, progress: Callable[[str, float], None]) -> None:
+        self._whole, self._progress, self._done = whole, progress, 0
+        self.stopped: Exception | None = None
+
+    def count(self, values: int) -> None:
+        """So many more are made."""
+        self._done += values
+        try:
+            self._progress("weights", min(1.0, self._done / self._whole))
+        except Exception as error:
+            self.stopped = error
+
+
+@dataclass(slots=True)
+class _Weight:
+    """One parameter, made when indexed: the tensors of which it consists, joined along `axis`, and then fixed."""
+
+    parts: Sequence[StoredTensor]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    fix: Fix | None = None
+    axis: int = 1
+    made: Callable[[int], None] = lambda values: None
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        # NOTE: Gemma's norms are stored as float32 beside one; the one goes before the number is rounded.
+        exact = torch.float32 if self.fix is not None else self.dtype
+        parts = [read_tensor(part, exact) for part in self.parts]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, self.axis)
+        whole = (whole if self.fix is None else self.fix(whole)).reshape(self.shape).to(self.dtype)
+        self.made(whole.numel())
+        return whole
+
+
+def _weights(
+    model: GgufModel, config: Any, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype
+) -> Iterator[tuple[str, _Weight]]:
+    """The parameters by transformers' names. Raises `GgufRefused` for what the file lacks."""
+    package = extras.require("gguf", "gguf")
+    kind = next(key for key, name in package.MODEL_ARCH_NAMES.items() if name == model.architecture)
+    table = package.get_tensor_name_map(kind, config.num_hidden_layers)
+    for name, shape in shapes.items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        base, _, end = name.rpartition(".")
+        expert = next((parts for ending, parts in _EXPERTS.items() if name.endswith(ending)), None)
+        if expert is not None:
+            layer = name.split(".layers.")[1].partition(".")[0]
+            stored = [f"blk.{layer}.{part}.weight" for part in expert]
+        else:
+            stored = [f"{table.get_name(base) or base}.{end}"]
+        lacking = next((each for each in stored if each not in model.tensors), None)
+        if lacking is not None:
+            raise GgufRefused(f"{model.name}: the tensor {lacking} is missing, {model.architecture} has one")
+        parts = [model.tensors[each] for each in stored]
+        if math.prod(shape) != sum(math.prod(part.shape) for part in parts):
+            found = " and ".join(str(list(part.shape)) for part in parts)
+            raise GgufRefused(
+                f"{model.name}: the tensor {stored[0]} has the shape {found}, the fields describe {list(shape)}"
+            )
+        yield name, _Weight(parts, dtype, shape, _fix(model, stored[0]))
+
+
+def _fix(model: GgufModel, name: str) -> Fix | None:
+    """What undoes llama.cpp's change of a tensor; None for a tensor that is stored as transformers has it."""
+    if model.architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return lambda weight: weight - 1
+    if model.architecture == "llama" and (".attn_q." in name or ".attn_k." in name):
+        heads = model.get("attention.head_count")
+        count = heads if ".attn_q." in name else model.get("attention.head_count_kv", heads)
+        return lambda weight: _paired_to_halves(weight, count)
+    return None
+
+
+def _paired_to_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of each head from pairs (a0 b0 a1 b1 ...), as llama.cpp turns them, to halves (a0 a1 ... b0 b1 ...)."""
+    return weight.reshape(heads, weight.shape[0] // heads // 2, 2, -1).transpose(1, 2).reshape(weight.shape)
+
+
+def read_tensor(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of a file as numbers [*shape]. Raises OSError for a file that is cut off meanwhile."""
+    package = extras.require("gguf", "gguf")
+    kind = package.GGMLQuantizationType[stored.kind]
+    values, block_nbytes = package.GGML_QUANT_SIZES[kind]
+    whole = torch.empty(math.prod(stored.shape), dtype=dtype)
+    step = max(1, PIECE_VALUES // values)
+    with stored.file.open("rb", buffering=0) as stream:
+        for first in range(0, stored.nbytes // block_nbytes, step):
+            count = min(step, stored.nbytes // block_nbytes - first)
+            data = _read(stream.fileno(), count * block_nbytes, stored.start + first * block_nbytes, stored)
+            # PERF: the package takes 16 rows at a time, so all blocks are one row.
+            numbers = package.dequantize(data.reshape(1, -1), kind)
+            whole[first * values : (first + count) * values] = torch.from_numpy(numbers.reshape(-1))
+    return whole.reshape(stored.shape)
+
+
+def _read(file: int, nbytes: int, place: int, stored: StoredTensor) -> np.ndarray:
+    """Bytes of an open file."""
+    buffer = bytearray(nbytes)
+    view, done = memoryview(buffer), 0
+    while done < nbytes:
+        count = os.preadv(file, [view[done:]], place + done)
+        if not count:
+            raise OSError(f"{stored.file.name} was cut off while the model was read")
+        done += count
+    return np.frombuffer(buffer, dtype=np.uint8)
