@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine
 from typing import Any
+
+from frontend.server.drain import Drain
+
+LOOK_EVERY_S = 0.1
+LAST_S = 0.2
+"""Time for what streams leave behind that have just ended, such as the row of a response."""
 
 
 class Background:
@@ -21,10 +26,12 @@ class Background:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def end(self, until_s: float) -> None:
-        """Wait for all of the work until `until_s` (`time.monotonic`), then cancel the rest, and wait for its end."""
-        while self._tasks and (left_s := until_s - time.monotonic()) > 0:
-            await asyncio.wait(self._tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+    async def end(self, drain: Drain) -> None:
+        """Wait for all of the work until the drain is over, then cancel the rest, and wait for its end."""
+        while self._tasks and not drain.is_over:
+            await asyncio.wait(self._tasks, timeout=LOOK_EVERY_S)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LAST_S)
         for task in self._tasks:
             task.cancel()
         while self._tasks:

@@ -15,13 +15,11 @@ import asyncio
 import gc
 import logging
 import os
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from frontend import announce, assembly
 from frontend.protocols.registry import grpc_services
-from frontend.server.state import ServerLimits
 from frontend.services import Services
 from frontend.status.history import Keeper
 from ipc import logs, sweep, version
@@ -72,7 +70,8 @@ class Watch:
         self._follow()
         if ready and not self._told:
             self._told = self._notifier.send(ready=1)
-        self._notifier.send(watchdog=1, status=announce.summary(self._services) if ready else why)
+        if not self._services.drain.draining:
+            self._notifier.send(watchdog=1, status=announce.summary(self._services) if ready else why)
         if supervised:
             await self._check_supervisor()
         if announce.is_over(ready, why) and ready not in self._announced:
@@ -149,7 +148,7 @@ class Lifespan:
         log.info("no requests are open; this frontend ends")
         if self._grpc is not None:
             await self._grpc.stop()
-        await self._services.background.end(self._answers_until_s())
+        await self._services.background.end(self._services.drain)
         for task in self._tasks:
             task.cancel()
         if self._keeper is not None:
@@ -165,11 +164,6 @@ class Lifespan:
         if self._lock is not None:
             self._lock.release()
         logs.flush()
-
-    def _answers_until_s(self) -> float:
-        """When requests in work get no more time (`time.monotonic`)."""
-        limits = ServerLimits(graceful_timeout_s=self._services.settings.server.graceful_timeout_s)
-        return (self._services.drain.since or time.monotonic()) + limits.answer_until_s
 
 
 async def _start_grpc(services: Services) -> GrpcServer | None:

@@ -5,6 +5,7 @@
 2. An event is asked for when the one before has been written: a client that does not read holds its own stream only.
 3. A stream that has nothing to say for `idle_s` sends a comment, so that nobody between takes it for dead.
 4. An error ends the stream with the events that the protocol has for it. The request is counted at the very end.
+5. The end of a drain is such an error, wherever the stream is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from frontend.engine.scope import RequestScope
 from frontend.http import tracebacks
 from frontend.http.disconnect import until_disconnect
 from frontend.services import Services
-from ipc.errors import Cancelled, PenstockError
+from ipc.errors import Cancelled, Draining, PenstockError
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class EventStream:
             await self._leave_events()
             raise
         self._scope.streams = True
+        self._services.drain.streams.add(self._stop)
 
     def answer(self, resp: Response) -> None:
         """Make this the body of `resp`."""
@@ -131,6 +133,10 @@ class EventStream:
             pass
         return self._idle if event is None else event
 
+    def _stop(self) -> None:
+        """The drain of this process is over: say so to the client."""
+        self._reader.fail(Draining("the server stops, the stream cannot go on"))
+
     def _noted(self, error: PenstockError) -> bytes:
         """The last events, of an error; the request is counted with this error."""
         self._ended = True
@@ -141,6 +147,7 @@ class EventStream:
 
     async def close(self) -> None:
         """End the work if it still goes on, and count the request. Called by Falcon when the response is over."""
+        self._services.drain.streams.discard(self._stop)
         await self._leave_events()
         if not self._finished:
             self._finished = True
@@ -162,6 +169,7 @@ class _Reader:
         self._loop = asyncio.get_running_loop()
         self._is_asked = False
         self._found: bytes | BaseException | None = None
+        self._failure: PenstockError | None = None
         self._asked: asyncio.Future[None] = self._loop.create_future()
         self._changed: asyncio.Future[None] = self._loop.create_future()
         self._since = self._loop.time()
@@ -174,14 +182,21 @@ class _Reader:
         if not self._is_asked:
             self._is_asked = True
             _wake(self._asked)
-        if self._found is None:
+        if self._found is None and self._failure is None:
             self._since, self._changed = self._loop.time(), self._loop.create_future()
             await self._changed
         found, self._found = self._found, None
+        if found is None and self._failure is not None:
+            raise self._failure
         self._is_asked = found is None
         if isinstance(found, BaseException):
             raise found
         return found
+
+    def fail(self, error: PenstockError) -> None:
+        """Raise an error in place of what has not come yet."""
+        self._failure = error
+        _wake(self._changed)
 
     async def _read(self) -> None:
         while True:

@@ -17,11 +17,11 @@ import sys
 import time
 from typing import Any
 
-from frontend.arbiter import configuration
+from frontend.arbiter import arbiter, configuration
 from frontend.grpc import port
-from frontend.grpc.port import SUCCESSION
 from frontend.http import listeners
 from frontend.server.state import ServerLimits
+from frontend.server.succession import SUCCESSION
 from frontend.server.worker import PenstockWorker
 from ipc import logs, sweep
 from ipc.addresses import ensure_free, port_of
@@ -62,6 +62,7 @@ def worker_class(config: Settings) -> Any:
     PenstockWorker.limits = ServerLimits(
         keepalive_s=server.keepalive_s,
         graceful_timeout_s=server.graceful_timeout_s,
+        stream_drain_s=server.stream_drain_s,
         drain_s=server.drain_s,
         header_deadline_s=server.header_deadline_s,
         body_floor_bytes_per_s=server.body_floor_bytes_per_s,
@@ -79,6 +80,7 @@ def worker_class(config: Settings) -> Any:
 def on_starting(server: Any) -> None:
     """Before listeners and forks: lock the run directory, see that addresses are free, sweep, start the supervisor."""
     config = configuration.current().settings
+    arbiter.take_over(server, lambda: configuration.current().settings.server.max_draining)
     try:
         server.penstock_lock = take_run_directory(config)
         if config.grpc.enabled:

@@ -1,8 +1,9 @@
 """The grpc.aio server of one frontend: all services on one port, which the frontends of a server share.
 
-1. At the drain health says NOT_SERVING. In a reload all else goes on until a new frontend listens (`port.Succession`).
-2. Streams are read no further, and clients are asked to connect to the new frontend (`connections`).
-3. Calls in work may finish within the grace time, then they are cut off.
+1. At the drain health says NOT_SERVING. In a reload all else goes on until a new frontend listens (`Succession`). Then
+   clients are asked to connect to the new frontend (`connections`), and streams go on until the drain is over.
+2. When the server stops, streams are read no further.
+3. Calls in work may finish until the drain is over. Then streams end with an error, and other calls are cut off.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -22,12 +24,13 @@ from frontend.grpc.accepting import Served, Server
 from frontend.grpc.connections import ConnectionLimiter
 from frontend.grpc.door import Door
 from frontend.grpc.health import Health
-from frontend.grpc.port import SUCCESSION
 from frontend.grpc.received import Form
 from frontend.grpc.service import GrpcService, serialized
-from frontend.grpc.streaming import Streams
+from frontend.grpc.streaming import LINGER_S, Streams
 from frontend.grpc.unary import Unary
 from frontend.server import descriptors
+from frontend.server.drain import Drain
+from frontend.server.succession import SUCCESSION
 from frontend.services import Services
 from ipc.errors import ConfigError
 from ipc.settings import Settings
@@ -41,10 +44,11 @@ MAX_STREAMS = 1024
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 120, 20
 SUCCESSION_SHARE = 0.5
 """Part of the graceful timeout that a successor may take to listen."""
+LONGEST_S = 86400.0
+"""The grace that gRPC's own shutdown gets while a drain is not over."""
 FAREWELL_S = 2.0
 """How long clients of a replaced frontend are asked to leave it."""
-GRACE_S = 2.0
-"""Part of the graceful timeout that is left to the rest of this process's shutdown."""
+LOOK_EVERY_S = 0.05
 
 
 class GrpcServer:
@@ -99,17 +103,30 @@ class GrpcServer:
         await self._stopping
 
     async def _stop(self) -> None:
-        began, graceful_s = time.monotonic(), self._services.settings.server.graceful_timeout_s
+        drain, graceful_s = self._services.drain, self._services.settings.server.graceful_timeout_s
         replaced = await SUCCESSION.replaced(self._since_ns, graceful_s * SUCCESSION_SHARE)
         self._health.drain()
-        self._streams.drain()
         if replaced:
             await connections.ask_all_to_leave(self._port, FAREWELL_S)
-        until = began + graceful_s - min(GRACE_S, graceful_s / 3)
-        await self._streams.ended(max(until - time.monotonic(), 0.0))
+        else:
+            self._streams.drain()
+            await _unless(drain, self._streams.ended())
         if self._limiting is not None:
             self._limiting.cancel()
-        await self._server.stop(max(until - time.monotonic(), 0.0))
+        await _unless(drain, self._server.stop(LONGEST_S))
+        self._streams.end()
+        await asyncio.wait([asyncio.ensure_future(self._streams.ended())], timeout=2 * LINGER_S)
+        await self._server.stop(None)
+
+
+async def _unless(drain: Drain, work: Coroutine[Any, Any, None]) -> None:
+    """Do `work`, unless the drain is over before its end."""
+    task = asyncio.ensure_future(work)
+    while not (task.done() or drain.is_over):
+        await asyncio.wait([task], timeout=LOOK_EVERY_S)
+    if not task.done():
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _reflection_request(data: bytes) -> reflection_pb2.ServerReflectionRequest:

@@ -3,7 +3,8 @@
 1. Messages are read while fewer than `grpc.max_stream_requests` are in work; the rest waits at the client.
 2. Each runs as a task. Its answer is written in the order of the requests, or of the answers (`Method.ordered`).
    `Several` answers to one message are written as they come, with the error that ends them, by a task of their own.
-3. When the client has said all, or this frontend drains, no more is read; what is in work is answered, then it ends.
+3. When the client has said all, or the server stops, no more is read; what is in work is answered, then it ends. At the
+   end of a drain the stream ends at once.
 4. After a drain connections stay for a moment: gRPC closes them with the server, and a client that is still writing
    into a closed one never reads how its stream ended.
 """
@@ -11,7 +12,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from functools import partial
 from typing import Any
 
@@ -58,15 +58,18 @@ class Streams:
         for stream in self._open:
             stream.drain()
 
-    async def ended(self, timeout_s: float) -> None:
-        """Wait until all streams have ended and their clients could read it, at most so long."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self._open:
-                    self._changed.clear()
-                    await self._changed.wait()
-                    if not self._open:
-                        await asyncio.sleep(LINGER_S)
+    def end(self) -> None:
+        """End all streams now, with an error."""
+        for stream in self._open:
+            stream.end()
+
+    async def ended(self) -> None:
+        """Wait until all streams have ended and their clients could read it."""
+        while self._open:
+            self._changed.clear()
+            await self._changed.wait()
+            if not self._open:
+                await asyncio.sleep(LINGER_S)
 
 
 class _Failure(Exception):
@@ -75,6 +78,10 @@ class _Failure(Exception):
     def __init__(self, call: Call, error: PenstockError) -> None:
         super().__init__(error.message)
         self.call, self.error = call, error
+
+
+def _drained() -> Draining:
+    return Draining("this server is shutting down; open a new stream", retry_after_s=1)
 
 
 class _Stream:
@@ -95,6 +102,12 @@ class _Stream:
         if self._reader is not None:
             self._reader.cancel()
 
+    def end(self) -> None:
+        """Answer nothing more."""
+        self.drain()
+        if not self._broken.done():
+            self._broken.set_exception(_drained())
+
     async def run(self) -> None:
         """Read and write until both are done; whatever ends the rpc ends the requests that are in work."""
         opened = self._runner.begin(self._rpc)
@@ -106,7 +119,7 @@ class _Stream:
             await asyncio.wait((writer, self._broken), return_when=asyncio.FIRST_COMPLETED)
             (self._broken if self._broken.done() else writer).result()
             if self._drained:
-                raise Draining("this server is shutting down; open a new stream", retry_after_s=1)
+                raise _drained()
             self._rpc.context.set_trailing_metadata(opened.trailers)
         except _Failure as failure:
             # NOTE: a read that meets the end of the rpc would add its frames to the error that gRPC keeps.

@@ -1,13 +1,15 @@
 """uvicorn's server with Penstock's end of life: nothing that reached this process is dropped.
 
-On SIGTERM (reload, stop, or a request count that is used up):
+On SIGTERM (reload, stop), or when a request count is used up:
 
 1. take in every connection that waits in the accept queue, then close the listeners. The health address stays open when
    the whole server stops, since a failed liveness probe must not kill a draining server;
 2. tell the application (`Drain.begin`); from now on answers say `Connection: close`;
-3. connections that stay idle for `drain_s` are closed; requests in work may go on until `answer_until_s`, then they
-   get 503;
+3. connections that stay idle for `drain_s` are closed; requests in work go on: in a reload for `stream_drain_s`, when
+   the server stops for `answer_until_s`. Then streams end with an error, and requests without an answer get 503;
 4. the application shuts down, the process exits with 0.
+
+A further SIGTERM means that the server stops after the reload, or that too many frontends drain: this one ends now.
 
 SIGINT and SIGQUIT cut all connections and exit as soon as the application has shut down.
 
@@ -28,6 +30,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import select
 import signal
@@ -46,6 +49,7 @@ from frontend.server.drain import Drain
 from frontend.server.protocol import PenstockProtocol
 from frontend.server.refusal import draining, plain, too_slow
 from frontend.server.state import FrontendState, ServerLimits
+from frontend.server.succession import SUCCESSION
 
 _BODY_PERIODS = 3
 """The average restarts after this many `body_floor_after_s`, so that a fast start does not pay for an endless stall."""
@@ -179,7 +183,6 @@ _log = logging.getLogger("uvicorn.error")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _POLL_S = 0.05
-_NOTICE_S = 0.1
 _CANCEL_S = 0.2
 _FAST_SHUTDOWN_S = 1.0
 
@@ -197,6 +200,7 @@ class DrainingServer(Server):
         self._limits = limits
         self._drain = drain
         self._sweeper = Sweeper(self.server_state, heartbeat)
+        self._since_ns = time.monotonic_ns()
         self._listeners: list[socket.socket] = []
         self._probed: list[socket.socket] = []
 
@@ -210,9 +214,22 @@ class DrainingServer(Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Ask the main loop to drain (SIGTERM) or to stop at once (SIGINT, SIGQUIT)."""
-        self.should_exit = True
         if sig != signal.SIGTERM:
-            self.force_exit = True
+            self.should_exit = self.force_exit = True
+            return
+        stops = SUCCESSION.is_stopping or not SUCCESSION.is_replaced(self._since_ns)
+        if stops:
+            self.end_soon()
+        else:
+            limits = self._limits
+            patience_s = max(limits.stream_drain_s, limits.answer_until_s)
+            self._drain.shorten(time.monotonic() + (0.0 if self.should_exit else patience_s))
+            self.should_exit = True
+
+    def end_soon(self) -> None:
+        """Drain, within the time of a stop."""
+        self._drain.shorten(time.monotonic() + self._limits.answer_until_s)
+        self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -229,19 +246,34 @@ class DrainingServer(Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, or cut everything off if a fast stop was asked for; then shut the application down."""
-        self.should_exit = True
-        deadline = time.monotonic() + self._limits.answer_until_s
+        if self._drain.until == math.inf:
+            self.end_soon()
         await self._stop_accepting()
         self._drain.begin()
         self._close_websockets()
-        await self._drain_connections(deadline)
+        await self._drain_connections()
         await self._end_connections()
-        reserve_s = self._limits.graceful_timeout_s - self._limits.answer_until_s
-        left_s = max(deadline - time.monotonic(), 0.0) + reserve_s
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.lifespan.shutdown(), _FAST_SHUTDOWN_S if self.force_exit else left_s)
+        await self._shut_down_application()
         self._close(self._probed)
         self._sweeper.stop()
+
+    async def _shut_down_application(self) -> None:
+        """Let the application end, which may take as long as the drain: responses in the background go on."""
+        ending = asyncio.ensure_future(self.lifespan.shutdown())
+        forced_until = math.inf
+        while not ending.done():
+            now = time.monotonic()
+            if self.force_exit:
+                forced_until = min(forced_until, now + _FAST_SHUTDOWN_S)
+            if self._is_over:
+                self._drain.end()
+            if now >= min(forced_until, self._drain.until + self._limits.reserve_s):
+                ending.cancel()
+            await asyncio.wait([ending], timeout=_POLL_S)
+
+    @property
+    def _is_over(self) -> bool:
+        return self.force_exit or time.monotonic() >= self._drain.until
 
     async def _stop_accepting(self) -> None:
         port = self._limits.health_port
@@ -271,9 +303,9 @@ class DrainingServer(Server):
             if not isinstance(connection, PenstockProtocol):
                 connection.shutdown()
 
-    async def _drain_connections(self, deadline: float) -> None:
+    async def _drain_connections(self) -> None:
         ticks = 0
-        while self._is_busy() and not self.force_exit and time.monotonic() < deadline:
+        while self._is_busy() and not self._is_over:
             self._sweeper.sweep()
             await self.on_tick(ticks)
             ticks += 1
@@ -289,22 +321,34 @@ class DrainingServer(Server):
         return not (self._probed and address and address[1] == self._limits.health_port)
 
     async def _end_connections(self) -> None:
-        """End the connections that the drain left: unanswered requests with 503, others by cutting."""
+        """End the connections that the drain left: requests without an answer with 503, streams by their last events.
+
+        Others are cut, and so is a stream whose client does not take its last events.
+        """
         if not self._is_busy():
             return
         state = self.server_state
         _log.warning("Ending %d connections and %d requests.", len(state.connections), len(state.tasks))
-        for connection in list(state.connections):
-            if not isinstance(connection, PenstockProtocol):
-                continue
-            if connection.running is not None and not self.force_exit:
+        self._drain.end()
+        for connection in self._http_connections():
+            if self.force_exit:
+                connection.transport.abort()
+            elif connection.running is None:
+                connection.transport.close()
+            elif not connection.running.response_started:
                 connection.refuse(draining())
+        await _wait_for(state.tasks, self._limits.reserve_s / 2)
+        for connection in self._http_connections():
+            if connection.running is None:
+                connection.transport.close()
             else:
                 connection.transport.abort()
-        await _wait_for(state.tasks, _NOTICE_S)
         for task in list(state.tasks):
             task.cancel()
         await _wait_for(state.tasks, _CANCEL_S)
+
+    def _http_connections(self) -> list[PenstockProtocol]:
+        return [each for each in self.server_state.connections if isinstance(each, PenstockProtocol)]
 
 
 async def _wait_for(tasks: set[asyncio.Task[None]], timeout_s: float) -> None:

@@ -21,7 +21,9 @@ class ServerLimits:
     keepalive_s: float = 120.0
     """How long a connection may be idle between two requests."""
     graceful_timeout_s: float = 30.0
-    """Time from SIGTERM to the end of the process, for requests in work."""
+    """Time from SIGTERM to the end of the process, for requests in work, when the server stops."""
+    stream_drain_s: float = 600.0
+    """Time from SIGTERM in a reload until streams end with an error; `graceful_timeout_s` if that is longer."""
     drain_s: float = 2.0
     """How long an idle connection stays open after SIGTERM, so that its next request still gets an answer."""
     header_deadline_s: float = 10.0
@@ -61,8 +63,13 @@ class ServerLimits:
 
     @property
     def answer_until_s(self) -> float:
-        """Time from SIGTERM after which unanswered requests get 503; the rest is for the application's own shutdown."""
-        return self.graceful_timeout_s - min(2.0, self.graceful_timeout_s / 3)
+        """Time from SIGTERM after which unanswered requests get 503, and streams an error, when the server stops."""
+        return self.graceful_timeout_s - self.reserve_s
+
+    @property
+    def reserve_s(self) -> float:
+        """Time that is left then, for the last events of streams and for the application's own shutdown."""
+        return min(2.0, self.graceful_timeout_s / 3)
 
 
 class FrontendState(ServerState):

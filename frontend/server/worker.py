@@ -54,6 +54,7 @@ class PenstockWorker(UvicornWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._is_alone = False
         # uvicorn's lines go the way of Gunicorn's.
         logging.getLogger("uvicorn.error").propagate = self.log.error_log.propagate
 
@@ -79,6 +80,7 @@ class PenstockWorker(UvicornWorker):  # type: ignore[misc]
     def _beat(self, server: DrainingServer) -> None:
         """Tell the arbiter that this process turns over; drain if the arbiter is gone."""
         self.notify()
-        if os.getppid() != self.ppid and not server.should_exit:
+        if os.getppid() != self.ppid and not self._is_alone:
+            self._is_alone = True
             self.log.critical("The arbiter is gone; this frontend drains.")
-            server.should_exit = True
+            server.end_soon()

@@ -63,6 +63,18 @@ async def _echo(scope: Any, receive: Any, send: Any, query: dict[str, str]) -> N
     await _answer(send, {"nbytes": nbytes, "names": names, "path": scope["path"], "hosts": hosts})
 
 
+async def _gated(scope: Any, receive: Any, send: Any, query: dict[str, str]) -> None:
+    """A stream that goes on until a file is there, or the drain is over, and ends by saying which of the two."""
+    drain, over = scope["state"]["drain"], asyncio.Event()
+    drain.streams.add(over.set)
+    await _start(send)
+    await send({"type": "http.response.body", "body": b"%d\n" % os.getpid(), "more_body": True})
+    while not (Path(query["gate"]).exists() or over.is_set()):  # noqa: ASYNC110, ASYNC240
+        await asyncio.sleep(0.02)
+    drain.streams.discard(over.set)
+    await send({"type": "http.response.body", "body": b"error\n" if over.is_set() else b"end\n"})
+
+
 async def _unread(scope: Any, receive: Any, send: Any, query: dict[str, str]) -> None:
     """Answers after a while, without having read the body."""
     await asyncio.sleep(float(query.get("s", "0")))
@@ -111,6 +123,7 @@ async def _state(scope: Any, receive: Any, send: Any, query: dict[str, str]) -> 
 
 _PATHS = {
     "/echo": _echo,
+    "/gated": _gated,
     "/unread": _unread,
     "/two": _two,
     "/large": _large,

@@ -24,7 +24,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 _START_S = 60.0
 
 _CONFIG = """
+from frontend.arbiter.arbiter import take_over
 from frontend.server.state import ServerLimits
+from frontend.server.succession import SUCCESSION
 from frontend.server.worker import PenstockWorker
 
 PenstockWorker.limits = ServerLimits(**{limits!r})
@@ -32,6 +34,8 @@ bind = "127.0.0.1:0"
 wsgi_app = "tests.fakes.asgi_app:app"
 worker_class = "frontend.server.worker.PenstockWorker"
 control_socket_disable = True
+on_starting = lambda server: take_over(server, lambda: {max_draining})
+on_reload = lambda server: SUCCESSION.reloading()
 errorlog = {log!r}
 """
 
@@ -152,11 +156,15 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(tmp_path: Path, limits: dict[str, float] | None = None, **settings: Any) -> Iterator[Server]:
+def serving(
+    tmp_path: Path, limits: dict[str, float] | None = None, max_draining: int = 8, **settings: Any
+) -> Iterator[Server]:
     """Run Gunicorn on a free port of the loopback; at the end nothing of it is left."""
     log, events, config = tmp_path / "error.log", tmp_path / "events", tmp_path / "gunicorn.conf.py"
     lines = [f"{name} = {value!r}" for name, value in settings.items()]
-    config.write_text(_CONFIG.format(limits=limits or {}, log=str(log)) + "\n".join(lines) + "\n")
+    config.write_text(
+        _CONFIG.format(limits=limits or {}, log=str(log), max_draining=max_draining) + "\n".join(lines) + "\n"
+    )
     process = subprocess.Popen(
         [sys.executable, "-m", "gunicorn", "-c", str(config)],
         cwd=_ROOT,

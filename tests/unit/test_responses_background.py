@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +18,7 @@ from frontend.access.api_keys import KeyEntry
 from frontend.access.gate import Gate
 from frontend.background import Background
 from frontend.generation.events import Finished, Started, Text
+from frontend.server.drain import Drain
 from ipc.errors import InferenceFailed, InputTooLong, WorkerLost
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import ENDED, RecordedServer
@@ -277,8 +277,8 @@ def test_a_stream_whose_client_leaves_is_stored_as_cancelled(pair: tuple[Fronten
     assert here.server.engine.ended == 1
 
 
-@pytest.mark.parametrize("patience_s", [0.0, 60.0])
-def test_a_drain_waits_for_runs_and_ends_what_takes_too_long(tmp_path: Path, patience_s: float) -> None:
+@pytest.mark.parametrize("patient", [False, True])
+def test_a_drain_waits_for_runs_and_ends_what_takes_too_long(tmp_path: Path, patient: bool) -> None:
     async def act() -> Any:
         server = RecordedServer(tmp_path)
         gate = threading.Event()
@@ -295,17 +295,20 @@ def test_a_drain_waits_for_runs_and_ends_what_takes_too_long(tmp_path: Path, pat
                 return bool((await told())["status"] == "in_progress")
 
             await eventually(is_at_work, "the beginning of the run")
-            server.services.drain.begin()
-            ending = asyncio.ensure_future(server.services.background.end(time.monotonic() + patience_s))
-            if patience_s:
-                await asyncio.sleep(0)
-                assert not ending.done()
+            drain = server.services.drain
+            drain.begin()
+            ending = asyncio.ensure_future(server.services.background.end(drain))
+            await asyncio.sleep(0)
+            assert not ending.done()
+            if patient:
                 gate.set()
+            else:
+                drain.end()
             await ending
             return await told()
 
     answer = asyncio.run(act())
-    if patience_s:
+    if patient:
         assert (answer["status"], answer["output_text"]) == ("completed", "Hello you")
     else:
         assert (answer["status"], answer["output_text"]) == ("failed", "Hello")
@@ -326,7 +329,7 @@ def test_the_end_of_work_in_the_background_waits_for_what_that_work_began() -> N
             background.start(second())
 
         background.start(first())
-        await background.end(time.monotonic() + 60)
+        await background.end(Drain())
         return done
 
     assert asyncio.run(act()) == ["first", "second"]

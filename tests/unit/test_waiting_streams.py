@@ -1,4 +1,4 @@
-"""Streams whose requests stand in a queue: they open after the keep-alive time, and what fails later is their end."""
+"""Streams at their ends: they open while a request waits, and a later failure or the end of a drain is their error."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import falcon.asgi
+import httpx
 import pytest
 
 from frontend.engine.scope import plain_scope
+from frontend.generation.events import Started, Text
 from frontend.protocols.kserve_v2 import events
+from frontend.server.drain import Drain
 from frontend.sse import COMMENT
 from ipc.errors import DeadlineExceeded, InferenceFailed, ModelNotFound, PenstockError, QueueFull
 from tests.fakes.generation_server import RecordedServer
 from tests.fakes.tensors import services_of
+from tests.harness.server import wait_until
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": "hi"},
@@ -62,6 +66,17 @@ def names(told: bytes) -> list[str]:
             unnamed = data if data == "[DONE]" else "error" if "error" in json.loads(data) else "chunk"
             found.append(fields.get("event", unnamed))
     return [name for name in found if name != "ping"]
+
+
+def drained(drain: Drain, response: http.client.HTTPResponse, text: bytes) -> bytes:
+    """All bytes of the only stream of a server whose drain is over as soon as `text` has come."""
+    told = b""
+    while text not in told:
+        told += response.read1()
+    [stop] = drain.streams
+    stream: Any = stop.__self__  # type: ignore[attr-defined]
+    stream._reader._loop.call_soon_threadsafe(drain.end)
+    return told + response.read()
 
 
 @pytest.fixture
@@ -173,3 +188,32 @@ def test_a_stream_of_tensors_opens_with_a_comment_and_ends_with_what_fails_later
 
     opening, last = asyncio.run(act())
     assert opening == COMMENT and json.loads(last.removeprefix(b"data: "))["error"].endswith("not finite")
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_the_end_of_a_drain_is_the_one_error_of_each_stream(tmp_path: Path, path: str) -> None:
+    server = RecordedServer(tmp_path)
+    drain = server.services.drain = Drain()
+    server.script([[Started(4)], [Text(0, "Hel")], None])
+    with server.listening() as url, asking(url, path) as response:
+        whole = names(drained(drain, response, b"Hel"))
+    last = ["error", *LASTS[path][1:]]
+    assert whole[-len(last) :] == last and whole.count("error") == 1
+    assert not drain.streams and server.engine.ended == 1
+
+
+def test_a_response_whose_stream_a_drain_has_ended_is_stored_as_failed(tmp_path: Path) -> None:
+    server = RecordedServer(tmp_path)
+    drain = server.services.drain = Drain()
+    server.script([[Started(4)], [Text(0, "Hel")], None])
+    with server.listening() as url:
+        with asking(url, "/v1/responses", store=True) as response:
+            told = drained(drain, response, b"Hel")
+        id_ = json.loads(told.decode().split("data: ")[1].split("\n")[0])["response"]["id"]
+
+        def stored() -> Any:
+            found = httpx.get(f"{url}/v1/responses/{id_}")
+            return found.json() if found.status_code == 200 else None
+
+        row = wait_until(stored, what="the row of the response")
+    assert (row["status"], row["output_text"], row["error"]["type"]) == ("failed", "Hel", "internal_error")

@@ -113,7 +113,7 @@ class Runs:
         self._services.finisher.finish(run.scope, PROTOCOL, outcome)
 
     def _why_cancelled(self) -> PenstockError:
-        if self._services.drain.draining:
+        if self._services.drain.is_over:
             return Draining("the server stopped before the response was finished")
         return Cancelled("the response was cancelled")
 

@@ -3,7 +3,8 @@
 1. The stream begins once the worker has accepted the prompt, or when the request has waited for long. What fails
    before has a status of its own, and is not stored.
 2. The row is stored before the last event leaves, so that a client with the last event finds the response.
-3. A client that goes away ends the work. What was generated until then is stored as a cancelled response.
+3. A client that goes away ends the work. What was generated until then is stored as a cancelled response, or as a
+   failed one where the end of this server ends the stream.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from frontend.protocols.responses.keeping import Keeper
 from frontend.protocols.responses.named_events import NamedEvents
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.resource import Resource
-from ipc.errors import Cancelled, PenstockError
+from ipc.errors import Cancelled, Draining, PenstockError
 
 
 class ResponseStream:
@@ -29,6 +30,7 @@ class ResponseStream:
         self._begun, self._keeper = begun, keeper
         self._named = NamedEvents()
         self._output = Output(begun, self._named.tell)
+        self._drained: Draining | None = None
 
     async def events(self, running: AbstractAsyncContextManager[Generation]) -> AsyncGenerator[bytes, None]:
         """The events of what `running` generates. Raises the error of a generation that fails."""
@@ -40,7 +42,8 @@ class ResponseStream:
                     if made := self._named.taken():
                         yield made
             except (asyncio.CancelledError, GeneratorExit, Cancelled):
-                self._keeper.keep_soon(self._begun, resource.cancelled(self._begun, self._output))
+                whole = resource.cancelled(self._begun, self._output)
+                self._keeper.keep_soon(self._begun, self._failed(self._drained) if self._drained else whole)
                 raise
             except Exception as error:
                 await self._keeper.keep(self._begun, self._failed(error))
@@ -58,6 +61,7 @@ class ResponseStream:
 
     def last_events(self, error: PenstockError) -> tuple[int, bytes]:
         """(status to count, events) of an error that ends the stream."""
+        self._drained = error if isinstance(error, Draining) else None
         self._output.close()
         if resource.kind_of(error) == "model_error":
             return status_of(error), self._named.end(self._failed(error))

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import os
 
-from frontend.grpc.port import SUCCESSION
 from frontend.protocols.trtis_v1.statuses import UnknownMode
+from frontend.server.succession import SUCCESSION
 from frontend.services import Services
 from frontend.tensors import config_messages
 from frontend.tensors.request import UnavailableModel

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 
-from frontend.grpc.port import Succession
+from frontend.server.succession import Succession
 
 
 class Clock:
