@@ -1,6 +1,7 @@
 """The neutral events of a stream of generated text. Every protocol renders these, and nothing else.
 
-    Started, then for each choice any of Text, Reasoning and Called, then Finished; last Ended for the whole request
+    Started, Prompted if the request asks for its prompt, then for each choice any of Text, Reasoning and Called, then
+    Finished; last Ended for the whole request
 
 A stream that fails raises a `PenstockError` in place of the next event.
 """
@@ -11,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
 
-from ipc.wire.generation import TokenLogprob
+from ipc.wire.generation import PromptToken, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,26 @@ class Started:
 
     prompt_tokens: int
     cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """A piece of the prompt of the choices from `choice` on: the text from character `start`, and tokens from `first`.
+
+    `tokens` are those of the piece, for a request that asks for log probabilities of its prompt.
+    """
+
+    choice: int
+    text: str
+    tokens: list[PromptToken]
+    start: int = 0
+    first: int = 0
+
+    def behind(self, characters: int, tokens: int) -> Prompted:
+        """What the piece adds for a reader who has so many characters and tokens of the prompt."""
+        start, first = max(self.start, characters), max(self.first, tokens)
+        text, rest = self.text[start - self.start :], self.tokens[first - self.first :]
+        return Prompted(self.choice, text, rest, start, first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +100,7 @@ class Ended:
     completion_s: float = 0.0
 
 
-Event = Started | Text | Reasoning | Called | Finished | Ended
+Event = Started | Prompted | Text | Reasoning | Called | Finished | Ended
 
 
 class Generation(ABC):

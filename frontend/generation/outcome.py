@@ -5,14 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from frontend.generation.events import Called, Ended, Event, Finished, Generation, Reasoning, Started, Text
-from ipc.wire.generation import TokenLogprob
+from frontend.generation.events import (
+    Called,
+    Ended,
+    Event,
+    Finished,
+    Generation,
+    Prompted,
+    Reasoning,
+    Started,
+    Text,
+)
+from ipc.wire.generation import PromptToken, TokenLogprob
 
 
 @dataclass(slots=True)
 class ChoiceOutcome:
-    """One choice: its texts in pieces, its calls, and how it ended (None while it goes on)."""
+    """One choice: its texts in pieces, its calls, and how it ended (None while it goes on).
 
+    The first choice of a prompt has what is told of the prompt.
+    """
+
+    prompt_texts: list[str] = field(default_factory=list)
+    prompt_tokens: list[PromptToken] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[Called] = field(default_factory=list)
@@ -60,6 +75,9 @@ class Outcome:
                 choice = self.choices[event.choice]
                 (choice.texts if isinstance(event, Text) else choice.reasoning).append(event.text)
                 choice.logprobs += event.logprobs or ()
+            elif isinstance(event, Prompted):
+                self.choices[event.choice].prompt_texts.append(event.text)
+                self.choices[event.choice].prompt_tokens += event.tokens
             elif isinstance(event, Called):
                 self.choices[event.choice].calls.append(event)
             elif isinstance(event, Finished):

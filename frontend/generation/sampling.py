@@ -134,10 +134,14 @@ def ending_of(
     ignore_eos: bool | None = None,
     *,
     names: tuple[str, str] = ("max_tokens", "stop"),
+    least: int = 1,
 ) -> Ending:
-    """What ends a choice; `names` are those of the two fields in the request. Raises `InvalidField`."""
-    if max_tokens is not None and max_tokens < 1:
-        raise InvalidField(names[0], f"{shown(max_tokens)} given, at least 1 is needed")
+    """What ends a choice; `names` are those of the two fields in the request. Raises `InvalidField`.
+
+    `least` is the smallest number of tokens that may be asked for.
+    """
+    if max_tokens is not None and max_tokens < least:
+        raise InvalidField(names[0], f"{shown(max_tokens)} given, at least {least} is needed")
     limit = None if max_tokens is None else min(max_tokens, _MOST_TOKENS)
     return Ending(limit, _stops(stop, names[1]), [], bool(ignore_eos))
 

@@ -45,7 +45,7 @@ async def gathered(generation: Generation, choices: int, render: Render) -> Outc
 
 async def send_json(resp: Response, render: Render, outcome: Outcome) -> None:
     """Answer with the body of an outcome."""
-    long = sum(len(choice.logprobs) for choice in outcome.choices) > MANY_TOKENS
+    long = sum(len(each.logprobs) + len(each.prompt_tokens) for each in outcome.choices) > MANY_TOKENS
     resp.content_type = falcon.MEDIA_JSON
     resp.data = await off_loop_if(long, lambda: orjson.dumps(render(outcome)))
 

@@ -5,8 +5,9 @@
 3. The frontend says with `DeltasTaken` how many bytes (`nbytes_of`) its clients have taken. A worker pauses a stream
    with more than `WINDOW_NBYTES` that are not taken, and never holds up another stream.
 
-Every stream begins with an entry QUEUED, then STARTED; one that only counts its prompt has STARTED alone. Each choice
-ends with one entry FINISHED. Entries of one choice are in order.
+Every stream begins with an entry QUEUED, then STARTED; one that only counts its prompt has STARTED alone. Entries
+PROMPT, which belong to all choices, come before those of any choice. Each choice ends with one entry FINISHED. Entries
+of one choice are in order.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import msgspec
 
 from ipc.wire.messages import Wire
 
-STARTED, TEXT, REASONING, CALLED, FINISHED, HELD, QUEUED = range(7)
+STARTED, TEXT, REASONING, CALLED, FINISHED, HELD, QUEUED, PROMPT = range(8)
 """Kinds of entries: the engine has begun; visible text; text of reasoning; a whole tool call; a choice has ended;
 a choice goes on with tokens whose text waits, as the text may become a tool call or a stop string; the prompt is
-tokenized, and the request waits for the engine."""
+tokenized, and the request waits for the engine; a piece of the prompt."""
 
 WINDOW_NBYTES = 64 << 10
 """Bytes that a worker sends ahead of the client of one stream."""
@@ -44,7 +45,21 @@ class TokenLogprob(Wire, frozen=True):
     top: list[tuple[int, bytes, float]] = msgspec.field(default_factory=list)
 
 
-def nbytes_of(text: str, logprobs: Sequence[TokenLogprob] | None) -> int:
+class PromptToken(Wire, frozen=True):
+    """One token of a prompt, in the form of `TokenLogprob`.
+
+    The first token has no log probability. `start` is the place of the token in the text of the prompt, in characters.
+    Tokens of one character have one place, and tokens that the text does not show have no width.
+    """
+
+    id: int
+    raw: bytes
+    start: int
+    logprob: float | None = None
+    top: list[tuple[int, bytes, float]] = msgspec.field(default_factory=list)
+
+
+def nbytes_of(text: str, logprobs: Sequence[TokenLogprob | PromptToken] | None) -> int:
     """What an entry of text counts for `WINDOW_NBYTES`: its UTF-8, and all of its log probabilities."""
     nbytes = len(text) if text.isascii() else len(text.encode())
     if logprobs:
@@ -81,8 +96,8 @@ class Deltas(Wire, frozen=True, tag="deltas"):
 
     ids      request of the entry
     choices  number of the choice, from 0
-    kinds    STARTED, TEXT, REASONING, CALLED, FINISHED, HELD or QUEUED
-    texts    text of TEXT and REASONING, else empty
+    kinds    STARTED, TEXT, REASONING, CALLED, FINISHED, HELD, QUEUED or PROMPT
+    texts    text of TEXT, REASONING and PROMPT, else empty
     tokens   how many tokens the entry stands for
     The maps hold, by number of the entry, what few entries have.
     """
@@ -96,6 +111,7 @@ class Deltas(Wire, frozen=True, tag="deltas"):
     calls: dict[int, CalledFunction] = msgspec.field(default_factory=dict)
     starts: dict[int, Start] = msgspec.field(default_factory=dict)
     finishes: dict[int, Finish] = msgspec.field(default_factory=dict)
+    prompts: dict[int, list[PromptToken]] = msgspec.field(default_factory=dict)
 
 
 class DeltasTaken(Wire, frozen=True, tag="deltas_taken"):

@@ -254,7 +254,8 @@ class GenerateCall(Wire, frozen=True, tag="generate"):
     loses its beginning. What a worker keeps of a prompt or a grammar is found by calls of the same `space` only; `salt`
     is the part of the space that the request names.
     `counts_only` asks for the number of prompt tokens and generates nothing. With `splits` reasoning and tool calls are
-    told apart from the text; else all text is TEXT.
+    told apart from the text; else all text is TEXT. With `tells_prompt` the text of the prompt comes before all
+    choices, and `prompt_logprobs` adds the log probability of each of its tokens, beside so many of the likeliest.
     """
 
     names: ClassVar[FieldNames] = FieldNames()
@@ -275,6 +276,8 @@ class GenerateCall(Wire, frozen=True, tag="generate"):
     truncate: bool = False
     splits: bool = True
     counts_only: bool = False
+    tells_prompt: bool = False
+    prompt_logprobs: int | None = None
     salt: str = ""
     space: str = ""
 

@@ -108,6 +108,7 @@ def engine_of(
     *,
     blocks: int = 200,
     prefill_tokens: int = 512,
+    scored_tokens: int = 512,
     max_sequences: int = 32,
     keeps_prefixes: bool = True,
     sampler: Any = None,
@@ -139,6 +140,7 @@ def engine_of(
         KeptOutput,
         max_sequences=max_sequences,
         prefill_tokens=prefill_tokens,
+        scored_tokens=scored_tokens,
         captured=captures(model, attention, max_sequences, blocks) if captures else None,
     )
 

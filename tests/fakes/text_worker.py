@@ -12,6 +12,7 @@ from ipc.wire.generation import (
     CALLED,
     FINISHED,
     HELD,
+    PROMPT,
     QUEUED,
     REASONING,
     STARTED,
@@ -20,12 +21,15 @@ from ipc.wire.generation import (
     Deltas,
     DeltasTaken,
     Finish,
+    PromptToken,
     Start,
     TokenLogprob,
 )
 from ipc.wire.messages import Cancel, Credits, Failure, ModelStatus, Result, Submit, Timing
 
-Entry = tuple[int, int, str | int | Start | CalledFunction | Finish | None]
+Piece = tuple[str, list[PromptToken]]
+"""Text and tokens of a prompt."""
+Entry = tuple[int, int, str | int | Start | Piece | CalledFunction | Finish | None]
 """Request, choice, and what a step added: a text stands for one token, a text that begins with "?" is reasoning.
 
 A number says that a prompt of so many tokens waits for the engine, None that the choice goes on with text that waits.
@@ -43,6 +47,8 @@ def deltas(*entries: Entry, logprobs: dict[int, list[TokenLogprob]] | None = Non
             kind, made.starts[at] = QUEUED, Start(what)
         elif isinstance(what, Start):
             kind, made.starts[at] = STARTED, what
+        elif isinstance(what, tuple):
+            kind, text, made.prompts[at] = PROMPT, *what
         elif isinstance(what, CalledFunction):
             kind, tokens, made.calls[at] = CALLED, 1, what
         elif what is None:

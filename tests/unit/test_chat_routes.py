@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from frontend.engine.scope import plain_scope
-from frontend.generation.events import Called, Ended, Finished, Started, Text
+from frontend.generation.events import Called, Ended, Event, Finished, Prompted, Started, Text
 from frontend.sse import COMMENT, EventStream
 from ipc import deadline
 from ipc.errors import (
@@ -25,7 +25,7 @@ from ipc.errors import (
     QueueFull,
     WorkerLost,
 )
-from ipc.wire.generation import TokenLogprob
+from ipc.wire.generation import PromptToken, TokenLogprob
 from ipc.wire.messages import ModelStatus
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import ENDED, SCRIPT, RecordedServer
@@ -297,6 +297,71 @@ def test_a_prompt_is_completed(server: Server) -> None:
     assert (call.text, call.ids, call.splits) == ("Say", None, False)
 
 
+_PIECES: list[Event] = [
+    Prompted(0, "Sa", [PromptToken(1, b"<s>", 0), PromptToken(2, b"Sa", 0, -0.5, [(2, b"Sa", -0.5)])]),
+    Prompted(0, "y", [PromptToken(3, b"y", 2, -4.0, [(4, b"!", -0.25)])], 2, 2),
+]
+
+
+def _scored(*texts: str) -> list[Step]:
+    """What an engine tells for a prompt with log probabilities, and one token for each choice."""
+    logprobs = [TokenLogprob(5, b"x", -1.0, [(5, b"x", -1.0)])]
+    choices: list[Event] = [Text(at, text, logprobs=logprobs) for at, text in enumerate(texts)]
+    ends: list[Event] = [Finished(at, "length", tokens=1) for at in range(len(texts))]
+    return [[Started(3)], [_PIECES[0]], [_PIECES[1]], choices, [*ends, Ended(3, len(texts))]]
+
+
+_COLUMNS = {
+    "tokens": ["<s>", "Sa", "y", "x"],
+    "token_logprobs": [None, -0.5, -4.0, -1.0],
+    "top_logprobs": [None, {"Sa": -0.5}, {"!": -0.25, "y": -4.0}, {"x": -1.0}],
+    "text_offset": [0, 0, 2, 3],
+}
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("prompts", [["Say", "Say"], [[1, 2, 3], [1, 2, 3]]], ids=["texts", "ids"])
+def test_an_echo_has_the_log_probabilities_of_the_prompt(server: Server, prompts: Any, streams: bool) -> None:
+    server.script(_scored("x", "x"), _scored("x", "x"))
+    body = {"prompt": prompts, "max_tokens": 1, "echo": True, "logprobs": 1, "n": 2, "stream": streams}
+    response = server.post("/v1/completions", body)
+    pieces: dict[int, list[Any]] = {}
+    for answer in _events(response.text) if streams else [response.json]:
+        for choice in answer["choices"]:
+            pieces.setdefault(choice["index"], []).append(choice)
+    assert sorted(pieces) == [0, 1, 2, 3]
+    for choices in pieces.values():
+        assert "".join(each["text"] for each in choices) == "Sayx"
+        tables = [each["logprobs"] for each in choices if each["logprobs"]]
+        assert {name: [one for table in tables for one in table[name]] for name in _COLUMNS} == _COLUMNS
+    assert {(call.tells_prompt, call.prompt_logprobs) for call in server.engine.calls} == {(True, 1)}
+
+
+def test_the_likeliest_choices_have_the_prompt_that_was_told_for_the_first(server: Server) -> None:
+    said = [Text(at, "abc"[at], logprobs=[TokenLogprob(1, b"t", -at * -1.0)]) for at in range(3)]
+    server.script(
+        [[Started(3)], [_PIECES[0]], [*said, *(Finished(at, "stop") for at in range(3)), Ended(3, 3)]]
+    )
+    body = {"prompt": "Sa", "n": 2, "best_of": 3, "echo": True, "logprobs": 1}
+    response = server.post("/v1/completions", body)
+    assert [choice["text"] for choice in response.json["choices"]] == ["Sac", "Sab"]
+    assert [len(choice["logprobs"]["tokens"]) for choice in response.json["choices"]] == [3, 3]
+
+
+def test_an_echo_of_ids_is_the_text_that_the_worker_tells(server: Server) -> None:
+    server.script([[Started(2)], [Prompted(0, "<s>Sa", [])], [Finished(0, "length"), Ended(2, 0)]])
+    response = server.post("/v1/completions", {"prompt": [1, 2], "max_tokens": 0, "echo": True})
+    [choice] = response.json["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["logprobs"]) == ("<s>Sa", "length", None)
+    [call] = server.engine.calls
+    assert (call.ids, call.ending.max_tokens, call.tells_prompt, call.prompt_logprobs) == (
+        [1, 2],
+        0,
+        True,
+        None,
+    )
+
+
 def test_several_prompts_are_completed_in_their_order(server: Server) -> None:
     second: list[Step] = [[Started(3)], [Text(0, "B"), Finished(0, "length", tokens=1), Ended(3, 1)]]
     server.script(SCRIPT, second)
@@ -357,8 +422,7 @@ _BAD_COMPLETIONS: list[tuple[Any, str]] = [
     ({"prompt": ["a"] * 200}, "prompt"),
     ({"prompt": "a", "n": 3, "best_of": 2}, "n"),
     ({"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
-    ({"prompt": [1], "echo": True}, "echo"),
-    ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
+    ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
     ({"prompt": "a", "logprobs": 99}, "logprobs"),
     ({"prompt": "a", "tools": [{"type": "function", "name": "f"}]}, "tools"),
 ]

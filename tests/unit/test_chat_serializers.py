@@ -10,7 +10,7 @@ from frontend.generation.events import Called, Ended, Event, Finished, Reasoning
 from frontend.generation.outcome import Outcome
 from frontend.protocols.chat import chat_answer, chat_chunks, completion_answer
 from frontend.protocols.chat.chat_chunks import ChatChunks
-from frontend.protocols.chat.completion_answer import CompletionChunks
+from frontend.protocols.chat.completion_answer import CompletionChunks, TokenTable
 from frontend.protocols.chat.envelope import Envelope
 from ipc.wire.generation import TokenLogprob
 
@@ -134,7 +134,7 @@ _TEXT_ENVELOPE = Envelope("cmpl-1", completion_answer.OBJECT, 7, "m")
 
 
 def test_chunks_of_a_completion_begin_with_the_echo() -> None:
-    chunks = CompletionChunks(_TEXT_ENVELOPE, ["once "], logprobs=False, include_usage=False)
+    chunks = CompletionChunks(_TEXT_ENVELOPE, ["once "], 1, logprobs=False, include_usage=False)
     assert chunks.feed([Started(5), Text(0, "a"), Finished(0, "length"), _ENDED]) == [
         _TEXT_HEAD
         + b'"choices":[{"index":0,"text":"once ","finish_reason":null,"logprobs":null}],"usage":null}',
@@ -147,7 +147,7 @@ def test_chunks_of_a_completion_begin_with_the_echo() -> None:
 
 
 def test_a_completion_has_log_probabilities_in_columns() -> None:
-    chunks = CompletionChunks(_TEXT_ENVELOPE, [""], logprobs=True, include_usage=False)
+    chunks = CompletionChunks(_TEXT_ENVELOPE, [""], 1, logprobs=True, include_usage=False)
     chunks.feed([Text(0, "é", logprobs=[_LOGPROB])])
     [chunk] = chunks.feed([Text(0, "é", logprobs=[_LOGPROB])])
     assert orjson.loads(chunk)["choices"][0]["logprobs"] == {
@@ -162,14 +162,22 @@ def test_a_whole_completion_has_its_choices_in_order() -> None:
     outcome = _outcome(
         Text(1, "b"), Text(0, "a"), Finished(0, "stop"), Finished(1, "stop"), _ENDED, choices=2
     )
-    answer = completion_answer.answer_of(_TEXT_ENVELOPE, outcome.choices, outcome.counts, ["x", "x"], False)
+    told = [completion_answer.Told(choice, choice, "x") for choice in outcome.choices]
+    answer = completion_answer.answer_of(_TEXT_ENVELOPE, told, outcome.counts, False)
     assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, "xa"), (1, "xb")]
     assert orjson.dumps(answer["usage"]) == _USAGE
 
 
+def test_of_two_tokens_with_one_text_the_likelier_is_told() -> None:
+    """A client finds out by the highest of the likeliest whether the model would have chosen the token."""
+    half = TokenLogprob(5, b"\xfe", -3.0, [(3, b"\xff", -0.25)])
+    [told] = TokenTable().columns([half])["top_logprobs"]
+    assert told == {"\ufffd": -0.25}
+
+
 def test_offsets_count_the_characters_of_the_text() -> None:
     halves = [TokenLogprob(number, raw, -1.0) for number, raw in enumerate([b"\xf0\x9f", b"\x98\x80", b"a"])]
-    chunks = CompletionChunks(_TEXT_ENVELOPE, ["ab"], logprobs=True, include_usage=False)
+    chunks = CompletionChunks(_TEXT_ENVELOPE, ["ab"], 1, logprobs=True, include_usage=False)
     _, first, second = chunks.feed(
         [Text(0, "\U0001f600", logprobs=halves[:2]), Text(0, "a", logprobs=halves[2:])]
     )

@@ -93,6 +93,29 @@ def test_any_tokens_give_the_text_that_the_tokenizer_decodes(tokenizers: dict[st
         assert found == raw.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
+@pytest.mark.parametrize("exact", [True, False], ids=["by bytes", "by windows"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokens_of_a_prompt_have_their_places_in_its_text(
+    tokenizers: dict[str, Any], kind: str, exact: bool
+) -> None:
+    tokenizer, vocabulary = tokenizers[kind], Vocabulary(tokenizers[kind])
+    vocabulary.is_exact = exact
+    for text in (*TEXTS, ""):
+        ids = tokenizer.encode(text)
+        found = vocabulary.prompt_text(ids, text)
+        bare = tokenizer.encode(text, add_special_tokens=False)
+        around = len(ids) - len(bare)
+        assert ids[around:] == bare, "what frames a text stands before the text"
+        assert found.text == text and list(found.starts[:around]) == [0] * around
+        halves = "".join(found.between(at, at + 1) for at in range(len(ids)))
+        assert halves == text == found.between(0, len(ids))
+        shown = vocabulary.prompt_text(ids, None)
+        assert shown.text == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        cut = vocabulary.prompt_text(bare[2:], text)
+        is_whole = "\ufffd" not in tokenizer.decode(bare[2:])
+        assert not is_whole or list(cut.starts) == list(found.starts[around + 2 :])
+
+
 def test_special_tokens_are_silent_but_for_those_that_a_parser_reads(tokenizers: dict[str, Any]) -> None:
     tokenizer = tokenizers["harmony"]
     marks = detect(tokenizer, str(tokenizer.chat_template)).marks

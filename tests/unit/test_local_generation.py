@@ -31,6 +31,7 @@ from frontend.generation.events import (
     Event,
     Finished,
     Generation,
+    Prompted,
     Reasoning,
     Started,
     Text,
@@ -50,7 +51,15 @@ from ipc.metrics.families import NO_KEY
 from ipc.metrics.registry import FrontendMetrics
 from ipc.settings import load
 from ipc.store.store import Store
-from ipc.wire.generation import LOGPROB_NBYTES, WINDOW_NBYTES, CalledFunction, Finish, Start, TokenLogprob
+from ipc.wire.generation import (
+    LOGPROB_NBYTES,
+    WINDOW_NBYTES,
+    CalledFunction,
+    Finish,
+    PromptToken,
+    Start,
+    TokenLogprob,
+)
 from ipc.wire.messages import GenerateCall, Submit, Work
 from tests.fakes.clock import Clock
 from tests.fakes.text_worker import TextWorker
@@ -412,6 +421,48 @@ def test_a_worker_that_dies_before_the_answer_begins_is_not_noticed(
             told = [Text(0, "a", 1, None), Finished(0, "stop", None, 2), Ended(5, 2, 0, 4)]
             assert unnamed(events) == ([] if started else [Started(5, 4)]) + told
         assert frontend.value("retries", "suspect" if suspect else "bystander") == 1
+
+    on_loop(tmp_path, work)
+
+
+def test_a_prompt_that_a_worker_tells_again_is_told_once(tmp_path: Path) -> None:
+    tokens = [PromptToken(number, b"ab", 2 * number, -1.0) for number in range(4)]
+
+    async def work(frontend: Frontend) -> None:
+        first, second = frontend.workers
+        async with generating(frontend) as (request, generation):
+            first.say((request, 0, ("abab", tokens[:2])))
+            assert await anext(generation) == [Started(5, 3), Prompted(0, "abab", tokens[:2])]
+            reading = asyncio.ensure_future(gathered(generation))
+            await turn()
+            first.die()
+            await turn()
+            [again] = second.asked
+            second.say((again.id, 0, Start(5, 0)), (again.id, 0, ("ab", tokens[:1])))
+            second.say((again.id, 0, ("abababc", tokens[1:])), (again.id, 0, "a"))
+            second.say((again.id, 0, Finish("length", None, 1)))
+            second.end(again.id)
+            piece, *rest = await reading
+            assert piece == Prompted(0, "ababc", tokens[2:], 4, 2)
+            assert rest[0] == Text(0, "a", 1, None)
+
+    on_loop(tmp_path, work)
+
+
+def test_a_client_that_does_not_read_its_prompt_holds_the_worker_back(tmp_path: Path) -> None:
+    top = [(number, b"y", -2.0) for number in range(20)]
+    tokens = [PromptToken(7, b"x", at, -0.5, top) for at in range(WINDOW_NBYTES // (21 * LOGPROB_NBYTES))]
+
+    async def work(frontend: Frontend) -> None:
+        worker = frontend.workers[0]
+        async with generating(frontend) as (request, generation):
+            worker.say((request, 0, ("x" * len(tokens), tokens)))
+            await anext(generation)
+            assert not worker.taken
+            worker.say((request, 0, "a"))
+            await anext(generation)
+            await turn()
+            assert worker.taken == [{request: len(tokens) * (1 + 21 * LOGPROB_NBYTES)}]
 
     on_loop(tmp_path, work)
 

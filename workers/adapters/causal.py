@@ -52,13 +52,14 @@ class CausalAdapter(Adapter):
         template: ChatTemplate,
         answers: Format,
         grammars: Grammars,
+        vocabulary: Vocabulary,
         context_tokens: int,
     ) -> None:
         """`context_tokens` is the longest sequence, prompt and answer together."""
         self.engine = engine
         self._template, self._answers, self._grammars = template, answers, grammars
         self._context_tokens = min(context_tokens, engine.capacity)
-        self.tokenizer = tokenizer
+        self.tokenizer, self._vocabulary = tokenizer, vocabulary
         self._begin_id = tokenizer.bos_token_id
         self._end_ids = end_ids(engine.model, tokenizer)
         self._vocabulary_size = vocabulary_size(engine.model)
@@ -94,7 +95,7 @@ class CausalAdapter(Adapter):
             MaskFiller(grammars.words, size),
             partial(ChoiceOutput, vocabulary),
         )
-        return cls(engine, tokenizer, template, answers, grammars, limit)
+        return cls(engine, tokenizer, template, answers, grammars, vocabulary, limit)
 
     @property
     def max_sequence_length(self) -> int:
@@ -116,7 +117,7 @@ class CausalAdapter(Adapter):
         assert isinstance(call, GenerateCall)
         check_bias(call.sampling.logit_bias, self._vocabulary_size)
         prompt = self._prompt(call)
-        ids, longest = prompt.ids, self._context_tokens - 1
+        ids, longest = prompt.ids, self._context_tokens - (call.ending.max_tokens != 0)
         if len(ids) > longest:
             if call.truncate:
                 ids = ids[len(ids) - max(1, self._context_tokens - (call.ending.max_tokens or 1)) :]
@@ -136,7 +137,9 @@ class CausalAdapter(Adapter):
         matcher = (
             None if call.counts_only else self._grammars.factory(call, prompt.text, max_tokens, prompt.said)
         )
-        return [Prepared(GenerationRequest(None, ids, call, max_tokens, stop_ids, parser, matcher), len(ids))]
+        shown = self._vocabulary.prompt_text(ids, call.text) if call.tells_prompt else None
+        request = GenerationRequest(None, ids, call, max_tokens, stop_ids, parser, matcher, shown)
+        return [Prepared(request, len(ids))]
 
     def prompt_ids(self, call: GenerateCall) -> list[int]:
         """Token ids of a prompt, of any length."""

@@ -22,6 +22,7 @@ from workers.generation.engine import Engine, Masks, Sampler
 from workers.generation.plain import PlainEngine
 from workers.generation.proof import packs
 from workers.generation.request import GenerationRequest
+from workers.generation.scoring import scored_tokens
 from workers.generation.sequence import Output
 
 log = logging.getLogger(__name__)
@@ -49,13 +50,14 @@ def build(
     `free_bytes` is the memory that is free on the device. Raises MemoryError when the cache would hold no prompt.
     """
     attention, kind = PagedAttention(settings.block_tokens), model.device.type
+    scored = scored_tokens(model.config.get_text_config().vocab_size)
     max_sequences = settings.max_sequences or _SEQUENCES[kind]
     if not packs(model, attention):
         log.warning(
             "%s cannot run in packed steps; requests run one by one, with transformers' own cache",
             type(model).__name__,
         )
-        return PlainEngine(model, context_tokens, sampler, masks, make_output)
+        return PlainEngine(model, context_tokens, sampler, masks, make_output, scored_tokens=scored)
     most_blocks = max_sequences * -(-context_tokens // settings.block_tokens)
     blocks = cache_blocks(attention, model.device, most_blocks, settings, free_bytes)
     attention.allocate(blocks)
@@ -68,6 +70,7 @@ def build(
         make_output,
         max_sequences=max_sequences,
         prefill_tokens=settings.prefill_tokens or _PREFILL_TOKENS[kind],
+        scored_tokens=scored,
         captured=captured_steps(model, attention, most_blocks // max_sequences, max_sequences)
         if settings.cuda_graphs
         else None,

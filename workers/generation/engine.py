@@ -3,8 +3,9 @@
 1. `add` makes a sequence of each choice of a request; the sequences wait in the scheduler.
 2. `step` takes the scheduler's plan and lays the tokens of all spans into one row without padding. The masks of
    grammars are filled in another thread while the model runs.
-3. The sampler chooses the next token of every sequence whose tokens are all computed.
-4. Text is made of the tokens, and `Emission`s tell what each choice has got. A sequence that has ended gives its blocks
+3. Tokens of a prompt get their log probabilities where the request asks for these (`scoring`).
+4. The sampler chooses the next token of every sequence whose tokens are all computed.
+5. Text is made of the tokens, and `Emission`s tell what each choice has got. A sequence that has ended gives its blocks
    back; those with a whole content can be found by later requests with the same beginning.
 
 All methods belong to one thread. A step that raises has changed nothing and may be tried again, but for `Spoiled`.
@@ -13,12 +14,12 @@ All methods belong to one thread. A step that raises has changed nothing and may
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ipc.wire.generation import STARTED, Start, TokenLogprob
+from ipc.wire.generation import PROMPT, STARTED, PromptToken, Start, TokenLogprob
 from ipc.wire.stats import GenerationStats
 from workers import foreign
 from workers.generation.attention import PagedAttention, plan_of
@@ -27,7 +28,8 @@ from workers.generation.captured import CapturedSteps
 from workers.generation.packed_pass import packed_pass
 from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.scheduler import Scheduler
-from workers.generation.sequence import Output, Spoiled
+from workers.generation.scoring import first_token, scored
+from workers.generation.sequence import Output, Span, Spoiled
 from workers.generation.sequence import Sequence as Choice
 
 
@@ -71,18 +73,20 @@ class Engine:
         *,
         max_sequences: int = 32,
         prefill_tokens: int = 512,
+        scored_tokens: int = 512,
         captured: CapturedSteps | None = None,
     ) -> None:
         """`attention` is the one that `model` runs with, its cache as large as `pool`; None with another `_forward`.
 
-        `captured` computes steps of single tokens, where CUDA can capture them.
+        A step computes logits of at most `scored_tokens` tokens of prompts. `captured` computes steps of single tokens,
+        where CUDA can capture them.
         `make_output(request, choice)` gives each choice what makes its text.
         """
         self.model, self.attention, self.pool = model, attention, pool
         self._sampler, self._masks, self._make_output = sampler, masks, make_output
         self.max_sequences, self._captured = max_sequences, captured
         self._rope = None if attention is None else attention.rope
-        self._scheduler = Scheduler(pool, max_sequences, prefill_tokens, self._rope)
+        self._scheduler = Scheduler(pool, max_sequences, prefill_tokens, self._rope, scored_tokens)
         self._orders = itertools.count()
         self._by_key: dict[Hashable, list[Choice]] = {}
         self._emitted: list[Emission] = []
@@ -165,8 +169,9 @@ class Engine:
             finally:
                 if guided:
                     self._masks.wait()
-            chosen = self._sampler.sample(logits, choosing) if choosing else []
-            self._note(spans)
+            told = self._score(spans, logits[len(choosing) :])
+            chosen = self._sampler.sample(logits[: len(choosing)], choosing) if choosing else []
+            self._note(spans, told)
             self._take(choosing, chosen)
         emitted, self._emitted = self._emitted, []
         return emitted
@@ -185,33 +190,60 @@ class Engine:
             raise Spoiled(list(failed)) from next(iter(failed.values()))
 
     @torch.inference_mode()
-    def _forward(self, spans: Sequence[Any]) -> torch.Tensor:
-        """Logits [sequences that choose, vocabulary] of one packed pass."""
+    def _forward(self, spans: Sequence[Span]) -> torch.Tensor:
+        """Logits [rows, vocabulary] of one packed pass: of the sequences that choose, then of the scored places."""
         assert self.attention is not None
-        if self._captured is not None and (logits := self._captured.logits(spans)) is not None:
+        begins = list(itertools.accumulate((span.stop - span.start for span in spans), initial=0))
+        rows = [end - 1 for end, span in zip(begins[1:], spans, strict=True) if span.chooses]
+        for begin, span in zip(begins, spans, strict=False):
+            rows += [begin + place - span.start for place in span.scores]
+        every = rows == list(range(begins[-1]))
+        if every and self._captured is not None and (logits := self._captured.logits(spans)) is not None:
             return logits
         plan = plan_of(spans, self.pool.block_tokens, self.model.device)
-        keep: torch.Tensor | int = 0
-        if plan.parts:
-            ends = itertools.accumulate(span.stop - span.start for span in spans)
-            rows = [end - 1 for end, span in zip(ends, spans, strict=True) if span.chooses]
-            keep = torch.tensor(rows or [0], device=self.model.device)
+        keep = 0 if every else torch.tensor(rows or [0], device=self.model.device)
         return packed_pass(self.model, self.attention, plan, keep)
 
-    def _note(self, spans: Sequence[Any]) -> None:
-        """The tokens of the spans are in the cache."""
+    def _score(self, spans: Sequence[Span], logits: torch.Tensor) -> dict[Choice, list[PromptToken]]:
+        """The tokens of prompts that the logits [scored places, vocabulary] tell."""
+        found: dict[Choice, list[PromptToken]] = {}
+        for span in spans:
+            if places := span.scores:
+                found[span.sequence] = scored(span.sequence, places, logits[: len(places)])
+                logits = logits[len(places) :]
+        return found
+
+    def _note(self, spans: Sequence[Span], told: Mapping[Choice, Sequence[PromptToken]]) -> None:
+        """The tokens of the spans are in the cache, and `told` are those of prompts that are known now."""
         for span in spans:
             sequence = span.sequence
             self._prompt_tokens += max(0, min(span.stop, sequence.prompt_length) - span.start)
             if sequence.choice == 0 and not sequence.started:
                 self._begin(sequence)
+            if tokens := told.get(sequence):
+                self._tell(sequence, tokens, sequence.scored)
             self._scheduler.computed(span)
+            if span.completes and not span.chooses:
+                self._end(sequence, "length")
 
     def _begin(self, sequence: Choice) -> None:
-        """Tell once that a request has begun."""
+        """Tell once that a request has begun, and what is known of its prompt before the first step."""
         sequence.started = True
+        key, text = sequence.request.key, sequence.request.prompt_text
         start = Start(sequence.prompt_length, sequence.cached_tokens)
-        self._emitted.append(Emission(sequence.request.key, 0, STARTED, start=start))
+        self._emitted.append(Emission(key, 0, STARTED, start=start))
+        if text is not None and sequence.call.prompt_logprobs is not None:
+            self._tell(sequence, [first_token(sequence, text)], 0)
+        elif text is not None:
+            self._emitted.append(Emission(key, 0, PROMPT, text.text))
+
+    def _tell(self, sequence: Choice, tokens: Sequence[PromptToken], first: int) -> None:
+        """Tell tokens of the prompt, of which `first` is the number of the first."""
+        text = sequence.request.prompt_text
+        assert text is not None
+        sequence.scored = first + len(tokens)
+        piece = text.between(first, sequence.scored)
+        self._emitted.append(Emission(sequence.request.key, 0, PROMPT, piece, prompt=tokens))
 
     def _follow(self, sequence: Choice, matcher: Matcher, token: int) -> None:
         """The grammar takes the chosen token; the tokens that the grammar forces behind it are appended."""

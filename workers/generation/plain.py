@@ -4,11 +4,14 @@ transformers' `generate()` runs in a greenlet. The run stops at every step with 
 on with the token that the engine's sampler has chosen. Another sequence, and tokens that a grammar forces, begin a new
 run over all tokens so far. Where the positions of a model depend on the length of the text, a run gets the tokens
 behind the prompt one by one.
+
+Log probabilities of a prompt come from passes over the whole prompt, each of which computes the logits of some tokens.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,11 +20,13 @@ import greenlet
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from ipc.wire.generation import PromptToken
 from workers import foreign
 from workers.generation.blocks import BlockPool
 from workers.generation.engine import Engine, Masks, Sampler
 from workers.generation.request import GenerationRequest
 from workers.generation.rope import depends_on_length, forget_lengths
+from workers.generation.scoring import scored
 from workers.generation.sequence import Output, Span
 from workers.generation.sequence import Sequence as Choice
 
@@ -40,18 +45,32 @@ class PlainEngine(Engine):
         sampler: Sampler,
         masks: Masks,
         make_output: Callable[[GenerationRequest, int], Output],
+        *,
+        scored_tokens: int = 512,
     ) -> None:
-        """`capacity` is the longest sequence in tokens."""
+        """`capacity` is the longest sequence in tokens; one pass has logits of `scored_tokens` tokens of a prompt."""
         pool = BlockPool(-(-capacity // _BLOCK_TOKENS), _BLOCK_TOKENS, keeps_prefixes=False)
+        whole = pool.total * _BLOCK_TOKENS
         super().__init__(
-            model, None, pool, sampler, masks, make_output, max_sequences=1, prefill_tokens=pool.total * 16
+            model,
+            None,
+            pool,
+            sampler,
+            masks,
+            make_output,
+            max_sequences=1,
+            prefill_tokens=whole,
+            scored_tokens=whole,
         )
-        self._bare = without_settings(model)
+        self._bare, self._scored_tokens = without_settings(model), scored_tokens
+        self._keeps_some = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._run: Run | None = None
 
     def _forward(self, spans: Sequence[Span]) -> torch.Tensor:
-        """Logits [1, vocabulary] of the one sequence."""
+        """Logits [1, vocabulary] of the one sequence, or none."""
         [span] = spans
+        if not span.chooses:
+            return torch.empty(0, 0)
         run = self._run
         if run is None or not run.continues(span):
             if run is not None:
@@ -62,6 +81,28 @@ class PlainEngine(Engine):
         except BaseException:
             self._run = None
             raise
+
+    def _score(self, spans: Sequence[Span], logits: torch.Tensor) -> dict[Choice, list[PromptToken]]:
+        """The tokens of the one prompt, by passes of their own."""
+        [span] = spans
+        places, found = span.scores, []
+        for at in range(0, len(places), self._scored_tokens):
+            some = places[at : at + self._scored_tokens]
+            found += scored(span.sequence, some, self._logits_at(span.sequence, some))
+        return {span.sequence: found}
+
+    @torch.no_grad()
+    def _logits_at(self, sequence: Choice, places: Sequence[int]) -> torch.Tensor:
+        """Logits [places, vocabulary] of a prompt."""
+        forget_lengths(self.model)
+        device = self.model.device
+        ids = torch.tensor([sequence.tokens[: sequence.prompt_length]], device=device)
+        rows = torch.tensor(places, device=device)
+        kept = {"logits_to_keep": rows} if self._keeps_some else {}
+        logits: torch.Tensor = self.model(
+            input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **kept
+        ).logits[0]
+        return logits if self._keeps_some else logits[rows]
 
 
 def without_settings(model: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from ipc.wire.generation import CalledFunction, Finish, Start, TokenLogprob
+from ipc.wire.generation import CalledFunction, Finish, PromptToken, Start, TokenLogprob
 from ipc.wire.messages import GenerateCall
 
 
@@ -49,6 +49,19 @@ class Matcher(Protocol):
         """The tokens that must come next, if the grammar leaves no choice."""
 
 
+class PromptText(NamedTuple):
+    """The text of a prompt, the place of each token in characters, and what gives the bytes of a token."""
+
+    text: str
+    starts: Sequence[int]
+    raw_of: Callable[[int], bytes]
+
+    def between(self, first: int, stop: int) -> str:
+        """The text of the tokens `first` to `stop`; a character of several tokens belongs to the last of them."""
+        start = self.starts[first] if first else 0
+        return self.text[start : self.starts[stop] if stop < len(self.starts) else None]
+
+
 @dataclass(slots=True, eq=False)
 class GenerationRequest:
     """One request, prepared for the engine on a preparing thread.
@@ -56,7 +69,7 @@ class GenerationRequest:
     `key` names the request in `Emission`s. `prompt` are token ids, at least one. `max_tokens` is resolved against the
     context and counts each choice alone. `stop_ids` are the ids that end a choice, end tokens of the model included
     unless the request ignores them. `make_matcher` and `make_parser` give each choice a state of its own; without a
-    parser all text is visible.
+    parser all text is visible. `prompt_text` is there for a request that wants to be told its prompt.
     """
 
     key: Hashable
@@ -66,6 +79,7 @@ class GenerationRequest:
     stop_ids: frozenset[int]
     make_parser: Callable[[], OutputParser] | None = None
     make_matcher: Callable[[], Matcher] | None = None
+    prompt_text: PromptText | None = None
 
 
 class Emission(NamedTuple):
@@ -80,3 +94,4 @@ class Emission(NamedTuple):
     call: CalledFunction | None = None
     start: Start | None = None
     finish: Finish | None = None
+    prompt: Sequence[PromptToken] | None = None

@@ -41,7 +41,7 @@ from workers.generation.sequence import Unfit
 
 _COLD = 1e-7
 """Temperatures up to this are greedy."""
-_LEAST_LOGPROB = -9999.0
+LEAST_LOGPROB = -9999.0
 """Stands for the log probability of an impossible token, which JSON could not hold."""
 _FORBIDDEN = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1, 0.0, -np.inf
@@ -246,7 +246,7 @@ class BatchedSampler:
 
     def _logprob(self, token: int, score: float, near: _Likely) -> TokenLogprob:
         def finite(logit: float) -> float:
-            return max(logit - near.log_sum, _LEAST_LOGPROB)
+            return max(logit - near.log_sum, LEAST_LOGPROB)
 
         top = [
             (one, self._raw_of(one), finite(logit)) for one, logit in zip(near.ids, near.logits, strict=True)

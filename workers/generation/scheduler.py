@@ -3,7 +3,8 @@
 1. Waiting sequences begin in the order of their arrival, as soon as a place and blocks for all their tokens are free.
    Blocks of a known beginning are taken over (`BlockPool.match`).
 2. Every sequence that only waits for its next token computes one token. Prompts share what is left of the budget, the
-   oldest first, so a long prompt is computed in chunks beside the others.
+   oldest first, so a long prompt is computed in chunks beside the others. Chunks whose tokens get log probabilities
+   have a budget of their own beside, since each of their tokens costs a row of logits.
 3. A sequence that needs a block when none is free takes those of a paused sequence or, without any, of the youngest.
    The loser waits again and computes its tokens once more later.
 
@@ -23,11 +24,19 @@ class Scheduler:
     """The sequences of one engine. One thread."""
 
     def __init__(
-        self, pool: BlockPool, max_sequences: int, prefill_tokens: int, rope: LengthRope | None = None
+        self,
+        pool: BlockPool,
+        max_sequences: int,
+        prefill_tokens: int,
+        rope: LengthRope | None = None,
+        scored_tokens: int = 512,
     ) -> None:
-        """At most `max_sequences` are computed together, with `prefill_tokens` tokens of prompts in one step."""
+        """At most `max_sequences` are computed together, with `prefill_tokens` tokens of prompts in one step.
+
+        Of these, `scored_tokens` at most get log probabilities.
+        """
         self._pool, self._max_sequences, self.prefill_tokens = pool, max_sequences, prefill_tokens
-        self._rope = rope
+        self._rope, self._scored_tokens = rope, scored_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of arrival."""
@@ -90,11 +99,15 @@ class Scheduler:
             elif self._has_blocks(sequence, stop):
                 spans.append(Span(sequence, start, stop))
         left = max(self._pool.block_tokens, self.prefill_tokens - len(spans))
+        scored = self._scored_tokens
         for sequence in rest:
             stop = min(len(sequence.tokens), sequence.computed + left)
-            if left > 0 and self._has_blocks(sequence, stop):
+            if sequence.tells_prompt:
+                stop = min(stop, max(sequence.computed, sequence.scored - 1) + scored)
+            if stop > sequence.computed and self._has_blocks(sequence, stop):
                 spans.append(Span(sequence, sequence.computed, stop))
                 left -= stop - sequence.computed
+                scored -= len(spans[-1].scores)
         # NOTE: a later sequence may have taken the blocks of an earlier one that had its span.
         return [span for span in spans if span.sequence.blocks]
 
@@ -118,17 +131,23 @@ class Scheduler:
             self.running.sort(key=_order)
 
     def _awaits_sibling(self, sequence: Sequence) -> bool:
-        """Whether another choice of the same request still computes the prompt, whose blocks this one will share."""
+        """Whether another choice of the same request still computes the prompt, whose blocks this one will share.
+
+        A prompt that is told is told before all choices.
+        """
         shared = (sequence.prompt_length - 1) // self._pool.block_tokens
         return sequence.choice > 0 and any(
-            other.request is sequence.request and other.registered < shared for other in self.running
+            other.request is sequence.request and (other.registered < shared or other.tells_prompt)
+            for other in self.running
         )
 
     def _begin(self, sequence: Sequence) -> bool:
         """Hold blocks for all tokens of a waiting sequence; false if too few are free."""
         size, pool = self._pool.block_tokens, self._pool
         if not sequence.blocks:
-            sequence.blocks, sequence.link = pool.match(sequence.tokens, self._root_of(sequence))
+            # NOTE: what is known of a prompt has no logits, so only tokens that are told already are taken over.
+            known = sequence.tokens[: sequence.scored] if sequence.tells_prompt else sequence.tokens
+            sequence.blocks, sequence.link = pool.match(known, self._root_of(sequence))
             sequence.registered = len(sequence.blocks)
             sequence.computed = sequence.registered * size
         lacking = -(-len(sequence.tokens) // size) - len(sequence.blocks)

@@ -40,7 +40,8 @@ class Sequence:
     `order` rises with the arrival. `blocks` hold the keys of the first tokens, and `link` belongs to the last of the
     `registered` blocks that can be found again. `cached_tokens` were found when the sequence first began. `mask` are
     the bits of the tokens that the grammar allows next, where there is a `matcher`. `sampler_state` is the sampler's.
-    `is_run`: the blocks of the `table` lie side by side.
+    `is_run`: the blocks of the `table` lie side by side. `scored` tokens of the prompt have their log probabilities, or
+    need none; of several choices the first has the prompt scored.
     """
 
     request: GenerationRequest
@@ -50,6 +51,7 @@ class Sequence:
     matcher: Matcher | None = None
     tokens: list[int] = field(init=False)
     prompt_length: int = field(init=False)
+    scored: int = field(init=False)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     link: Link = ROOT
@@ -66,6 +68,8 @@ class Sequence:
     def __post_init__(self) -> None:
         """Begin with the prompt."""
         self.tokens, self.prompt_length = list(self.request.prompt), len(self.request.prompt)
+        is_scored = self.call.prompt_logprobs is not None and self.choice == 0
+        self.scored = 1 if is_scored else self.prompt_length
 
     @property
     def call(self) -> GenerateCall:
@@ -76,6 +80,11 @@ class Sequence:
     def pending(self) -> int:
         """Tokens without keys in the cache."""
         return len(self.tokens) - self.computed
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether some token of the prompt has still to be told."""
+        return self.scored < self.prompt_length
 
     def block_table(self) -> NDArray[np.int64]:
         """The blocks as int64 [blocks], made anew when they have changed."""
@@ -107,6 +116,17 @@ class Span(NamedTuple):
     stop: int
 
     @property
+    def completes(self) -> bool:
+        """Whether all tokens of the sequence are computed after the step."""
+        return self.stop == len(self.sequence.tokens)
+
+    @property
     def chooses(self) -> bool:
         """Whether the step chooses the next token of the sequence."""
-        return self.stop == len(self.sequence.tokens)
+        return self.completes and self.sequence.request.max_tokens > 0
+
+    @property
+    def scores(self) -> range:
+        """The places of the span whose logits tell the log probability of the next token of the prompt."""
+        sequence = self.sequence
+        return range(max(self.start, sequence.scored - 1), min(self.stop, sequence.prompt_length - 1))

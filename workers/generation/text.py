@@ -21,7 +21,7 @@ from ipc.wire.generation import CALLED, FINISHED, HELD, REASONING, CalledFunctio
 from ipc.wire.messages import ToolUse
 from workers.generation.formats.table import PlainParser
 from workers.generation.formats.tags import Marks
-from workers.generation.request import Emission, GenerationRequest, Segment
+from workers.generation.request import Emission, GenerationRequest, PromptText, Segment
 
 HELD_TOKENS = 8
 """After so many tokens without an entry one tells that the choice goes on."""
@@ -63,11 +63,33 @@ class Vocabulary:
 
         `before` are tokens of a text that the choice continues.
         """
-        return self._by_bytes() if self.is_exact else _Window(self._tokenizer, self.silent, before).push
+        return self._detokenizer(self.silent, before)
 
-    def _by_bytes(self) -> Callable[[int | None], str]:
+    def prompt_text(self, ids: Sequence[int], text: str | None) -> PromptText:
+        """The text of a prompt, `text` if it was given as text, and the places of its tokens in this text.
+
+        Tokens that a tokenizer puts around a text have no width there. Ids show their special tokens.
+        """
+        push = self._detokenizer(frozenset())
+        starts, pieces, length = [], [], 0
+        for token in ids:
+            starts.append(length)
+            pieces.append(push(token))
+            length += len(pieces[-1])
+        shown = ("".join(pieces) + push(None)).replace("\0", _UNFINISHED)
+        whole = _decoded(self._tokenizer, ids).replace("\0", _UNFINISHED) if text is None else text
+        before = shown.rfind(whole)
+        if before < 0:
+            # NOTE: the beginning of a prompt that is too long was cut, or the tokenizer has changed the text.
+            before = len(shown) - len(whole) if whole.endswith(shown) else 0
+        return PromptText(whole, [min(max(0, start - before), len(whole)) for start in starts], self.raw)
+
+    def _detokenizer(self, silent: frozenset[int], before: Sequence[int] = ()) -> Callable[[int | None], str]:
+        return self._by_bytes(silent) if self.is_exact else _Window(self._tokenizer, silent, before).push
+
+    def _by_bytes(self, silent: frozenset[int]) -> Callable[[int | None], str]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        known, silent, whole = self._bytes, self.silent, self._whole
+        known, whole = self._bytes, self._whole
         begun = False
 
         def push(token: int | None) -> str:
@@ -105,16 +127,18 @@ class _Window:
             self._unsaid.append(token)
         if not self._unsaid:
             return ""
-        said = self._decoded(self._before)
-        whole = self._decoded(self._before + self._unsaid)
+        said = _decoded(self._tokenizer, self._before)
+        whole = _decoded(self._tokenizer, self._before + self._unsaid)
         if token is not None and (whole.endswith(_UNFINISHED) or len(whole) <= len(said)):
             return ""
         self._before, self._unsaid = self._unsaid, []
         return whole[len(said) :]
 
-    def _decoded(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+
+def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text of token ids with their special tokens, as a tokenizer joins them."""
+    text: str = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text
 
 
 class ChoiceOutput:

@@ -269,8 +269,8 @@ class Generations(Strategy):
             job = emission.key
             assert isinstance(job, Job)
             by_session.setdefault(job.session, []).append((job, emission))
-            if emission.text:
-                job.kept.sent += nbytes_of(emission.text, emission.logprobs)
+            if emission.text or emission.prompt:
+                job.kept.sent += nbytes_of(emission.text, emission.logprobs or emission.prompt)
                 grown[job] = None
         for session, entries in by_session.items():
             self._send(session, entries)
@@ -314,6 +314,7 @@ class Generations(Strategy):
             {at: each.call for at, (_, each) in enumerate(entries) if each.call is not None},
             {at: each.start for at, (_, each) in enumerate(entries) if each.start is not None},
             {at: each.finish for at, (_, each) in enumerate(entries) if each.finish is not None},
+            {at: list(each.prompt) for at, (_, each) in enumerate(entries) if each.prompt},
         )
         self._table.send_deltas(session, deltas)
 

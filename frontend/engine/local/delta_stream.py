@@ -26,11 +26,22 @@ from frontend.engine.local.channel import Channel
 from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.incoming import Incoming
 from frontend.engine.recording import TextMeter
-from frontend.generation.events import Called, Ended, Event, Finished, Generation, Reasoning, Started, Text
+from frontend.generation.events import (
+    Called,
+    Ended,
+    Event,
+    Finished,
+    Generation,
+    Prompted,
+    Reasoning,
+    Started,
+    Text,
+)
 from ipc.errors import DeadlineExceeded, WorkerLost
 from ipc.wire.generation import (
     CALLED,
     HELD,
+    PROMPT,
     QUEUED,
     REASONING,
     STARTED,
@@ -38,6 +49,7 @@ from ipc.wire.generation import (
     WINDOW_NBYTES,
     Deltas,
     Finish,
+    PromptToken,
     Start,
     nbytes_of,
 )
@@ -82,6 +94,7 @@ class DeltaStream(Incoming[Event], Generation):
         self._arrivals_ns: dict[int, int] = {}
         self._first_ns = self._last_ns = self._waits_since_ns = 0
         self._waiting_nbytes = self._held_nbytes = self._untold_nbytes = 0
+        self._prompt_characters = self._prompt_tokens = 0
         channel.streams.texts[request] = self
 
     async def __anext__(self) -> list[Event]:
@@ -117,6 +130,9 @@ class DeltaStream(Incoming[Event], Generation):
             self._start = start = deltas.starts[at]
             self._waiting.append(Started(start.prompt_tokens, start.cached_tokens))
             self.channel.rest(self._request)
+        elif kind == PROMPT:
+            self._take_prompt(deltas.texts[at], deltas.prompts.get(at, []))
+            self._last_ns = now_ns
         elif make := _PIECES.get(kind):
             text, tokens = deltas.texts[at], deltas.tokens[at]
             self._step(choice, tokens, now_ns)
@@ -135,6 +151,13 @@ class DeltaStream(Incoming[Event], Generation):
         else:
             self._finish(choice, deltas.finishes[at], now_ns)
         self._wake()
+
+    def _take_prompt(self, text: str, tokens: list[PromptToken]) -> None:
+        """A piece of the prompt, which a later run would tell again: the answer has not begun with the piece."""
+        self._waiting.append(Prompted(0, text, tokens, self._prompt_characters, self._prompt_tokens))
+        self._prompt_characters += len(text)
+        self._prompt_tokens += len(tokens)
+        self._waiting_nbytes += nbytes_of(text, tokens)
 
     def _step(self, choice: int, tokens: int, now_ns: int) -> None:
         """A step has added `tokens` to a choice."""

@@ -2,7 +2,7 @@
 
 1. The generation begins when a worker has tokenized the prompt. `Started` follows when the engine has begun.
 2. A run that is lost before its answer has begun is followed by another, by the rule of retries. The client sees one
-   `Started`.
+   `Started`, and each piece of the prompt once.
 3. A run that is lost later ends the request with one error.
 """
 
@@ -15,7 +15,7 @@ from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
 from frontend.engine.local.delta_stream import DeltaStream, Pace
 from frontend.engine.local.retry import Attempts
-from frontend.generation.events import Event, Generation, Started
+from frontend.generation.events import Event, Generation, Prompted, Started
 from ipc.errors import PenstockError, WorkerLost
 from ipc.wire.messages import Work
 
@@ -27,6 +27,8 @@ class LocalGeneration(Generation):
         """`begun` must follow."""
         self._client, self._attempts, self._pace = client, client.begin(work), pace
         self._is_told = False
+        self._characters = self._tokens = 0
+        """Of the prompt, as the client has them."""
 
     async def begun(self) -> Self:
         """Wait until a worker has tokenized the prompt. Raises a `PenstockError` as `Client.call` does."""
@@ -63,11 +65,21 @@ class LocalGeneration(Generation):
                 return fresh
 
     def _untold(self, events: list[Event]) -> list[Event]:
-        """`events` without the beginning of a later run."""
-        if not isinstance(events[0], Started):
-            return events
-        told, self._is_told = self._is_told, True
-        return events[1:] if told else events
+        """`events` without what an earlier run has told."""
+        fresh: list[Event] = []
+        for event in events:
+            if isinstance(event, Prompted):
+                event = event.behind(self._characters, self._tokens)
+                self._characters = event.start + len(event.text)
+                self._tokens = event.first + len(event.tokens)
+                if not event.text and not event.tokens:
+                    continue
+            elif isinstance(event, Started):
+                told, self._is_told = self._is_told, True
+                if told:
+                    continue
+            fresh.append(event)
+        return fresh
 
     def __enter__(self) -> Self:
         return self

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from frontend.generation.events import Ended, Event, Finished, Text
+from frontend.generation.events import Ended, Event, Finished, Prompted, Text
 from frontend.generation.logprobs import finite, text_of_token
 from frontend.generation.outcome import ChoiceOutcome
 from frontend.protocols.chat.envelope import Envelope, last_chunks, usage_of
-from ipc.wire.generation import TokenLogprob
+from ipc.wire.generation import PromptToken, TokenLogprob
 
 OBJECT = "text_completion"
 
@@ -20,14 +20,19 @@ OBJECT = "text_completion"
 class TokenTable:
     """Log probabilities of one choice in the older form of OpenAI: columns, with offsets in characters of the text.
 
-    The tokens of a character that lies in several tokens have the offset of the character.
+    The tokens of a character that lies in several tokens have the offset of the character. The first token of a prompt
+    has no log probability: null.
     """
 
     def __init__(self, start: int = 0) -> None:
         self._offset = start
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def columns(self, tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
+    def begin(self, offset: int) -> None:
+        """The text of the choice begins so many characters behind the begin of its prompt."""
+        self._offset = offset
+
+    def columns(self, tokens: Iterable[PromptToken | TokenLogprob]) -> dict[str, Any]:
         """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}` of further tokens."""
         told: dict[str, list[Any]] = {
             "tokens": [],
@@ -37,39 +42,62 @@ class TokenTable:
         }
         for token in tokens:
             told["tokens"].append(text_of_token(token.raw))
-            told["token_logprobs"].append(finite(token.logprob))
-            told["top_logprobs"].append({text_of_token(raw): finite(value) for _, raw, value in token.top})
-            told["text_offset"].append(self._offset)
-            self._offset += len(self._characters.decode(token.raw))
+            told["token_logprobs"].append(None if token.logprob is None else finite(token.logprob))
+            told["top_logprobs"].append(_likely(token))
+            if isinstance(token, PromptToken):
+                told["text_offset"].append(token.start)
+            else:
+                told["text_offset"].append(self._offset)
+                self._offset += len(self._characters.decode(token.raw))
         return told
 
 
-def answer_of(
-    envelope: Envelope, choices: Sequence[ChoiceOutcome], counts: Ended, echoes: Sequence[str], logprobs: bool
-) -> dict[str, Any]:
-    """The body; `echoes` has the text that stands in front of each choice."""
+def _likely(token: PromptToken | TokenLogprob) -> dict[str, float] | None:
+    """Log probabilities by text: the likeliest tokens and the token itself, of two with one text the likelier."""
+    if token.logprob is None:
+        return None
+    found: dict[str, float] = {}
+    for raw, value in (*((raw, value) for _, raw, value in token.top), (token.raw, token.logprob)):
+        found.setdefault(text_of_token(raw), finite(value))
+    return found
+
+
+class Told(NamedTuple):
+    """One choice of an answer, and the choice that has its prompt; `echo` is the text of the prompt where known."""
+
+    choice: ChoiceOutcome
+    prompt: ChoiceOutcome
+    echo: str
+
+
+def answer_of(envelope: Envelope, told: Sequence[Told], counts: Ended, logprobs: bool) -> dict[str, Any]:
+    """The body."""
     return {
         **envelope.fields(),
-        "choices": [
-            {
-                "index": index,
-                "text": echo + choice.text,
-                "finish_reason": choice.reason,
-                "logprobs": TokenTable(len(echo)).columns(choice.logprobs) if logprobs else None,
-            }
-            for index, (choice, echo) in enumerate(zip(choices, echoes, strict=True))
-        ],
+        "choices": [_choice(index, each, logprobs) for index, each in enumerate(told)],
         "usage": usage_of(counts),
     }
 
 
+def _choice(index: int, told: Told, logprobs: bool) -> dict[str, Any]:
+    choice, prompt = told.choice, told.prompt
+    before = told.echo + "".join(prompt.prompt_texts)
+    tokens: list[PromptToken | TokenLogprob] = [*prompt.prompt_tokens, *choice.logprobs]
+    return {
+        "index": index,
+        "text": before + choice.text,
+        "finish_reason": choice.reason,
+        "logprobs": TokenTable(len(before)).columns(tokens) if logprobs else None,
+    }
+
+
 class CompletionChunks:
-    """Makes the chunks of one request; `echoes` has the text that each choice begins with."""
+    """Makes the chunks of one request with `n` choices a prompt; `echoes` has the text that each choice begins with."""
 
     def __init__(
-        self, envelope: Envelope, echoes: Sequence[str], *, logprobs: bool, include_usage: bool
+        self, envelope: Envelope, echoes: Sequence[str], n: int, *, logprobs: bool, include_usage: bool
     ) -> None:
-        self._fields = envelope.fields()
+        self._fields, self._n = envelope.fields(), n
         self._open, self._include_usage = len(echoes), include_usage
         self._tables = [TokenTable(len(echo)) for echo in echoes] if logprobs else []
         self._first = [self._chunk(index, echo, None) for index, echo in enumerate(echoes) if echo]
@@ -79,7 +107,11 @@ class CompletionChunks:
         """The chunks of more events, each the JSON of one `data:` line."""
         chunks, self._first = self._first, []
         for event in events:
-            if isinstance(event, Text):
+            if isinstance(event, Prompted):
+                chunks += [
+                    self._prompt(index, event) for index in range(event.choice, event.choice + self._n)
+                ]
+            elif isinstance(event, Text):
                 chunks.append(self._chunk(event.choice, event.text, None, event.logprobs))
             elif isinstance(event, Finished):
                 chunk = self._chunk(event.choice, "", event.reason)
@@ -92,8 +124,17 @@ class CompletionChunks:
                 chunks += self._end(event)
         return [orjson.dumps(chunk) for chunk in chunks]
 
+    def _prompt(self, index: int, piece: Prompted) -> dict[str, Any]:
+        if self._tables:
+            self._tables[index].begin(piece.start + len(piece.text))
+        return self._chunk(index, piece.text, None, piece.tokens)
+
     def _chunk(
-        self, index: int, text: str, reason: str | None, logprobs: Sequence[TokenLogprob] | None = None
+        self,
+        index: int,
+        text: str,
+        reason: str | None,
+        logprobs: Sequence[PromptToken | TokenLogprob] | None = None,
     ) -> dict[str, Any]:
         columns = self._tables[index].columns(logprobs) if self._tables and logprobs else None
         told = {"index": index, "text": text, "finish_reason": reason, "logprobs": columns}

@@ -2,7 +2,8 @@
 
 1. A prompt is text or a list of token ids; a list of prompts asks for choices of each, in the order of the prompts.
 2. `best_of` choices are generated for each prompt, and the `n` likeliest of them are the answer.
-3. A `suffix` has an effect only in models that fill in; those of this server do not.
+3. An `echo` of text is known here. A worker tells the text of token ids, and the log probabilities of a prompt.
+4. A `suffix` has an effect only in models that fill in; those of this server do not.
 """
 
 from __future__ import annotations
@@ -46,8 +47,15 @@ class CompletionRequest(SamplingFields, kw_only=True):
     ] = None
     echo: Annotated[bool | None, Meta(description="Put the prompt before each text.")] = None
     n: Annotated[int | None, Meta(description="Number of choices, 1 to 128.")] = None
-    max_tokens: Annotated[int | None, Meta(description="Most tokens to generate, at least 1.")] = None
-    logprobs: Annotated[int | None, Meta(description="Log probabilities of the tokens.")] = None
+    max_tokens: Annotated[
+        int | None, Meta(description="Most tokens to generate; 0: none, for an echo alone.")
+    ] = None
+    logprobs: Annotated[
+        int | None,
+        Meta(
+            description="Log probabilities of the tokens, with `echo` also of the prompt's; 0 to 20 alternatives."
+        ),
+    ] = None
     stop: Annotated[
         str | list[str] | None,
         Meta(description="Texts that end the answer and are not part of the answer, at most 64."),
@@ -72,7 +80,10 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class CompletionPlan:
-    """What to generate: a call for each prompt, of whose choices the `kept` likeliest are told after their echo."""
+    """What to generate: a call for each prompt, of whose choices the `kept` likeliest are told.
+
+    `echoes` has the text in front of each told choice, empty where the worker tells the prompt.
+    """
 
     model: str | None
     calls: list[GenerateCall]
@@ -91,11 +102,12 @@ def parse(body: bytes, limits: Limits) -> CompletionPlan:
     if request.tools:
         raise InvalidField("tools", "a plain completion has no form for calls: use POST /v1/chat/completions")
     streams, options = bool(request.stream), request.stream_options
+    calls = _calls(request, prompts, best, ranked=best > n)
     return CompletionPlan(
         model=request.model,
-        calls=_calls(request, prompts, best, ranked=best > n),
+        calls=calls,
         kept=n,
-        echoes=[_echo(request, prompt) for prompt in prompts for _ in range(n)],
+        echoes=[_echo(request, call) for call in calls for _ in range(n)],
         has_logprobs=request.logprobs is not None,
         streams=streams,
         include_usage=streams and options is not None and bool(options.include_usage),
@@ -109,19 +121,22 @@ def _calls(
     wanted = request.logprobs
     if wanted is not None and not 0 <= wanted <= MAX_ALTERNATIVES:
         raise InvalidField("logprobs", f"{shown(wanted)} is not in 0 to {MAX_ALTERNATIVES}")
+    scores = wanted is not None and bool(request.echo)
     first = GenerateCall(
         sampling=sampling_of(request, 0 if ranked and wanted is None else wanted),
-        ending=ending_of(request.max_tokens, request.stop, request.ignore_eos),
+        ending=ending_of(request.max_tokens, request.stop, request.ignore_eos, least=0),
         grammar=grammar_of(request.response_format, request.grammar),
         n=choices,
         truncate=bool(request.truncate_sequence),
         salt=salt_of(request.cache_salt),
         splits=False,
+        tells_prompt=scores,
+        prompt_logprobs=wanted if scores else None,
     )
     return [
         msgspec.structs.replace(first, text=prompt)
         if isinstance(prompt, str)
-        else msgspec.structs.replace(first, ids=prompt)
+        else msgspec.structs.replace(first, ids=prompt, tells_prompt=bool(request.echo))
         for prompt in prompts
     ]
 
@@ -174,12 +189,6 @@ def _best_of(request: CompletionRequest, n: int, prompts: int) -> int:
     return best
 
 
-def _echo(request: CompletionRequest, prompt: Prompt) -> str:
-    """The text in front of a choice. Raises `InvalidField` for an echo that only the model's tokenizer knows."""
-    if not request.echo:
-        return ""
-    if not isinstance(prompt, str):
-        raise InvalidField("echo", "needs prompts of text, not of token ids")
-    if request.logprobs is not None:
-        raise InvalidField("echo", "log probabilities of a prompt are not offered: ask for echo or logprobs")
-    return prompt
+def _echo(request: CompletionRequest, call: GenerateCall) -> str:
+    """The text in front of a choice, as far as the worker does not tell the text."""
+    return call.text or "" if request.echo and not call.tells_prompt else ""

@@ -17,7 +17,7 @@ from frontend.generation.running import named_model, running
 from frontend.generation.sending import gathered, send_json
 from frontend.generation.together import entered
 from frontend.http.inference import InferenceRoute
-from frontend.protocols.chat.completion_answer import OBJECT, CompletionChunks, answer_of
+from frontend.protocols.chat.completion_answer import OBJECT, CompletionChunks, Told, answer_of
 from frontend.protocols.chat.completion_requests import CompletionPlan, parse
 from frontend.protocols.chat.envelope import Envelope
 from frontend.protocols.chat.sending import send_events
@@ -50,7 +50,11 @@ class CompletionsResource(InferenceRoute):
     ) -> AsyncGenerator[bytes, None]:
         """The events of a stream, after an empty piece once the prompts have been accepted."""
         chunks = CompletionChunks(
-            envelope, plan.echoes, logprobs=plan.has_logprobs, include_usage=plan.include_usage
+            envelope,
+            plan.echoes,
+            plan.kept,
+            logprobs=plan.has_logprobs,
+            include_usage=plan.include_usage,
         )
         async with self._running(req, scope, entry, plan) as generation:
             yield b""
@@ -73,16 +77,17 @@ class CompletionsResource(InferenceRoute):
 
 
 def _body(envelope: Envelope, plan: CompletionPlan, outcome: Outcome) -> dict[str, Any]:
-    choices = _likeliest(outcome.choices, plan.calls[0].n, plan.kept)
-    return answer_of(envelope, choices, outcome.counts, plan.echoes, plan.has_logprobs)
-
-
-def _likeliest(choices: list[ChoiceOutcome], generated: int, kept: int) -> list[ChoiceOutcome]:
-    """The `kept` choices with the highest mean log probability of each group of `generated`, likeliest first."""
-    if generated == kept:
-        return choices
+    generated, choices, echoes = plan.calls[0].n, outcome.choices, iter(plan.echoes)
     groups = [choices[start : start + generated] for start in range(0, len(choices), generated)]
-    return [choice for group in groups for choice in sorted(group, key=_mean_logprob, reverse=True)[:kept]]
+    told = [
+        Told(choice, group[0], next(echoes)) for group in groups for choice in _likeliest(group, plan.kept)
+    ]
+    return answer_of(envelope, told, outcome.counts, plan.has_logprobs)
+
+
+def _likeliest(choices: list[ChoiceOutcome], kept: int) -> list[ChoiceOutcome]:
+    """The `kept` choices of one prompt with the highest mean log probability, likeliest first; all in their order."""
+    return choices if len(choices) == kept else sorted(choices, key=_mean_logprob, reverse=True)[:kept]
 
 
 def _mean_logprob(choice: ChoiceOutcome) -> float:

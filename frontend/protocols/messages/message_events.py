@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from frontend.generation.events import Called, Ended, Event, Finished, Reasoning, Text
+from frontend.generation.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation.logprobs import entries_of
 from frontend.protocols.messages.message_answer import (
     call_block,
@@ -53,7 +53,7 @@ class MessageEvents:
                 self._finished = event
             elif isinstance(event, Ended):
                 told += self._end(event)
-            elif not self._is_started:
+            elif isinstance(event, Started) and not self._is_started:
                 told.append(self.open(event.prompt_tokens))
         return told
 

@@ -78,7 +78,7 @@ class Output:
                 self._finish(event)
             elif isinstance(event, Ended):
                 self._ended = event
-            else:
+            elif isinstance(event, Started):
                 self._started = event
 
     def close(self) -> None:
