@@ -49,6 +49,7 @@ class Letters:
     """A vocabulary in which token k is one letter."""
 
     silent: frozenset[int] = frozenset()
+    marks: frozenset[int] = frozenset()
 
     def raw(self, token: int) -> bytes:
         return bytes([97 + token % 26])
@@ -257,7 +258,9 @@ class Adapter(SimpleNamespace):
     """What the strategy reads of an adapter."""
 
     def __init__(self, engine: Any) -> None:
-        super().__init__(engine=engine, config=None, gathering=None, batch_tokens=None, identity="")
+        super().__init__(
+            engine=engine, config=None, gathering=None, batch_tokens=None, identity="", tells_errors=False
+        )
 
     __hash__ = object.__hash__
 
