@@ -15,12 +15,12 @@ from frontend.protocols.chat.envelope import Envelope
 from ipc.wire.generation import TokenLogprob
 
 _USAGE = (
-    b'{"prompt_tokens":5,"completion_tokens":3,"total_tokens":8,"avg_tok_per_sec":16.0,"avg_prompt_tok_per_sec":20.0,'
-    b'"avg_compl_tok_per_sec":12.0,"total_time_sec":0.5,"total_prompt_time_sec":0.25,"total_completion_time_sec":0.25,'
+    b'{"prompt_tokens":5,"completion_tokens":3,"total_tokens":8,"avg_tok_per_sec":10.667,"avg_prompt_tok_per_sec":20.0,'
+    b'"avg_compl_tok_per_sec":6.0,"total_time_sec":0.75,"total_prompt_time_sec":0.25,"total_completion_time_sec":0.5,'
     b'"prompt_tokens_details":{"cached_tokens":2},"completion_tokens_details":{"reasoning_tokens":1}}'
 )
 _HEAD = b'{"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m","system_fingerprint":"local",'
-_ENDED = Ended(5, 3, 1, 2, 0.25, 0.25)
+_ENDED = Ended(5, 3, 1, 2, 0.25, 0.5)
 _LOGPROB = TokenLogprob(9, b"\xc3\xa9", -0.5, [(9, b"\xc3\xa9", -0.5), (3, b"\xff", float("-inf"))])
 
 

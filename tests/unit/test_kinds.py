@@ -16,6 +16,7 @@ from ipc.errors import PenstockError
 from ipc.settings import Settings, load
 from ipc.wire.messages import EncodeCall, InputItem
 from tests.fakes.adapter import FakeAdapter
+from tests.fakes.clock import Clock
 from tests.fakes.jobs import adapter, make_job
 from tests.fakes.pipeline import Placed, placing
 from workers.adapters.base import Prepared
@@ -23,6 +24,7 @@ from workers.device import stepping
 from workers.device.watchdog import UNKNOWN_S
 from workers.scheduling.job import Batch, Job, Piece
 from workers.scheduling.waiting import Reason, WaitingLine
+from workers.strategies import one_shot
 
 STATEFUL = ModelConfig("m", sequence_batching=SequenceBatching())
 
@@ -128,6 +130,42 @@ def test_a_failed_batch_runs_again_in_halves_unless_its_model_keeps_state(
         assert ran == 16 * states.count("done") and pipeline.queue.admitted == 0
         assert [number for number, _ in told] == [at for at, state in enumerate(states) if state == "failed"]
         assert {error.code for _, error in told} == {"INFERENCE_ERROR"}
+
+
+class Timed(Failing):
+    """Takes a second to collate and two seconds to compute, by a clock that the test turns."""
+
+    clock: Clock
+
+    def collate(self, prepared: Any) -> Any:
+        self.clock.now += 1
+        return super().collate(prepared)
+
+    def encode(self, batch: Any, outputs: frozenset[str]) -> Any:
+        self.clock.now += 2
+        return super().encode(batch, outputs)
+
+
+def test_the_times_that_are_told_of_a_batch_are_those_of_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, write = Clock.of(one_shot, monkeypatch), one_shot.outputs.write
+    runs: list[tuple[object, ...]] = []
+
+    def copy(pieces: Any, results: Any) -> None:
+        write(pieces, results)
+        clock.now += 4
+
+    monkeypatch.setattr(one_shot.outputs, "write", copy)
+    with placing(tmp_path, Settings(), 1 << 20, post=lambda work, wake=True: work()) as pipeline:
+        model = Timed()
+        model.clock = clock
+        batch, jobs = batch_of(pipeline, pipeline.kinds.one_shot, model, "a", "b")
+        monkeypatch.setattr(pipeline.kinds.one_shot.counts, "note_run", lambda *run: runs.append(run))
+        pipeline.kinds.one_shot.run(batch)
+        pipeline.jobs.unclaim_pieces(batch.pieces)
+        assert runs == [(jobs[0].model, 2, 1_000_000_000, 2_000_000_000, 4_000_000_000)]
+        assert [(job.device_ns, job.copy_ns) for job in jobs] == [(3_000_000_000, 4_000_000_000)] * 2
 
 
 class Deserted(Failing):
