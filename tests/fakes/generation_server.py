@@ -18,7 +18,7 @@ from falcon.testing import TestClient
 from frontend.access.gate import Gate
 from frontend.access.middleware import access_middleware
 from frontend.app import Application
-from frontend.generation.events import Ended, Finished, Started, Text
+from frontend.generation.events import Called, Ended, Finished, Started, Text
 from frontend.http.listeners import Listeners
 from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.openapi import pages
@@ -43,6 +43,12 @@ SCRIPT: list[Step] = [
     [Text(0, " you"), Finished(0, "stop", tokens=2), ENDED],
 ]
 """A prompt of four tokens, answered with "Hello you"."""
+
+
+def calling(call_id: str, name: str, city: str) -> list[Step]:
+    """A prompt of nine tokens, answered with a call of the tool `name` for a city."""
+    called = Called(0, 0, call_id, name, f'{{"city":"{city}"}}')
+    return [[Started(9)], [called, Finished(0, "tool_calls", tokens=7), Ended(9, 7)]]
 
 
 def app_of(services: Services, known: Protocols, *, with_keys: bool = False) -> falcon.asgi.App[Any, Any]:

@@ -17,7 +17,7 @@ from frontend.access.gate import Gate
 from frontend.generation.events import Called, Ended, Finished, Reasoning, Started, Text
 from ipc.errors import InferenceFailed, InputTooLong, QueueFull
 from tests.fakes.generation import Step
-from tests.fakes.generation_server import CHAT, DENSE, ENDED, SCRIPT, RecordedServer
+from tests.fakes.generation_server import CHAT, DENSE, ENDED, SCRIPT, RecordedServer, calling
 from tests.harness import sdks
 from tests.harness.later import anthropic
 from tests.harness.sdks import Clients
@@ -136,11 +136,6 @@ def test_a_tool_is_called_and_its_result_goes_back(server: RecordedServer, clien
     assert (told.messages or [])[2] == result
 
 
-def _calling(call_id: str, name: str, city: str) -> list[Step]:
-    called = Called(0, 0, call_id, name, f'{{"city":"{city}"}}')
-    return [[Started(9)], [called, Finished(0, "tool_calls", tokens=7), Ended(9, 7)]]
-
-
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_the_runner_of_tools_makes_three_rounds(
@@ -170,7 +165,7 @@ def test_the_runner_of_tools_makes_three_rounds(
         return runners[0].until_done()
 
     calls = [("call-1", "weather", "Oslo"), ("call-2", "weather", "Rome"), ("call-3", "forecast", "Bonn")]
-    server.script(*(_calling(*call) for call in calls), SCRIPT)
+    server.script(*(calling(*call) for call in calls), SCRIPT)
     with _clients(running[1], is_async, KEY) as clients:
         last = clients.call(run)
     assert last.content[0].text == "Hello you"
