@@ -261,6 +261,8 @@ class DocumentQaAdapter(ImageExtractAdapter):
             raise InvalidInput("params.instruction: this model needs a question")
         refuse_endless(question, self._limit)
         tokens, most = self._reader.question_length(question), self._limit // 2
+        if not tokens:
+            raise InvalidInput("params.instruction: the question has no token in this model")
         if tokens > most:
             raise InputTooLong(
                 f"params.instruction: {tokens} tokens, this model reads questions of up to {most}"

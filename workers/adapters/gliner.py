@@ -219,12 +219,15 @@ class WordTokenizer:
 
 
 def rectangles(items: Sequence[Words], width: int, hidden: int) -> Iterator[list[int]]:
-    """Groups of items to pad together, as places in `items`, longest text first; items without words are left out.
+    """Groups of items to pad together, as places in `items`, longest text first.
+
+    Items without words are left out, and items of whose words and labels the tokenizer makes nothing.
 
     `width` is the widest span in words, `hidden` the width of the model.
     """
     order = sorted(
-        (place for place, item in enumerate(items) if item.words), key=lambda place: -len(items[place].words)
+        (place for place, item in enumerate(items) if item.words and item.tokens),
+        key=lambda place: -len(items[place].words),
     )
     group: list[int] = []
     for place in order:

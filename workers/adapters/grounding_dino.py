@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ipc.errors import InputTooLong, InvalidInput
+from ipc.errors import InputTooLong
 from ipc.wire.messages import ExtractCall
 from workers.adapters.base import AdapterSpec
 from workers.adapters.shared.image_extracting import CHARACTERS_PER_TOKEN, Detector, Found, Scene, corners_of
 from workers.adapters.shared.known_ids import KnownIds, embedding_rows
 from workers.adapters.shared.options import OptionReader
-from workers.adapters.shared.tokenizing import rust_copy
+from workers.adapters.shared.tokenizing import rust_copy, without_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,7 @@ class GroundingDinoAdapter(Detector):
         spans = tuple(_span(encoding.offsets, encoding.special_tokens_mask, *place) for place in places)
         for index, (first, end) in enumerate(spans):
             if first == end:
-                raise InvalidInput(
-                    f"params.labels[{index}]: {labels[index][:64]!r} has no token in this model"
-                )
+                raise without_token(labels, index)
         return _Wanted(
             options.threshold("box_threshold", 0.25),
             options.threshold("text_threshold", 0.25),

@@ -30,10 +30,12 @@ class GivenIds:
     ) -> tuple[FittedText, Frame]:
         """The ids of an item with the tokens of a prompt `around` them, fitted into `limit` tokens as `long_texts.fit`.
 
-        Beside them how many special tokens the caller has put before and after the text. Raises `ItemRefused` for an id
-        that the model cannot read.
+        Beside them how many special tokens the caller has put before and after the text. Raises `ItemRefused` without
+        ids, and for an id that the model cannot read.
         """
-        ids = item.ids or []
+        ids = item.ids
+        if not ids:
+            raise ItemRefused(item, "needs at least one token id")
         unknown = next((number for number in ids if not 0 <= number < self._known.rows), None)
         if unknown is not None:
             raise ItemRefused(

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ipc.errors import InvalidInput
 from workers.adapters.shared.checkpoint import position_limit, shortest, stored_limit
 from workers.adapters.shared.known_ids import KnownIds, embedding_rows, filler_of
-from workers.adapters.shared.tokenizing import rust_copy
+from workers.adapters.shared.tokenizing import rust_copy, without_token
 
 Ids = tuple[int, ...]
 
@@ -43,9 +43,11 @@ class LabelEncoder:
     def tokenize(self, labels: Sequence[str]) -> list[Ids]:
         """Token ids of each label, cut to the encoder's length.  Thread-safe.
 
-        Raises `InvalidInput` for a label with a token for which the encoder has no embedding.
+        Raises `InvalidInput` for a label without a token, or with one for which the encoder has no embedding.
         """
         found = [tuple(encoding.ids) for encoding in self._backend.encode_batch(list(labels))]
+        if () in found:
+            raise without_token(labels, found.index(()))
         refusal = None if self._known.all_known else self._known.refusal(found)
         if refusal is not None:
             raise InvalidInput(f"params.labels: {refusal}")

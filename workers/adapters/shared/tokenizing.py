@@ -16,6 +16,7 @@ from typing import Any, TypedDict, TypeVar
 import numpy as np
 from tokenizers import Encoding, Tokenizer, normalizers
 
+from ipc.errors import InvalidInput
 from ipc.wire.messages import InputItem
 from workers.adapters.shared.checkpoint import read_tokenizer, stored_limit
 from workers.adapters.shared.given_ids import GivenIds
@@ -338,6 +339,11 @@ def rust_copy(tokenizer: Any, purpose: str = "") -> Tokenizer:
     backend.no_padding()
     backend.no_truncation()
     return backend
+
+
+def without_token(labels: Sequence[str], index: int) -> InvalidInput:
+    """The refusal of a label of which the tokenizer makes nothing."""
+    return InvalidInput(f"params.labels[{index}]: {labels[index][:64]!r} has no token in this model")
 
 
 def as_ids(values: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
