@@ -3,13 +3,15 @@
 1. The head must name JSON: other content types are refused before anything is read.
 2. Bodies up to `MOST_NBYTES` are read within the budget of all bodies; a body with too many values is refused unbuilt.
 3. The body is decoded, in a thread if it is large. Unknown fields are ignored, and null equals absent.
-4. A mistake names the field: malformed JSON is `MalformedBody`, a wrong type `InvalidField`.
+4. A mistake names the field: malformed JSON is `MalformedBody`, a wrong type `InvalidField`. The request counts for the
+   model that the body names.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -17,13 +19,15 @@ import msgspec
 from falcon.asgi import Request
 
 from frontend.generation.errors import InvalidField, MalformedBody, WrongContentType
+from frontend.generation.models import find_generator
 from frontend.generation.nested import written
 from frontend.http.choices import mismatch_of
 from frontend.http.half_characters import fault_of
-from frontend.http.rendering import off_loop
+from frontend.http.refused_bodies import model_in
+from frontend.http.rendering import off_loop_if
 from frontend.http.values import check_values
 from frontend.services import Services
-from ipc.errors import BodyTooLarge
+from ipc.errors import BodyTooLarge, InvalidInput, PenstockError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -45,7 +49,15 @@ async def receive(services: Services, req: Request, parse: Callable[[bytes], R])
     _check_nbytes(req.content_length or 0)
     async with services.bodies.receive(req, req.context.penstock.deadline_ns) as body:
         _check_nbytes(len(body))
-        return await off_loop(parse, body) if len(body) > LONG_NBYTES else parse(body)
+        try:
+            return await off_loop_if(len(body) > LONG_NBYTES, parse, body)
+        except InvalidInput:
+            named = await off_loop_if(len(body) > LONG_NBYTES, model_in, body)
+            if named:
+                with suppress(PenstockError):
+                    entry = find_generator(named, services.catalog, services.settings)
+                    req.context.penstock.names(entry.id)
+            raise
 
 
 def check_content_type(given: str | None) -> None:

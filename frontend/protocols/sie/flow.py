@@ -25,13 +25,14 @@ from frontend.engine.planning import cost_of
 from frontend.engine.planning import plan as plan_work
 from frontend.engine.scope import RequestScope
 from frontend.http.media import check_all
+from frontend.http.refused_bodies import model_in
 from frontend.http.rendering import off_loop, off_loop_if
 from frontend.http.sending import Buffer, send_parts
 from frontend.protocols.sie import repeating
 from frontend.protocols.sie.items import warnings_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
 from frontend.protocols.sie.route import Form, ModelRoute, Plan
-from frontend.protocols.sie.schemas import Body, is_large, read, read_aside
+from frontend.protocols.sie.schemas import Body, is_large, is_msgpack, read, read_aside
 from ipc.errors import InvalidInput, of_items
 
 R = TypeVar("R", bound=Body)
@@ -127,17 +128,31 @@ class InferenceResource(ModelRoute[R, P], Generic[R, P]):
         small = services.bodies.at_hand(req)
         if small is not None:
             with services.bodies.holding(len(small)):
-                request = read(small, sent, self.body, services.settings.limits)
+                try:
+                    request = read(small, sent, self.body, services.settings.limits)
+                except InvalidInput:
+                    self._name(scope, model, small, sent)
+                    raise
                 del small
                 await self._answer(req, resp, scope, model, request, large=False)
             return
         async with services.bodies.receive(req, scope.deadline_ns) as body:
             if self._repeated(req, resp, scope, model, body):
                 return
-            request = await read_aside(body, sent, self.body, services.settings.limits)
+            try:
+                request = await read_aside(body, sent, self.body, services.settings.limits)
+            except InvalidInput:
+                await off_loop_if(is_large(body), self._name, scope, model, body, sent)
+                raise
             large = is_large(body)
             del body
             await self._answer(req, resp, scope, model, request, large=large)
+
+    @staticmethod
+    def _name(scope: RequestScope, model: str, body: bytes, sent: str | None) -> None:
+        """A refused body counts for the model of the path, else for the one that the body names."""
+        if named := model or model_in(body, binary=is_msgpack(sent)):
+            scope.names(named)
 
     def _repeated(self, req: Request, resp: Response, scope: RequestScope, model: str, body: bytes) -> bool:
         """Answer a request whose whole answer is kept; returns whether there is one."""

@@ -338,12 +338,17 @@ _EMBEDDINGS_KEYS = keys_of(EmbeddingsRequest)
 
 def read(body: bytes, content_type: str | None, kind: type[B], limits: Limits) -> B:
     """Decode a body as msgpack or JSON by its content type. Raises `InvalidInput` with the JSON path of the fault."""
-    lowered = (content_type or "").lower()
-    binary = "application/msgpack" in lowered or "application/x-msgpack" in lowered
+    binary = is_msgpack(content_type)
     check_values(body, binary, limits.max_items)
     decoded = decode(body, kind, binary=binary)
     refuse_repeated(body, *decoded.keys(), binary=binary)
     return decoded
+
+
+def is_msgpack(content_type: str | None) -> bool:
+    """Whether a content type says that the body is msgpack; all other bodies are JSON."""
+    lowered = (content_type or "").lower()
+    return "application/msgpack" in lowered or "application/x-msgpack" in lowered
 
 
 def is_large(body: bytes) -> bool:
