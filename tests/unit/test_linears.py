@@ -75,6 +75,24 @@ def test_batches_of_texts_and_large_models_have_one_form(
 
 
 @needs_onednn
+def test_a_head_that_shares_the_table_of_embeddings_stays_and_progress_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(
+        linears, "_is_better", lambda layers, rows: tried.append(layers[0].out_features) is None
+    )
+    model = nn.ModuleDict({"words": nn.Embedding(96, 32), "up": nn.Linear(32, 48), "down": nn.Linear(48, 32)})
+    model["head"] = nn.Linear(32, 96, bias=False)
+    model["head"].weight = model["words"].weight  # type: ignore[assignment]
+    told: list[float] = []
+    assert linears.lay_out_linears(model.eval(), linears.GENERATED_ROWS, told.append) == 2
+    assert 96 not in tried and type(model["head"]) is nn.Linear
+    assert model["head"].weight is model["words"].weight
+    assert told == [0.0, 0.5]
+
+
+@needs_onednn
 def test_a_layer_that_disagrees_is_not_better(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         linears.LaidOutLinear, "forward", lambda self, rows: rows.new_zeros(len(rows), self.out_features)

@@ -86,6 +86,7 @@ class CausalAdapter(Adapter):
         vocabulary = Vocabulary(tokenizer, answers.marks)
         size = vocabulary_size(model)
         grammars = Grammars(tokenizer, size, sorted(end_ids(model, tokenizer)), answers)
+        context.progress("proof of packed steps", 0.0)
         engine = build(
             model,
             limit,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from transformers import AutoModelForCausalLM
@@ -40,7 +41,7 @@ class CausalFiles:
             else self._from_gguf()
         )
         if context.device.type == "cpu":
-            lay_out_linears(model, GENERATED_ROWS)
+            lay_out_linears(model, GENERATED_ROWS, partial(context.progress, "linear layers"))
         return model
 
     def _from_gguf(self) -> Any:

@@ -68,10 +68,13 @@ class LaidOutLinear(nn.Module):
 
 
 @torch.inference_mode()
-def lay_out_linears(model: nn.Module, rows: Sequence[int] = ()) -> int:
+def lay_out_linears(
+    model: nn.Module, rows: Sequence[int] = (), progress: Callable[[float], None] = lambda fraction: None
+) -> int:
     """Replace the linear layers of `model` (eval mode, on CPU) where oneDNN is faster; returns how many.
 
-    `rows` are numbers of rows that the layers will have; without any, the rows of a batch of texts.
+    `rows` are numbers of rows that the layers will have; without any, the rows of a batch of texts. `progress` is told
+    the part of the shapes that are tried.
     """
     kinds: dict[tuple[int, int, torch.dtype, bool], list[tuple[nn.Module, str, nn.Linear]]] = {}
     for parent, name, child in _candidates(model):
@@ -79,7 +82,8 @@ def lay_out_linears(model: nn.Module, rows: Sequence[int] = ()) -> int:
         kinds.setdefault(kind, []).append((parent, name, child))
     replaced = 0
     nbytes = sum(child.weight.nbytes for places in kinds.values() for *_, child in places)
-    for places in kinds.values():
+    for number, places in enumerate(kinds.values()):
+        progress(number / len(kinds))
         layers = [child for *_, child in places]
         layers = layers[: -(-TRIAL_NBYTES // layers[0].weight.nbytes)]
         keeps_plain = 1 in rows and nbytes <= KEPT_NBYTES and not _is_better(layers, (1,))
@@ -93,10 +97,13 @@ def lay_out_linears(model: nn.Module, rows: Sequence[int] = ()) -> int:
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Linear layers on CPU whose weights are their own, with their places."""
+    """Linear layers on CPU whose weights are their own, with their places.
+
+    A head that shares the table of embeddings stays: a second form of the table would double its memory.
+    """
     dtypes = laid_out_dtypes()
     counts: dict[int, int] = {}
-    for parameter in model.parameters():
+    for _, parameter in model.named_parameters(remove_duplicate=False):
         counts[parameter.data_ptr()] = counts.get(parameter.data_ptr(), 0) + 1
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
