@@ -57,6 +57,16 @@ def test_a_refused_body_that_names_no_model_of_generated_text_counts_for_none(
     assert counted == [""]
 
 
+@pytest.mark.parametrize("operation", ["encode", "score", "extract"])
+@pytest.mark.parametrize("body", [{}, b"{", {"query": {"text": "a"}, "items": [{"text": "a"}]}])
+def test_a_path_without_a_model_is_404_whatever_the_body(
+    server: RecordedServer, operation: str, body: Any
+) -> None:
+    response = server.post(f"/v1/{operation}/", body)
+    assert (response.status_code, response.json["detail"]["code"]) == (404, "MODEL_NOT_FOUND")
+    assert "the path names no model" in response.json["detail"]["message"]
+
+
 def test_the_model_is_found_in_json_and_in_msgpack_and_in_nothing_else() -> None:
     body = {"model": "a/b", "items": 5}
     assert model_in(msgspec.json.encode(body)) == "a/b"

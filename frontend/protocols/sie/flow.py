@@ -33,7 +33,7 @@ from frontend.protocols.sie.items import warnings_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
 from frontend.protocols.sie.route import Form, ModelRoute, Plan
 from frontend.protocols.sie.schemas import Body, is_large, is_msgpack, read, read_aside
-from ipc.errors import InvalidInput, of_items
+from ipc.errors import InvalidInput, ModelNotFound, of_items
 
 R = TypeVar("R", bound=Body)
 P = TypeVar("P", bound=Plan[Any])
@@ -66,6 +66,8 @@ def media_type(json: bool) -> str:
     return falcon.MEDIA_JSON if json else falcon.MEDIA_MSGPACK
 
 
+PATH_MODEL = "{model:path}"
+"""End of the template of a route whose path names the model."""
 _PHASE_HEADERS = (
     ("X-Queue-Time", "queue"),
     ("X-Tokenization-Time", "tokenize"),
@@ -115,7 +117,12 @@ class InferenceResource(ModelRoute[R, P], Generic[R, P]):
     """One POST route over the engine. A subclass adds the parts that are special to the route (`ModelRoute`)."""
 
     def respond_at_once(self, req: Request, resp: Response, scope: RequestScope, model: str) -> bool:
-        """Answer a request whose body is at hand and whose whole answer is kept."""
+        """Answer a request whose body is at hand and whose whole answer is kept.
+
+        Raises `ModelNotFound` for a path that ends before the name of its model, whatever the body.
+        """
+        if not model and (req.uri_template or "").endswith(PATH_MODEL):
+            raise ModelNotFound("the path names no model")
         scope.model = model
         check_machine_profile(req, self.services)
         small = self.services.bodies.at_hand(req)
