@@ -54,6 +54,8 @@ NOT_RUN = {
     "/opt/penstock/venv/bin/pip install": "installs",
     "pip install ": "installs; the extras are compared with pyproject.toml below",
     "pip wheel ": "builds; test_distributions.py builds both and runs what is installed from the wheel",
+    "podman ": "builds and runs containers; test_deployments.py compares the files with the settings",
+    "kubectl ": "wants a cluster; test_deployments.py compares the manifests with their schemas",
     "penstock worker --slot 0": "runs until it is stopped; test_supervise_off.py starts workers by hand",
     "systemctl ": "wants systemd and its units",
     "python3 -m grpc_tools.protoc": "makes a module that this test has",
@@ -98,7 +100,7 @@ def is_shell(text: str) -> bool:
     """Whether a block without a language, or with a shell's, holds commands."""
     first = text.split("\n", 1)[0]
     words = (
-        r"make|curl|penstock|\.venv/bin/penstock|pip|python3|install|cp|truncate|export|journalctl|[A-Za-z_]+=\S*"
+        r"make|curl|penstock|\.venv/bin/penstock|pip|python3|install|cp|podman|kubectl|truncate|export|journalctl|[A-Za-z_]+=\S*"
         r"|\{ printf"
     )
     return re.match(rf"({words})( |$)", first) is not None
@@ -307,6 +309,6 @@ def test_a_page_that_asks_a_server_says_which_one_to_start() -> None:
         asked = re.search(
             r"^```(?:(?!^```).)*?(?:localhost|127\.0\.0\.1):8080", text, re.MULTILINE | re.DOTALL
         )
-        if asked and not re.search("penstock serve|make run|systemctl start", text[: asked.end()]):
+        if asked and not re.search("penstock serve|make run|systemctl start|podman run", text[: asked.end()]):
             silent.append(page.name)
     assert silent == []
