@@ -294,3 +294,10 @@ def test_a_place_for_copies_that_is_no_directory_is_refused(
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         assert main(["models", "pull", "sentence-transformers/all-MiniLM-L6-v2", "--to", str(place)]) == 3
         assert f"--to {place} cannot be a directory" in capsys.readouterr().err
+
+
+def test_a_slot_of_a_server_that_never_ran_is_swept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "--slot", "1", "--set", f"run.dir={tmp_path / 'never'}"]) == 0
+    assert capsys.readouterr().out == "removed 0 leftovers\n"

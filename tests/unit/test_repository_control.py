@@ -31,6 +31,7 @@ from ipc.processes.paths import prepare_run_dir
 from ipc.settings import load
 from ipc.store.overrides import Overrides
 from ipc.store.store import Marks, Store
+from ipc.wire.catalogs import Replied, Spread
 from ipc.wire.messages import ModelStatus
 from tests.fakes.channel import FakeChannel
 
@@ -224,3 +225,31 @@ def test_a_frontend_that_starts_waits_for_the_models_of_workers_that_live_and_fo
     with SlotLock(lock) if lives else contextlib.nullcontext():
         asyncio.run(control.begin())
     assert looks == [not lives, True]
+
+
+def test_a_change_is_told_once_all_frontends_of_living_workers_know(tmp_path: Path) -> None:
+    control = control_of(tmp_path, "explicit")
+    services: Any = control._services
+    channels: list[Any] = [FakeChannel(slot, responsive=slot < 3) for slot in range(4)]
+    asked: list[asyncio.Future[Replied]] = []
+    looks: list[bool] = []
+
+    def ask(make: Callable[[int], Spread]) -> asyncio.Future[Replied]:
+        assert make(7) == Spread(7)
+        asked.append(asyncio.get_running_loop().create_future())
+        return asked[-1]
+
+    async def wait(done: Callable[[], bool], until_ns: int) -> None:
+        looks.append(done())
+        asked[0].set_result(Replied(7))
+        asked[1].set_result(Replied(7))
+        looks.append(done())
+        channels[2].responsive = False
+        looks.append(done())
+
+    for channel in channels:
+        channel.ask = ask
+    services.directory._client.channels, services.directory._client.wait = channels, wait
+    asyncio.run(services.directory.spread(deadline.after(60)))
+    assert looks == [False, False, True]
+    assert len(asked) == 3 and asked[2].cancelled()
