@@ -169,6 +169,11 @@ def labelled(items: list[InputItem]) -> Call:
         ("qwen3_reranker", "rr_qwen3", lambda items: ScoreCall(items, InputItem("river"))),
         ("colqwen2", "colqwen2", lambda items: EncodeCall(items, ["multivector"], is_query=True)),
         ("qwen3_vl_embedding", "qwen3_vl", lambda items: EncodeCall(items, ["dense"])),
+        ("bge_m3", "bge_m3", lambda items: EncodeCall(items, ["sparse"])),
+        ("splade", "plain_splade", lambda items: EncodeCall(items, ["sparse"])),
+        ("colpali", "colpali", lambda items: EncodeCall(items, ["multivector"], is_query=True)),
+        ("gliner", "gliner_token", labelled),
+        ("gliner", "gliner_relex", labelled),
     ],
 )
 def test_a_token_without_an_embedding_fails_its_item_alone(
