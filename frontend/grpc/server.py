@@ -104,9 +104,9 @@ class GrpcServer:
 
     async def _stop(self) -> None:
         drain, graceful_s = self._services.drain, self._services.settings.server.graceful_timeout_s
-        replaced = await SUCCESSION.replaced(self._since_ns, graceful_s * SUCCESSION_SHARE)
+        await SUCCESSION.replaced(self._since_ns, graceful_s * SUCCESSION_SHARE)
         self._health.drain()
-        if replaced:
+        if SUCCESSION.is_replaced(self._since_ns) and not SUCCESSION.is_stopping:
             await connections.ask_all_to_leave(self._port, FAREWELL_S)
         else:
             self._streams.drain()

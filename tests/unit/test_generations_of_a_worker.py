@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 import torch
 import transformers
@@ -192,6 +193,7 @@ class Worker:
         apart: bool = False,
         counts_only: bool = False,
         logprobs: int | None = None,
+        caller: str = "",
     ) -> Job:
         """A request arrives and is prepared. Raises `QueueFull`."""
         ending, sampling = Ending(max_tokens=tokens), Sampling(logprobs=logprobs)
@@ -202,6 +204,7 @@ class Worker:
             call, number=number, model="m", deadline_ns=deadline_ns, of=self.adapter, strategy=self.strategy
         )
         job.solo, job.apart, job.group = solo, apart, "m"
+        job.work = msgspec.structs.replace(job.work, caller=caller)
         self.strategy.check(job.work)
         self.queue.admit(job)
         try:
@@ -593,6 +596,57 @@ def test_a_call_that_counts_only_never_reaches_the_device() -> None:
     worker = Worker()
     worker.submit([1, 2, 3], counts_only=True)
     assert worker.received.started == {1: 3} and worker.received.ends == {1: "done"}
+    worker.assert_nothing_is_left()
+
+
+def refused(worker: Worker, tokens: int) -> float:
+    """Retry-After of a request behind as many as the worker takes, each of so many tokens."""
+    for _ in range(RUNNING + WAITING):
+        worker.submit([1, 2, 3], tokens)
+    with pytest.raises(QueueFull) as caught:
+        worker.submit([1, 2, 3], tokens)
+    worker.settle()
+    worker.assert_nothing_is_left()
+    assert caught.value.retry_after_s is not None
+    return float(caught.value.retry_after_s)
+
+
+def test_the_time_to_come_again_follows_what_waiting_requests_may_generate_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(f"{__name__}.STEP_S", 1.0)
+    worker = Worker(blocks=200)
+    worker.submit([1, 2, 3], 40)
+    worker.settle()
+    began = generation.time.monotonic()
+    short = refused(worker, 2)
+    took_s = generation.time.monotonic() - began
+    assert short <= 2 * took_s, "a lone long answer says nothing of many short ones"
+    began = generation.time.monotonic()
+    long = refused(worker, 20)
+    took_s = generation.time.monotonic() - began
+    assert 2 * short < long <= 2 * took_s
+
+
+def test_the_time_to_come_again_follows_what_such_requests_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.STEP_S", 1.0)
+    worker = Worker(blocks=200)
+    worker.submit([1, 2, 3], 12)
+    worker.settle()
+    first = refused(worker, 12)
+    for _ in range(40):
+        worker.strategy._crowd(worker.adapter).finished(2)
+    assert 2 * refused(worker, 12) < first, "these may generate much, but such requests took little"
+
+
+def test_a_caller_with_less_than_its_part_gets_in_where_another_fills_the_room() -> None:
+    worker = Worker()
+    for _ in range(RUNNING + WAITING):
+        worker.submit([1, 2, 3], 2, caller="greedy")
+    with pytest.raises(QueueFull):
+        worker.submit([1, 2, 3], 2, caller="greedy")
+    worker.submit([1, 2, 3], 2, caller="modest")
+    worker.settle()
     worker.assert_nothing_is_left()
 
 

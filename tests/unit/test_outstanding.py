@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frontend.engine.local.outstanding import Outstanding
-from ipc.wire.messages import Credits, InferCall, Submit, Work
+from ipc.wire.messages import Credits, GenerateCall, InferCall, Submit, Work
 
 PRICES = {"m": 0.01, "fast": 0.0001}
 """Seconds for a token."""
@@ -113,3 +113,17 @@ def test_a_caller_below_its_part_may_ask_while_others_fill_the_room() -> None:
     outstanding.begin(request(1, 200, "flood"))
     assert not outstanding.allows(work(1, "flood")) and not outstanding.allows(work(1))
     assert outstanding.allows(work(1, "quiet"))
+
+
+def test_generated_text_needs_no_credit_and_takes_none() -> None:
+    text = Work("m", GenerateCall(text="hi"), 2**62, 1000, "req", lane="interactive")
+    outstanding = with_credit(1.0)
+    burst = [Submit(number, text) for number in range(1000)]
+    for each in burst:
+        assert outstanding.allows(text)
+        outstanding.begin(each)
+    assert outstanding.seconds == outstanding.before("interactive") == 0.0, "the worker has no such line"
+    assert outstanding.allows(work(1))
+    for each in burst:
+        outstanding.end(each)
+    assert outstanding.cost == 0

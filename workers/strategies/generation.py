@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ipc.errors import QueueFull
+from ipc.shares import Shares
 from ipc.wire.generation import QUEUED, STARTED, WINDOW_NBYTES, Deltas, Start, nbytes_of
 from ipc.wire.messages import GenerateCall
 from workers.adapters.base import Adapter
@@ -32,7 +33,6 @@ from workers.generation.request import Emission, GenerationRequest
 from workers.generation.sequence import Unfit
 from workers.scheduling.batch_counts import BatchCounts
 from workers.scheduling.job import Batch, Job, Piece
-from workers.scheduling.pace import DrainRate
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.strategy import Strategy, error_of, item_error
 from workers.scheduling.table import JobTable
@@ -46,13 +46,22 @@ TURN_S = 0.01
 """Steps go on for so long while nothing else waits; a step is never interrupted."""
 
 
+FIRST_TOKENS = 256
+"""Tokens of a choice that names no bound, before any choice of its model has ended."""
+LATEST_WEIGHT = 0.1
+"""Of one step among the times of the last steps, and of one choice that ends among their lengths."""
+
+
 @dataclass(slots=True, eq=False)
 class Flow:
     """What a job keeps besides: bytes that were sent and that its client has taken, `runs` once in the engine.
 
+    `owed` are the tokens that its choices are expected to generate.
+
     The device thread writes all but `taken`, which is the endpoint's.
     """
 
+    owed: float
     sent: int = 0
     taken: int = 0
     paused: bool = False
@@ -66,17 +75,42 @@ class Flow:
 
 @dataclass(slots=True, eq=False)
 class Crowd:
-    """The jobs of one engine. `sequences` are those of all open jobs, `carrier` is the job that waits for its turn.
+    """The jobs of one engine. `sequences` are those of all open jobs, in `shares` by caller.
 
-    `ended` is how many sequences end in a second of the device's time. `budget` are the tokens of prompts in a step
-    since memory ran out, until it has grown back to what is configured.
+    `carrier` is the job that waits for its turn. `step_s` is the time of a step lately, `length` the mean tokens of the
+    choices that ended lately (0: none has), `owed` the tokens that open jobs are expected to generate, `prompts` those
+    of their prompts. `budget` are the tokens of prompts in a step since memory ran out, until it has grown back to what
+    is configured.
     """
 
     jobs: dict[Job, None] = field(default_factory=dict)
     sequences: int = 0
+    shares: Shares = field(default_factory=Shares)
     carrier: Job | None = None
-    ended: DrainRate = field(default_factory=DrainRate)
+    step_s: float = 0.0
+    length: float = 0.0
+    owed: float = 0.0
+    prompts: int = 0
     budget: oom.TokenBudget | None = None
+
+    def expected(self, call: GenerateCall) -> float:
+        """Tokens that a call will generate: what choices took lately, and at most what the call allows."""
+        at_most = call.ending.max_tokens
+        each = self.length or (FIRST_TOKENS if at_most is None else at_most)
+        return call.n * (each if at_most is None else min(each, at_most))
+
+    def stepped(self, seconds: float) -> None:
+        """A step has taken so long."""
+        self.step_s = _latest(self.step_s, seconds)
+
+    def finished(self, tokens: int) -> None:
+        """A choice has ended with so many tokens."""
+        self.length = _latest(self.length, tokens)
+
+    def seconds_for(self, waiting: int, engine: Engine) -> float:
+        """Predicted time until the engine has done as much as `waiting` of the sequences take."""
+        steps = self.owed / engine.max_sequences + self.prompts / engine.prefill_tokens
+        return self.step_s * steps * waiting / self.sequences
 
 
 class Generations(Strategy):
@@ -103,18 +137,23 @@ class Generations(Strategy):
         """Jobs that have ended, or whose clients read again."""
 
     def admit(self, job: Job) -> None:
-        """Refuse a job when too many sequences of its model wait."""
+        """Refuse a job when too many sequences of its model wait, unless its caller has less than its part of them."""
         crowd, number, engine = self._crowd(job.adapter), _call_of(job).n, job.adapter.engine
+        work = job.work
         assert engine is not None
         with self._table.lock:
-            if crowd.sequences and crowd.sequences + number > engine.max_sequences + self._most_waiting:
+            most = engine.max_sequences + self._most_waiting - number + 1
+            if crowd.sequences and not crowd.shares.allows(most, _one, "", work.caller, work.share):
                 waiting = max(1, crowd.sequences - engine.max_sequences)
                 raise QueueFull(
                     f"{waiting} sequences of model '{job.model}' wait (generation.max_waiting {self._most_waiting})",
-                    retry_after_s=max(1, math.ceil(crowd.ended.seconds_for(waiting))),
+                    retry_after_s=max(1, math.ceil(crowd.seconds_for(waiting, engine))),
                 )
             crowd.sequences += number
-        job.kept = Flow()
+            crowd.shares.begin(number, "", work.caller, work.share)
+            job.kept = Flow(crowd.expected(_call_of(job)))
+            crowd.owed += job.kept.owed
+            crowd.prompts += work.cost
 
     def group(self, job: Job) -> Hashable:
         """All jobs of an engine take their turns together."""
@@ -214,7 +253,8 @@ class Generations(Strategy):
         else:
             if crowd.budget is not None:
                 self._grow(engine, crowd)
-            self._tell(engine, crowd, emissions, time.monotonic() - began)
+            self._tell(engine, crowd, emissions)
+            crowd.stepped(time.monotonic() - began)
 
     @staticmethod
     def _shrink(engine: Engine, crowd: Crowd) -> None:
@@ -248,7 +288,7 @@ class Generations(Strategy):
                 self._end_with(engine, {job}, error)
                 oom.release_cached()
             else:
-                self._tell(engine, crowd, emissions, 0.0)
+                self._tell(engine, crowd, emissions)
             engine.pause(job)
         for job in reversed(jobs):
             if not job.kept.paused:
@@ -261,7 +301,7 @@ class Generations(Strategy):
             engine.cancel(job)
             self._table.complete(job, 1, [item_error(Piece(job, 0, job.prepared[0]), error)])
 
-    def _tell(self, engine: Engine, crowd: Crowd, emissions: list[Emission], seconds: float) -> None:
+    def _tell(self, engine: Engine, crowd: Crowd, emissions: list[Emission]) -> None:
         """Send what a step has given, pause streams whose clients do not read, and complete what has ended."""
         by_session: dict[bytes, list[tuple[Job, Emission]]] = {}
         grown: dict[Job, None] = {}
@@ -274,11 +314,10 @@ class Generations(Strategy):
                 grown[job] = None
         for session, entries in by_session.items():
             self._send(session, entries)
-        ended = 0
         alive = engine.keys
         for emission in emissions:
             if emission.finish is not None:
-                ended += 1
+                crowd.finished(emission.finish.tokens)
                 if emission.key not in alive:
                     self._finish(emission.key)
         for job in grown:
@@ -289,8 +328,6 @@ class Generations(Strategy):
                 # NOTE: the client may have taken text before the mark was set.
                 if flow.ahead <= WINDOW_NBYTES // 2:
                     self._changed.append(job)
-        if seconds:
-            crowd.ended.record(ended, seconds)
 
     def _finish(self, job: Hashable) -> None:
         """All choices of a job have ended."""
@@ -348,6 +385,9 @@ class Generations(Strategy):
         crowd = self._crowd(job.adapter)
         with self._table.lock:
             crowd.sequences -= _call_of(job).n
+            crowd.prompts -= job.work.cost
+            crowd.shares.end(_call_of(job).n, "", job.work.caller)
+            crowd.owed = crowd.owed - job.kept.owed if crowd.sequences else 0.0
         self._changed.append(job)
         self._queue.nudge()
 
@@ -380,6 +420,16 @@ def _call_of(job: Job) -> GenerateCall:
     call = job.work.call
     assert isinstance(call, GenerateCall)
     return call
+
+
+def _latest(mean: float, value: float) -> float:
+    """The mean of late values with one more; 0: there is none yet."""
+    return mean + (value - mean) * (LATEST_WEIGHT if mean else 1.0)
+
+
+def _one(model: str) -> float:
+    """Each sequence counts as one."""
+    return 1.0
 
 
 def _passed(moment: float) -> Callable[[], bool]:

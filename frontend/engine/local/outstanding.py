@@ -3,15 +3,17 @@
 The worker says how much this frontend may add (`Credits`). From then on what is sent fills that room, and what ends
 gives it back.
 
+Requests for generated text need no credit: each engine bounds its sequences itself
+(`workers.strategies.generation`), and the room of a worker is without them.
+
 A stream whose client has enough rests at the worker, in no queue, and costs nothing here: clients that do not read use
-no credits of other clients. Generated text that has started rests as well, since an engine bounds its sequences.
-`JobTable.rest` does the same for the bound of the worker.
+no credits of other clients. `JobTable.rest` does the same for the bound of the worker.
 """
 
 from __future__ import annotations
 
 from ipc.shares import Shares
-from ipc.wire.messages import LANES, Credits, Submit, Work
+from ipc.wire.messages import LANES, Credits, GenerateCall, Submit, Work
 
 
 class Outstanding:
@@ -56,7 +58,7 @@ class Outstanding:
         The worker has the last word. This only keeps from it what it would refuse.
         """
         lane = self._lanes[work.lane]
-        if lane.all.tokens.get(work.model, 0) <= self._floor:
+        if not _name(work) or lane.all.tokens.get(work.model, 0) <= self._floor:
             return True
         limit_s = self._limits_s[work.lane]
         return lane.allows(limit_s, self._price, work.model, work.caller, work.share)
@@ -64,7 +66,7 @@ class Outstanding:
     def begin(self, request: Submit) -> None:
         """A request was sent."""
         work = request.work
-        self._lanes[work.lane].begin(work.cost, work.model, work.caller, work.share)
+        self._lanes[work.lane].begin(work.cost, _name(work), work.caller, work.share)
 
     def rest(self, request: Submit) -> None:
         """The worker's queue counts a stream no longer."""
@@ -91,4 +93,9 @@ class Outstanding:
 
     def _remove(self, request: Submit) -> None:
         work = request.work
-        self._lanes[work.lane].end(work.cost, work.model, work.caller)
+        self._lanes[work.lane].end(work.cost, _name(work), work.caller)
+
+
+def _name(work: Work) -> str:
+    """The model that prices a request; "" for generated text, which has no price."""
+    return "" if isinstance(work.call, GenerateCall) else work.model
