@@ -103,7 +103,7 @@ def _models(services: Services) -> list[str]:
     for status in told[:MOST_MODELS]:
         device = f" on {status.device}" if status.device else ""
         note = f" ({status.error_class}: {status.error_message})" if status.state == "failed" else ""
-        lines.append(f"  model      {status.name}: {status.state}{device}{note}")
+        lines.append(f"  model      {status.name}: {status.state}{device}{note}{_generating(status)}")
     if rest := Counter(status.state for status in told[MOST_MODELS:]):
         states = ", ".join(f"{count} {state}" for state, count in rest.items())
         lines.append(f"  models     {rest.total()} more: {states}; see /v1/models")
@@ -111,6 +111,13 @@ def _models(services: Services) -> list[str]:
         when = ", loaded when asked for" if services.settings.catalog.on_demand else ""
         lines.append(f"  models     {more}{' more' if lines else ''} in the catalog{when}: see /v1/models")
     return lines
+
+
+def _generating(status: ModelStatus) -> str:
+    """What the operator of a model that generates text should know: how tools are shown, what bounds the context."""
+    tools = f"; tools by {status.tools}" if status.tools not in ("", "none") else ""
+    bound = f"; {status.max_sequence_length} tokens by {status.limited_by}" if status.limited_by else ""
+    return tools + bound
 
 
 def _statuses(services: Services) -> list[ModelStatus]:

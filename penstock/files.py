@@ -139,9 +139,12 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def print_one(entry: ModelEntry, *, as_json: bool) -> int:
-    """Print everything about one model."""
+def print_one(entry: ModelEntry, loaded: ModelStatus | None, *, as_json: bool) -> int:
+    """Print everything about one model; `loaded` is what a running server says of the model."""
     described = description(entry)
+    if loaded is not None:
+        names = ("device", "max_sequence_length", "limited_by", "max_sequences", "tools")
+        described["loaded"] = _filled({name: getattr(loaded, name) or None for name in names})
     if as_json:
         print(terminal.as_json(described))
     else:

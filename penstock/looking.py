@@ -143,13 +143,24 @@ def look(paths: RunPaths, configured: int, timeout_s: float) -> View:
 
 def programs(paths: RunPaths, configured: int, model: str, timeout_s: float) -> list[ModelStatus]:
     """The loaded versions of a model of named tensors, by version; none where no server can be asked."""
+    known = [status for status in _models(paths, configured, timeout_s) if status.config is not None]
+    found = {status.name: status for status in known if model in (status.name, split_id(status.name)[0])}
+    return [found[name] for name in sorted(found, key=split_id)]
+
+
+def loaded(paths: RunPaths, configured: int, model: str, timeout_s: float) -> ModelStatus | None:
+    """What a running server says of a model that is loaded there; None where no server can be asked."""
+    known = _models(paths, configured, timeout_s)
+    return next((status for status in known if (status.name, status.state) == (model, "loaded")), None)
+
+
+def _models(paths: RunPaths, configured: int, timeout_s: float) -> list[ModelStatus]:
+    """The models of all workers; none where the server belongs to another user."""
     try:
         workers = look(paths, configured, timeout_s).workers
     except NotReadable:
         return []
-    loaded = (status for worker in workers for status in worker.models if status.config is not None)
-    found = {status.name: status for status in loaded if model in (status.name, split_id(status.name)[0])}
-    return [found[name] for name in sorted(found, key=split_id)]
+    return [status for worker in workers for status in worker.models]
 
 
 def servers_beside(paths: RunPaths) -> list[Path]:

@@ -97,11 +97,13 @@ def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     if action == "list":
         return files.print_list(config, options)
     if action == "show" and options.model not in catalog:
-        loaded = looking.programs(config.paths, config.worker_count, options.model, status.WAIT_S)
-        if loaded:
-            return files.print_programs(loaded, as_json=options.json)
+        versions = looking.programs(config.paths, config.worker_count, options.model, status.WAIT_S)
+        if versions:
+            return files.print_programs(versions, as_json=options.json)
     if action == "show":
-        return files.print_one(pulling.entry_of(options.model, catalog), as_json=options.json)
+        entry = pulling.entry_of(options.model, catalog)
+        loaded = looking.loaded(config.paths, config.worker_count, entry.id, status.WAIT_S)
+        return files.print_one(entry, loaded, as_json=options.json)
     if action == "pull":
         return pulling.run(options.model, catalog, options.to, as_json=options.json)
     if action == "add":

@@ -270,7 +270,7 @@ def _config(entry: ModelEntry, status: ModelStatus) -> dict[str, Any]:
         "inputs": list(entry.inputs),
         "outputs": list(entry.outputs),
         "dims": {name: width for name, width in dims.items() if width},
-        "max_sequence_length": entry.max_sequence_length or status.max_sequence_length or None,
+        "max_sequence_length": status.max_sequence_length or entry.max_sequence_length or None,
     }
 
 

@@ -419,6 +419,8 @@ class ModelStatus(Wire, frozen=True):
     `max_sequences`: sequences that a loaded model generates together, 1 for a model that packed steps do not suit.
     `identity`: stands for all that decides the numbers of a loaded model (`workers.lifecycle.fingerprint`).
     `labels`: of a loaded model that has labels, in the order of its outputs for a classifier.
+    `tools`: how a loaded model that generates text is shown functions. `limited_by`: the setting that keeps
+    `max_sequence_length` below what a loaded model could take.
     """
 
     name: str
@@ -442,6 +444,8 @@ class ModelStatus(Wire, frozen=True):
     max_sequences: int = 0
     identity: str = ""
     labels: list[str] = []
+    tools: str = ""
+    limited_by: str = ""
 
 
 class Credits(Wire, frozen=True, tag="credits"):

@@ -123,6 +123,21 @@ def test_with_keys_the_request_to_paste_has_a_place_for_one() -> None:
     assert "Authorization: Bearer KEY" in shlex.split(line)
 
 
+def test_a_model_of_text_tells_how_tools_are_shown_and_what_bounds_its_texts() -> None:
+    services = services_of({"org/b": "loaded"}, output="chat")
+    told = ModelStatus(
+        "org/b",
+        "loaded",
+        "cpu",
+        max_sequence_length=64,
+        tools="system text",
+        limited_by="generation.cache_bytes",
+    )
+    services.directory.status = lambda name: told
+    line = "  model      org/b: loaded on cpu; tools by system text; 64 tokens by generation.cache_bytes"
+    assert line in announce.block(services).splitlines()
+
+
 def test_without_a_loaded_model_there_is_nothing_to_paste() -> None:
     assert not any(line.startswith("  try") for line in block({"org/b": "available"}))
 

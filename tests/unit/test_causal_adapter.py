@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,25 @@ def test_a_prompt_without_room_for_an_answer_is_refused_or_loses_its_begin(
     cut = prepare(adapter, GenerateCall(ids=ids, truncate=True, ending=Ending(max_tokens=8)))
     assert cut.prompt == ids[-(CONTEXT - 8) :]
     assert prepare(adapter, GenerateCall(ids=ids, truncate=True)).prompt == ids[-(CONTEXT - 1) :]
+
+
+def test_a_cache_that_is_smaller_than_the_context_is_named(
+    directory: Path, adapter: CausalAdapter, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert adapter.limited_by == "" and "raise generation.cache_bytes" not in caplog.text
+    block = adapter.engine.attention.token_nbytes() * 16 if adapter.engine.attention else pytest.fail()
+    small = Generation(max_sequences=2, cache_bytes=2 * block)
+    bounded = CausalAdapter.load(dataclasses.replace(context(directory), generation=small))
+    assert (bounded.limited_by, bounded.max_sequence_length) == ("generation.cache_bytes", 32)
+    assert f"holds 32 tokens in {2 * block} bytes, the context of the model is {CONTEXT}" in caplog.text
+    said = rf"40 tokens, the cache .* holds 32 \(generation\.cache_bytes; the context of the model is {CONTEXT}\)"
+    with pytest.raises(InputTooLong, match=said):
+        prepare(bounded, GenerateCall(ids=[5] * 40))
+    assert prepare(bounded, GenerateCall(ids=[5] * 30, ending=Ending(max_tokens=50))).max_tokens == 2
+    with pytest.raises(MemoryError, match=r"cache of keys and values: 10 bytes \(generation\.cache_bytes\)"):
+        CausalAdapter.load(
+            dataclasses.replace(context(directory), generation=Generation(max_sequences=2, cache_bytes=10))
+        )
 
 
 def test_a_prompt_of_any_length_is_counted(adapter: CausalAdapter) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from frontend.protocols.sie.listing import listed_model
 from ipc.catalog.entries import Catalog
+from ipc.wire.messages import ModelStatus
 from tests.fakes.generation_server import CHAT, DENSE, RecordedServer
 from tests.fakes.tensors import entry
 
@@ -129,9 +130,15 @@ def test_a_bad_page_is_refused(server: RecordedServer, query: str, name: str) ->
 
 
 def test_a_profile_is_the_child_of_its_model() -> None:
-    told = listed_model("org/m:small", "org/m:small", "loading", None, 0.5)
+    told = listed_model("org/m:small", "org/m:small", None, 0.5, ModelStatus("org/m:small", "loading"))
     assert (told.root, told.parent, told.status) == ("org/m", "org/m", "reloading")
     assert (told.created, told.created_at) == (0, "1970-01-01T00:00:00Z")
     assert "max_sequences" not in msgspec.to_builtins(told)
-    assert listed_model("m", "m", "loaded", None, 0.5, max_sequences=1).max_sequences == 1
-    assert "status" not in msgspec.to_builtins(listed_model("default", "org/m:small", "loaded", None, 0))
+    loaded = ModelStatus(
+        "m", "loaded", max_sequences=1, tools="system text", limited_by="generation.cache_bytes"
+    )
+    generating = listed_model("m", "m", 64, 0.5, loaded)
+    assert (generating.max_sequences, generating.tools) == (1, "system text")
+    assert (generating.max_input_tokens, generating.limited_by) == (64, "generation.cache_bytes")
+    assert not {"tools", "limited_by", "max_sequences"} & set(msgspec.to_builtins(told))
+    assert "status" not in msgspec.to_builtins(listed_model("default", "org/m:small", None, 0, loaded))

@@ -1,4 +1,4 @@
-"""What `penstock models show` says of a program that a running server has loaded."""
+"""What `penstock models show` says of a program, or of a model, that a running server has loaded."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ipc.processes.paths import RunPaths
 from ipc.wire.messages import ModelStatus
 from penstock import files, looking
 from penstock.looking import NotReadable, View, Worker
+from tests.fakes.tensors import entry
 
 WHY = "requests run one at a time"
 
@@ -49,3 +50,23 @@ def test_a_run_directory_of_another_user_shows_nothing(
 
     monkeypatch.setattr(looking, "look", refuse)
     assert looking.programs(RunPaths(tmp_path, "i"), 1, "m", 0.1) == []
+
+
+def test_a_loaded_model_is_shown_with_how_tools_are_told_and_what_bounds_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = ModelStatus(
+        "m", "loaded", max_sequence_length=64, tools="system text", limited_by="generation.cache_bytes"
+    )
+    monkeypatch.setattr(looking, "look", lambda *_: view(ModelStatus("m", "failed"), told))
+    found = looking.loaded(RunPaths(tmp_path, "i"), 1, "m", 0.1)
+    assert found == told and looking.loaded(RunPaths(tmp_path, "i"), 1, "n", 0.1) is None
+    for loaded in (found, None):
+        assert files.print_one(entry("m"), loaded, as_json=True) == 0
+        shown = json.loads(capsys.readouterr().out)
+        fields = {
+            "max_sequence_length": 64,
+            "tools": "system text",
+            "limited_by": "generation.cache_bytes",
+        }
+        assert shown.get("loaded") == (fields if loaded else None)

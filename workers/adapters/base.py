@@ -242,6 +242,16 @@ class Adapter(ABC):
         return ()
 
     @property
+    def tools_shown(self) -> str:
+        """How a model that generates text is shown functions (`workers.generation.tool_texts`); empty for others."""
+        return ""
+
+    @property
+    def limited_by(self) -> str:
+        """The setting that keeps inputs shorter than the model could take; empty without such a setting."""
+        return ""
+
+    @property
     def chunk_refusal(self) -> str:
         """Why this model makes no vectors of the chunks of a document; empty if it does."""
         return "this model's family makes no vectors of chunks"

@@ -20,7 +20,7 @@ from workers.adapters.base import Adapter, AdapterSpec, ItemFailure, LoadContext
 from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.causal_files import CausalFiles
 from workers.adapters.shared.checkpoint import stored_limit, text_limit
-from workers.generation.building import build
+from workers.generation.building import CACHE_SETTING, build
 from workers.generation.engine import Engine
 from workers.generation.formats.table import Format, detect
 from workers.generation.grammar import Grammars
@@ -29,6 +29,7 @@ from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler, check_bias
 from workers.generation.templates import ChatTemplate, Prompt
 from workers.generation.text import ChoiceOutput, Vocabulary
+from workers.generation.tool_texts import NONE, SYSTEM_TEXT, TEMPLATE, Telling
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class CausalAdapter(Adapter):
         self.engine = engine
         self._template, self._answers, self._grammars = template, answers, grammars
         self._context_tokens = min(context_tokens, engine.capacity)
+        self._model_tokens = context_tokens
         self.tokenizer, self._vocabulary = tokenizer, vocabulary
         self._begin_id = tokenizer.bos_token_id
         self._end_ids = end_ids(engine.model, tokenizer)
@@ -80,6 +82,7 @@ class CausalAdapter(Adapter):
             template.text,
             str(context.options.get("tool_format", "")),
             str(context.options.get("reasoning", "")),
+            knows_tools=template.shows.functions or template.shows.calls,
         )
         model = files.model()
         limit = text_limit(model, context.max_sequence_length, stored_limit(tokenizer))
@@ -97,6 +100,18 @@ class CausalAdapter(Adapter):
             partial(ChoiceOutput, vocabulary),
         )
         return cls(engine, tokenizer, template, answers, grammars, vocabulary, limit)
+
+    @property
+    def tools_shown(self) -> str:
+        """How the model is shown functions."""
+        if self._template.shows.functions:
+            return TEMPLATE
+        return SYSTEM_TEXT if self._template.exists and self._answers.wrapper is not None else NONE
+
+    @property
+    def limited_by(self) -> str:
+        """The setting of the cache, where the cache is smaller than the model's context."""
+        return CACHE_SETTING if self._context_tokens < self._model_tokens else ""
 
     @property
     def max_sequence_length(self) -> int:
@@ -123,9 +138,15 @@ class CausalAdapter(Adapter):
             if call.truncate:
                 ids = ids[len(ids) - max(1, self._context_tokens - (call.ending.max_tokens or 1)) :]
             elif not call.counts_only:
+                bound = f"the context of the model is {self._context_tokens}"
+                if self.limited_by:
+                    bound = (
+                        f"the cache of keys and values holds {self._context_tokens} ({self.limited_by}; the context "
+                        f"of the model is {self._model_tokens})"
+                    )
                 raise InputTooLong(
-                    f"the prompt has {len(ids)} tokens, the context of the model is {self._context_tokens} and the "
-                    "answer needs one at least; set truncate_sequence to cut the beginning of the prompt"
+                    f"the prompt has {len(ids)} tokens, {bound} and the answer needs one at least; "
+                    "set truncate_sequence to cut the beginning of the prompt"
                 )
         room = max(0, self._context_tokens - len(ids))
         max_tokens = room if call.ending.max_tokens is None else min(room, call.ending.max_tokens)
@@ -150,7 +171,10 @@ class CausalAdapter(Adapter):
         """Token ids and text of the prompt."""
         if call.messages is not None:
             functions = call.tools.functions if call.tools is not None else None
-            return self._template.prompt(call.messages, functions, call.variables)
+            telling = None
+            if (wrapper := self._answers.wrapper) is not None:
+                telling = Telling(wrapper, call.tools is not None and call.tools.choice != "none")
+            return self._template.prompt(call.messages, functions, call.variables, telling)
         if call.ids is not None:
             for place, token in enumerate(call.ids):
                 if not 0 <= token < self._vocabulary_size:

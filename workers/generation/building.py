@@ -27,6 +27,7 @@ from workers.generation.sequence import Output
 
 log = logging.getLogger(__name__)
 
+CACHE_SETTING = "generation.cache_bytes"
 FREE_SHARE = {"cuda": 0.5, "cpu": 0.1}
 """Part of the free memory that a cache may take, by the kind of device."""
 _SEQUENCES = {"cuda": 128, "cpu": 32}
@@ -60,6 +61,16 @@ def build(
         return PlainEngine(model, context_tokens, sampler, masks, make_output, scored_tokens=scored)
     most_blocks = max_sequences * -(-context_tokens // settings.block_tokens)
     blocks = cache_blocks(attention, model.device, most_blocks, settings, free_bytes)
+    if (held := blocks * settings.block_tokens) < context_tokens:
+        log.warning(
+            "the cache of %s holds %d tokens in %d bytes, the context of the model is %d: longer texts are refused, "
+            "raise %s to take them",
+            type(model).__name__,
+            held,
+            held * attention.token_nbytes(),
+            context_tokens,
+            CACHE_SETTING,
+        )
     attention.allocate(blocks)
     return Engine(
         model,
@@ -105,7 +116,7 @@ def cache_blocks(
     blocks = min(most_blocks, room // block_nbytes)
     if blocks < 2:
         raise MemoryError(
-            f"not enough memory for a cache of keys and values: {room} bytes, a block of "
+            f"not enough memory for a cache of keys and values: {room} bytes ({CACHE_SETTING}), a block of "
             f"{settings.block_tokens} tokens takes {block_nbytes}"
         )
     return blocks

@@ -7,7 +7,8 @@ a template reads is found out once, at the load:
 2. A role is told things in the first form in which the probe stands in the prompt as it is; a text comes first.
 3. A role whose messages are rendered without the probe is left out by the template. Requests with such a message are
    refused, and a template that leaves out the user is refused at the load.
-4. Whether an answer can continue the last message is tried in the same way (`workers.generation.continuing`).
+4. Whether an answer can continue the last message (`workers.generation.continuing`), and what a template shows of tools
+   (`workers.generation.tool_texts`), is tried in the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ipc.errors import InvalidInput
-from workers.generation import continuing
+from workers.generation import continuing, tool_texts
 
 ROLES = ("user", "system", "assistant", "tool")
 TEXT, PARTS, LEFT_OUT, REFUSED = "text", "parts", "left out", "refused"
@@ -58,15 +59,26 @@ class TemplateForms:
             self._by_role[role] = self._found(role)
         self.obstacle = continuing.obstacle(lambda messages: self._probed(self.told(messages), _UNFINISHED))
         """Why no answer can continue the last message; empty where an answer can."""
+        self.shows = tool_texts.shown(
+            lambda messages, variables: self._probed(self.told(messages), variables), self._has("tool")
+        )
 
     def check(self) -> None:
         """Raise ValueError if the template shows no message of a user in any form."""
-        if self.of("user") in (LEFT_OUT, REFUSED):
+        if not self._has("user"):
             why = f" ({self._words})" if self._words else ""
             raise ValueError(
                 f"the chat template shows no message of a user, neither as a text nor as a list of parts{why}: "
                 "correct the template of the model, or name another one with the option chat_template"
             )
+
+    @property
+    def has_system(self) -> bool:
+        """Whether the template takes system messages."""
+        return self._has("system")
+
+    def _has(self, role: str) -> bool:
+        return self.of(role) not in (LEFT_OUT, REFUSED)
 
     def of(self, role: str) -> str:
         """What the template does with messages of a role; a role of another name is told texts."""

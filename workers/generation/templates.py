@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 import jinja2
 
 from ipc.errors import InputTooLong, InvalidInput
-from workers.generation import continuing
+from workers.generation import continuing, tool_texts
 from workers.generation.sandbox import MAX_CHARACTERS, Sandbox, TemplateOverrun
 from workers.generation.template_forms import TemplateForms
+from workers.generation.tool_texts import Shown, Telling
 
 MAX_INPUT = MAX_CHARACTERS // 16
 """Characters of all strings of a request together."""
@@ -45,10 +46,6 @@ _MOST_TEXT = 400
 
 _ERRORS = (jinja2.TemplateError, TemplateOverrun, ValueError, ArithmeticError, LookupError, TypeError)
 """What a template may end with."""
-_TOOL = {
-    "type": "function",
-    "function": {"name": "probe", "description": "", "parameters": {"type": "object"}},
-}
 _USED = ("default", "tool_use")
 """Names of the templates that conversations use, where there are several."""
 
@@ -96,6 +93,12 @@ class ChatTemplate:
         return bool(self._templates)
 
     @property
+    def shows(self) -> Shown:
+        """What the template for requests with tools shows of them; nothing without a template."""
+        forms = [self._forms[name] for name in ("tool_use", *self._forms) if name in self._forms]
+        return forms[0].shows if forms else Shown(False, False, False)
+
+    @property
     def text(self) -> str:
         """The texts of all templates, from which the format of the model's answers is told."""
         return "\n".join(self._sources.values())
@@ -105,9 +108,11 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        telling: Telling | None = None,
     ) -> Prompt:
         """The prompt of a conversation, ready for the model's answer, unless `variables` say otherwise.
 
+        What the template does not show of tools becomes text by `telling`, if that is there.
         Raises `InvalidInput` with the words of a template that refuses the messages, and `InputTooLong`.
         """
         _check_size([messages, tools, dict(variables or {})])
@@ -118,18 +123,21 @@ class ChatTemplate:
         said = None
         if others.pop("continue_final_message", False) and messages:
             said, marked[-1] = messages[-1].get("content"), continuing.marked(marked[-1])
-        text = _unescaped(self._rendered(marked, self._control.mark(tools), others))
+        name = self._chosen(bool(tools))
+        forms, functions = self._forms[name], self._control.mark(tools)
+        if telling is not None:
+            marked, functions = tool_texts.told(marked, functions, forms.shows, forms.has_system, telling)
+        text = _unescaped(self._rendered(name, marked, functions, others))
         if said is not None:
-            text = self._unfinished(text, bool(tools))
+            text = self._unfinished(text, name)
         return Prompt(self._pieces.encode(text, self._control), _MARK.sub("", text), said)
 
     def plain(self, text: str) -> list[int]:
         """Token ids of a prompt without a template, with the tokens that the tokenizer puts around each text."""
         return self._pieces.encode_whole(text)
 
-    def _unfinished(self, text: str, with_tools: bool) -> str:
+    def _unfinished(self, text: str, name: str) -> str:
         """The prompt up to the end of the last message. Raises `InvalidInput` where no answer can continue there."""
-        name, _ = self._chosen(with_tools)
         cut = continuing.cut(text)
         why = continuing.LEFT_OUT if cut is None else self._forms[name].obstacle
         if cut is None or why:
@@ -152,23 +160,24 @@ class ChatTemplate:
         marked: dict[str, Any] = marking.mark(kept)
         return marked
 
-    def _rendered(self, messages: list[dict[str, Any]], tools: Any, variables: Any) -> str:
+    def _rendered(self, name: str, messages: list[dict[str, Any]], tools: Any, variables: Any) -> str:
         """The text; templates that join arguments of calls as texts get them as texts."""
         try:
-            return self._render(messages, tools, variables)
+            return self._render(name, messages, tools, variables)
         except (TypeError, jinja2.UndefinedError) as error:
             if not any(message.get("tool_calls") for message in messages):
-                raise self._refusal(error, messages, tools) from None
+                raise self._refusal(name, error, messages) from None
         except _ERRORS as error:
-            raise self._refusal(error, messages, tools) from None
+            raise self._refusal(name, error, messages) from None
         try:
-            return self._render([_with_text_arguments(message) for message in messages], tools, variables)
+            with_texts = [_with_text_arguments(message) for message in messages]
+            return self._render(name, with_texts, tools, variables)
         except _ERRORS as error:
-            raise self._refusal(error, messages, tools) from None
+            raise self._refusal(name, error, messages) from None
 
-    def _refusal(self, error: Exception, messages: Sequence[Mapping[str, Any]], tools: Any) -> InvalidInput:
+    def _refusal(self, name: str, error: Exception, messages: Sequence[Mapping[str, Any]]) -> InvalidInput:
         """What a client is told of a template that refuses its messages: the role, if the role is refused always."""
-        role = self._forms[self._chosen(bool(tools))[0]].refused_role(messages)
+        role = self._forms[name].refused_role(messages)
         return _refusal(error, "these messages" if role is None else f"messages of the role {role!a}")
 
     def _probed(
@@ -179,25 +188,24 @@ class ChatTemplate:
         variables: Mapping[str, Any],
     ) -> str:
         """The text of a conversation as the load asks for it."""
-        tools = [_TOOL] if name == "tool_use" else None
+        tools = [tool_texts.PROBE] if name == "tool_use" else None
         names = {"messages": messages, "tools": tools, "documents": None}
         defaults = {"add_generation_prompt": True, **self._special}
         return _unescaped(self._sandbox.rendered(template, {**defaults, **names, **variables}))
 
-    def _render(self, messages: list[dict[str, Any]], tools: Any, variables: Any) -> str:
-        name, template = self._chosen(bool(tools))
+    def _render(self, name: str, messages: list[dict[str, Any]], tools: Any, variables: Any) -> str:
         names = {"messages": self._forms[name].shaped(messages), "tools": tools, "documents": None}
         variables = {"add_generation_prompt": True, **self._special, **variables, **names}
-        return self._sandbox.rendered(template, variables)
+        return self._sandbox.rendered(self._templates[name], variables)
 
-    def _chosen(self, with_tools: bool) -> tuple[str, jinja2.Template]:
-        """The template for a request with or without tools, and its name."""
+    def _chosen(self, with_tools: bool) -> str:
+        """The name of the template for a request with or without tools."""
         name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
         if name not in self._templates and len(self._templates) == 1:
             [name] = self._templates
         if name not in self._templates:
             raise InvalidInput("the model has no chat template: send a prompt to /v1/completions instead")
-        return name, self._templates[name]
+        return name
 
     def _compiled(self, name: str, source: str) -> jinja2.Template:
         try:

@@ -253,4 +253,6 @@ class Instance(LifeCycle):
             revision=entry.code,
             max_sequences=adapter.engine.max_sequences if is_loaded and adapter and adapter.engine else 0,
             identity=adapter.identity if is_loaded and adapter else "",
+            tools=adapter.tools_shown if is_loaded and adapter else "",
+            limited_by=adapter.limited_by if is_loaded and adapter else "",
         )

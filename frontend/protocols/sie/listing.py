@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from frontend.generation.models import status_of
 from ipc.errors import InvalidInput
+from ipc.wire.messages import ModelStatus
 
 OWNER = "local"
 MAX_LIMIT = 1000
@@ -25,7 +26,8 @@ MAX_LIMIT = 1000
 class ListedModel(msgspec.Struct, kw_only=True):
     """A model in the forms of OpenAI and Anthropic; `root` is the model behind `default` or a profile.
 
-    `max_sequences` is there for loaded models that generate text: so many sequences run together.
+    `max_sequences` and `tools` are there for loaded models that generate text, `limited_by` where a setting keeps
+    `max_input_tokens` below what the model could take.
     """
 
     id: Annotated[str, Meta(description="Id of what is told here.")]
@@ -45,12 +47,19 @@ class ListedModel(msgspec.Struct, kw_only=True):
     max_sequences: Annotated[int | msgspec.UnsetType, Meta(description="Sequences that run together.")] = (
         msgspec.UNSET
     )
+    tools: Annotated[
+        str | msgspec.UnsetType,
+        Meta(description="How the model is shown functions: `template`, `system text` or `none`."),
+    ] = msgspec.UNSET
+    limited_by: Annotated[
+        str | msgspec.UnsetType, Meta(description="The setting that bounds `max_input_tokens`.")
+    ] = msgspec.UNSET
 
 
 def listed_model(
-    name: str, model: str, state: str, max_input_tokens: int | None, created: float, max_sequences: int = 0
+    name: str, model: str, max_input_tokens: int | None, created: float, status: ModelStatus
 ) -> ListedModel:
-    """The entry `name`, which stands for `model`; an alias has no status."""
+    """The entry `name`, which stands for `model` of this status; an alias has no status."""
     base, _, profile = model.partition(":")
     aliased = name != model
     return ListedModel(
@@ -61,8 +70,10 @@ def listed_model(
         max_input_tokens=max_input_tokens,
         root=model if aliased else base,
         parent=base if profile and not aliased else None,
-        status=msgspec.UNSET if aliased else status_of(state),  # type: ignore[arg-type]
-        max_sequences=max_sequences or msgspec.UNSET,
+        status=msgspec.UNSET if aliased else status_of(status.state),  # type: ignore[arg-type]
+        max_sequences=status.max_sequences or msgspec.UNSET,
+        tools=status.tools or msgspec.UNSET,
+        limited_by=status.limited_by or msgspec.UNSET,
     )
 
 

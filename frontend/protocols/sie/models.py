@@ -98,7 +98,7 @@ def model_info(entry: ModelEntry, status: ModelStatus) -> ModelInfo:
         status.state == "loaded",
         status.state,
         _last_error(status) if status.state == "failed" else None,
-        entry.max_sequence_length or status.max_sequence_length or None,
+        status.max_sequence_length or entry.max_sequence_length or None,
         {name: _profile(entry, name) for name in dict.fromkeys(("default", *entry.profiles))},
     )
 
@@ -173,9 +173,8 @@ def _info(services: Services, model: str) -> ModelInfo:
 
 def _listed(services: Services, name: str, info: ModelInfo) -> ListedModel:
     """The entry `name` of the list, for a model."""
-    together = services.directory.status(info.name).max_sequences
-    longest, created = info.max_sequence_length, services.started_at
-    return listed_model(name, info.name, info.state, longest, created, together)
+    status = services.directory.status(info.name)
+    return listed_model(name, info.name, info.max_sequence_length, services.started_at, status)
 
 
 class AdminResource:

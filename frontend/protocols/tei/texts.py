@@ -237,7 +237,7 @@ class InfoResource:
             next(iter(entry.served_names), entry.id),
             _kind(entry, status.labels),
             settings.server.max_connections,
-            entry.max_sequence_length or status.max_sequence_length or None,
+            status.max_sequence_length or entry.max_sequence_length or None,
             entry.max_batch_tokens or settings.batch.max_tokens,
             settings.batch.max_items,
             settings.limits.max_items,

@@ -196,6 +196,8 @@ _LAYOUTS: dict[str, Layout] = {
     ),
 }
 """Layouts by name of the format, without reasoning."""
+PLAIN = "qwen"
+"""The format of calls that models are told to write whose templates do not know tools."""
 NAMES = (*_LAYOUTS, "harmony", "template")
 """Values of the option `tool_format`."""
 _TOLD_BY = (
@@ -214,9 +216,12 @@ _TOLD_BY = (
 """What a chat template writes, and the format that the mark tells, in this order."""
 
 
-def detect(tokenizer: Any, template: str, tool_format: str = "", reasoning: str = "") -> Format:
+def detect(
+    tokenizer: Any, template: str, tool_format: str = "", reasoning: str = "", *, knows_tools: bool = True
+) -> Format:
     """The format of a model by its tokenizer and the text of its chat templates; options choose instead of facts.
 
+    A model whose template does not know tools is told to write calls as in the format `PLAIN`.
     Raises ValueError for an option that is no name of a format.
     """
     name = tool_format or _detected(tokenizer, template)
@@ -233,6 +238,9 @@ def detect(tokenizer: Any, template: str, tool_format: str = "", reasoning: str 
     if name == "harmony":
         return _with_tokens(Format(name, None, harmony.MARKS, wrapper), tokenizer)
     layout = _LAYOUTS[name]._replace(reasoning=_reasoning(tokenizer, template, reasoning))
+    if not knows_tools and not tool_format:
+        layout = layout._replace(calls={**layout.calls, **_LAYOUTS[PLAIN].calls}, bare=True)
+        wrapper = wrapper_of(PLAIN, template)
     marks = (*layout.calls, *layout.dropped, *(layout.reasoning or ()), *_closing(tokenizer))
     return _with_tokens(Format(name, layout, marks, wrapper), tokenizer)
 
