@@ -65,24 +65,32 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A whole tool call of one choice; `index` counts the calls of the choice, `arguments` is compact JSON text."""
+    """A whole tool call of one choice; `index` counts the calls of the choice, `arguments` is compact JSON text.
+
+    `logprobs` has one entry for each token of the call.
+    """
 
     choice: int
     index: int
     id: str
     name: str
     arguments: str
+    logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A choice has ended: `reason` is one of `ipc.wire.generation.FINISH_REASONS`, `stop` the text that ended it."""
+    """A choice has ended: `reason` is one of `ipc.wire.generation.FINISH_REASONS`, `stop` the text that ended it.
+
+    `logprobs` has one entry for each token behind the last event of the choice, such as an end token.
+    """
 
     choice: int
     reason: str
     stop: str | None = None
     tokens: int = 0
     reasoning_tokens: int = 0
+    logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(frozen=True, slots=True)

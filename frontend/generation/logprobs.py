@@ -12,14 +12,18 @@ LEAST = -9999.0
 
 
 def entries_of(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """`[{"token", "logprob", "bytes", "token_id", "top_logprobs"}]`: text, natural logarithm, bytes as integers."""
-    return [
-        {
-            **_entry(token.id, token.raw, token.logprob),
-            "top_logprobs": [_entry(*each) for each in token.top],
-        }
-        for token in tokens
-    ]
+    """`[{"token", "logprob", "bytes", "token_id", "top_logprobs"}]`: text, natural logarithm, bytes as integers.
+
+    `bytes` are those of the answer: a token of which the answer has nothing has none.
+    """
+    return [_told(token) for token in tokens]
+
+
+def _told(token: TokenLogprob) -> dict[str, Any]:
+    entry = _entry(token.id, token.raw, token.logprob)
+    if token.is_silent:
+        entry["bytes"] = []
+    return {**entry, "top_logprobs": [_entry(*each) for each in token.top]}
 
 
 def text_of_token(raw: bytes) -> str:

@@ -71,10 +71,11 @@ class Outcome:
     def take(self, events: Iterable[Event]) -> None:
         """Take events in their order."""
         for event in events:
+            if isinstance(event, Text | Reasoning | Called | Finished):
+                self.choices[event.choice].logprobs += event.logprobs or ()
             if isinstance(event, Text | Reasoning):
                 choice = self.choices[event.choice]
                 (choice.texts if isinstance(event, Text) else choice.reasoning).append(event.text)
-                choice.logprobs += event.logprobs or ()
             elif isinstance(event, Prompted):
                 self.choices[event.choice].prompt_texts.append(event.text)
                 self.choices[event.choice].prompt_tokens += event.tokens

@@ -37,12 +37,16 @@ FINISH_REASONS = ("stop", "length", "tool_calls", "canceled")
 
 
 class TokenLogprob(Wire, frozen=True):
-    """One chosen token: its id, its bytes, its natural log probability, and the likeliest tokens in the same form."""
+    """One chosen token: its id, its bytes, its natural log probability, and the likeliest tokens in the same form.
+
+    `is_silent`: the text of the answer has nothing of the token, such as an end token.
+    """
 
     id: int
     raw: bytes
     logprob: float
     top: list[tuple[int, bytes, float]] = msgspec.field(default_factory=list)
+    is_silent: bool = False
 
 
 class PromptToken(Wire, frozen=True):

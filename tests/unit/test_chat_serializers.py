@@ -183,3 +183,35 @@ def test_offsets_count_the_characters_of_the_text() -> None:
     )
     assert orjson.loads(first)["choices"][0]["logprobs"]["text_offset"] == [2, 2]
     assert orjson.loads(second)["choices"][0]["logprobs"]["text_offset"] == [3]
+
+
+_END_TOKEN = TokenLogprob(2, b"<end>", -0.1, [(2, b"<end>", -0.1)], is_silent=True)
+_WITHOUT_TEXT: list[Event] = [
+    Started(5),
+    Text(0, "a", logprobs=[_LOGPROB]),
+    Called(0, 0, "call_1", "f", "{}", [_LOGPROB, _LOGPROB]),
+    Finished(0, "stop", tokens=4, logprobs=[_END_TOKEN]),
+    _ENDED,
+]
+
+
+def test_tokens_without_text_have_their_entries_whole_and_streamed() -> None:
+    outcome = _outcome(*_WITHOUT_TEXT)
+    told = chat_answer.answer_of(Envelope("x", chat_answer.OBJECT, 7, "m"), outcome, True)
+    whole = told["choices"][0]["logprobs"]["content"]
+    assert [entry["token_id"] for entry in whole] == [9, 9, 9, 2]
+    assert whole[-1]["token"] == "<end>"
+    assert whole[-1]["bytes"] == []
+    chunks = [orjson.loads(chunk)["choices"][0] for chunk in _chunks(logprobs=True).feed(_WITHOUT_TEXT)]
+    assert [entry for chunk in chunks for entry in chunk["logprobs"]["content"]] == whole
+    silent = _chunks(logprobs=False).feed(_WITHOUT_TEXT)
+    assert all(orjson.loads(chunk)["choices"][0]["logprobs"] is None for chunk in silent)
+
+
+def test_columns_have_tokens_without_text_which_move_no_offset() -> None:
+    tokens = [_END_TOKEN, TokenLogprob(7, b"b", -0.5, [])]
+    chunks = CompletionChunks(_TEXT_ENVELOPE, [""], 1, logprobs=True, include_usage=False)
+    events = [Text(0, "b", logprobs=tokens), Finished(0, "stop", logprobs=[_END_TOKEN]), _ENDED]
+    told = [orjson.loads(chunk)["choices"][0]["logprobs"] for chunk in chunks.feed(events)]
+    assert [each["tokens"] for each in told] == [["<end>", "b"], ["<end>"]]
+    assert [each["text_offset"] for each in told] == [[0, 0], [1]]

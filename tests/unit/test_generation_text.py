@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ipc.wire.generation import FINISHED, HELD, REASONING, TEXT, TokenLogprob
-from ipc.wire.messages import Ending, GenerateCall
+from ipc.wire.messages import Ending, GenerateCall, ToolUse
 from tests.tiny import chat_tokenizers
 from workers.generation.formats.table import detect
 from workers.generation.request import Emission, GenerationRequest
@@ -218,3 +218,44 @@ def test_text_that_waits_is_told_now_and_then(tokenizers: dict[str, Any]) -> Non
     assert not any(emission.text or emission.tokens for emission in held)
     assert text_of(emissions) == "never " * 39 + "mind"
     assert sum(emission.tokens for emission in emissions) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "cut"),
+    [
+        ("good bye", (), 0),
+        ("a🙂", (), 1),
+        ("<|endoftext|>ab<|endoftext|><|im_start|>", (), 0),
+        ("one END two", ("END",), 0),
+        ("END", ("END",), 0),
+        ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', (), 0),
+        ('x<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n', (), 0),
+        ("<think>\nhm\n</think>\n\n", (), 0),
+        ("<think>\nhm", (), 0),
+        ("", (), 0),
+    ],
+)
+@pytest.mark.parametrize("ends", [True, False])
+def test_every_token_has_its_log_probability(
+    tokenizers: dict[str, Any], text: str, stop: tuple[str, ...], cut: int, ends: bool
+) -> None:
+    tokenizer = tokenizers["qwen3"]
+    form = detect(tokenizer, str(tokenizer.chat_template))
+    end = chat_tokenizers.end_ids("qwen3", tokenizer)[0]
+    request = request_of(stop, frozenset({end}) if ends else frozenset())
+    tools = ToolUse([{"type": "function", "function": {"name": "f", "parameters": {}}}])
+    request.make_parser = lambda: form.parser("", tools)
+    vocabulary = Vocabulary(tokenizer, form.marks)
+    output = ChoiceOutput(vocabulary, request, 0)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = [*ids[: len(ids) - cut], end]
+    emissions: list[Emission] = []
+    for token in ids:
+        if output.ended is None:
+            emissions += output.push(token, TokenLogprob(token, vocabulary.raw(token), -1.0))
+    emissions += output.finish(output.ended or "length")
+    assert emissions[-1].finish is not None
+    told = [each for emission in emissions for each in emission.logprobs or ()]
+    assert [each.id for each in told] == ids[: emissions[-1].finish.tokens]
+    silent = {token for token in ids if token in vocabulary.silent}
+    assert {each.id for each in told if each.is_silent} == silent & {each.id for each in told}

@@ -169,3 +169,21 @@ def test_a_call_that_the_limit_cut_off_ends_for_the_limit() -> None:
 
 def test_the_ping_has_its_name() -> None:
     assert PING == b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+def test_tokens_of_calls_and_of_the_end_have_their_entries() -> None:
+    events: list[Event] = [
+        Started(5),
+        Called(0, 0, "toolu_1", "f", "{}", [_LOGPROB]),
+        Finished(0, "stop", logprobs=[_LOGPROB, _LOGPROB]),
+        _ENDED,
+    ]
+    assert len(_answer(*events, logprobs=True)["logprobs"]["content"]) == 3
+    streamed = [
+        orjson.loads(line[6:])
+        for line in _stream(*events, logprobs=True).split(b"\n")
+        if line[:5] == b"data:"
+    ]
+    told = {event["type"]: len(event["logprobs"]["content"]) for event in streamed if "logprobs" in event}
+    assert told == {"content_block_delta": 1, "message_delta": 2}
+    assert b"logprobs" not in _stream(*events)

@@ -220,3 +220,14 @@ def test_the_log_gives_events_back_with_neighbouring_texts_joined() -> None:
     given = [Started(4), Text(0, "a"), Text(0, "b", tokens=2), *kept]
     assert event_log.decode(event_log.encode(given)) == [Started(4), Text(0, "ab", tokens=3), *kept]
     assert event_log.decode(event_log.encode([])) == []
+
+
+def test_the_end_token_of_a_text_has_its_entry() -> None:
+    tokens = [TokenLogprob(7, b"H", -0.5, []), TokenLogprob(2, b"<end>", -0.1, [], is_silent=True)]
+    events = [Started(5), Text(0, "H", logprobs=tokens[:1]), Finished(0, "stop", logprobs=tokens[1:]), _ENDED]
+    told = [orjson.loads("{" + each.partition(",")[2] + "}") for each in _told(events)]
+    streamed = [entry["token_id"] for each in told if "delta" in each for entry in each["logprobs"]]
+    assert streamed == [7, 2]
+    [done] = [each for each in told if "text" in each and "logprobs" in each]
+    assert [entry["token_id"] for entry in done["logprobs"]] == [7, 2]
+    assert done["text"] == "H"

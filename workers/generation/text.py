@@ -5,7 +5,8 @@
 2. `ChoiceOutput` turns the tokens of one choice into `Emission`s: bytes become characters, text that may begin a stop
    string waits, and the parser of the request tells text, reasoning and calls apart.
 3. Text that waits for long is told by entries without text, so that nobody takes the choice for stuck.
-4. A choice ends with an end token, a stop string, its last allowed token, or a call that the request does not want
+4. Every token has its log probability in an emission, at the latest in FINISHED, if the request asks for these.
+5. A choice ends with an end token, a stop string, its last allowed token, or a call that the request does not want
    (`_is_wanted`). A stop string is looked for in all text, and neither the string nor text behind the string is
    sent. The same holds for an unwanted call.
 """
@@ -17,7 +18,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ipc.wire.generation import CALLED, FINISHED, HELD, REASONING, CalledFunction, Finish, TokenLogprob
+from msgspec.structs import replace
+
+from ipc.wire.generation import FINISHED, HELD, REASONING, CalledFunction, Finish, TokenLogprob
 from ipc.wire.messages import ToolUse
 from workers.generation.formats.table import PlainParser
 from workers.generation.formats.tags import Marks
@@ -148,7 +151,7 @@ class ChoiceOutput:
         self.ended: str | None = None
         self._request, self._choice = request, choice
         self._text = vocabulary.detokenizer(request.prompt[-_JOINT:] if request.call.continues_text else ())
-        self._marks = vocabulary.marks
+        self._marks, self._silent = vocabulary.marks, vocabulary.silent
         self._parser = request.make_parser() if request.make_parser else PlainParser()
         self._stops = Marks(request.call.ending.stop) if request.call.ending.stop else None
         self._held = ""
@@ -164,12 +167,14 @@ class ChoiceOutput:
     def push(self, token: int, logprob: TokenLogprob | None) -> list[Emission]:
         """What one more token adds; `ended` says then whether the choice goes on."""
         self._tokens += 1
-        if token in self._request.stop_ids:
+        is_end = token in self._request.stop_ids
+        if logprob is not None:
+            is_silent = is_end or token in self._silent
+            self._logprobs.append(replace(logprob, is_silent=True) if is_silent else logprob)
+        if is_end:
             self.ended = "stop"
             return []
         self._unfed += 1
-        if logprob is not None:
-            self._logprobs.append(logprob)
         self._has_mark |= token in self._marks
         text = self._text(token)
         if self._tokens >= self._request.max_tokens:
@@ -196,7 +201,8 @@ class ChoiceOutput:
         if reason == "stop" and self._calls:
             reason = "tool_calls"
         end = Finish(reason, self._stop, self._tokens, self._reasoning_tokens)
-        emissions.append(Emission(self._request.key, self._choice, FINISHED, finish=end))
+        logprobs, self._logprobs = self._logprobs or None, []
+        emissions.append(Emission(self._request.key, self._choice, FINISHED, logprobs=logprobs, finish=end))
         return emissions
 
     def _feed(self, text: str) -> list[Emission]:
@@ -236,12 +242,10 @@ class ChoiceOutput:
 
     def _emission(self, segment: Segment) -> Emission:
         logprobs, self._logprobs = self._logprobs or None, []
-        key = self._request.key
-        if segment.kind == CALLED:
-            return Emission(key, self._choice, CALLED, tokens=segment.tokens, call=segment.call)
         if segment.kind == REASONING:
             self._reasoning_tokens += segment.tokens
-        return Emission(key, self._choice, segment.kind, segment.text, segment.tokens, logprobs)
+        kind, text, call, tokens = segment
+        return Emission(self._request.key, self._choice, kind, text, tokens, logprobs, call)
 
 
 def _is_wanted(call: CalledFunction, earlier: list[CalledFunction], tools: ToolUse) -> bool:

@@ -51,6 +51,7 @@ from ipc.wire.generation import (
     Finish,
     PromptToken,
     Start,
+    TokenLogprob,
     nbytes_of,
 )
 
@@ -147,9 +148,11 @@ class DeltaStream(Incoming[Event], Generation):
             self._step(choice, deltas.tokens[at], now_ns)
             call, index = deltas.calls[at], self._calls[choice]
             self._calls[choice] += 1
-            self._waiting.append(Called(choice, index, f"{call.prefix}{uuid4()}", call.name, call.arguments))
+            logprobs = deltas.logprobs.get(at)
+            name = f"{call.prefix}{uuid4()}"
+            self._waiting.append(Called(choice, index, name, call.name, call.arguments, logprobs))
         else:
-            self._finish(choice, deltas.finishes[at], now_ns)
+            self._finish(choice, deltas.finishes[at], deltas.logprobs.get(at), now_ns)
         self._wake()
 
     def _take_prompt(self, text: str, tokens: list[PromptToken]) -> None:
@@ -180,13 +183,13 @@ class DeltaStream(Incoming[Event], Generation):
             self._meter.prompt.inc(self._start.prompt_tokens)
             self._meter.cached.inc(self._start.cached_tokens)
 
-    def _finish(self, choice: int, finish: Finish, now_ns: int) -> None:
+    def _finish(self, choice: int, finish: Finish, logprobs: list[TokenLogprob] | None, now_ns: int) -> None:
         """A choice has ended; its tokens without text, such as an end token, are known now."""
         self._step(choice, max(0, finish.tokens - self._tokens[choice]), now_ns)
         self._meter.ended[finish.reason].inc()
         self._finishes.append(finish)
         self._waiting.append(
-            Finished(choice, finish.reason, finish.stop, finish.tokens, finish.reasoning_tokens)
+            Finished(choice, finish.reason, finish.stop, finish.tokens, finish.reasoning_tokens, logprobs)
         )
 
     def _ended(self) -> Ended:

@@ -83,7 +83,9 @@ class ChatChunks:
         calls = self._calls.pop(event.choice, [])
         told = [call_of(call, indexed=True) for call in calls] or None
         delta = {"content": None if calls else "", "tool_calls": told}
-        chunk = self._chunk(event.choice, delta, finish_reason(event, bool(calls)))
+        parts: list[Called | Finished] = [*calls, event] if self._logprobs else []
+        logprobs = [token for part in parts for token in part.logprobs or ()]
+        chunk = self._chunk(event.choice, delta, finish_reason(event, bool(calls)), logprobs)
         self._open -= 1
         if self._open:
             return [orjson.dumps(chunk)]

@@ -48,7 +48,7 @@ class TokenTable:
                 told["text_offset"].append(token.start)
             else:
                 told["text_offset"].append(self._offset)
-                self._offset += len(self._characters.decode(token.raw))
+                self._offset += len(self._characters.decode(b"" if token.is_silent else token.raw))
         return told
 
 
@@ -114,7 +114,7 @@ class CompletionChunks:
             elif isinstance(event, Text):
                 chunks.append(self._chunk(event.choice, event.text, None, event.logprobs))
             elif isinstance(event, Finished):
-                chunk = self._chunk(event.choice, "", event.reason)
+                chunk = self._chunk(event.choice, "", event.reason, event.logprobs)
                 self._open -= 1
                 if self._open:
                     chunks.append(chunk)

@@ -23,6 +23,7 @@ from frontend.protocols.messages.message_answer import (
     usage_of,
 )
 from frontend.sse import named
+from ipc.wire.generation import TokenLogprob
 
 PING = named("ping", b'{"type":"ping"}')
 _TEXT, _THINKING = "text", "thinking"
@@ -71,13 +72,16 @@ class MessageEvents:
         if not event.text and not event.logprobs:
             return []
         told = [] if self._open == kind else self._begin(kind)
-        if event.logprobs and self._logprobs:
+        if entries := self._entries(event.logprobs):
             delta = {"type": f"{kind}_delta", kind: event.text}
-            entries = {"content": entries_of(event.logprobs)}
-            told.append(_event("content_block_delta", index=self._index, delta=delta, logprobs=entries))
+            told.append(_event("content_block_delta", index=self._index, delta=delta, **entries))
         else:
             told.append(_piece(self._index, kind, event.text))
         return told
+
+    def _entries(self, logprobs: list[TokenLogprob] | None) -> dict[str, Any]:
+        """The field that stands beside a delta; none where the request asks for none."""
+        return {"logprobs": {"content": entries_of(logprobs)}} if logprobs and self._logprobs else {}
 
     def _begin(self, kind: str) -> list[bytes]:
         """The end of the open block, and the beginning of another one."""
@@ -98,10 +102,11 @@ class MessageEvents:
         self._index += 1
         self._has_calls = True
         delta = {"type": "input_json_delta", "partial_json": event.arguments}
+        entries = self._entries(event.logprobs)
         return [
             *told,
             _event("content_block_start", index=self._index, content_block=call_block(event)),
-            _event("content_block_delta", index=self._index, delta=delta),
+            _event("content_block_delta", index=self._index, delta=delta, **entries),
             _event("content_block_stop", index=self._index),
         ]
 
@@ -109,7 +114,9 @@ class MessageEvents:
         delta = stop_of(self._finished, self._has_calls)
         return [
             *self._stop(),
-            _event("message_delta", delta=delta, usage=usage_of(event)),
+            _event(
+                "message_delta", delta=delta, usage=usage_of(event), **self._entries(self._finished.logprobs)
+            ),
             _event("message_stop"),
         ]
 

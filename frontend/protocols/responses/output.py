@@ -174,6 +174,8 @@ class Output:
         self._reasons.append(event.reason)
         if not choice.opened and not choice.calls:
             self._open(choice, "message")
+        if event.logprobs and choice.open is not None and choice.open.kind == "message" and not choice.calls:
+            self._grow(Text(event.choice, "", 0, event.logprobs))
         self._close(choice, "incomplete" if event.reason in ("length", "canceled") else "completed")
         for call in choice.calls:
             self._add_call(call)
