@@ -301,7 +301,7 @@ REFUSALS: list[tuple[str, Any, int, str]] = [
     (ADD_SUB, {"inputs": json_pair(), "outputs": [{"name": "OUTPUT0"}] * 2}, 400, "'OUTPUT0' is given twice"),
     (ADD_SUB, {"inputs": json_pair(), "id": 5}, 400, "$.id"),
     (ADD_SUB, {"inputs": json_pair(), "parameters": {"triton_x": 1}}, 400, "triton_"),
-    (ADD_SUB, {"inputs": json_pair(), "parameters": {"x": None}}, 400, "parameters"),
+    (ADD_SUB, {"inputs": json_pair(), "parameters": {"x": {"y": None}}}, 400, "parameters"),
     (ADD_SUB, {"inputs": pair()}, 400, "has no 'data'"),
     (
         ADD_SUB,

@@ -68,7 +68,8 @@ def parse(name: str, version: int | None, head: bytes | memoryview, data: memory
         inputs = _inputs(body.inputs, data)
         outputs, binary = _outputs(body.outputs)
         request = TensorRequest(name, version, inputs, outputs)
-        default = parameters.apply(request, body.parameters or {})
+        given = body.parameters or {}
+        default = parameters.apply(request, {key: value for key, value in given.items() if value is not None})
     except InvalidInput as error:
         raise identified(error, request_id) from None
     return InferRequest(request, body.id or "", default, binary)

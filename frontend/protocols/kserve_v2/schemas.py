@@ -142,7 +142,8 @@ class Infer(msgspec.Struct):
     inputs: Annotated[list[Input], Meta(description="The inputs.")]
     id: Annotated[str | None, Meta(description="Id of what is told here.")] = ""
     parameters: Annotated[
-        dict[str, bool | int | float | str] | None, Meta(description="Options, by name.")
+        dict[str, bool | int | float | str | None] | None,
+        Meta(description="Options, by name; null is as if absent."),
     ] = None
     outputs: Annotated[list[Output] | None, Meta(description="The outputs.")] = None
 
