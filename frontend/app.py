@@ -8,16 +8,16 @@ from typing import Any
 import falcon
 import falcon.asgi
 
-from frontend.access.middleware import access_middleware
 from frontend.arbiter import configuration
-from frontend.http import health, paths
+from frontend.http import paths
 from frontend.http.denial import SEND_KEY
 from frontend.http.disconnect import CALLBACK_KEY, noting
 from frontend.http.listeners import Listeners, refuse
-from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.lifespan import Lifespan
+from frontend.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware, access_middleware
 from frontend.openapi import pages
 from frontend.protocols.registry import Protocols, as_bytes, protocols, schema
+from frontend.resources import health
 from frontend.services import Services
 from frontend.status import stream as page
 from ipc.errors import PenstockError

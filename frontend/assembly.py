@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable
 
 from frontend.engine.answer import CopyBudget
 from frontend.engine.caching import CachingEngine
-from frontend.engine.finishing import Finisher
-from frontend.engine.http_counting import HttpCounts
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
-from frontend.engine.recording import Recorder
 from frontend.http.bodies import BodyReader
+from frontend.http_counting import HttpCounts
+from frontend.records.finishing import Finisher
+from frontend.records.recording import Recorder
 from frontend.services import Services
 from frontend.tensors import extensions
 from frontend.tensors.inference import TensorInference

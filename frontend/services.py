@@ -9,10 +9,10 @@ from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
 from frontend.background import Background
 from frontend.engine.answer import CopyBudget
-from frontend.engine.finishing import Finisher
 from frontend.engine.interface import Directory, Engine
-from frontend.engine.recording import Recorder
 from frontend.http.bodies import BodyReader
+from frontend.records.finishing import Finisher
+from frontend.records.recording import Recorder
 from frontend.server.drain import DRAIN, Drain
 from frontend.tensors.extensions import Extensions
 from frontend.tensors.inference import TensorInference

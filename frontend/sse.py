@@ -16,10 +16,10 @@ from collections.abc import AsyncGenerator, Callable
 
 from falcon.asgi import Request, Response
 
-from frontend.engine.finishing import Outcome
-from frontend.engine.scope import RequestScope
 from frontend.http import tracebacks
 from frontend.http.disconnect import until_disconnect
+from frontend.records.finishing import Outcome
+from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc.errors import Cancelled, Draining, PenstockError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Generic, NamedTuple, TypeVar
 
-from frontend.engine.recording import CacheMeter
+from frontend.records.recording import CacheMeter
 
 V = TypeVar("V")
 

@@ -19,13 +19,13 @@ import numpy as np
 
 from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.bounded_cache import BoundedCache
+from frontend.engine.events import Generation
 from frontend.engine.interface import Directory, Engine, Payload
 from frontend.engine.planning import is_long, part_of
-from frontend.engine.recording import CacheMeter, Recorder
-from frontend.engine.scope import RequestScope
 from frontend.engine.whole_answers import SHARE, WholeAnswers
-from frontend.generation.events import Generation
 from frontend.http.rendering import off_loop_if
+from frontend.records.recording import CacheMeter, Recorder
+from frontend.scope import RequestScope
 from ipc.errors import InferenceFailed, InvalidInput, ResourceExhausted
 from ipc.settings import Settings
 from ipc.wire.field_names import IN_PARAMS

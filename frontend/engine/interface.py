@@ -12,9 +12,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from frontend.engine.answer import Answer, AnswerStream
-from frontend.engine.scope import RequestScope
+from frontend.engine.events import Generation
 from frontend.engine.whole_answers import WholeAnswers
-from frontend.generation.events import Generation
+from frontend.scope import RequestScope
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.repository import Override
 from ipc.errors import PenstockError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from frontend.engine.scope import RequestScope
+from frontend.scope import RequestScope
 from ipc.settings import Limits, Settings
 from ipc.wire.messages import (
     Call,

@@ -1,4 +1,4 @@
-"""Generated text as all protocols of chat share it: events of a stream, and what requests of all forms have in common.
+"""Generated text as all protocols of chat share it: what requests of all forms have in common, and how they run.
 
-Protocols and `frontend.engine` may import it. It imports no protocol.
+Protocols import this package.
 """

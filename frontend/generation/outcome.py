@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from frontend.generation.events import (
+from frontend.engine.events import (
     Called,
     Ended,
     Event,

@@ -17,10 +17,10 @@ from contextlib import asynccontextmanager
 import msgspec
 from falcon.asgi import Request
 
+from frontend.engine.events import Generation
 from frontend.engine.planning import cost_of, plan
-from frontend.engine.scope import RequestScope
-from frontend.generation.events import Generation
 from frontend.generation.models import find_generator
+from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc import deadline
 from ipc.catalog.entries import ModelEntry

@@ -11,8 +11,8 @@ import falcon
 import orjson
 from falcon.asgi import Request, Response
 
+from frontend.engine.events import Generation
 from frontend.generation.errors import status_of
-from frontend.generation.events import Generation
 from frontend.generation.outcome import Outcome
 from frontend.http.rendering import off_loop_if
 from frontend.services import Services

@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from frontend.generation.events import Ended, Event, Generation, Started
+from frontend.engine.events import Ended, Event, Generation, Started
 
 
 class Together(Generation):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from frontend.access.gate import Grant
 from frontend.access.scopes import Need
-from frontend.engine.finishing import Outcome
-from frontend.engine.scope import RequestScope, current_scope, scope_of_ids
 from frontend.grpc.rpc import Metadata, Rpc
+from frontend.records.finishing import Outcome
+from frontend.scope import RequestScope, current_scope, scope_of_ids
 from frontend.services import Services
 from ipc import deadline, logs
 from ipc.errors import AccessRefused, PenstockError

@@ -1,4 +1,4 @@
-"""Tools of every HTTP route: reading bodies within limits, decoding, sending answers, errors, disconnects.
+"""Tools of every HTTP route: reading bodies within limits, decoding, errors, disconnects.
 
-Protocol packages import this package; it imports no protocol. `frontend.server` parses HTTP.
+All above imports this package. `frontend.server` parses HTTP.
 """

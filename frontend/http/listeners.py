@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from frontend.engine.scope import common_headers, scope_of_ids
 from frontend.http.denial import HANDSHAKE_ANSWER
+from frontend.scope import common_headers, scope_of_ids
 from ipc import logs
 from ipc.addresses import parse, port_of
 from ipc.errors import ConfigError

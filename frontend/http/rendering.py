@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from frontend.engine.scope import current_scope
+from frontend.scope import current_scope
 from ipc.deadline import remaining_s
 from ipc.errors import DeadlineExceeded
 

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from frontend.engine.interface import STATE_ORDER, WorkerView
+from frontend.records.recent import Recent
 from frontend.services import Services
 from frontend.status.health import health_fields, problems
-from frontend.status.recent import Recent
 from frontend.status.traffic import SHOWN_ERRORS, SHOWN_REQUESTS, Traffic, counted
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry
 from ipc.machine import CPU, gpu_type

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from frontend.engine.interface import WorkerView
+from frontend.records.recent import Recent, RecentReader
 from frontend.status.health import LOST, trouble
-from frontend.status.recent import Recent, RecentReader
 from frontend.status.traffic import Counted, counted, latencies
 from ipc.errors import PenstockError
 from ipc.metrics.files import MetricFiles

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from frontend.status.recent import CLIENT_GONE, Recent, RecentReader
+from frontend.records.recent import CLIENT_GONE, Recent, RecentReader
 from ipc.metrics.files import MetricFiles, Totals
 from ipc.processes.paths import RunPaths
 

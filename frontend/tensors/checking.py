@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from frontend.engine.scope import RequestScope
+from frontend.scope import RequestScope
 from frontend.tensors.models import ExpectedInput, TensorModel
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
 from frontend.tensors.result import check_ranked

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from frontend.records.statistics import RequestCounters, StatisticsReader
 from frontend.tensors.control import RepositoryControl
 from frontend.tensors.live_settings import LogSettings, TraceSettings
 from frontend.tensors.overriding import ControlServices
 from frontend.tensors.regions import ClientRegions
-from frontend.tensors.statistics import RequestCounters, StatisticsReader
 from frontend.tracing.tracer import Tracer
 from ipc.metrics.registry import FrontendMetrics
 

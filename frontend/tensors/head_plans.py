@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Any
 
 from frontend.engine.planning import plan
-from frontend.engine.scope import RequestScope
+from frontend.scope import RequestScope
 from frontend.tensors.checking import check
 from frontend.tensors.models import TensorModel
 from frontend.tensors.program_calls import ALIGNMENT, laid_out

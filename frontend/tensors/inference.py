@@ -22,7 +22,7 @@ from typing import Any
 
 from frontend.engine.answer import Answer
 from frontend.engine.interface import Engine
-from frontend.engine.scope import InferenceRecord, RequestScope
+from frontend.scope import InferenceRecord, RequestScope
 from frontend.tensors import head_plans
 from frontend.tensors.catalog_calls import CatalogCalls
 from frontend.tensors.checking import CheckedRequest, check

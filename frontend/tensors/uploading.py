@@ -17,9 +17,9 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from frontend.engine.scope import current_scope
 from frontend.http.bodies import BodyReader
 from frontend.http.places import Places
+from frontend.scope import current_scope
 from ipc import deadline
 from ipc.errors import DeadlineExceeded, QueueFull, ShmExhausted
 from ipc.memory.input_arena import InputArena, InputBlock

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from frontend.engine.scope import RequestScope, ServerSpan
+from frontend.scope import RequestScope, ServerSpan
 from ipc.catalog.ids import split_id
 
 _ALL = 1 << 64

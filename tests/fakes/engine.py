@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from frontend.engine.answer import Answer, AnswerStream
+from frontend.engine.events import Generation
 from frontend.engine.interface import Directory, Engine, Payload, Wanted, WorkerView, always
-from frontend.engine.scope import RequestScope
-from frontend.generation.events import Generation
+from frontend.scope import RequestScope
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.repository import Override

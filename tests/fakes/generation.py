@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from frontend.engine.answer import Answer, AnswerStream
+from frontend.engine.events import Event, Generation
 from frontend.engine.interface import Engine, Payload
-from frontend.engine.scope import RequestScope
-from frontend.generation.events import Event, Generation
+from frontend.scope import RequestScope
 from ipc.errors import PenstockError
 from ipc.wire.messages import GenerateCall, Work
 

@@ -16,11 +16,10 @@ import uvicorn
 from falcon.testing import TestClient
 
 from frontend.access.gate import Gate
-from frontend.access.middleware import access_middleware
 from frontend.app import Application
-from frontend.generation.events import Called, Ended, Finished, Started, Text
+from frontend.engine.events import Called, Ended, Finished, Started, Text
 from frontend.http.listeners import Listeners
-from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
+from frontend.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware, access_middleware
 from frontend.openapi import pages
 from frontend.protocols.chat import ChatProtocol
 from frontend.protocols.messages import MessagesProtocol

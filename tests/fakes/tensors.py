@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 
 from frontend.access.gate import Gate
-from frontend.engine.finishing import Finisher
 from frontend.engine.local.engine import LocalEngine
-from frontend.engine.scope import RequestScope
 from frontend.http.bodies import BodyReader
 from frontend.http.rendering import at_once
+from frontend.records.finishing import Finisher
+from frontend.records.statistics import RequestCounters
+from frontend.scope import RequestScope
 from frontend.services import Services
 from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModels
 from frontend.tensors.program_calls import nbytes_of
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest
 from frontend.tensors.result import TensorResult
-from frontend.tensors.statistics import RequestCounters
 from frontend.tensors.uploading import InputMemory
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.catalog.model_config import ModelConfig, TensorConfig

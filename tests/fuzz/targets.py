@@ -16,7 +16,6 @@ import msgspec
 import orjson
 from google.protobuf.message import DecodeError, Message
 
-from frontend.engine.scope import scope_of_ids
 from frontend.grpc import wire
 from frontend.grpc.received import Form
 from frontend.http import media
@@ -31,6 +30,7 @@ from frontend.protocols.responses import requests as response_requests
 from frontend.protocols.sie import schemas
 from frontend.protocols.trtis_v1 import requests
 from frontend.protocols.trtis_v1.text import one_line, read_request_header
+from frontend.scope import scope_of_ids
 from frontend.tensors import checking, load_parameters
 from frontend.tensors.models import ExpectedInput, TensorModel
 from frontend.tensors.request import TensorRequest

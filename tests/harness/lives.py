@@ -12,7 +12,7 @@ from tests.harness.server import PATIENCE_S
 
 _CLEAN = multiprocessing.get_context("forkserver")
 _CLEAN.set_forkserver_preload(
-    ["frontend.tensors.statistics", "ipc.metrics.registry", "workers.scheduling.batch_counts"]
+    ["frontend.records.statistics", "ipc.metrics.registry", "workers.scheduling.batch_counts"]
 )
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from frontend.access import api_keys
 from frontend.access.gate import Gate
-from frontend.generation.events import Finished, Reasoning, Started, Text
+from frontend.engine.events import Finished, Reasoning, Started, Text
 from ipc.errors import WorkerLost
 from penstock import chat
 from penstock.cli import main

@@ -14,7 +14,7 @@ import pytest
 from frontend.access import api_keys
 from frontend.access.api_keys import KeyEntry
 from frontend.access.gate import Gate
-from frontend.generation.events import Called, Ended, Finished, Reasoning, Started, Text
+from frontend.engine.events import Called, Ended, Finished, Reasoning, Started, Text
 from ipc.errors import InferenceFailed, InputTooLong, QueueFull
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import CHAT, DENSE, ENDED, SCRIPT, RecordedServer, calling

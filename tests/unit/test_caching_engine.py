@@ -19,8 +19,8 @@ from frontend.engine.answer import Answer
 from frontend.engine.bounded_cache import ENTRY_NBYTES
 from frontend.engine.caching import CachingEngine, keys_of
 from frontend.engine.planning import plan
-from frontend.engine.scope import RequestScope, plain_scope
 from frontend.engine.whole_answers import WholeAnswer
+from frontend.scope import RequestScope, plain_scope
 from ipc import deadline
 from ipc.catalog.entries import Catalog
 from ipc.errors import InferenceFailed, InputTooLong, InvalidInput, LeaseRevoked, QueueFull

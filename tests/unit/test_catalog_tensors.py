@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.engine.scope import plain_scope
+from frontend.scope import plain_scope
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, Parameter, RegionUse, TensorRequest, WantedOutput
 from frontend.tensors.result import TensorResult

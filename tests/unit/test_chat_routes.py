@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
-from frontend.engine.scope import plain_scope
-from frontend.generation.events import Called, Ended, Event, Finished, Prompted, Started, Text
+from frontend.engine.events import Called, Ended, Event, Finished, Prompted, Started, Text
+from frontend.scope import plain_scope
 from frontend.sse import COMMENT, EventStream
 from ipc import deadline
 from ipc.errors import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from frontend.generation.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation.outcome import Outcome
 from frontend.protocols.chat import chat_answer, chat_chunks, completion_answer
 from frontend.protocols.chat.chat_chunks import ChatChunks

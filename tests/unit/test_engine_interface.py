@@ -13,7 +13,7 @@ import pytest
 from falcon.testing import TestClient
 
 from frontend.engine.answer import CopyBudget
-from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
+from frontend.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.protocols.kserve_v2 import KserveProtocol
 from frontend.protocols.registry import Protocols
 from frontend.protocols.sie import SieProtocol

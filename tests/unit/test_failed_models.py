@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from grpc import StatusCode
 
-from frontend.engine.scope import RequestScope, plain_scope
 from frontend.grpc.statuses import status_of
 from frontend.protocols.kserve_v2.errors import render
 from frontend.protocols.trtis_v1 import statuses
+from frontend.scope import RequestScope, plain_scope
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, TensorRequest, UnavailableModel
 from ipc import deadline

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from frontend.engine.http_counting import HttpCounts
-from frontend.generation.events import Started, Text
+from frontend.engine.events import Started, Text
+from frontend.http_counting import HttpCounts
 from ipc.metrics.registry import FrontendMetrics
 from ipc.settings import Log
 from tests.fakes.generation_server import CHAT, RecordedServer
@@ -122,7 +122,7 @@ def test_a_stream_is_in_flight_until_its_end(counted: Counted, asked: httpx.Clie
 def test_the_access_log_has_two_lines_for_each_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, health: bool, lines: int
 ) -> None:
-    caplog.set_level(logging.INFO, "frontend.engine.http_counting")
+    caplog.set_level(logging.INFO, "frontend.http_counting")
     counted = Counted(tmp_path, Log(access=True, access_health=health))
     with (
         counted.server.listening() as url,
@@ -136,7 +136,7 @@ def test_the_access_log_has_two_lines_for_each_request(
     def fields(record: Any, *names: str) -> list[Any]:
         return [getattr(record, name) for name in names]
 
-    records = [record for record in caplog.records if record.name == "frontend.engine.http_counting"]
+    records = [record for record in caplog.records if record.name == "frontend.http_counting"]
     assert len(records) == lines
     began, ended = (record for record in records if record.path == ROUTE)
     assert fields(began, "method", "route") == ["POST", ROUTE]

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
-from frontend.tensors.statistics import Duration, RequestStatistics, ServerStatistics, StatisticsReader
+from frontend.records.statistics import Duration, RequestStatistics, ServerStatistics, StatisticsReader
 from ipc.catalog.ids import split_id
 from ipc.metrics import registry as metrics
 from ipc.metrics.families import LARGEST_SIZE, size_label
@@ -34,7 +34,7 @@ FRONTEND = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from frontend.tensors.statistics import RequestCounters, Times
+from frontend.records.statistics import RequestCounters, Times
 from ipc import errors
 from ipc.metrics import registry as metrics
 from ipc.processes.paths import RunPaths

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from frontend.engine.scope import plain_scope
 from frontend.protocols.kserve_v2.grpc import infer
 from frontend.protocols.kserve_v2.grpc.counting import STRING_NBYTES
 from frontend.protocols.kserve_v2.grpc.infer import Infer
 from frontend.protocols.kserve_v2.parameters import Forwarding
+from frontend.scope import plain_scope
 from frontend.services import Services
 from frontend.tensors.request import UnavailableModel
 from frontend.tensors.result import INLINE_CLASSES

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.engine.scope import RequestScope, plain_scope
 from frontend.grpc import wire
 from frontend.protocols.kserve_v2.grpc.infer import Infer
 from frontend.protocols.kserve_v2.grpc.repeats import MOST_NBYTES, RAW_INPUT, KnownHead, KnownHeads
 from frontend.protocols.kserve_v2.parameters import Forwarding
+from frontend.scope import RequestScope, plain_scope
 from frontend.services import Services
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig

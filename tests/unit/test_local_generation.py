@@ -15,17 +15,7 @@ import pytest
 import zmq
 
 from frontend.access.gate import Grant
-from frontend.engine.http_counting import UNMATCHED
-from frontend.engine.local import channel as channel_module
-from frontend.engine.local import delta_stream, routing, streams
-from frontend.engine.local import engine as engine_module
-from frontend.engine.local.channel import EXPIRE_GRACE_NS, Channel
-from frontend.engine.local.client import Client
-from frontend.engine.local.delta_stream import TELL_AFTER
-from frontend.engine.local.engine import LocalEngine
-from frontend.engine.recording import Recorder
-from frontend.engine.scope import RequestScope, scope_of_ids
-from frontend.generation.events import (
+from frontend.engine.events import (
     Called,
     Ended,
     Event,
@@ -36,6 +26,16 @@ from frontend.generation.events import (
     Started,
     Text,
 )
+from frontend.engine.local import channel as channel_module
+from frontend.engine.local import delta_stream, routing, streams
+from frontend.engine.local import engine as engine_module
+from frontend.engine.local.channel import EXPIRE_GRACE_NS, Channel
+from frontend.engine.local.client import Client
+from frontend.engine.local.delta_stream import TELL_AFTER
+from frontend.engine.local.engine import LocalEngine
+from frontend.http_counting import UNMATCHED
+from frontend.records.recording import Recorder
+from frontend.scope import RequestScope, scope_of_ids
 from frontend.server.drain import Drain
 from ipc import deadline
 from ipc.catalog.entries import Catalog

@@ -12,7 +12,7 @@ import pytest
 from frontend.access import api_keys
 from frontend.access.api_keys import KeyEntry
 from frontend.access.gate import Gate
-from frontend.generation.events import Called, Finished, Started, Text
+from frontend.engine.events import Called, Finished, Started, Text
 from ipc.errors import InferenceFailed, InputTooLong, QueueFull, WorkerLost
 from tests.fakes.generation_server import ENDED, RecordedServer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from frontend.generation.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation.outcome import Outcome
 from frontend.protocols.messages.message_answer import answer_of
 from frontend.protocols.messages.message_events import PING, MessageEvents

@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from frontend.generation.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from ipc.errors import InferenceFailed, InputTooLong, QueueFull
 from ipc.wire.generation import TokenLogprob
 from tests.fakes.generation import Step

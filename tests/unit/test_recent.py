@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from frontend.status import recent
-from frontend.status.recent import (
+from frontend.records import recent
+from frontend.records.recent import (
     ANSWERS,
     ERRORS,
     SLOT_NBYTES,

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.engine.finishing import Finisher
 from frontend.http.refused_bodies import model_in
+from frontend.records.finishing import Finisher
 from tests.fakes.generation_server import CHAT, DENSE, RecordedServer
 
 LONG = "x" * (600 << 10)

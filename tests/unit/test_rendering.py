@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.engine.scope import current_scope, plain_scope
 from frontend.http import media, rendering, tracebacks
 from frontend.http.rendering import Line, Steps, in_steps, off_loop
 from frontend.protocols.kserve_v2 import images
+from frontend.scope import current_scope, plain_scope
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, TensorRequest
 from ipc import deadline

@@ -15,8 +15,8 @@ from frontend.engine.answer import Answer
 from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.engine import PREFIX_CHARACTERS, LocalEngine, firsts_of, may_repeat, unify
 from frontend.engine.planning import plan
-from frontend.engine.scope import scope_of_ids
 from frontend.protocols.sie.score import ranking
+from frontend.scope import scope_of_ids
 from frontend.server.drain import Drain
 from ipc.catalog.entries import Catalog
 from ipc.memory import tensors

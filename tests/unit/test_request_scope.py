@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from frontend.engine.scope import scope_of_ids
+from frontend.scope import scope_of_ids
 from ipc.settings import Limits
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

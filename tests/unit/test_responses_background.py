@@ -17,7 +17,7 @@ from frontend.access import api_keys
 from frontend.access.api_keys import KeyEntry
 from frontend.access.gate import Gate
 from frontend.background import Background
-from frontend.generation.events import Finished, Started, Text
+from frontend.engine.events import Finished, Started, Text
 from frontend.server.drain import Drain
 from ipc.errors import InferenceFailed, InputTooLong, WorkerLost
 from tests.fakes.generation import Step

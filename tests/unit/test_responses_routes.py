@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from frontend.generation.events import Called, Finished, Started, Text
+from frontend.engine.events import Called, Finished, Started, Text
 from frontend.protocols.responses.tools import Names
 from ipc.errors import InferenceFailed, InputTooLong, InvalidInput, QueueFull, WorkerLost
 from tests.fakes.generation_server import ENDED, SCRIPT, RecordedServer

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from frontend.generation.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.protocols.responses import event_log, resource
 from frontend.protocols.responses.named_events import NamedEvents
 from frontend.protocols.responses.output import Output

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import orjson
 import pytest
 
-from frontend.generation.events import Ended, Event, Finished, Started, Text
+from frontend.engine.events import Ended, Event, Finished, Started, Text
 from frontend.protocols.responses import event_log, resource, store
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.store import ResponseNotFound, ResponseStore, ResponsesUnavailable, Stored

@@ -11,9 +11,9 @@ import pytest
 
 from frontend.access.gate import Gate
 from frontend.engine.interface import WorkerView
+from frontend.records.recent import Recent, RecentWriter, ring_path
 from frontend.services import Services
 from frontend.status.history import EVERY_S, KEPT, LOCK, History, HistoryFile, Keeper, Point, extended
-from frontend.status.recent import Recent, RecentWriter, ring_path
 from frontend.status.stream import Feed
 from frontend.status.traffic import Counted, counted
 from ipc.catalog.entries import Catalog

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from frontend.engine.scope import current_scope, plain_scope
 from frontend.protocols.kserve_v2.generate import _only
+from frontend.scope import current_scope, plain_scope
 from frontend.services import Services
 from frontend.sse import EventStream
 from frontend.tensors.request import InputTensor, TensorRequest

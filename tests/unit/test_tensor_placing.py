@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from frontend.engine.scope import RequestScope, plain_scope
 from frontend.http.rendering import Steps
+from frontend.scope import RequestScope, plain_scope
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, Plan, Sequence, TensorRequest
 from ipc import deadline

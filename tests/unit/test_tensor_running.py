@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from frontend.engine.scope import RequestScope, plain_scope
 from frontend.http.disconnect import CALLBACK_KEY, note_disconnect, until_disconnect
+from frontend.scope import RequestScope, plain_scope
 from frontend.services import Services
 from frontend.tensors.request import (
     InputTensor,

@@ -199,7 +199,7 @@ def test_a_circle_of_imports_is_found_also_where_it_is_for_types_only(tmp_path: 
         ("ipc/store/store.py", "ipc.wire.codec", None),
         ("ipc/store/store.py", "ipc.store.rows", None),
         ("ipc/new.py", "os", "ipc.new is on no floor"),
-        ("frontend/new.py", "ipc.store.store", None),
+        ("penstock/new.py", "ipc.store.store", None),
     ],
 )
 def test_a_room_imports_lower_floors_only(

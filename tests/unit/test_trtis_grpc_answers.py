@@ -12,10 +12,10 @@ import falcon.asgi
 import numpy as np
 import pytest
 
-from frontend.engine.scope import plain_scope
 from frontend.protocols.trtis_v1 import infer, responses
 from frontend.protocols.trtis_v1.grpc.service import TrtisService
 from frontend.protocols.trtis_v1.statuses import Statuses
+from frontend.scope import plain_scope
 from frontend.services import Services
 from frontend.tensors.result import INLINE_CLASSES, OutputTensor, TensorResult, TopClass
 from ipc import deadline

@@ -19,10 +19,10 @@ from frontend.protocols.trtis_v1.http_forms import target_of
 from frontend.protocols.trtis_v1.infer import InferResource
 from frontend.protocols.trtis_v1.management import server_status
 from frontend.protocols.trtis_v1.statuses import Statuses
+from frontend.records.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from frontend.services import Services
 from frontend.tensors.checking import MOST_DIMS, check_shapes
 from frontend.tensors.result import OutputTensor, TensorResult
-from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput
 from ipc.processes.paths import prepare_run_dir

@@ -17,8 +17,8 @@ from frontend.protocols.trtis_v1.http_forms import set_message
 from frontend.protocols.trtis_v1.management import is_ready, server_status
 from frontend.protocols.trtis_v1.routes import status_resource
 from frontend.protocols.trtis_v1.statuses import Statuses
+from frontend.records.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from frontend.services import Services
-from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from ipc.catalog.entries import Catalog, DirectorySource
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput

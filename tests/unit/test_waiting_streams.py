@@ -15,9 +15,9 @@ import falcon.asgi
 import httpx
 import pytest
 
-from frontend.engine.scope import plain_scope
-from frontend.generation.events import Started, Text
+from frontend.engine.events import Started, Text
 from frontend.protocols.kserve_v2 import events
+from frontend.scope import plain_scope
 from frontend.server.drain import Drain
 from frontend.sse import COMMENT
 from ipc.errors import DeadlineExceeded, InferenceFailed, ModelNotFound, PenstockError, QueueFull

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from frontend.access.api_keys import KeyEntry, fresh, hashed
 from frontend.access.gate import ANONYMOUS, Gate, Grant
+from frontend.records.recent import Recent
 from frontend.server.drain import Drain
 from frontend.services import Services
 from frontend.status.frame import recent_fields
-from frontend.status.recent import Recent
 from frontend.status.stream import Feed, StreamResource
 from frontend.status.traffic import SHOWN_ERRORS, SHOWN_REQUESTS, Traffic
 from ipc.catalog.entries import Catalog

@@ -12,10 +12,10 @@ from falcon.asgi import Request
 from falcon.testing import create_asgi_req
 
 from frontend.access.gate import Grant
-from frontend.engine.scope import RequestScope, plain_scope
 from frontend.engine.whole_answers import LONGEST_BODY, WholeAnswer, WholeAnswers
 from frontend.protocols.sie import repeating
 from frontend.protocols.sie.flow import timing_of
+from frontend.scope import RequestScope, plain_scope
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.settings import Cache, Settings
 from tests.unit.test_bounded_cache import meter

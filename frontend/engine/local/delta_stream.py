@@ -22,11 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
-from frontend.engine.local.channel import Channel
-from frontend.engine.local.delivery import Delivery
-from frontend.engine.local.incoming import Incoming
-from frontend.engine.recording import TextMeter
-from frontend.generation.events import (
+from frontend.engine.events import (
     Called,
     Ended,
     Event,
@@ -37,6 +33,10 @@ from frontend.generation.events import (
     Started,
     Text,
 )
+from frontend.engine.local.channel import Channel
+from frontend.engine.local.delivery import Delivery
+from frontend.engine.local.incoming import Incoming
+from frontend.records.recording import TextMeter
 from ipc.errors import DeadlineExceeded, WorkerLost
 from ipc.wire.generation import (
     CALLED,

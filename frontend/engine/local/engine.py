@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator, Collection, Hashable, Sequence
 from contextlib import asynccontextmanager
 
 from frontend.engine.answer import Answer, AnswerStream
+from frontend.engine.events import Generation
 from frontend.engine.interface import NONE_LOADED, Engine, Payload
 from frontend.engine.local.client import Client
 from frontend.engine.local.delta_stream import Pace
 from frontend.engine.local.directory import LocalDirectory
 from frontend.engine.local.generating import LocalGeneration
 from frontend.engine.planning import is_long
-from frontend.engine.recording import Recorder
-from frontend.engine.scope import RequestScope
-from frontend.generation.events import Generation
 from frontend.http.rendering import off_loop_if
+from frontend.records.recording import Recorder
+from frontend.scope import RequestScope
 from frontend.server.drain import Drain
 from ipc.catalog.entries import Catalog, preloaded_names
 from ipc.settings import Settings

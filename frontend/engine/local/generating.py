@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Self
 
 from frontend.engine.answer import Answer
+from frontend.engine.events import Event, Generation, Prompted, Started
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
 from frontend.engine.local.delta_stream import DeltaStream, Pace
 from frontend.engine.local.retry import Attempts
-from frontend.generation.events import Event, Generation, Prompted, Started
 from ipc.errors import PenstockError, WorkerLost
 from ipc.wire.messages import Work
 

@@ -7,15 +7,15 @@ from functools import partial
 
 from falcon.asgi import Request, Response
 
-from frontend.engine.scope import RequestScope
 from frontend.generation import bodies
 from frontend.generation.running import named_model, running
 from frontend.generation.sending import gathered, send_json
-from frontend.http.inference import InferenceRoute
 from frontend.protocols.chat import chat_answer, chat_chunks
 from frontend.protocols.chat.chat_requests import ChatPlan, parse
 from frontend.protocols.chat.envelope import Envelope
 from frontend.protocols.chat.sending import send_events
+from frontend.resources.inference import InferenceRoute
+from frontend.scope import RequestScope
 from frontend.sse import DONE, data
 from ipc.catalog.entries import ModelEntry
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from frontend.generation.events import Ended, Event, Finished, Prompted, Text
+from frontend.engine.events import Ended, Event, Finished, Prompted, Text
 from frontend.generation.logprobs import finite, text_of_token
 from frontend.generation.outcome import ChoiceOutcome
 from frontend.protocols.chat.envelope import Envelope, last_chunks, usage_of

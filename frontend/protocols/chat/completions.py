@@ -9,18 +9,18 @@ from typing import Any
 
 from falcon.asgi import Request, Response
 
-from frontend.engine.scope import RequestScope
+from frontend.engine.events import Generation
 from frontend.generation import bodies
-from frontend.generation.events import Generation
 from frontend.generation.outcome import ChoiceOutcome, Outcome
 from frontend.generation.running import named_model, running
 from frontend.generation.sending import gathered, send_json
 from frontend.generation.together import entered
-from frontend.http.inference import InferenceRoute
 from frontend.protocols.chat.completion_answer import OBJECT, CompletionChunks, Told, answer_of
 from frontend.protocols.chat.completion_requests import CompletionPlan, parse
 from frontend.protocols.chat.envelope import Envelope
 from frontend.protocols.chat.sending import send_events
+from frontend.resources.inference import InferenceRoute
+from frontend.scope import RequestScope
 from frontend.sse import DONE, data
 from ipc.catalog.entries import ModelEntry
 

@@ -14,10 +14,10 @@ import orjson
 from falcon.asgi import Request, Response
 from msgspec import Meta
 
-from frontend.engine.scope import RequestScope
 from frontend.generation import bodies
 from frontend.generation.models import find_generator, status_of
 from frontend.http.disconnect import until_disconnect
+from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc.errors import DeadlineExceeded, ModelNotFound, PenstockError
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.generation.events import Called, Ended
+from frontend.engine.events import Called, Ended
 from frontend.generation.sending import new_id
 
 FINGERPRINT = "local"

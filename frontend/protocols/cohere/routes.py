@@ -18,9 +18,7 @@ import orjson
 
 from frontend.engine.answer import Answer
 from frontend.engine.quantize import quantize
-from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop_if
-from frontend.http.sending import Buffer
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.cohere.contract import CohereEmbedRequest, CohereEmbedV1Request
 from frontend.protocols.sie.inputs import names_at
@@ -31,6 +29,8 @@ from frontend.protocols.sie.rerank import RerankResource
 from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import RerankRequest
 from frontend.protocols.sie.vectors import VectorsResource, Wishes, check_wishes, side_of_type
+from frontend.resources.sending import Buffer
+from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.field_names import FieldNames

@@ -17,8 +17,8 @@ from falcon.asgi import Request
 from msgspec import Meta
 
 from frontend.generation.errors import headers_of, http_text
-from frontend.http.inference import InferenceRoute
 from frontend.protocols.foreign.shared_routes import OWNERS, UnchosenRoute, chosen
+from frontend.resources.inference import InferenceRoute
 from frontend.services import Services
 from ipc.errors import PenstockError, ResourceExhausted
 

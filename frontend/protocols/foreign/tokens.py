@@ -9,13 +9,13 @@ from typing import ClassVar, Generic, TypeVar
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
-from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop_if
-from frontend.http.sending import Buffer
 from frontend.http.texts import check_count
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import Body
+from frontend.resources.sending import Buffer
+from frontend.scope import RequestScope
 from ipc.catalog.entries import ENCODE_OUTPUTS, ModelEntry
 from ipc.errors import InvalidInput
 from ipc.settings import Limits

@@ -5,7 +5,6 @@ May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`
 
 from __future__ import annotations
 
-from frontend.http.inference import InferenceRoute
 from frontend.protocols.foreign.server import BARE_FORM, ServerProtocol
 from frontend.protocols.infinity.routes import (
     InfinityClassifyResource,
@@ -13,6 +12,7 @@ from frontend.protocols.infinity.routes import (
     InfinityRerankResource,
     MultimodalResource,
 )
+from frontend.resources.inference import InferenceRoute
 
 _INFERENCE: dict[str, type[InferenceRoute]] = {
     "/embeddings": MultimodalResource,

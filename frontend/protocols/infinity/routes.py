@@ -15,8 +15,6 @@ from falcon.asgi import Request, Response
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
-from frontend.engine.scope import RequestScope
-from frontend.http.sending import Buffer
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.foreign.scoring import (
     ENTRY_NBYTES,
@@ -40,6 +38,8 @@ from frontend.protocols.sie.media import Seen, input_of, require
 from frontend.protocols.sie.render import base64_of, json_list
 from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.vectors import VectorsResource, unit_rows
+from frontend.resources.sending import Buffer
+from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import FieldNames

@@ -21,13 +21,13 @@ import msgspec
 import orjson
 from falcon.asgi import Request, Response
 
-from frontend.engine.scope import RequestScope
-from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import at_once, off_loop, off_loop_if
 from frontend.protocols.kserve_v2 import elements, events, parameters, rendering, schemas
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.reading import InferRequest, Target, identifying
 from frontend.protocols.kserve_v2.schemas import Decoder
+from frontend.resources.inference import InferenceRoute
+from frontend.scope import RequestScope
 from frontend.tensors.models import TensorModel
 from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.result import TensorResult

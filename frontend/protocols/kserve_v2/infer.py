@@ -19,14 +19,14 @@ import falcon
 from falcon.asgi import Request, Response
 
 from frontend.access.restricted import Restrictions
-from frontend.engine.scope import RequestScope
-from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import at_once, in_steps, off_loop
-from frontend.http.sending import send_parts
 from frontend.protocols.kserve_v2 import images, infer_bodies, reading, rendering
 from frontend.protocols.kserve_v2.infer_bodies import LENGTH_HEADER, LONG_NBYTES, Arrived, Arriving
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.reading import InferRequest, Target
+from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import send_parts
+from frontend.scope import RequestScope
 from frontend.services import Services
 from frontend.tensors.head_plans import HeadPlan
 from frontend.tensors.models import TensorModel

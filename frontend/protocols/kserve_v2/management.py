@@ -14,9 +14,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.protocols.kserve_v2 import strings
+from frontend.records.statistics import Duration, ModelStatistics
 from frontend.services import Services
 from frontend.tensors.request import UnavailableModel
-from frontend.tensors.statistics import Duration, ModelStatistics
 from frontend.tensors.version_states import VersionState
 from ipc import version
 from ipc.catalog.ids import model_of
@@ -220,7 +220,10 @@ async def statistics(services: Services, name: str, number: int | None) -> Model
         raise _not_available(name)
     counted = await services.extensions.statistics.read()
     return ModelsStatistics(
-        [_version_statistics(model, state.version, counted.of_state(state)) for model, state in rows]
+        [
+            _version_statistics(model, state.version, counted.of_id(state.id, state.version))
+            for model, state in rows
+        ]
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from frontend.generation.events import Called, Ended, Finished
+from frontend.engine.events import Called, Ended, Finished
 from frontend.generation.logprobs import entries_of
 from frontend.generation.outcome import Outcome, finish_reason
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from frontend.generation.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation.logprobs import entries_of
 from frontend.protocols.messages.message_answer import (
     call_block,

@@ -9,16 +9,16 @@ import falcon
 import orjson
 from falcon.asgi import Request, Response
 
-from frontend.engine.scope import RequestScope
 from frontend.generation import bodies
 from frontend.generation.outcome import Outcome
 from frontend.generation.running import named_model, running
 from frontend.generation.sending import new_id, send_json, send_stream
-from frontend.http.inference import InferenceRoute
 from frontend.protocols.messages.errors import status_of, stream_error
 from frontend.protocols.messages.message_answer import answer_of
 from frontend.protocols.messages.message_events import PING, MessageEvents
 from frontend.protocols.messages.message_requests import MessagesPlan, parse, parse_count
+from frontend.resources.inference import InferenceRoute
+from frontend.scope import RequestScope
 from frontend.sse import COMMENT, named
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import PenstockError

@@ -7,13 +7,13 @@ from functools import partial
 
 from falcon.asgi import Request
 
-from frontend.engine.scope import RequestScope
 from frontend.generation import bodies
 from frontend.generation.errors import InvalidField
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.responses.keeping import Keeper
 from frontend.protocols.responses.requests import ResponsePlan, parse
 from frontend.protocols.responses.store import Items, ResponseStore
+from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc.wire.messages import GenerateCall
 

@@ -8,12 +8,10 @@ import falcon
 import orjson
 from falcon.asgi import Request, Response
 
-from frontend.engine.scope import RequestScope
+from frontend.engine.events import Generation
 from frontend.generation.errors import status_of
-from frontend.generation.events import Generation
 from frontend.generation.running import named_model, running
 from frontend.generation.sending import send_stream
-from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.responses import resource
 from frontend.protocols.responses.asking import asked_by
@@ -21,6 +19,8 @@ from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.runs import PROTOCOL, Runs
 from frontend.protocols.responses.store import ResponseStore
 from frontend.protocols.responses.streaming import ResponseStream
+from frontend.resources.inference import InferenceRoute
+from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc.errors import PenstockError
 

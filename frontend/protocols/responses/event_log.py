@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.generation.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 
 KINDS: tuple[type[Any], ...] = (Started, Text, Reasoning, Called, Finished, Ended)
 _encoder = msgspec.msgpack.Encoder()

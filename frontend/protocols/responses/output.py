@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from frontend.generation.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation.logprobs import entries_of
 from frontend.protocols.responses.items import item_id
 from frontend.protocols.responses.tools import Names

@@ -11,8 +11,8 @@ import time
 from http import HTTPStatus
 from typing import Any
 
+from frontend.engine.events import Ended
 from frontend.generation.errors import error_object, status_of
-from frontend.generation.events import Ended
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.requests import ResponsePlan
 from ipc.errors import Draining, ModelError, Overloaded, PenstockError, WorkerFault

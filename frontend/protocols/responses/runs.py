@@ -17,10 +17,8 @@ from dataclasses import dataclass, field
 import msgspec
 from falcon.asgi import Request
 
-from frontend.engine.finishing import Outcome
-from frontend.engine.scope import RequestScope, current_scope
+from frontend.engine.events import Event
 from frontend.generation.errors import status_of
-from frontend.generation.events import Event
 from frontend.generation.models import find_generator
 from frontend.generation.running import named_model, running
 from frontend.protocols.responses import resource
@@ -28,6 +26,8 @@ from frontend.protocols.responses.asking import Asked
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.resource import Resource
 from frontend.protocols.responses.store import ResponseStore, ResponsesUnavailable
+from frontend.records.finishing import Outcome
+from frontend.scope import RequestScope, current_scope
 from frontend.services import Services
 from ipc.errors import Cancelled, Draining, PenstockError, QueueFull
 from ipc.wire.messages import GenerateCall

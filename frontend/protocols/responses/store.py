@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from frontend.generation.events import Event
+from frontend.engine.events import Event
 from frontend.protocols.responses import event_log, resource
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.resource import Resource

@@ -10,7 +10,6 @@ import falcon
 import orjson
 from falcon.asgi import Request, Response
 
-from frontend.engine.scope import RequestScope
 from frontend.generation.errors import InvalidField, status_of
 from frontend.generation.sending import send_stream
 from frontend.protocols.responses import event_log, resource
@@ -18,6 +17,7 @@ from frontend.protocols.responses.named_events import NamedEvents
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.runs import PROTOCOL
 from frontend.protocols.responses.store import ResponseNotFound, ResponseStore, Stored
+from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc.errors import PenstockError
 

@@ -13,8 +13,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 
+from frontend.engine.events import Generation
 from frontend.generation.errors import status_of
-from frontend.generation.events import Generation
 from frontend.protocols.responses import resource
 from frontend.protocols.responses.keeping import Keeper
 from frontend.protocols.responses.named_events import NamedEvents

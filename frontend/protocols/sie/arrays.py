@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from frontend.http.sending import Buffer
+from frontend.resources.sending import Buffer
 
 _packer = msgpack.Packer()
 

@@ -8,8 +8,6 @@ from typing import Any
 import orjson
 
 from frontend.engine.answer import Answer
-from frontend.engine.scope import RequestScope
-from frontend.http.sending import Buffer
 from frontend.protocols.sie import chunking, render
 from frontend.protocols.sie.convert import usage_of
 from frontend.protocols.sie.inputs import check_inputs, inputs_of
@@ -17,6 +15,8 @@ from frontend.protocols.sie.outputs import dense_of
 from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import ENCODINGS, EmbeddingsRequest
 from frontend.protocols.sie.vectors import VectorsResource, Wishes, check_wishes, side_of_type
+from frontend.resources.sending import Buffer
+from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.messages import Chunking, EncodeCall, InputItem, ModelStatus

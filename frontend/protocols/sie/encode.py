@@ -8,8 +8,6 @@ from typing import ClassVar
 
 from frontend.engine.answer import Answer
 from frontend.engine.options import check_options
-from frontend.engine.scope import RequestScope
-from frontend.http.sending import Buffer
 from frontend.protocols.sie import chunking
 from frontend.protocols.sie.convert import EncodePlan, plan_encode
 from frontend.protocols.sie.flow import InferenceResource, timing_of
@@ -18,6 +16,8 @@ from frontend.protocols.sie.outputs import outputs_of
 from frontend.protocols.sie.render import EncodedItems, json_parts, msgpack_parts
 from frontend.protocols.sie.route import Form
 from frontend.protocols.sie.schemas import EncodeParams, EncodeRequest
+from frontend.resources.sending import Buffer
+from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import IN_PARAMS
 from ipc.wire.messages import InputItem, ModelStatus

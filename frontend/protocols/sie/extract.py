@@ -17,14 +17,14 @@ import orjson
 
 from frontend.engine.answer import Answer
 from frontend.engine.options import check_options
-from frontend.engine.scope import RequestScope
 from frontend.http.labels import check_labels, check_schema, distinct
 from frontend.http.rendering import off_loop_if
-from frontend.http.sending import Buffer
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.items import check_items, images_in, inputs_of
 from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import ExtractParams, ExtractRequest
+from frontend.resources.sending import Buffer
+from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.wire import extraction
 from ipc.wire.extraction import Extraction

@@ -23,16 +23,16 @@ from frontend.engine.answer import Answer
 from frontend.engine.options import target_of
 from frontend.engine.planning import cost_of
 from frontend.engine.planning import plan as plan_work
-from frontend.engine.scope import RequestScope
 from frontend.http.media import check_all
 from frontend.http.refused_bodies import model_in
 from frontend.http.rendering import off_loop, off_loop_if
-from frontend.http.sending import Buffer, send_parts
 from frontend.protocols.sie import repeating
 from frontend.protocols.sie.items import warnings_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
 from frontend.protocols.sie.route import Form, ModelRoute, Plan
 from frontend.protocols.sie.schemas import Body, is_large, is_msgpack, read, read_aside
+from frontend.resources.sending import Buffer, send_parts
+from frontend.scope import RequestScope
 from ipc.errors import InvalidInput, ModelNotFound, of_items
 
 R = TypeVar("R", bound=Body)

@@ -16,10 +16,10 @@ import numpy as np
 from frontend.engine.answer import Answer
 from frontend.engine.quantize import Quantized, quantize, shorten, to_half
 from frontend.http.rendering import Steps, at_once, in_steps, off_loop
-from frontend.http.sending import Buffer
 from frontend.protocols.sie import muvera
 from frontend.protocols.sie.arrays import append_map, append_pair, array_prefix, map_header, packed
 from frontend.protocols.sie.convert import EncodePlan
+from frontend.resources.sending import Buffer
 
 INLINE_NBYTES = 1 << 20
 """Results up to this size are converted and rendered on the event loop, larger ones in a thread."""

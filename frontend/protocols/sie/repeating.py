@@ -9,10 +9,10 @@ import msgspec
 import orjson
 from falcon.asgi import Request
 
-from frontend.engine.scope import RequestScope
 from frontend.engine.whole_answers import LONGEST_BODY, WholeAnswer
-from frontend.http.sending import Buffer
 from frontend.protocols.sie.arrays import packed
+from frontend.resources.sending import Buffer
+from frontend.scope import RequestScope
 from frontend.services import Services
 
 _encoder = msgspec.msgpack.Encoder()

@@ -11,7 +11,6 @@ import orjson
 
 from frontend.engine.answer import Answer
 from frontend.engine.options import check_options
-from frontend.engine.scope import RequestScope
 from frontend.http.texts import check_count, check_shared, check_texts
 from frontend.protocols.sie.convert import check_used, usage_of
 from frontend.protocols.sie.inputs import images_of
@@ -19,6 +18,7 @@ from frontend.protocols.sie.media import MediaInput, Seen, input_of, seen
 from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import RerankRequest
 from frontend.protocols.sie.score import INLINE_NBYTES, Pairs, ScoringResource, ranking
+from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.field_names import FieldNames

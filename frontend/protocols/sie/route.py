@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from frontend.engine.answer import Answer
 from frontend.engine.options import Resolved, resolve
-from frontend.engine.scope import RequestScope
-from frontend.http.inference import InferenceRoute
-from frontend.http.sending import Buffer
 from frontend.protocols.sie.schemas import Body, EncodeParams, ExtractParams, ScoreRequest
+from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import Buffer
+from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import IN_PARAMS, FieldNames
 from ipc.wire.messages import Call, ModelStatus

@@ -11,15 +11,15 @@ import numpy as np
 
 from frontend.engine.answer import Answer
 from frontend.engine.options import check_options
-from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop_if
-from frontend.http.sending import Buffer
 from frontend.http.texts import check_shared
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.items import check_items, images_in, input_of, inputs_of
 from frontend.protocols.sie.render import ranked_parts
 from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import Body, ScoreRequest
+from frontend.resources.sending import Buffer
+from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import InputItem, ModelStatus, ScoreCall

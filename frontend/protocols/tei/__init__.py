@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from frontend.http.inference import InferenceRoute
 from frontend.protocols.foreign.server import ErrorForm, ServerProtocol
 from frontend.protocols.tei.texts import (
     DecodeResource,
@@ -23,6 +22,7 @@ from frontend.protocols.tei.vectors import (
     EmbedSparseResource,
     SimilarityResource,
 )
+from frontend.resources.inference import InferenceRoute
 from ipc.errors import PenstockError
 
 _STATUSES = {

@@ -21,9 +21,6 @@ from falcon.asgi import Request, Response
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import default_model, is_served
-from frontend.engine.scope import RequestScope
-from frontend.http.inference import InferenceRoute
-from frontend.http.sending import Buffer
 from frontend.protocols.foreign.scoring import (
     ENTRY_NBYTES,
     FAMILY,
@@ -43,6 +40,9 @@ from frontend.protocols.sie.render import joined, json_list
 from frontend.protocols.sie.route import Form
 from frontend.protocols.tei.contract import DecodeRequest, Info, PredictRequest, TextsRequest, TokenizeRequest
 from frontend.protocols.tei.vectors import EmbedAllResource, EmbedResource, EmbedSparseResource
+from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import Buffer
+from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc.catalog.entries import ENCODE_OUTPUTS, HubSource, ModelEntry
 from ipc.errors import InvalidInput

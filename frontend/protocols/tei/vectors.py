@@ -11,9 +11,7 @@ import orjson
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import default_model
-from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop_if
-from frontend.http.sending import Buffer
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from frontend.protocols.sie.outputs import INLINE_NBYTES
@@ -21,6 +19,8 @@ from frontend.protocols.sie.render import json_array, json_list
 from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.vectors import VectorsResource, Wishes, normalized, unit_rows
 from frontend.protocols.tei.contract import EmbedAllRequest, EmbedRequest, SimilarityRequest
+from frontend.resources.sending import Buffer
+from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import EncodeCall, InputItem

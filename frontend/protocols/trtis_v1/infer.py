@@ -7,10 +7,7 @@ from typing import Any
 import falcon
 from falcon.asgi import Request, Response
 
-from frontend.engine.scope import RequestScope
-from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import off_loop_if
-from frontend.http.sending import send_parts
 from frontend.protocols.trtis_v1 import requests, responses
 from frontend.protocols.trtis_v1.http_forms import STATUS_HEADER, set_failure, target_of, wants_binary
 from frontend.protocols.trtis_v1.statuses import Statuses
@@ -20,6 +17,9 @@ from frontend.protocols.trtis_v1.text import (
     one_line,
     read_request_header,
 )
+from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import send_parts
+from frontend.scope import RequestScope
 from frontend.services import Services
 from frontend.tensors import checking
 from frontend.tensors.receiving import receive

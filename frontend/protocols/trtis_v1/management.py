@@ -11,11 +11,11 @@ import contextlib
 import os
 
 from frontend.protocols.trtis_v1.statuses import UnknownMode
+from frontend.records.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from frontend.server.succession import SUCCESSION
 from frontend.services import Services
 from frontend.tensors import config_messages
 from frontend.tensors.request import UnavailableModel
-from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from frontend.tensors.version_states import VersionState
 from ipc import version
 from ipc.catalog.ids import is_repository, model_of

@@ -18,8 +18,6 @@ import orjson
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
-from frontend.engine.scope import RequestScope
-from frontend.http.sending import Buffer
 from frontend.protocols.foreign.scoring import (
     ClassesPlan,
     ClassifyResource,
@@ -47,6 +45,8 @@ from frontend.protocols.vllm.contract import (
     PromptRequest,
     TokenIdsRequest,
 )
+from frontend.resources.sending import Buffer
+from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput, NoReplica
 from ipc.wire import tokens

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from frontend.engine.scope import RequestScope
 from frontend.grpc import wire
+from frontend.scope import RequestScope
 from frontend.tensors.head_plans import MOST_HEAD_NBYTES, HeadPlan
 from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModel

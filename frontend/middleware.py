@@ -1,4 +1,7 @@
-"""Before and after every request: ids, headers, error rendering, counting, one log line for failures."""
+"""Before and after every request: ids, headers, access, error rendering, counting, one log line for failures.
+
+Pages of other sites get leave, refusals are raised, and grants become part of the request's context.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,24 @@ import falcon
 import orjson
 from falcon.asgi import Request, Response, WebSocket
 
-from frontend.engine.finishing import Outcome
-from frontend.engine.http_counting import NO_MODEL, RECORD_KEY, HttpRecord
-from frontend.engine.scope import (
+from frontend.access.cors import CorsMiddleware
+from frontend.access.gate import Decision, Grant, decision_of
+from frontend.http import paths, tracebacks
+from frontend.http.denial import deny
+from frontend.http_counting import NO_MODEL, RECORD_KEY, HttpRecord
+from frontend.protocols.registry import Protocols, WireProtocol
+from frontend.records.finishing import Outcome
+from frontend.scope import (
     RequestScope,
     common_headers,
     plain_scope,
     scope_of_request,
     shorten_deadline,
 )
-from frontend.http import paths, tracebacks
-from frontend.http.denial import deny
-from frontend.protocols.registry import Protocols, WireProtocol
 from frontend.services import Services
 from ipc import logs
 from ipc.errors import Cancelled, Draining, PenstockError, Unauthenticated
-from ipc.metrics.families import UNKNOWN
+from ipc.metrics.families import NO_KEY, UNKNOWN
 
 log = logging.getLogger(__name__)
 
@@ -177,3 +182,47 @@ async def _answer(
         resp.content_type = falcon.MEDIA_JSON
         resp.data = orjson.dumps(body)
     resp.set_headers(headers)
+
+
+class AccessMiddleware:
+    """Applies the decision that `Gate.admit` kept in the scope. Runs after the middleware that makes the context."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def process_request(self, req: Request, resp: Response) -> None:
+        """Note the caller. Raises the `AccessRefused`."""
+        req.context.penstock.grant = self._apply(req)
+
+    async def process_request_ws(self, req: Request, ws: WebSocket) -> None:
+        """Note the caller of a WebSocket. Raises the `AccessRefused`, which refuses the handshake."""
+        req.context.penstock.grant = self._apply(req)
+        self._count(decision_of(req.scope), "101")
+
+    async def process_response(
+        self, req: Request, resp: Response, resource: object, req_succeeded: bool
+    ) -> None:
+        """Count the request for its key; a change of the server is logged with the name of the key."""
+        decision = decision_of(req.scope)
+        self._count(decision, str(resp.status_code))
+        name = decision.grant.name
+        if decision.grant.admin:
+            log.info("%s %s answered %d for key %s", req.method, req.path, resp.status_code, name)
+
+    def _apply(self, req: Request) -> Grant:
+        decision = decision_of(req.scope)
+        logs.caller.set(decision.grant.name)
+        if decision.refusal is not None:
+            if self._services.started:
+                self._services.recorder.refused(decision.refusal.code.lower())
+            raise decision.refusal
+        return decision.grant
+
+    def _count(self, decision: Decision, code: str) -> None:
+        if self._services.started and (decision.grant.name or decision.refusal is not None):
+            self._services.recorder.called(decision.grant.name or NO_KEY, code)
+
+
+def access_middleware(services: Services) -> list[Any]:
+    """The middleware of access, in its order: a preflight is answered before anybody asks for a key."""
+    return [CorsMiddleware(services.settings.server.cors_origins), AccessMiddleware(services)]

@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from frontend.engine.http_counting import HttpCounts
-from frontend.engine.recording import Recorder
-from frontend.engine.scope import RequestScope
-from frontend.status.recent import Recent, RecentWriter, open_ring, shown_message
-from frontend.tensors.statistics import RequestCounters
+from frontend.http_counting import HttpCounts
+from frontend.records.recent import Recent, RecentWriter, open_ring, shown_message
+from frontend.records.recording import Recorder
+from frontend.records.statistics import RequestCounters
+from frontend.scope import RequestScope
 from frontend.tracing import otlp as starting
 from frontend.tracing.tracer import Tracer
 from ipc.settings import Settings

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from frontend.engine.http_counting import UNMATCHED
+from frontend.http_counting import UNMATCHED
 from ipc.errors import InputRefused, WorkerCrashed
 from ipc.metrics.families import DIRECTIONS, NO_KEY, UNKNOWN
 from ipc.metrics.registry import FrontendMetrics

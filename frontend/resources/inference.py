@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from falcon.asgi import Request, Response
 
-from frontend.engine.scope import RequestScope
 from frontend.http.disconnect import until_disconnect
+from frontend.scope import RequestScope
 from frontend.services import Services
 
 

@@ -17,8 +17,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from frontend.engine.scope import InferenceRecord
-from frontend.tensors.version_states import VersionState
+from frontend.scope import InferenceRecord
 from ipc.catalog.entries import Catalog
 from ipc.catalog.ids import model_of, split_id
 from ipc.metrics.families import UNVERSIONED, size_label
@@ -100,9 +99,9 @@ class ServerStatistics:
         """Statistics of one version; all zero before the first count."""
         return self.models.get((model, version)) or ModelStatistics()
 
-    def of_state(self, state: VersionState) -> ModelStatistics:
-        """Statistics of a version that `TensorModels.states` lists, found by the model's full name."""
-        return self.of(model_of(state.id), state.version)
+    def of_id(self, model_id: str, version: int) -> ModelStatistics:
+        """Statistics of a version of the model with this full name."""
+        return self.of(model_of(model_id), version)
 
 
 class StatisticsReader:

@@ -20,7 +20,7 @@ from ipc.wire.messages import Timing, Trace
 if TYPE_CHECKING:
     from falcon.asgi import Request
 
-    from frontend.engine.http_counting import HttpRecord
+    from frontend.http_counting import HttpRecord
 
 LATE_NS = 50_000_000
 """The clock of an rpc's client runs ahead of ours by the way of its request."""
@@ -66,7 +66,7 @@ class RequestScope(msgspec.Struct, eq=False):
     is the address of the client, `cache_hits` how many items were in the cache of embeddings, None without a look-up,
     `answer_key` the key of the whole answer, empty for an answer that is not kept.
     `http` is the record of a counted HTTP request. Requests of tensors fill `inference`, which
-    `frontend.engine.finishing` counts.
+    `frontend.records.finishing` counts.
     """
 
     request_id: str
