@@ -13,7 +13,8 @@ import transformers
 
 from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
 from tests.tiny.models import SIZES, build, redraw
-from workers.adapters.base import Adapter, LoadContext, Prepared
+from tests.tiny.pictures import encoded, picture
+from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared
 from workers.adapters.registry import resolve
 from workers.adapters.shared import encoder as encoder_module
 from workers.adapters.shared.encoder import TextEncoder
@@ -195,6 +196,20 @@ def test_a_token_without_an_embedding_fails_its_item_alone(
     found: Sequence[Any] = _readable(adapter, adapter.prepare(items, call(items)))
     assert isinstance(found[0], Prepared)
     assert found[1].code == "INVALID_INPUT" and f"'zzneu' has the id {rows}" in found[1].message
+
+
+@pytest.mark.parametrize("tiny", ["florence2", "donut", "glm_ocr"])
+def test_an_instruction_with_a_token_without_an_embedding_never_reaches_the_model(
+    tmp_path: Path, tiny: str
+) -> None:
+    directory = build(tiny, tmp_path / tiny)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    tokenizer.add_tokens(["zzneu"])
+    tokenizer.save_pretrained(str(directory))
+    adapter: Adapter = load(tiny, directory)
+    items = [InputItem(images=[encoded(picture(1))])]
+    [found] = _readable(adapter, adapter.prepare(items, ExtractCall(items, instruction="which zzneu?")))
+    assert isinstance(found, ItemFailure) and "'zzneu' has the id" in found.message
 
 
 def test_a_text_without_any_token_has_no_entities(tmp_path: Path) -> None:

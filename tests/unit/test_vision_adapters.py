@@ -176,7 +176,8 @@ def test_donut_without_a_task_has_the_task_of_its_checkpoint(place: Path) -> Non
         for config in configs:
             config.decoder_start_token_id = tokenizer.convert_tokens_to_ids(start) if start else None
         processor = SimpleNamespace(
-            tokenizer=SimpleNamespace(get_added_vocab=lambda: added), image_processor=None
+            tokenizer=SimpleNamespace(get_added_vocab=lambda: added, get_vocab=dict),
+            image_processor=None,
         )
         return str(type(adapter)(adapter._model, processor).default_task)
 

@@ -25,6 +25,7 @@ from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import ItemFailure, Prepared
 from workers.adapters.shared.extracting import NOT_FINITE
 from workers.adapters.shared.image_extracting import ImageExtractAdapter, Size, size_of
+from workers.adapters.shared.known_ids import KnownIds, embedding_rows
 from workers.adapters.shared.options import NO_LIMIT, OptionReader
 from workers.device import stepping
 
@@ -66,6 +67,11 @@ class ImageWriter(ImageExtractAdapter):
     default_task: str
     default_tokens: ClassVar[int]
     asks = True
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        """Take over a loaded model and its processor."""
+        super().__init__(model, processor)
+        self.known_ids = KnownIds(embedding_rows(model), processor.tokenizer)
 
     @abstractmethod
     def prompt_of(self, task: str, call: ExtractCall) -> tuple[str, tuple[int, ...]]:
@@ -114,6 +120,10 @@ class ImageWriter(ImageExtractAdapter):
         pixels = np.asarray(found["pixel_values"], np.float32)
         page = Page({"pixel_values": pixels}, size_of(image), wanted)
         return Prepared(page, self.tokens_read(pixels[0]) + len(wanted.prompt))
+
+    def ids_of(self, payload: Page) -> list[tuple[int, ...]]:
+        """The prompt."""
+        return [payload.assignment.prompt]
 
     @abstractmethod
     def tokens_read(self, pixels: np.ndarray) -> int:
