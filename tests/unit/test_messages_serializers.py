@@ -8,8 +8,7 @@ import orjson
 
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation.outcome import Outcome
-from frontend.protocols.messages.message_answer import answer_of
-from frontend.protocols.messages.message_events import PING, MessageEvents
+from frontend.protocols.messages.messages import PING, MessageEvents, answer_of
 from ipc.wire.generation import TokenLogprob
 
 _ENDED = Ended(5, 3, 1, 2, 0.25, 0.25)

@@ -15,10 +15,10 @@ from openapi_spec_validator import OpenAPIV31SpecValidator, validate
 from frontend import app
 from frontend.engine.quantize import OUTPUT_DTYPES
 from frontend.generation.conversation import ROLES
-from frontend.generation.hosted import PERMISSIONS
 from frontend.generation.reasoning import EFFORTS
+from frontend.generation.talk_fields import PERMISSIONS
 from frontend.protocols import responses
-from frontend.protocols.chat import absent
+from frontend.protocols.chat import management
 from frontend.protocols.foreign.shared_routes import OWNERS
 from frontend.protocols.tables import operations, schema
 from ipc import settings
@@ -35,7 +35,7 @@ UNDOCUMENTED = {
     "/redoc": "the same page as /docs",
     "/docs/{name}": "files of that page",
     "/v2/": "the same as /v2",
-    **dict.fromkeys((*absent.CATEGORIES, *absent.NOT_BUILT), "refuses everything"),
+    **dict.fromkeys((*management.CATEGORIES, *management.NOT_BUILT), "refuses everything"),
     **dict.fromkeys(responses.NOT_SERVED, "not found"),
 }
 OTHER_ERRORS = ("/v2", "/v1/config", "/v1/chat", "/v1/completions", "/v1/models/unload", "/v1/models/reload")

@@ -12,10 +12,10 @@ import falcon
 import falcon.asgi
 
 from frontend.generation import errors
-from frontend.protocols.chat import absent, control, system
+from frontend.protocols.chat import management
 from frontend.protocols.chat.chat import ChatResource
 from frontend.protocols.chat.completions import CompletionsResource
-from frontend.protocols.chat.sending import PROTOCOL
+from frontend.protocols.chat.envelope import PROTOCOL
 from frontend.services import Services
 from ipc.errors import PenstockError
 
@@ -36,23 +36,23 @@ class ChatProtocol:
         "/v1/models/status",
         "/v1/system",
         "/calibration",
-        *absent.NOT_BUILT,
+        *management.NOT_BUILT,
     )
 
     def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
         """Add the routes; those that load and unload only where administration over HTTP is on."""
         app.add_route("/v1/chat/completions", ChatResource(services))
         app.add_route("/v1/completions", CompletionsResource(services))
-        app.add_route("/v1/models/status", control.ControlResource(services, control.status))
+        app.add_route("/v1/models/status", management.ControlResource(services, management.status))
         if services.settings.server.admin:
-            app.add_route("/v1/models/unload", control.ControlResource(services, control.unload))
-            app.add_route("/v1/models/reload", control.ControlResource(services, control.reload))
-        app.add_route("/v1/system/info", system.InfoResource(services))
-        app.add_route("/v1/system/doctor", system.DoctorResource(services))
-        for path, product in absent.CATEGORIES.items():
-            app.add_route(path, absent.OtherCategory(product))
-        for path, feature in absent.NOT_BUILT.items():
-            app.add_route(path, absent.NotBuilt(feature))
+            app.add_route("/v1/models/unload", management.ControlResource(services, management.unload))
+            app.add_route("/v1/models/reload", management.ControlResource(services, management.reload))
+        app.add_route("/v1/system/info", management.InfoResource(services))
+        app.add_route("/v1/system/doctor", management.DoctorResource(services))
+        for path, product in management.CATEGORIES.items():
+            app.add_route(path, management.OtherCategory(product))
+        for path, feature in management.NOT_BUILT.items():
+            app.add_route(path, management.NotBuilt(feature))
 
     def inference_at(self, path: str) -> tuple[str, str]:
         """(operation, "") of `path`: the body names the model."""

@@ -1,13 +1,21 @@
-"""What every answer of this contract begins and ends with: identity and usage."""
+"""What every answer of this contract begins and ends with: identity, usage, and `data: [DONE]` behind a stream."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+from falcon.asgi import Request, Response
+
 from frontend.engine.events import Called, Ended
-from frontend.generation.sending import new_id
+from frontend.generation.errors import status_of, stream_error
+from frontend.generation.sending import new_id, send_stream
+from frontend.services import Services
+from frontend.sse import DONE, data
+from ipc.errors import PenstockError
 
 FINGERPRINT = "local"
 
@@ -78,3 +86,18 @@ def call_of(call: Called, *, indexed: bool) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     told = {"id": call.id, "type": "function", "function": function}
     return {"index": call.index, **told} if indexed else told
+
+
+PROTOCOL = "chat"
+
+
+async def send_events(
+    services: Services, req: Request, resp: Response, events: AsyncGenerator[bytes, None]
+) -> None:
+    """Answer with `events`, whose first piece says that the stream has begun. Raises what fails before that."""
+    await send_stream(services, req, resp, events, PROTOCOL, last_events)
+
+
+def last_events(error: PenstockError) -> tuple[int, bytes]:
+    """(status to count, events) of an error that ends a stream."""
+    return status_of(error), data(orjson.dumps(stream_error(error))) + DONE

@@ -11,7 +11,7 @@ from frontend.generation.described import ErrorAnswer, Usage, generating
 from frontend.openapi.operation import JSON, Operation
 from frontend.protocols.chat.chat_requests import ChatRequest
 from frontend.protocols.chat.completion_requests import CompletionRequest
-from frontend.protocols.chat.control import ControlAnswer, ModelRequest
+from frontend.protocols.chat.management import ControlAnswer, ModelRequest
 
 
 class CalledFunctionInfo(msgspec.Struct):

@@ -1,27 +1,194 @@
-"""POST /v1/messages and POST /v1/messages/count_tokens."""
+"""POST /v1/messages and POST /v1/messages/count_tokens: the resources, and the answer, whole and as named events.
+
+1. `message_start` leaves once the prompt is tokenized, with the number of its tokens. A stream that opens before, since
+   the request waits, tells 0 tokens there; `message_delta` has the true number always.
+2. Blocks come in the order of arrival. Text closes a block of reasoning and the reverse; a call is a block of its own.
+3. `message_delta` waits for the counts of the request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from functools import partial
+from typing import Any
 
 import falcon
 import orjson
 from falcon.asgi import Request, Response
 
+from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation import bodies
-from frontend.generation.outcome import Outcome
+from frontend.generation.logprobs import entries_of
+from frontend.generation.outcome import Outcome, finish_reason
 from frontend.generation.running import named_model, running
 from frontend.generation.sending import new_id, send_json, send_stream
 from frontend.protocols.messages.errors import status_of, stream_error
-from frontend.protocols.messages.message_answer import answer_of
-from frontend.protocols.messages.message_events import PING, MessageEvents
 from frontend.protocols.messages.message_requests import MessagesPlan, parse, parse_count
 from frontend.resources.inference import InferenceRoute
 from frontend.scope import RequestScope
 from frontend.sse import COMMENT, named
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import PenstockError
+from ipc.wire.generation import TokenLogprob
+
+_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
+
+
+def answer_of(identity: str, model: str, outcome: Outcome, logprobs: bool) -> dict[str, Any]:
+    """The body; with `logprobs` it has those of all tokens."""
+    [choice] = outcome.choices
+    content: list[dict[str, Any]] = []
+    if reasoning := choice.reasoning_text:
+        content.append(thinking_block(reasoning))
+    if text := choice.text:
+        content.append({"type": "text", "text": text})
+    # NOTE: arguments are JSON text already, with numbers that orjson could neither read nor write.
+    content += [{**call_block(call), "input": orjson.Fragment(call.arguments)} for call in choice.calls]
+    finished = choice.finished or Finished(0, "canceled")
+    answer = {
+        **envelope(identity, model),
+        "content": content,
+        **stop_of(finished, bool(choice.calls)),
+        "usage": usage_of(outcome.counts),
+    }
+    return answer | {"logprobs": {"content": entries_of(choice.logprobs)}} if logprobs else answer
+
+
+def envelope(identity: str, model: str) -> dict[str, Any]:
+    """What a message begins with."""
+    return {"id": identity, "type": "message", "role": "assistant", "content": [], "model": model}
+
+
+def thinking_block(text: str) -> dict[str, Any]:
+    """A block of reasoning, whose signature is empty."""
+    return {"type": "thinking", "thinking": text, "signature": ""}
+
+
+def call_block(call: Called) -> dict[str, Any]:
+    """A block of a call, with no input yet."""
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+
+
+def stop_of(finished: Finished, has_calls: bool) -> dict[str, Any]:
+    """Why the message ended, and the text that ended it."""
+    reason = finish_reason(finished, has_calls)
+    if reason == "stop" and finished.stop is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": finished.stop}
+    return {"stop_reason": _REASONS.get(reason, "end_turn"), "stop_sequence": None}
+
+
+def usage_of(counts: Ended) -> dict[str, int]:
+    """Tokens of the prompt and of the answer."""
+    return {"input_tokens": counts.prompt_tokens, "output_tokens": counts.completion_tokens}
+
+
+PING = named("ping", b'{"type":"ping"}')
+_TEXT, _THINKING = "text", "thinking"
+
+
+class MessageEvents:
+    """Makes the framed events of one message."""
+
+    def __init__(self, identity: str, model: str, *, logprobs: bool) -> None:
+        self._identity, self._model, self._logprobs = identity, model, logprobs
+        self._index = -1
+        self._open = ""
+        self._is_started = False
+        self._has_calls = False
+        self._finished = Finished(0, "canceled")
+
+    def feed(self, events: Iterable[Event]) -> list[bytes]:
+        """The events of the contract for more events of the generation."""
+        told: list[bytes] = []
+        for event in events:
+            if isinstance(event, Text):
+                told += self._spoken(_TEXT, event)
+            elif isinstance(event, Reasoning):
+                told += self._spoken(_THINKING, event)
+            elif isinstance(event, Called):
+                told += self._called(event)
+            elif isinstance(event, Finished):
+                self._finished = event
+            elif isinstance(event, Ended):
+                told += self._end(event)
+            elif isinstance(event, Started) and not self._is_started:
+                told.append(self.open(event.prompt_tokens))
+        return told
+
+    def open(self, prompt_tokens: int | None = 0) -> bytes:
+        """`message_start` with the tokens of the prompt, 0 while they are unknown. Empty if it is told, or for None."""
+        if self._is_started or prompt_tokens is None:
+            return b""
+        self._is_started = True
+        usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
+        told = {**envelope(self._identity, self._model), "stop_reason": None, "stop_sequence": None}
+        return _event("message_start", message={**told, "usage": usage})
+
+    def _spoken(self, kind: str, event: Text | Reasoning) -> list[bytes]:
+        """A piece of text or of reasoning, in the open block if that is of its kind."""
+        if not event.text and not event.logprobs:
+            return []
+        told = [] if self._open == kind else self._begin(kind)
+        if entries := self._entries(event.logprobs):
+            delta = {"type": f"{kind}_delta", kind: event.text}
+            told.append(_event("content_block_delta", index=self._index, delta=delta, **entries))
+        else:
+            told.append(_piece(self._index, kind, event.text))
+        return told
+
+    def _entries(self, logprobs: list[TokenLogprob] | None) -> dict[str, Any]:
+        """The field that stands beside a delta; none where the request asks for none."""
+        return {"logprobs": {"content": entries_of(logprobs)}} if logprobs and self._logprobs else {}
+
+    def _begin(self, kind: str) -> list[bytes]:
+        """The end of the open block, and the beginning of another one."""
+        block = thinking_block("") if kind == _THINKING else {"type": _TEXT, "text": ""}
+        told = self._stop()
+        self._open = kind
+        self._index += 1
+        return [*told, _event("content_block_start", index=self._index, content_block=block)]
+
+    def _stop(self) -> list[bytes]:
+        if not self._open:
+            return []
+        self._open = ""
+        return [_event("content_block_stop", index=self._index)]
+
+    def _called(self, event: Called) -> list[bytes]:
+        told = self._stop()
+        self._index += 1
+        self._has_calls = True
+        delta = {"type": "input_json_delta", "partial_json": event.arguments}
+        entries = self._entries(event.logprobs)
+        return [
+            *told,
+            _event("content_block_start", index=self._index, content_block=call_block(event)),
+            _event("content_block_delta", index=self._index, delta=delta, **entries),
+            _event("content_block_stop", index=self._index),
+        ]
+
+    def _end(self, event: Ended) -> list[bytes]:
+        delta = stop_of(self._finished, self._has_calls)
+        return [
+            *self._stop(),
+            _event(
+                "message_delta", delta=delta, usage=usage_of(event), **self._entries(self._finished.logprobs)
+            ),
+            _event("message_stop"),
+        ]
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    return named(name, orjson.dumps({"type": name, **fields}))
+
+
+def _piece(index: int, kind: str, text: str) -> bytes:
+    # PERF: most events of a stream are such pieces.
+    return (
+        b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+        b'"delta":{"type":"%s_delta","%s":%s}}\n\n'
+    ) % (index, kind.encode(), kind.encode(), orjson.dumps(text))
+
 
 PROTOCOL = "messages"
 

@@ -1,0 +1,232 @@
+"""Routes of the contract beside text: models are unloaded and loaded, the system tells of itself, and what is absent.
+
+1. POST /v1/models/unload, /reload and /status: `{"model_id"}` gives `{"model_id", "status"}`. A failure has the same
+   body with a status code of its own: 404 for a model that does not exist, 400 otherwise.
+2. GET /v1/system/info has facts of the machine, of the workers' devices and of the build.
+3. POST /v1/system/doctor runs the checks of `penstock doctor` that hold for a running server, and looks at workers and
+   models.
+4. A route that this server does not have says so, with what is missing.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Annotated, Any
+
+import falcon
+import msgspec
+import orjson
+from falcon.asgi import Request, Response
+from msgspec import Meta
+
+from frontend.generation import bodies
+from frontend.generation.errors import InvalidField
+from frontend.generation.models import find_generator, status_of
+from frontend.http.disconnect import until_disconnect
+from frontend.http.rendering import off_loop
+from frontend.scope import RequestScope
+from frontend.services import Services
+from frontend.status import checks
+from ipc import machine
+from ipc.errors import DeadlineExceeded, ModelNotFound, PenstockError, Unsupported
+from ipc.version import VERSION
+
+Act = Callable[[Services, str, int], Awaitable[str]]
+
+
+class ModelRequest(msgspec.Struct):
+    """Body of the three routes."""
+
+    model_id: Annotated[str, Meta(description="Name of the model.")]
+
+
+class ControlAnswer(msgspec.Struct, omit_defaults=True):
+    """State of a model after what was asked, or why that failed."""
+
+    model_id: Annotated[str, Meta(description="Name of the model.")]
+    status: Annotated[str, Meta(description="The state.")]
+    error: Annotated[str | None, Meta(description="What went wrong.")] = None
+
+
+async def unload(services: Services, model: str, deadline_ns: int) -> str:
+    """Unload the model from every worker."""
+    await services.directory.unload(model, True, deadline_ns)
+    return "unloaded"
+
+
+async def reload(services: Services, model: str, deadline_ns: int) -> str:
+    """Load the model, also after a failure. A load that takes longer than the request goes on."""
+    try:
+        state = await services.directory.load(model, True, deadline_ns)
+    except DeadlineExceeded:
+        state = services.directory.status(model).state
+    return status_of(state)
+
+
+async def status(services: Services, model: str, deadline_ns: int) -> str:
+    """Say in which state the model is."""
+    return status_of(services.directory.status(model).state)
+
+
+class ControlResource:
+    """One of the three routes, which does `act`."""
+
+    def __init__(self, services: Services, act: Act) -> None:
+        self._services, self._act = services, act
+
+    async def on_post(self, req: Request, resp: Response) -> None:
+        """Answer with the state of the model."""
+        request = await bodies.receive(self._services, req, _parsed)
+        scope: RequestScope = req.context.penstock
+        scope.names(request.model_id)
+        code, answer = await until_disconnect(self._run(request.model_id, scope), req.scope)
+        resp.status = code
+        resp.content_type = falcon.MEDIA_JSON
+        resp.data = orjson.dumps(answer, default=msgspec.to_builtins)
+
+    async def _run(self, name: str, scope: RequestScope) -> tuple[Any, ControlAnswer]:
+        services = self._services
+        try:
+            entry = find_generator(name, services.catalog, services.settings)
+            state = await self._act(services, entry.id, scope.deadline_ns)
+            return falcon.HTTP_200, ControlAnswer(entry.id, state)
+        except ModelNotFound as error:
+            return falcon.HTTP_404, ControlAnswer(name, "not_found", error.message)
+        except PenstockError as error:
+            return falcon.HTTP_400, ControlAnswer(name, "internal_error", error.message)
+
+
+def _parsed(body: bytes) -> ModelRequest:
+    return bodies.decode(body, ModelRequest, 1)
+
+
+_ADVICE = {
+    "shared_memory": "make the file system of shared memory larger, or arena.bytes smaller",
+    "open_files": "raise the hard limit of open files, or allow fewer connections",
+    "keys": "mend the file that server.keys_file names",
+    "workers": "read the log of the supervisor: why a worker is not up stands there",
+    "models": "read the error of the model, mend its catalog entry or its files, and reload it",
+}
+
+
+def machine_facts() -> dict[str, Any]:
+    """Facts of the machine. Reads files of the kernel, which may take milliseconds."""
+    return {
+        "os": platform.system(),
+        "kernel": platform.release(),
+        "cpu": {
+            "name": machine.processor_name(),
+            "cores": machine.available_cores(),
+            "arch": platform.machine(),
+        },
+        "memory": {"total_bytes": machine.memory_nbytes(), "available_bytes": machine.free_memory_nbytes()},
+        "build": {"version": VERSION, "python": platform.python_version()},
+        "hf_cache_path": str(machine.hub_cache()),
+    }
+
+
+async def info(services: Services) -> dict[str, Any]:
+    """Facts of the machine, and the devices of the workers."""
+    workers = services.directory.workers()
+    devices = [{"worker": each.slot, "name": each.name, "state": each.state} for each in workers]
+    return {**await off_loop(machine_facts), "devices": devices}
+
+
+def findings(services: Services) -> list[dict[str, Any]]:
+    """All checks with `name`, `status`, `message`, and a `suggestion` where something is wrong."""
+    config = services.settings
+    return [
+        *(_told("shared_memory", *each) for each in checks.shared_memory(config)),
+        *(_told("open_files", *each) for each in checks.open_files(config)),
+        *(_told("keys", *each) for each in checks.keys(config)),
+        *(_told("workers", *each) for each in _workers(services)),
+        *(_told("models", *each) for each in _models(services)),
+        _told("sandbox", True, "no sandbox layer is active: this server runs no tools"),
+    ]
+
+
+def _told(name: str, fine: bool, message: str) -> dict[str, Any]:
+    told = {"name": name, "status": "ok" if fine else "error", "message": message}
+    return told if fine else told | {"suggestion": _ADVICE[name]}
+
+
+def _workers(services: Services) -> Iterator[checks.Finding]:
+    for worker in services.directory.workers():
+        yield worker.responsive, f"worker {worker.slot} on {worker.name or 'no device yet'} is {worker.state}"
+
+
+def _models(services: Services) -> Iterator[checks.Finding]:
+    failed = 0
+    for entry in services.catalog.entries:
+        status = services.directory.status(entry.id)
+        if status.state == "failed":
+            failed += 1
+            yield False, f"model '{entry.id}': {status.error_message}"
+    yield True, f"{len(services.catalog)} models are served, the last load of {failed} failed"
+
+
+class InfoResource:
+    """Facts of the machine."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def on_get(self, req: Request, resp: Response) -> None:
+        """The facts as JSON."""
+        resp.content_type = falcon.MEDIA_JSON
+        resp.data = orjson.dumps(await info(self._services))
+
+
+class DoctorResource:
+    """Checks of the machine and the server."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def on_post(self, req: Request, resp: Response) -> None:
+        """Facts and checks as JSON; a body is not read."""
+        resp.content_type = falcon.MEDIA_JSON
+        examined = {"system": await info(self._services), "checks": findings(self._services)}
+        resp.data = orjson.dumps(examined)
+
+
+CATEGORIES = {"/v1/images/generations": "pictures", "/v1/audio/speech": "speech"}
+"""Routes of other categories of models, and what such models give."""
+NOT_BUILT = {
+    "/v1/models/tune": "tuning by request",
+    "/re_isq": "quantizing a loaded model again",
+    "/calibration/start": "calibration",
+    "/calibration/status": "calibration",
+    "/calibration/apply": "calibration",
+    "/v1/load_lora_adapter": "loading LoRA adapters by name",
+    "/v1/unload_lora_adapter": "unloading LoRA adapters by name",
+    "/v1/lora_adapters": "LoRA adapters of generating models",
+}
+
+
+class OtherCategory:
+    """A route for models of another category than text."""
+
+    def __init__(self, product: str) -> None:
+        self._product = product
+
+    async def on_post(self, req: Request, resp: Response) -> None:
+        """422, whatever the body says."""
+        raise InvalidField(
+            "model",
+            f"the request is incompatible with the category of the model, no model here gives {self._product}",
+        )
+
+
+class NotBuilt:
+    """A route of a feature that is not built."""
+
+    def __init__(self, feature: str) -> None:
+        self._feature = feature
+
+    async def on_post(self, req: Request, resp: Response) -> None:
+        """501, whatever the body says."""
+        raise Unsupported(f"{self._feature} is not offered by this server")
+
+    on_get = on_post
