@@ -37,7 +37,7 @@ NONE_IS_FINE = || [ $$? -eq 5 ]
 HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-chat test test-long test-fault test-fuzz test-real test-gpu check walk bench bench-gpu sweep dist format docs pictures protos clean
+.PHONY: help run run-chat test test-long test-fault test-fuzz test-real test-gpu check walk bench bench-gpu sweep dist test-image format docs pictures protos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,6 +100,9 @@ bench-gpu: $(STAMP)bench ## measure on a CUDA device
 
 sweep: $(STAMP)run ## remove what a killed server on 127.0.0.1:PORT left in the run directory and in shared memory
 	$(BIN)/penstock sweep --bind 127.0.0.1:$(PORT) $(ARGS)
+
+test-image: $(STAMP)dev ## build the container image and run it (needs buildah and podman; 600 MB; ten minutes)
+	$(BIN)/python -m tests.image
 
 dist: $(STAMP)dev ## build wheel and sdist in dist/, the same bytes for the same tree
 	$(BIN)/python -m tools.distributions
