@@ -15,14 +15,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from frontend.http.rendering import off_loop_if
 from frontend.tensors import load_parameters
 from frontend.tensors.load_parameters import Brought
 from frontend.tensors.overriding import ControlServices, Overriding, reread, shown
 from frontend.tensors.request import UnavailableModel
-from frontend.tensors.version_states import State
+from frontend.tensors.version_states import VersionState
 from ipc import deadline
 from ipc.catalog.ids import model_of
 from ipc.errors import (
@@ -48,15 +48,6 @@ JOIN_S = 2.5
 """How long an unload waits for workers that are being joined."""
 UNLOAD_S = 5.0
 """How long an unload waits for the workers to say that they have begun."""
-
-
-class IndexEntry(NamedTuple):
-    """One version of a model; `reason` says why it is not ready ("": nothing to say)."""
-
-    name: str
-    version: int
-    state: State
-    reason: str
 
 
 class RepositoryControl:
@@ -154,19 +145,19 @@ class RepositoryControl:
         await asyncio.gather(*(self._unload_entry(entry, until) for _, entry in versions))
         await self._end_override(model, deadline_ns)
 
-    def index(self, ready_only: bool = False) -> list[IndexEntry]:
-        """Every version of every model, by name and version.
+    def index(self, ready_only: bool = False) -> list[tuple[str, VersionState]]:
+        """Name of the model and state of every version of every model, by name and version.
 
         Raises `NoReplica` while no worker has said which models repositories have.
         """
         if not self._services.directory.is_told:
             raise NoReplica("no worker is up", retry_after_s=2)
-        found = []
-        for name in self._services.models.names():
-            for state in self._services.models.states(name):
-                if state.state == "READY" or not ready_only:
-                    found.append(IndexEntry(name, state.version, state.state, state.reason))
-        return found
+        return [
+            (name, state)
+            for name in self._services.models.names()
+            for state in self._services.models.states(name)
+            if state.state == "READY" or not ready_only
+        ]
 
     def mark(self, model: str) -> bool | None:
         """Whether the model was loaded by name (true) or unloaded (false) last; None: neither.

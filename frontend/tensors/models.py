@@ -29,7 +29,7 @@ from frontend.tensors.request import UnavailableModel
 from frontend.tensors.version_states import VersionState, VersionStates
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.catalog.ids import is_repository, model_of
+from ipc.catalog.ids import id_of, is_repository, model_of
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import (
     DeadlineExceeded,
@@ -307,7 +307,7 @@ class TensorModels:
 def _names_of(catalog: Catalog) -> tuple[dict[str, tuple[tuple[int, str], ...]], list[str]]:
     """Versions by every name that can be asked for, and the names without the short ones."""
     known = {
-        name: tuple((version, f"{name}@{version}") for version in sorted(versions))
+        name: tuple((version, id_of(name, version)) for version in sorted(versions))
         for name, versions in catalog.versions.items()
     }
     ids = [name for name in catalog if "@" not in name]

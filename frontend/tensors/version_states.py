@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from frontend.engine.interface import Directory
-from ipc.catalog.ids import is_repository, model_of
+from ipc.catalog.ids import NO_VERSION, is_repository, model_of
 from ipc.wire.messages import ModelStatus
 
 State = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
@@ -24,6 +24,11 @@ class VersionState(NamedTuple):
     state: State
     reason: str
     status: ModelStatus
+
+    @property
+    def is_version(self) -> bool:
+        """Whether there is such a version; else the state tells why the model has none."""
+        return self.version != NO_VERSION
 
 
 class VersionStates:

@@ -20,6 +20,7 @@ import msgspec
 
 from ipc import yaml_text
 from ipc.catalog import served_names, sie_layout
+from ipc.catalog.ids import is_repository, split_id
 from ipc.catalog.option_names import FAMILY_OPTIONS, SHARED_OPTIONS
 from ipc.errors import ConfigError, ModelNotFound
 from ipc.processes.paths import asset
@@ -348,9 +349,9 @@ def _aliases(entries: Iterable[ModelEntry]) -> Iterable[tuple[str, str]]:
 def _versions(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
     found: dict[str, list[int]] = {}
     for name in names:
-        model, at, version = name.rpartition("@")
-        if at:
-            found.setdefault(model, []).append(int(version))
+        if is_repository(name):
+            model, version = split_id(name)
+            found.setdefault(model, []).append(version)
     return {model: tuple(sorted(versions)) for model, versions in found.items()}
 
 

@@ -1,5 +1,7 @@
 """Ids in the catalog: `<model>@<version>` for a version of a repository model, the name for any other model.
 
+A repository model without a version has one entry with the id `<model>@`, which tells why.
+
 `<model>:<profile>` is a profile of a model.
 """
 
@@ -11,16 +13,20 @@ _MAX_DIGITS = 18
 """Digits of the largest version that protocols read."""
 VERSION_ALONE = 1
 """Version of a catalog model that has no others."""
+NO_VERSION = -1
+"""Stands for the version of a repository model that has none."""
 
 
 def id_of(model: str, version: int) -> str:
-    """The catalog id of one version of a repository model."""
-    return f"{model}@{version}"
+    """The catalog id of one version of a repository model, or (`NO_VERSION`) of a model without one."""
+    return f"{model}@" if version == NO_VERSION else f"{model}@{version}"
 
 
 def split_id(entry: str) -> tuple[str, int]:
-    """(name, version) of a catalog id; a model of the catalog has one version, `VERSION_ALONE`."""
+    """(name, version) of a catalog id; a model of the catalog has the version `VERSION_ALONE`."""
     name, at, version = entry.rpartition("@")
+    if at and not version:
+        return name, NO_VERSION
     # NOTE: clients name models too, and `isdigit` alone takes a superscript.
     is_number = version.isascii() and version.isdigit() and len(version) <= _MAX_DIGITS
     return (name, int(version)) if at and is_number else (entry, VERSION_ALONE)

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.catalog.ids import id_of
+from ipc.catalog.ids import NO_VERSION, id_of
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import ConfigError
 
@@ -53,17 +53,21 @@ class Override(msgspec.Struct, frozen=True):
 
 
 class VersionEntry(ModelEntry, frozen=True, kw_only=True):
-    """One version of a repository model; its id is `<model>@<version>`.
+    """One version of a repository model, with the id that `ipc.catalog.ids.id_of` makes.
 
     `config` is what the configuration file or a load says: a program's signature adds what is missing when the program
-    is loaded. `absent`: the model has no version, and the entry only tells the error.
+    is loaded. With the version `NO_VERSION` the entry tells why the model has no version, and nothing else.
     """
 
     id: str
     model: str
     version: int
     config: ModelConfig
-    absent: bool = False
+
+    @property
+    def is_version(self) -> bool:
+        """Whether there is such a version."""
+        return self.version != NO_VERSION
 
 
 def is_model_name(name: str) -> bool:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-from ipc.catalog.ids import split_id
+from ipc.catalog.ids import NO_VERSION, split_id
 from ipc.metrics import nv_names
 from ipc.metrics.families import (
     ACCESS_REFUSALS,
@@ -158,12 +158,14 @@ class FrontendMetrics(_Families):
     def _touch_infer(self, model: str, version: int) -> None:
         """Series of tensor requests. Series of a batch size above 1 begin with the first request of that size."""
         key, unsized = (model, str(version)), (model, str(UNVERSIONED), "0")
-        self.infer_rows.labels(*key, ""), self.infer_last.labels(*key)
-        for name in ("requests", "seconds", "queue", "input", "compute", "output"):
-            getattr(self, f"infer_{name}").labels(*key, "1", "")
         self.infer_failed.labels(*unsized)
         for reason in REASONS:
             self.infer_failures.labels(*unsized, reason)
+        if version == NO_VERSION:
+            return
+        self.infer_rows.labels(*key, ""), self.infer_last.labels(*key)
+        for name in ("requests", "seconds", "queue", "input", "compute", "output"):
+            getattr(self, f"infer_{name}").labels(*key, "1", "")
 
     def touch_keys(self, names: Iterable[str]) -> None:
         """Make the series of API keys exist at zero; `names` are the names of the keys."""

@@ -29,7 +29,7 @@ def infer(server: Server, model: str, version: int | None = None) -> list[int] |
 def index(server: Server) -> dict[str, tuple[str, str]]:
     """State and reason by `<model>@<version>`."""
     entries: list[dict[str, Any]] = server.post("/v2/repository/index", {}).json()
-    return {f"{e['name']}@{e.get('version')}": (e["state"], e.get("reason", "")) for e in entries}
+    return {f"{e['name']}@{e['version']}": (e["state"], e.get("reason", "")) for e in entries}
 
 
 def state(server: Server, name: str) -> str:
@@ -68,7 +68,16 @@ def test_models_that_cannot_be_loaded_say_why_and_keep_no_other_away(world: tupl
     found = index(server)
     assert found["broken@1"] == ("UNAVAILABLE", "model.pt2 is no program of torch.export: damaged or cut off")
     assert "config.pbtxt:2:24: " in found["broken_config@1"][1]
-    assert "there is no version" in found["empty@1"][1]
+    assert found["empty@"] == (
+        "UNAVAILABLE",
+        "there is no version: no directory with a number for a name",
+    ) and not {"empty@1", "empty@-1"} & set(found)
+    assert "empty" not in {row["name"] for row in server.get("/v2/models/stats").json()["model_stats"]}
+    answer = server.get("/v2/models/empty/stats")
+    assert (answer.status, answer.json()["error"]) == (400, "requested model 'empty' is not available")
+    answer = server.get("/v2/models/empty/versions/1/ready")
+    assert answer.json()["error"] == "model 'empty' is not ready: it has no version 1"
+    assert server.get("/v1/config").json()["empty"] == {"model_version_status": []}
     assert str(models) not in str(found)
     assert server.get("/readyz").status == 200
 

@@ -9,6 +9,7 @@ import pytest
 
 from frontend.engine.local.catalog import CatalogFollower, ToldCatalog
 from ipc.catalog.entries import AdapterSource, Catalog, DirectorySource, ModelEntry, load_served
+from ipc.catalog.ids import NO_VERSION, id_of
 from ipc.catalog.model_config import ModelConfig
 from ipc.catalog.repository import VersionEntry
 from ipc.settings import Catalog as CatalogSettings
@@ -25,7 +26,7 @@ OLD, NEW = (ModelEntry(f"org/{name}", DirectorySource("/w")) for name in ("old",
 def version(number: int, code: str = "", **more: Any) -> VersionEntry:
     """A version of the model `m`."""
     return VersionEntry(
-        id=f"m@{number}",
+        id=id_of("m", number),
         source=AdapterSource(),
         model="m",
         version=number,
@@ -87,7 +88,7 @@ def test_an_old_version_stays_until_a_chosen_one_is_loaded_as_its_files_are() ->
 
 def test_a_model_without_a_version_is_never_called_removed() -> None:
     world = World()
-    world.tell(20, version(1, error="there is no version", absent=True))
+    world.tell(20, version(NO_VERSION, error="there is no version"))
     world.tell(30)
     assert not world.catalog and not world.follower.removed
 

@@ -14,7 +14,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.records.statistics import Duration, RequestStatistics, ServerStatistics, StatisticsReader
-from ipc.catalog.ids import split_id
+from ipc.catalog.ids import NO_VERSION, split_id
 from ipc.metrics import registry as metrics
 from ipc.metrics.families import LARGEST_SIZE, size_label
 from ipc.processes.paths import RunPaths, prepare_run_dir
@@ -226,12 +226,13 @@ def test_sizes_in_labels_are_few_and_never_below_what_they_stand_for() -> None:
         ("org/name", ("org/name", 1)),
         ("a@b@12", ("a@b", 12)),
         ("a@b", ("a@b", 1)),
+        ("m@", ("m", NO_VERSION)),
         ("m@\u00b2", ("m@\u00b2", 1)),
         ("m@\u0663", ("m@\u0663", 1)),
         ("m@" + "9" * 18, ("m", 10**18 - 1)),
         ("m@" + "9" * 5000, ("m@" + "9" * 5000, 1)),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_ids_are_split_into_name_and_version(entry: str, expected: tuple[str, int]) -> None:
     assert split_id(entry) == expected

@@ -126,6 +126,12 @@ def test_what_is_wrong_with_a_model_is_the_error_of_its_entry(
     assert said in problem(tmp_path)
 
 
+@pytest.mark.parametrize("policy", ["", "version_policy { specific { versions: 5 } }"])
+def test_a_model_without_a_version_has_an_entry_without_a_number(tmp_path: Path, policy: str) -> None:
+    write(tmp_path, {"m/config.pbtxt": policy, "m/notes/model.pt2": "", "n/0/model.pt2": ""})
+    assert {name: entry.is_version for name, entry in read(tmp_path).items()} == {"m@": False, "n@0": True}
+
+
 def test_one_bad_model_keeps_no_other_away(tmp_path: Path) -> None:
     write(tmp_path, {"bad/1/model.pt2": "", "bad/config.pbtxt": "{", "good/1/model.pt2": ""})
     found = read(tmp_path)

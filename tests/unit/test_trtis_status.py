@@ -20,6 +20,7 @@ from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.records.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from frontend.services import Services
 from ipc.catalog.entries import Catalog, DirectorySource
+from ipc.catalog.ids import split_id
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput
 from ipc.processes.paths import prepare_run_dir
@@ -113,12 +114,12 @@ def test_counts_of_zero_are_left_out_for_releases_that_lack_their_family() -> No
 
 def repository_entry(name: str, **more: Any) -> RepositoryEntry:
     """One version of a repository model whose files nobody reads."""
-    model, _, version = name.partition("@")
+    model, version = split_id(name)
     return RepositoryEntry(
         id=name,
         source=DirectorySource("nowhere"),
         model=model,
-        version=int(version),
+        version=version,
         config=ModelConfig(model),
         directory="nowhere",
         **more,
@@ -165,9 +166,9 @@ def test_versions_and_models_that_were_removed_stay_with_their_counts(tmp_path: 
 
 def test_a_version_that_never_was_is_not_shown(tmp_path: Path) -> None:
     refused = ModelStatistics(by_request_size={0: RequestStatistics(fail=Duration(1, 1))})
-    broken = repository_entry("m@1", error="there is no version", absent=True)
+    broken = repository_entry("m@", error="there is no version")
     made = counted(
-        services_of(tmp_path, [broken], [ModelStatus("m@1", "failed", error_message="x")]), m_1=refused
+        services_of(tmp_path, [broken], [ModelStatus("m@", "failed", error_message="x")]), m_1=refused
     )
     assert shown(made) == {"m": {}} == shown(made, "m")
     assert not is_ready(made)

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ipc.catalog.entries import AdapterSource, DirectorySource
-from ipc.catalog.ids import id_of
+from ipc.catalog.ids import NO_VERSION, id_of
 from ipc.catalog.model_config import ModelConfig, TensorConfig, VersionPolicy
 from ipc.catalog.repository import (
     EVERY_WORKER,
@@ -31,8 +31,6 @@ from workers.repository.layout import PROGRAMS, ModelRefused
 
 log = logging.getLogger(__name__)
 
-FIRST_VERSION = 1
-"""The number of the entry that stands for a model without a version to serve."""
 CONFIG = "config"
 """How a configuration that a load brought is called in messages."""
 
@@ -132,7 +130,7 @@ def _entries(
         problem = _unreadable(error)
     versions = _chosen(directory, config.version_policy)
     problem = problem or _missing(config.version_policy) * (not versions)
-    for version in versions or (FIRST_VERSION,):
+    for version in versions or (NO_VERSION,):
         entry = RepositoryEntry(
             id=id_of(name, version),
             source=DirectorySource(str(directory / str(version))),
@@ -146,7 +144,6 @@ def _entries(
             replicas=EVERY_WORKER,
             preload=chosen.control == "none" or name in chosen.models,
             code=layout.stamp(directory, version) + (override.digest if override is not None else ""),
-            absent=not versions,
             default_batch=chosen.default_max_batch_size,
         )
         yield _refused(entry, problem) if problem else _with_program(entry, root, chosen)

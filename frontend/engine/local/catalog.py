@@ -79,5 +79,5 @@ class CatalogFollower:
 
 def _versions(catalog: Catalog) -> set[tuple[str, int]]:
     """(model, version) of all that repositories have."""
-    found = (entry for entry in catalog.sources if isinstance(entry, VersionEntry) and not entry.absent)
+    found = (entry for entry in catalog.sources if isinstance(entry, VersionEntry) and entry.is_version)
     return {(entry.model, entry.version) for entry in found}

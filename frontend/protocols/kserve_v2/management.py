@@ -175,14 +175,20 @@ def require_ready_model(services: Services, name: str, number: int | None) -> No
     asked = [state for state in services.models.states(name) if number in (None, state.version)]
     if any(state.state == "READY" for state in asked):
         return
-    why = "; ".join(f"version {state.version} is {state.state} {state.reason}".rstrip() for state in asked)
+    why = "; ".join(_shown(state) for state in asked)
     raise InvalidInput(f"model '{name[:200]}' is not ready: {why or f'it has no version {number}'}")
+
+
+def _shown(state: VersionState) -> str:
+    if not state.is_version:
+        return state.reason
+    return f"version {state.version} is {state.state} {state.reason}".rstrip()
 
 
 def model_metadata(services: Services, name: str, number: int | None) -> ModelMetadata:
     """Names, versions and tensors of a model. Raises as `TensorModels.find`."""
     config = services.models.find(name, number).config
-    versions = [number] if number is not None else [state.version for state in services.models.states(name)]
+    versions = [number] if number is not None else [state.version for state in _states_of(services, name)]
     return ModelMetadata(
         name,
         [str(each) for each in versions],
@@ -228,8 +234,9 @@ async def statistics(services: Services, name: str, number: int | None) -> Model
 
 
 def _states_of(services: Services, name: str) -> list[VersionState]:
+    """The versions of a model. Raises `InvalidInput` for a name that nothing has."""
     try:
-        return services.models.states(name)
+        return [state for state in services.models.states(name) if state.is_version]
     except UnavailableModel:
         raise _not_available(name) from None
 
@@ -258,10 +265,10 @@ def _version_statistics(name: str, number: int, counted: ModelStatistics) -> Ver
 
 
 def repository_index(services: Services, ready_only: bool) -> list[IndexEntry]:
-    """Every version of every model, or the versions that are ready."""
+    """Every version of every model, or the versions that are ready; of a model without one an empty version."""
     return [
-        IndexEntry(entry.name, str(entry.version), entry.state, entry.reason or UNSET)
-        for entry in services.extensions.control.index(ready_only)
+        IndexEntry(name, str(state.version) if state.is_version else "", state.state, state.reason or UNSET)
+        for name, state in services.extensions.control.index(ready_only)
     ]
 
 
@@ -292,7 +299,7 @@ async def reload_catalog(services: Services, deadline_ns: int) -> bool:
 def model_server_states(services: Services) -> dict[str, Any]:
     """All versions of all models by name, in the form of OpenVINO Model Server."""
     return {
-        name: {"model_version_status": [_model_server_state(state) for state in services.models.states(name)]}
+        name: {"model_version_status": [_model_server_state(state) for state in _states_of(services, name)]}
         for name in services.models.names()
     }
 

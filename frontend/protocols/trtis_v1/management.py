@@ -52,7 +52,7 @@ def is_healthy(services: Services, mode: str) -> bool:
 
 def repository_index(services: Services) -> pb.ModelRepositoryIndex:
     """Names of all models, sorted."""
-    names = sorted({entry.name for entry in services.extensions.control.index()})
+    names = sorted({name for name, _ in services.extensions.control.index()})
     return pb.ModelRepositoryIndex(models=[pb.ModelRepositoryIndex.ModelEntry(name=name) for name in names])
 
 
@@ -190,16 +190,11 @@ def _refuse_unknown(services: Services, name: str) -> None:
 
 
 def _states(services: Services, name: str) -> list[VersionState]:
-    """The versions of a model, without the stand-in version of a model that has none."""
+    """The versions of a model, without the state of a model that has none."""
     with contextlib.suppress(UnavailableModel):
         found = services.models.states(name)
-        return [state for state in found if state.state != "UNAVAILABLE" or not _is_absent(services, state)]
+        return [state for state in found if state.is_version]
     return []
-
-
-def _is_absent(services: Services, state: VersionState) -> bool:
-    entry = services.catalog.get(state.id)
-    return isinstance(entry, VersionEntry) and entry.absent
 
 
 def _config_of(services: Services, name: str) -> ModelConfig | None:
