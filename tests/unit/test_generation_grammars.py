@@ -243,8 +243,10 @@ def test_pieces_of_sentencepiece_follow_grammars(is_unigram: bool) -> None:
         (Grammar("lark", "start: a"), r'at 1\(8\): unknown name: "a"'),
         (Grammar("regex", "("), "unclosed group"),
         (Grammar("json_schema", '{"type":"strin"}'), "Invalid type: strin"),
-        (Grammar("json_schema", '{"oneOf":[{},{}]}'), "oneOf"),
-        (Grammar("json_schema", '{"$ref":"http://127.0.0.1/"}'), "does not fetch"),
+        (
+            Grammar("json_schema", '{"type":"string","format":"date","const":"y"}'),
+            "no string has the pattern",
+        ),
         (Grammar("json_schema", '{"items":' * 200 + "{}" + "}" * 200), "recursion limit"),
         (Grammar("json_schema", "false"), "grammar: "),
         (Grammar("llguidance", '{"grammars":[]}'), "empty grammars"),
@@ -265,6 +267,65 @@ def test_a_wrong_grammar_is_refused_in_the_words_of_llguidance(
     if grammar.kind == "lark":
         with pytest.raises(InvalidInput, match=re.escape(caught.value.message)):
             known("qwen3").guide(GenerateCall(grammar=grammar, splits=False), "")
+
+
+_SELF = "a '\\$ref' leads back to itself"
+_BAD_SCHEMAS = [
+    ({"$ref": "#"}, _SELF),
+    ({"$ref": ""}, _SELF),
+    ({"allOf": [{"$ref": "#"}]}, _SELF),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, _SELF),
+    (
+        {"properties": {"a": {"$ref": "#/properties/a", "minimum": 1}}},
+        "'#/properties/a' leads back to itself",
+    ),
+    ({"$ref": "#/nope"}, "'#/nope': the schema has no such part"),
+    ({"properties": {"a": {"$ref": "#/$defs/a"}}}, "'#/\\$defs/a': the schema has no such part"),
+    ({"$ref": "#nope"}, "'#nope': the schema has no such '\\$anchor'"),
+    ({"$ref": "#/%zz"}, "'#/%zz' is not a reference"),
+    ({"$ref": "other.json"}, "'other.json' leaves the schema"),
+    ({"$ref": "http://127.0.0.1/"}, "'http://127.0.0.1/' leaves the schema"),
+    ({"items": {"$ref": "urn:x"}}, "'urn:x' leaves the schema"),
+    ({"properties": {"a": {"type": "string", "format": "regex"}}}, "'regex' is not one of date, time"),
+    ({"properties": {"a": {"format": "a\n 1 | b"}}}, "'format' 'a.* is not one of date, time"),
+    ({"not": {"type": "string"}}, 'no grammar can hold to: "not"'),
+    ({"if": {}, "then": {}}, 'no grammar can hold to: "if", "then"'),
+    ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, 'hold to: "uniqueItems"'),
+    ({"oneOf": [{}, {}]}, "'oneOf' needs schemas"),
+    ({"properties": {"a": {"minimum": "x"}}}, "expected a number for 'minimum'"),
+    ({"allOf": [{"type": "object"}, {"type": "array"}]}, "no value fits the schema: incompatible"),
+]
+_INTERNALS = re.compile(
+    r"Bias|registry|retriev|Resource|Pointer|Unimplemented|json-schema:|f64|\bAnd\b|coerce_one_of' option"
+    r"|compile JSON"
+)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"), _BAD_SCHEMAS, ids=[json.dumps(each) for each, _ in _BAD_SCHEMAS]
+)
+def test_a_wrong_schema_is_refused_in_words_of_schemas(
+    known: Any, schema: dict[str, Any], words: str
+) -> None:
+    text = json.dumps(schema)
+    held = json.dumps({"grammars": [{"json_schema": schema}]})
+    for field, grammar in (
+        ("response_format", Grammar("json_schema", text, field="response_format")),
+        ("text.format", Grammar("json_schema", text, field="text.format")),
+        ("output_config.format", Grammar("json_schema", text, field="output_config.format")),
+        ("grammar", Grammar("llguidance", held)),
+        ("grammar", Grammar("lark", f'start: "<" %json {text} ">"')),
+    ):
+        with pytest.raises(InvalidInput, match=words) as caught:
+            known("qwen3").guide(GenerateCall(grammar=grammar), "")
+        assert caught.value.message.startswith(f"{field}: ")
+        assert caught.value.detail == {"param": field}
+        assert not _INTERNALS.search(caught.value.message)
+    function = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with pytest.raises(InvalidInput) as caught:
+        known("qwen3").guide(GenerateCall(tools=ToolUse([function], strict=["f"])), "")
+    assert re.match(r"tools: parameters of function 'f': (?!at \d)", caught.value.message)
+    assert not _INTERNALS.search(caught.value.message)
 
 
 def test_grammars_that_explode_are_refused_and_harm_nobody(

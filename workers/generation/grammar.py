@@ -6,7 +6,7 @@
    grammar that was refused is remembered as well. Only calls of one `space` find what was kept, since the time of a
    request tells whether its grammar was known.
 3. Each choice gets a copy of the compiled grammar (`Guide`).
-4. A mistake in a grammar is `InvalidInput` with the words of llguidance.
+4. A mistake in a grammar is `InvalidInput` with the words of llguidance, or plainer ones (`grammar_words`).
 
 NOTE: `Grammars` makes the tokenizer of llguidance when the model is loaded. A vocabulary of 250,000 tokens takes over
 two seconds, in which no other thread of the worker runs: llguidance keeps the lock of the interpreter.
@@ -15,7 +15,6 @@ two seconds, in which no other thread of the worker runs: llguidance keeps the l
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ipc.errors import InvalidInput
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
-from workers.generation import grammar_numbers, grammar_tokens
+from workers.generation import grammar_numbers, grammar_tokens, grammar_words
 from workers.generation.answers import ANSWER, ANY_OBJECT, AnswerGrammar, Budget, Calls, Function
 from workers.generation.formats.table import Format
 from workers.generation.grammar_trial import LIMITS, Trial, error_of
@@ -38,7 +37,6 @@ MOST_REASONING = 4096
 """Most tokens of reasoning before a forced call."""
 MOST_SCHEMAS = 128
 """Most functions whose arguments are held to their schemas without `strict`."""
-_LINE = re.compile(r"\n +\d+ \| ")
 _KEPT, _KEPT_NBYTES = 64, 4 << 20
 _COMPACT: Any = {"whitespace_flexible": False}
 
@@ -222,7 +220,8 @@ class Grammars:
                 self._kept.popitem(last=False)
         if isinstance(found, str):
             # NOTE: llguidance shows the line with the mistake, which for functions nobody but us has written.
-            words, param = (_LINE.split(found)[0], "tools") if field.startswith("tools") else (found, field)
+            of_function = field.startswith("tools")
+            words, param = (grammar_words.of_function(found), "tools") if of_function else (found, field)
             raise InvalidInput(f"{field}: {words}", param=param)
         return found
 

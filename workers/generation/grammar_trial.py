@@ -25,6 +25,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from ipc.errors import DeadlineExceeded
 from ipc.processes import starting as processes
+from workers.generation import grammar_words
 
 MOST_SECONDS = 3
 MOST_NBYTES = 4 << 30
@@ -130,8 +131,9 @@ def _read(pipe: IO[bytes] | None) -> str:
 
 
 def error_of(matcher: LLMatcher) -> str:
-    """The error of llguidance without its internals; empty if there is none."""
-    return matcher.get_error().partition("\n<backtrace>")[0].removesuffix("<non-verbose/>").strip()
+    """The error of llguidance in plain words; empty if there is none."""
+    error = matcher.get_error().partition("\n<backtrace>")[0].removesuffix("<non-verbose/>").strip()
+    return grammar_words.plain(error)
 
 
 def _tried(tokenizer: LLTokenizer, grammar: str) -> str:
