@@ -16,6 +16,9 @@ SHARED_OPTIONS = frozenset(
 )
 """Options of a catalog entry that frontends resolve into each request, whatever the family."""
 
+TEXT_BESIDE_IMAGES = "text beside images"
+"""In the list of what a model reads (`ModelStatus.uses`): the text of an item that has an image too."""
+
 _PROMPTS = ("query_template", "document_template", "default_instruction", "prompts")
 
 FAMILY_OPTIONS: dict[str, tuple[str, ...]] = {

@@ -366,7 +366,7 @@ def test_what_changes_nothing_is_taken_and_named_on_demand(sie: Server, form: Fo
     media = {"data": "AAAA" if form is JSON else b"\0\0\0"}
     items = [{"text": "first"}, {"text": "second", "images": [media]}, {"text": "third", "images": [media]}]
     options = {"threshold": 0.5, "dimensions": None, "output_dtype": "float32"}
-    params = {"options": options, "is_query": False}
+    params = {"options": options, "is_query": False, "dimension": 8, "nothing": None}
     plain = form.load(form.post(sie, PATH, {"items": [{"text": item["text"]} for item in items]}).body)
     for asked, headers in ((True, {}), (None, {"X-Penstock-Warnings": "1"}), (None, {})):
         body = form.dump({"items": items, "params": {**params, "warnings": asked}})
@@ -379,6 +379,7 @@ def test_what_changes_nothing_is_taken_and_named_on_demand(sie: Server, form: Fo
             assert "warnings" not in found
             continue
         assert found["warnings"] == [
+            "params.dimension: unknown, not read",
             "params.options.threshold: not read by this model",
             "items[1].images and 1 other items: left out, this model takes text",
         ]

@@ -279,9 +279,9 @@ IGNORED: dict[str, tuple[str, dict[str, Any], dict[str, Any], list[str]]] = {
     ),
     "an instruction and a large top_k": (
         MOODS,
-        {"instruction": "Be kind", **_own(top_k=10**12)},
+        {"instruction": "Be kind", "threshold": 0.5, **_own(top_k=10**12)},
         {},
-        ["params.instruction: not read by this model"],
+        ["params.threshold: unknown, not read", "params.instruction: not read by this model"],
     ),
 }
 

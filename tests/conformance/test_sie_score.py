@@ -162,10 +162,11 @@ def test_the_model_is_listed_with_its_capability(server: Server) -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_what_changes_nothing_is_taken_and_named_on_demand(server: Server, form: Form) -> None:
-    body = body_of("1", "2", options={"score_mode": "hybrid", "task": None}, warnings=True)
+    body = body_of("1", "2", options={"score_mode": "hybrid", "task": None}, top_n=1, warnings=True)
     body["query"]["audio"] = {"format": "wav"}
     found = form.load(form.post(server, PATH, body).body)
     assert found["warnings"] == [
+        "top_n: unknown, not read",
         "options.score_mode: not read by this model",
         "query.audio: left out, this model takes text",
     ]

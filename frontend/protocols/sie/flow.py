@@ -30,7 +30,7 @@ from frontend.protocols.sie import repeating
 from frontend.protocols.sie.items import warnings_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
 from frontend.protocols.sie.route import Form, ModelRoute, Plan
-from frontend.protocols.sie.schemas import Body, is_large, is_msgpack, read, read_aside
+from frontend.protocols.sie.schemas import Body, is_large, is_msgpack, read, read_aside, unknown_fields
 from frontend.resources.sending import Buffer, send_parts
 from frontend.scope import RequestScope
 from ipc.errors import InvalidInput, ModelNotFound, of_items
@@ -140,8 +140,9 @@ class InferenceResource(ModelRoute[R, P], Generic[R, P]):
                 except InvalidInput:
                     self._name(scope, model, small, sent)
                     raise
+                unknown = self._unknown(req, request, small, sent)
                 del small
-                await self._answer(req, resp, scope, model, request, large=False)
+                await self._answer(req, resp, scope, model, request, unknown, large=False)
             return
         async with services.bodies.receive(req, scope.deadline_ns) as body:
             if self._repeated(req, resp, scope, model, body):
@@ -152,8 +153,16 @@ class InferenceResource(ModelRoute[R, P], Generic[R, P]):
                 await off_loop_if(is_large(body), self._name, scope, model, body, sent)
                 raise
             large = is_large(body)
+            unknown = await off_loop_if(large, self._unknown, req, request, body, sent)
             del body
-            await self._answer(req, resp, scope, model, request, large=large)
+            await self._answer(req, resp, scope, model, request, unknown, large=large)
+
+    def _unknown(self, req: Request, request: R, body: bytes, sent: str | None) -> list[str] | None:
+        """Names of fields that are no parameters, None where the request does not ask for warnings."""
+        params = self.params_of(request)
+        if not asks(req, params, "warnings"):
+            return None
+        return unknown_fields(body, sent, params, at_top=params is request)
 
     @staticmethod
     def _name(scope: RequestScope, model: str, body: bytes, sent: str | None) -> None:
@@ -186,16 +195,20 @@ class InferenceResource(ModelRoute[R, P], Generic[R, P]):
         scope: RequestScope,
         model: str,
         request: R,
+        unknown: list[str] | None,
         *,
         large: bool,
     ) -> None:
-        """Run and render; the time of the request starts now. Checks of a `large` body are work for a thread."""
+        """Run and render, with warnings unless `unknown` is None; the time of the request starts now.
+
+        Checks of a `large` body are work for a thread.
+        """
         scope.started = time.perf_counter()
         if model:
             scope.model = model
         else:
             scope.names(self.model_of(request))
-        reply, plan, warnings = await self._run(req, request, large)
+        reply, plan, warnings = await self._run(req, request, unknown, large)
         with reply:
             began = time.perf_counter()
             if reply.errors and not (self.itemized and asks(req, self.params_of(request), "item_errors")):
@@ -227,7 +240,9 @@ class InferenceResource(ModelRoute[R, P], Generic[R, P]):
         whole = repeating.whole_of(scope.model, plan.model, items, headers, parts, block, json=json)
         answers.keep(scope.answer_key, whole)
 
-    async def _run(self, req: Request, request: R, large: bool) -> tuple[Answer, P, list[str] | None]:
+    async def _run(
+        self, req: Request, request: R, unknown: list[str] | None, large: bool
+    ) -> tuple[Answer, P, list[str] | None]:
         """The result, how to render it, and warnings where the request asks for them; the body was `large`."""
         services, scope = self.services, req.context.penstock
         directory, settings = services.directory, services.settings
@@ -247,8 +262,9 @@ class InferenceResource(ModelRoute[R, P], Generic[R, P]):
         status = await directory.ensure_loaded(target.id, scope.deadline_ns)
         plan = self.plan(request, entry, inputs, status)
         cost = cost_of(plan.call, status, settings.limits)
-        warned = asks(req, self.params_of(request), "warnings")
-        warnings = await off_loop_if(large, warnings_of, request, entry, status) if warned else None
+        warnings = None
+        if unknown is not None:
+            warnings = await off_loop_if(large, warnings_of, request, entry, status, unknown)
         work = plan_work(scope, settings, plan.model, plan.call, cost)
         reply = await services.engine.run(scope, work)
         return reply, plan, warnings

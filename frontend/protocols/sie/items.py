@@ -3,14 +3,14 @@
 1. `check_items` refuses items that no model could take.
 2. `inputs_of` refuses items that this model does not take.
 3. The headers of images (`images_in`) are looked at by `frontend.http.media`, where that takes long in a thread.
-4. `warnings_of` names fields that change nothing. Requests of this contract are written for many models at once, so
-   such fields are accepted; a client asks for the warnings with `warnings: true` or the header
+4. `warnings_of` names fields and parts of items that change nothing. Requests of this contract are written for many
+   models at once, so such fields are accepted; a client asks for the warnings with `warnings: true` or the header
    `X-Penstock-Warnings: 1`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.sie.chunking import OPTION
@@ -24,6 +24,7 @@ from frontend.protocols.sie.schemas import (
     ScoreRequest,
 )
 from ipc.catalog.entries import ModelEntry
+from ipc.catalog.option_names import TEXT_BESIDE_IMAGES
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 from ipc.wire.messages import InputItem, ModelStatus
@@ -101,8 +102,13 @@ _RESOLVED = {
 _SHOWN = 64
 
 
-def warnings_of(request: Body, entry: ModelEntry, status: ModelStatus) -> list[str]:
-    """One sentence for each field that changes nothing; `status` is the status of the loaded model."""
+def warnings_of(
+    request: Body, entry: ModelEntry, status: ModelStatus, unknown: Sequence[str] = ()
+) -> list[str]:
+    """One sentence for each field that changes nothing; `status` is the status of the loaded model.
+
+    `unknown` are the names beside the parameters' fields (`frontend.protocols.sie.schemas.unknown_fields`).
+    """
     params: EncodeParams | ScoreRequest | ExtractParams
     if isinstance(request, ScoreRequest):
         before, params = "", request
@@ -116,13 +122,14 @@ def warnings_of(request: Body, entry: ModelEntry, status: ModelStatus) -> list[s
     unread = [
         name for name, value in (params.options or {}).items() if name not in used and value is not None
     ]
-    found = [f"{before}options.{name[:_SHOWN]}: not read by this model" for name in unread]
+    found = [f"{before}{name[:_SHOWN]}: unknown, not read" for name in unknown]
+    found += [f"{before}options.{name[:_SHOWN]}: not read by this model" for name in unread]
     if isinstance(params, ExtractParams):
         for name in ("labels", "output_schema", "instruction"):
             if getattr(params, name) and name not in used:
                 found.append(f"params.{name}: not read by this model")
         found += _repeated(params.labels or [])
-    return [*found, *_left_out(request, entry)]
+    return [*found, *_left_out(request, entry, status.uses)]
 
 
 def _repeated(labels: list[str]) -> Iterator[str]:
@@ -132,14 +139,28 @@ def _repeated(labels: list[str]) -> Iterator[str]:
             yield f"params.labels[{index}]: the same label as params.labels[{first[label]}], counted once"
 
 
-def _left_out(request: EncodeRequest | ScoreRequest | ExtractRequest, entry: ModelEntry) -> Iterator[str]:
+def _left_out(
+    request: EncodeRequest | ScoreRequest | ExtractRequest, entry: ModelEntry, uses: Collection[str]
+) -> Iterator[str]:
     items = {f"items[{index}]": item for index, item in enumerate(request.items)}
     if isinstance(request, ScoreRequest):
         items = {"query": request.query, **items}
-    places: dict[str, list[str]] = {}
+    places: dict[tuple[str, str], list[str]] = {}
     for where, item in items.items():
-        for name in foreign_inputs(item, entry):
-            places.setdefault(name, []).append(where)
-    for name, found in places.items():
+        for part in _dropped(item, entry, uses):
+            places.setdefault(part, []).append(where)
+    for (name, why), found in places.items():
         more = f" and {len(found) - 1} other items" if len(found) > 1 else ""
-        yield f"{found[0]}.{name}{more}: left out, this model takes {', '.join(entry.inputs)}"
+        yield f"{found[0]}.{name}{more}: left out, {why}"
+
+
+def _dropped(item: Item, entry: ModelEntry, uses: Collection[str]) -> Iterator[tuple[str, str]]:
+    """(part, why) of each part of an item that this model does not read."""
+    for name in foreign_inputs(item, entry):
+        yield name, f"this model takes {', '.join(entry.inputs)}"
+    if "image" not in entry.inputs or not item.images:
+        return
+    if item.text and "text" in entry.inputs and TEXT_BESIDE_IMAGES not in uses:
+        yield "text", "this model reads the image or the text"
+    if len(item.images) > 1:
+        yield "images[1:]", "this model reads the first image"

@@ -345,6 +345,30 @@ def read(body: bytes, content_type: str | None, kind: type[B], limits: Limits) -
     return decoded
 
 
+class _Around(msgspec.Struct):
+    params: dict[Any, msgspec.Raw] | None = None
+
+
+_NULLS = (b"null", b"\xc0")
+
+
+def unknown_fields(body: bytes, content_type: str | None, params: object, *, at_top: bool) -> list[str]:
+    """Names beside the fields of `params`, null ones aside, in a body that `read` took.
+
+    The parameters stand in `params` of the body, or are the body itself (`at_top`).
+    """
+    if not isinstance(params, msgspec.Struct):
+        return []
+    binary = is_msgpack(content_type)
+    given = (
+        decode(body, dict[Any, msgspec.Raw], binary=binary)
+        if at_top
+        else decode(body, _Around, binary=binary).params or {}
+    )
+    known = params.__struct_fields__
+    return [str(name) for name, value in given.items() if name not in known and bytes(value) not in _NULLS]
+
+
 def is_msgpack(content_type: str | None) -> bool:
     """Whether a content type says that the body is msgpack; all other bodies are JSON."""
     lowered = (content_type or "").lower()

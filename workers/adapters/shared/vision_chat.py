@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
+from ipc.catalog.option_names import TEXT_BESIDE_IMAGES
 from ipc.errors import InvalidInput
 from ipc.wire.messages import EncodeCall, InputItem, ScoreCall
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
@@ -148,7 +149,7 @@ class VisionChat:
 class VisionChatModel(VisualEncoder):
     """Base of these families: a vision-language model of which the last token's vector is used."""
 
-    uses = frozenset(("default_instruction",))
+    uses = frozenset(("default_instruction", TEXT_BESIDE_IMAGES))
 
     def __init__(self, model: Any, chat: VisionChat, context: LoadContext) -> None:
         """Take over a loaded transformers model without its output matrix."""
