@@ -24,7 +24,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ipc.errors import InvalidInput
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
-from workers.generation import grammar_numbers, grammar_tokens, grammar_words
+from workers.generation import grammar_formats, grammar_numbers, grammar_tokens, grammar_words
 from workers.generation.answers import ANSWER, ANY_OBJECT, AnswerGrammar, Budget, Calls, Function
 from workers.generation.formats.table import Format
 from workers.generation.grammar_trial import LIMITS, Trial, error_of
@@ -232,6 +232,7 @@ class Grammars:
         """A grammar, or what is wrong with the grammar."""
         assert self._guided is not None and self._trial is not None
         lost = grammar_numbers.of_grammar(text)
+        text = grammar_formats.of_grammar(text)
         error = str(lost) if lost else self._trial.error(text)
         return error or LLMatcher(self._guided, text, log_level=0, limits=LIMITS)
 

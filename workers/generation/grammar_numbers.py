@@ -59,7 +59,7 @@ def lost(schema: Any) -> Lost | None:
 
 def _schemas(text: str) -> Iterator[Any]:
     if not text.startswith("{"):
-        yield from _within_lark(text)
+        yield from (schema for _, _, schema in within_lark(text))
         return
     try:
         grammars = json.loads(text).get("grammars")
@@ -69,32 +69,40 @@ def _schemas(text: str) -> Iterator[Any]:
         if isinstance(grammar, dict):
             yield grammar.get("json_schema")
             lark = grammar.get("lark_grammar")
-            yield from _within_lark(lark if isinstance(lark, str) else "")
+            yield from (schema for _, _, schema in within_lark(lark if isinstance(lark, str) else ""))
 
 
-def _within_lark(text: str) -> Iterator[Any]:
+def within_lark(text: str) -> Iterator[tuple[int, int, Any]]:
+    """Begin and end of each schema in a grammar in Lark, and the schema as decoded for this call."""
     decoder = json.JSONDecoder()
     for mark in _SCHEMA.finditer(text):
         try:
-            yield decoder.raw_decode(text, mark.end())[0]
+            schema, end = decoder.raw_decode(text, mark.end())
         except (ValueError, RecursionError):
             continue
+        yield mark.end(), end, schema
 
 
-def _lost(schema: Any) -> Iterator[Lost]:
-    # NOTE: in order of the text, and without recursion: a hostile schema may be nested as deep as a message can be.
+def parts(schema: Any) -> Iterator[Any]:
+    """The mappings that are rules of a schema, in order of the text."""
+    # NOTE: without recursion: a hostile schema may be nested as deep as a message can be.
     left = [schema]
     while left:
         each = left.pop()
         if isinstance(each, Mapping):
-            for keyword, value in each.items():
-                if keyword in _EQUALITIES:
-                    yield from (Lost(keyword, number) for number in _numbers(value) if not _is_equal(number))
-                elif keyword in _BOUNDS:
-                    yield from _bound(keyword, value, each)
+            yield each
             left += reversed([part for keyword, value in each.items() for part in _inner(keyword, value)])
         elif isinstance(each, list):
             left += reversed(each)
+
+
+def _lost(schema: Any) -> Iterator[Lost]:
+    for part in parts(schema):
+        for keyword, value in part.items():
+            if keyword in _EQUALITIES:
+                yield from (Lost(keyword, number) for number in _numbers(value) if not _is_equal(number))
+            elif keyword in _BOUNDS:
+                yield from _bound(keyword, value, part)
 
 
 def _inner(keyword: str, value: Any) -> Iterable[Any]:
