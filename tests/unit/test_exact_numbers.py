@@ -124,7 +124,8 @@ CALLS = {
     "chat": (CHAT, f'{{"messages": [{{"role": "assistant", "tool_calls": [{_CALL}]}}]}}'),
     "messages": (
         MESSAGES,
-        '{"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": A}]}]}',
+        '{"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": A}]},'
+        ' {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "done"}]}]}',
     ),
     "responses": (
         RESPONSES,
