@@ -25,7 +25,7 @@ from penstock.cli import main
 from tests.conformance.minilm import DIRECTORY, MODEL
 from tests.conformance.required_tool import required_tool
 from tests.harness.server import Server, free_port, serving
-from tests.tiny import chat_models, loras
+from tests.tiny import chat_models, gguf_models, loras
 from tests.tiny.models import build
 from tests.tiny.pictures import encoded, picture
 from tests.tiny.programs import SCRIPTED, write_repository
@@ -44,6 +44,7 @@ NOT_RUN = {
     "HF_HOME=/srv/hub penstock models pull": "downloads",
     "sudo -u penstock HF_HOME": "downloads, as the user of the units",
     "rsync -a": "copies to another machine",
+    "penstock serve owner/name": "asks the hub; test_own_models.py",
     "install ": "writes into the directories of the system; test_systemd_units.py checks the files",
     "printf '[Service]": "writes into the directories of the system",
     "cp deploy/proxy": "writes into the proxies' directories; test_proxies.py runs both samples",
@@ -133,6 +134,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("org/name", "BAAI/bge-m3"):
         (place / "srv" / "copies" / name).parent.mkdir(exist_ok=True)
         (place / "srv" / "copies" / name).symlink_to(DIRECTORY)
+    (place / "downloads").mkdir()
+    for name in ("SmolLM2-135M-Instruct.Q4_1.gguf", "downloads/Qwen3-0.6B-Q8_0.gguf"):
+        gguf_models.write(place / name, "qwen3")
     (place / "keys.yaml").touch(mode=0o600)
     return place
 
