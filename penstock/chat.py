@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from ipc.errors import ConfigError
 from ipc.settings import Settings
-from penstock import asking, terminal
+from penstock import target, terminal
 
 _PATH = "/v1/chat/completions"
 _SILENCE_S = 120.0
@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--system", metavar="TEXT", help="the message of the system, before all others")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token")
-    asking.add_arguments(parser)
+    target.add_arguments(parser)
     terminal.with_examples(
         parser,
         ("chat", "talks to the server's model"),
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
         raise ConfigError(f"chat: --temperature {options.temperature:g}: expected a number from 0")
     asked = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     fields = {name: value for name, value in asked.items() if value is not None}
-    server = Server(asking.url_of(options, config), asking.key_of(options))
+    server = Server(target.url_of(options, config), target.key_of(options))
     conversation = Conversation(server, options.model, options.system, fields)
     interactive = sys.stdin.isatty()
     if interactive:
@@ -144,7 +144,7 @@ class Server:
     """The address of a server, and one request at a time to it."""
 
     def __init__(self, url: str, key: str) -> None:
-        """`url` and `key` as `asking` gives them."""
+        """`url` and `key` as `target` gives them."""
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port
         self.url, self._tls, self._prefix = url, parts.scheme == "https", parts.path
@@ -162,7 +162,7 @@ class Server:
             response = connection.getresponse()
             if response.status != http.client.OK:
                 raise NoAnswer(
-                    asking.message_of(response.read())
+                    target.message_of(response.read())
                     or f"{response.status} {terminal.one_line(response.reason)}"
                 )
             yield response
@@ -218,6 +218,6 @@ def _pieces(response: http.client.HTTPResponse) -> Iterator[tuple[str, str]]:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise NoAnswer("the stream cannot be read: this is no server of chat completions") from None
         if failed:
-            raise NoAnswer(asking.message_of(value) or "the answer failed, and the server did not say why")
+            raise NoAnswer(target.message_of(value) or "the answer failed, and the server did not say why")
         yield from found
     raise NoAnswer("the stream ended before the answer did")

@@ -1,7 +1,8 @@
 """The command `penstock` and its subcommands; `penstock --help` lists them.
 
 Flags become settings, and settings travel to Gunicorn and the workers as environment variables. Exit codes: 0 fine,
-2 wrong command line, 3 wrong configuration, 1 anything else.
+2 wrong command line, 3 wrong configuration, 1 anything else. With `serve` and `worker` this process becomes Gunicorn or
+a worker, so that signals and systemd see one main process.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ipc import settings
+from ipc import extras, settings
 from ipc.errors import ConfigError, PenstockError
-from penstock import clients, keys, models, printing, running, status, sweeping, terminal
-from penstock.parsing import parser
+from ipc.processes import starting as processes
+from ipc.processes.paths import asset
+from ipc.version import VERSION
+from penstock import completion, keys, terminal
+from penstock.command_line import COMMANDS, parser
 from penstock.tuning import command as tuning
 
 EXIT_CONFIG = 3
@@ -81,6 +85,10 @@ def _serving_flags(options: argparse.Namespace) -> dict[str, str]:
     return flags
 
 
+_DESCRIBING = ("version", "openapi", "completion")
+"""Commands that print what the package knows, and read no settings."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = parser().parse_args(argv)
@@ -109,36 +117,28 @@ def _drop_output() -> None:
 
 def _run(options: argparse.Namespace) -> int:
     try:
-        if options.command in printing.NAMES:
-            return printing.run(options, parser())
+        if options.command in _DESCRIBING:
+            return _describe(options)
         if options.command == "keys" and options.action == "new":
             return keys.new(options)
         flags = flags_of(options)
         config = settings.load(getattr(options, "config", None), flags)
         if options.command in _SERVING and any(config.catalog.models):
             # Imported here: only models that the catalog lacks need to be read.
-            from penstock.own_models import serving
+            from penstock.own_models import entries
 
-            flags |= serving.resolve(config)
+            flags |= entries.resolve(config)
             config = settings.load(getattr(options, "config", None), flags)
-        if options.command in clients.NAMES:
-            return clients.run(options, config)
+        if options.command in COMMANDS:
+            return COMMANDS[options.command](options, config)
         if options.command == "serve":
-            return running.serve(options, flags, config)
+            return serve(options, flags, config)
         if options.command == "worker":
-            return running.work(options, flags)
-        if options.command == "sweep":
-            return sweeping.run(options, config)
-        if options.command == "status":
-            return status.run(options, config)
-        if options.command == "keys":
-            return keys.run(options, config)
+            return work(options, flags)
         if options.command == "doctor":
             return _doctor(config, as_json=options.json)
         if options.command == "tune":
             return tuning.run(options, config, flags)
-        if options.command in ("models", "verify"):
-            return models.run(options, config)
         return _check(config, as_json=options.json)
     except ConfigError as error:
         if options.command == "check" and options.json:
@@ -151,16 +151,61 @@ def _run(options: argparse.Namespace) -> int:
         return 1
 
 
-# NOTE: the modules of the next two are imported there: they need all of the frontend, other commands do not.
+# NOTE: the next three import modules that need all of the frontend. Other commands do not wait for these modules.
+
+
+def _describe(options: argparse.Namespace) -> int:
+    """Run one of `_DESCRIBING`; returns the exit code."""
+    if options.command == "completion":
+        return completion.run(options, parser())
+    if options.command == "version":
+        print(terminal.as_json({"version": VERSION}) if options.json else VERSION)
+        return 0
+    from frontend.protocols import registry
+
+    print(registry.schema().decode())
+    return 0
 
 
 def _check(config: settings.Settings, *, as_json: bool) -> int:
-    from penstock import checking
+    from penstock import configuration
 
-    return checking.run(config, as_json=as_json)
+    return configuration.run(config, as_json=as_json)
 
 
 def _doctor(config: settings.Settings, *, as_json: bool) -> int:
     from penstock import doctor
 
     return doctor.run(config, as_json=as_json)
+
+
+def serve(options: argparse.Namespace, flags: dict[str, str], config: settings.Settings) -> int:
+    """Become the server. Raises `ConfigError` for a catalog that cannot be served, or without what workers need."""
+    # Imported here: the module needs all of the frontend, a worker does not.
+    from penstock import configuration
+
+    configuration.read(config)
+    if os.environ.get("PENSTOCK_SUPERVISE", "1") != "0":
+        _require_workers()
+    return _become(options, flags, "frontend.arbiter.program", "-c", str(asset("gunicorn.conf.py")))
+
+
+def work(options: argparse.Namespace, flags: dict[str, str]) -> int:
+    """Become the worker of a slot. Raises `ConfigError` for a slot that is none."""
+    if options.slot < 0:
+        raise ConfigError(f"worker: --slot {options.slot}: expected a number from 0")
+    _require_workers()
+    return _become(options, flags, "workers", "--slot", str(options.slot))
+
+
+def _require_workers() -> None:
+    if not extras.has_worker():
+        raise ConfigError(f"workers need {extras.needed('worker')}")
+
+
+def _become(options: argparse.Namespace, flags: dict[str, str], module: str, *arguments: str) -> int:
+    """Replace this process by one of our modules, with the same settings."""
+    environment = processes.environment() | settings.to_environ(flags)
+    if options.config:
+        environment["PENSTOCK_CONFIG"] = options.config
+    os.execve(sys.executable, processes.command(module, *arguments), environment)

@@ -17,7 +17,7 @@ from ipc.processes.liveness import is_held
 from ipc.processes.paths import SERVER, prepare_run_dir
 from ipc.settings import Settings
 from ipc.version import VERSION
-from penstock import checking, families, terminal
+from penstock import configuration, families, terminal
 
 PACKAGES = (
     "gunicorn",
@@ -99,11 +99,11 @@ def _port(config: Settings) -> Iterator[Finding]:
 
 def _catalog(config: Settings) -> Iterator[Finding]:
     try:
-        models = checking.read(config)
-        wrong = checking.mistakes(models)
+        models = configuration.read(config)
+        wrong = configuration.mistakes(models)
         yield from ((False, f"catalog: {each}") for each in wrong)
         if not wrong:
-            yield True, f"catalog: {checking.summary(models)}"
+            yield True, f"catalog: {configuration.summary(models)}"
     except PenstockError as error:
         yield False, f"catalog: {error.message}"
 
@@ -113,7 +113,7 @@ def _libraries(config: Settings) -> Iterator[Finding]:
     try:
         used = {
             families.FAMILIES[one.adapter].extra
-            for one in checking.read(config).values()
+            for one in configuration.read(config).values()
             if one.adapter in families.FAMILIES
         }
     except PenstockError:

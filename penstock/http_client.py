@@ -13,7 +13,7 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from penstock import asking, terminal
+from penstock import target, terminal
 
 AGAIN = (429, 502, 503, 504)
 """Statuses of answers after which the same request may succeed."""
@@ -31,7 +31,7 @@ class Reply(msgspec.Struct, frozen=True):
     @property
     def message(self) -> str:
         """The reason of an answer that is no success, in one line."""
-        return asking.refusal(self.status, self.body)
+        return target.refusal(self.status, self.body)
 
 
 class Unreachable(Exception):

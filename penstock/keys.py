@@ -25,7 +25,7 @@ import yaml
 from frontend.access import api_keys
 from ipc.errors import ConfigError
 from ipc.settings import Settings
-from penstock import asking, terminal
+from penstock import target, terminal
 
 _HEAD = ("NAME", "ID", "SCOPES", "REQUESTS/S", "BURST", "SHARE")
 
@@ -143,9 +143,9 @@ def _cells(fields: dict[str, Any]) -> tuple[str, ...]:
 
 def _check(entries: tuple[api_keys.KeyEntry, ...], *, as_json: bool) -> int:
     """Look up the key, which is never printed."""
-    key = _line().strip() or os.environ.get(asking.KEY_VARIABLE, "").strip()
+    key = _line().strip() or os.environ.get(target.KEY_VARIABLE, "").strip()
     if not key:
-        raise ConfigError(f"keys check: no key on standard input nor in {asking.KEY_VARIABLE}")
+        raise ConfigError(f"keys check: no key on standard input nor in {target.KEY_VARIABLE}")
     public = api_keys.id_of(key)
     if public is None:
         print("penstock: this text has not the form of a key", file=sys.stderr)

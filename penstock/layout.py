@@ -20,7 +20,7 @@ import msgspec
 
 from ipc.memory.datatypes import BYTES, DATATYPES
 from ipc.settings import Settings
-from penstock import asking, terminal
+from penstock import target, terminal
 
 UNKNOWN_SIZE = 2
 """Size shown for a dimension of any size."""
@@ -81,15 +81,15 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "layout", help="show the header and the bytes of a request of tensors to a model"
     )
-    parser.add_argument("model", type=asking.text, help="name of the model")
+    parser.add_argument("model", type=target.text, help="name of the model")
     terminal.with_json(parser)
-    asking.add_arguments(parser)
+    target.add_arguments(parser)
     terminal.with_examples(parser, ("layout my-model", "the request of a model that takes tensors"))
 
 
 def run(options: argparse.Namespace, config: Settings) -> int:
     """Print the layouts; 1 when the server or the model cannot be asked."""
-    url, key = asking.url_of(options, config), asking.key_of(options)
+    url, key = target.url_of(options, config), target.key_of(options)
     address = f"{url}/v2/models/{urllib.parse.quote(options.model)}"
     try:
         metadata = _fetch(address, key, Metadata)
@@ -125,7 +125,7 @@ def _why(error: Exception, url: str) -> str:
             body = error.read(100_000)
         except http.client.HTTPException:
             body = b""
-        return f"the server answered {asking.refusal(error.code, body)}"
+        return f"the server answered {target.refusal(error.code, body)}"
     if isinstance(error, OSError):
         reason = getattr(error, "reason", error)
         return f"{url} cannot be asked: {reason}; start a server, or name another with --url"

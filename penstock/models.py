@@ -16,7 +16,7 @@ from ipc.catalog.entries import ENCODE_OUTPUTS, Catalog, read_entries
 from ipc.errors import ConfigError, PenstockError
 from ipc.settings import Settings
 from penstock import terminal
-from penstock.own_models import adding
+from penstock.own_models import entry_file
 from penstock.verification import command as verification
 
 OUTPUTS = (*ENCODE_OUTPUTS, "score", "json", "chat")
@@ -60,7 +60,9 @@ def add_parsers(commands: Any, add_flags: AddFlags) -> None:
         ("models pull BAAI/bge-m3", "fetches a model into the hub cache"),
         ("models pull org/name --to /srv/copies", "copies a model for a machine without a network"),
     )
-    adding.add_arguments(actions.add_parser("add", help="write the catalog entry of a model, to be edited"))
+    entry_file.add_arguments(
+        actions.add_parser("add", help="write the catalog entry of a model, to be edited")
+    )
     verify = actions.add_parser("verify", help="compare a model's results with a reference library")
     alone = commands.add_parser("verify", help="the same as `models verify`")
     for parser in (verify, alone):
@@ -86,7 +88,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
 
 def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     # NOTE: imported here, since machines with frontends only have none of the packages of workers.
-    from penstock import files, looking, pulling, status
+    from penstock import downloads, files, processes, status
 
     reading = read_entries(config.catalog.dirs)
     for file in reading.bad:
@@ -97,15 +99,15 @@ def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     if action == "list":
         return files.print_list(config, options)
     if action == "show" and options.model not in catalog:
-        versions = looking.programs(config.paths, config.worker_count, options.model, status.WAIT_S)
+        versions = processes.programs(config.paths, config.worker_count, options.model, status.WAIT_S)
         if versions:
             return files.print_programs(versions, as_json=options.json)
     if action == "show":
-        entry = pulling.entry_of(options.model, catalog)
-        loaded = looking.loaded(config.paths, config.worker_count, entry.id, status.WAIT_S)
+        entry = downloads.entry_of(options.model, catalog)
+        loaded = processes.loaded(config.paths, config.worker_count, entry.id, status.WAIT_S)
         return files.print_one(entry, loaded, as_json=options.json)
     if action == "pull":
-        return pulling.run(options.model, catalog, options.to, as_json=options.json)
+        return downloads.run(options.model, catalog, options.to, as_json=options.json)
     if action == "add":
-        return adding.run(options, config, catalog)
-    return verification.run(pulling.entry_of(options.model, catalog), config, as_json=options.json)
+        return entry_file.run(options, config, catalog)
+    return verification.run(downloads.entry_of(options.model, catalog), config, as_json=options.json)

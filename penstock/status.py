@@ -1,6 +1,6 @@
 """`penstock status`: the processes of a running server, what each of them serves, and how busy each is.
 
-The command asks the workers over their own sockets (`penstock.looking`), so frontends that are stuck do not hinder it.
+The command asks the workers over their own sockets (`penstock.processes`), and so works while frontends are stuck.
 Exit codes: 0 all processes serve, 1 a process is dead, stuck or silent, 4 no server runs.
 """
 
@@ -19,8 +19,8 @@ from ipc.errors import ConfigError
 from ipc.processes.paths import RunPaths
 from ipc.settings import Settings
 from ipc.wire.model_states import Folded, folded
-from penstock import looking, terminal
-from penstock.looking import Frontend, Process, View, Worker
+from penstock import processes, terminal
+from penstock.processes import Frontend, Process, View, Worker
 
 EXIT_NONE = 4
 WAIT_S = 2.0
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
         if options.watch is None:
             return _once(paths, config.worker_count, options.json)
         return _watch(paths, config.worker_count, options)
-    except looking.NotReadable as error:
+    except processes.NotReadable as error:
         print(f"penstock: {error.message}", file=sys.stderr)
         return 1
 
@@ -86,7 +86,7 @@ def _watch(paths: RunPaths, configured: int, options: argparse.Namespace) -> int
     """Look again and again; Ctrl-C is the usual end."""
     try:
         while True:
-            view = looking.look(paths, configured, WAIT_S)
+            view = processes.look(paths, configured, WAIT_S)
             if options.json:
                 print(terminal.as_json(_fields(view), one_line=True), flush=True)
             else:
@@ -99,7 +99,7 @@ def _watch(paths: RunPaths, configured: int, options: argparse.Namespace) -> int
 
 
 def _once(paths: RunPaths, configured: int, as_json: bool) -> int:
-    view = looking.look(paths, configured, WAIT_S)
+    view = processes.look(paths, configured, WAIT_S)
     if as_json:
         print(terminal.as_json(_fields(view)))
     elif view.runs:
@@ -116,7 +116,7 @@ def _fields(view: View) -> dict[str, Any]:
 
 def _nothing(paths: RunPaths) -> str:
     text = f"no server runs with the run directory {paths.root}"
-    others = looking.servers_beside(paths)
+    others = processes.servers_beside(paths)
     return text + "".join(f"\n  a server runs here: penstock status --run-dir {other}" for other in others)
 
 

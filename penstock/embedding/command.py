@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ipc.errors import ConfigError
 from ipc.settings import Settings
-from penstock import asking, terminal
+from penstock import target, terminal
 from penstock.embedding.lines import BadInput, ChangedInput, Lines
-from penstock.embedding.shown import Shown
+from penstock.embedding.progress import Shown
 
 if TYPE_CHECKING:
     from penstock.embedding.output import Output
@@ -36,18 +36,18 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("output", metavar="OUT", type=Path, help="OUT.npy or OUT.parquet")
     parser.add_argument(
-        "--model", required=True, type=asking.text, help="name of the model; MODEL:PROFILE for a profile"
+        "--model", required=True, type=target.text, help="name of the model; MODEL:PROFILE for a profile"
     )
     parser.add_argument(
         "--field",
         default="text",
-        type=asking.text,
+        type=target.text,
         help="field of an object that has the text (default %(default)s)",
     )
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default %(default)s")
     parser.add_argument("--dimensions", type=int, metavar="N", help="the first N values of each vector")
     parser.add_argument("--query", action="store_true", help="texts are queries (default: documents)")
-    parser.add_argument("--instruction", type=asking.text, metavar="TEXT", help="instruction for the model")
+    parser.add_argument("--instruction", type=target.text, metavar="TEXT", help="instruction for the model")
     parser.add_argument(
         "--batch", type=int, default=128, metavar="N", help="texts a request (default %(default)s)"
     )
@@ -70,7 +70,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--restart", action="store_true", help="forget what an interrupted run has done")
     parser.add_argument("--force", action="store_true", help="replace a file that is there")
     terminal.with_json(parser, "print the numbers of lines and vectors as JSON")
-    asking.add_arguments(parser)
+    target.add_arguments(parser)
     terminal.with_examples(
         parser,
         ("embed texts.jsonl vectors.npy --model BAAI/bge-m3", "one row for each line"),
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
         )
     if options.max_errors < 0:
         raise ConfigError(f"embed: --max-errors {options.max_errors}: expected a number from 0")
-    url, key = asking.url_of(options, config), asking.key_of(options)
+    url, key = target.url_of(options, config), target.key_of(options)
     # Imported here: only this command needs the HTTP client.
     from penstock.embedding.job import Job, Stopped
     from penstock.embedding.output import Output

@@ -25,7 +25,7 @@ import numpy as np
 
 from penstock.embedding.lines import BadInput, Lines, Text, Window
 from penstock.embedding.output import Output
-from penstock.embedding.shown import Shown
+from penstock.embedding.progress import Shown
 from penstock.http_client import AGAIN, Asker
 
 WINDOW_REQUESTS = 8

@@ -1,6 +1,6 @@
 """The description of a model out of the model's own files, and the facts that files of several families state.
 
-1. A reader of a family (`penstock.own_models.reading`) fills one `Description`.
+1. A reader of a family (`penstock.own_models.readers`) fills one `Description`.
 2. Widths, prompts and lengths are read here. Every file is known to be within bounds before a layout is read.
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.own_models.description import Description
 from penstock.own_models.files import CannotTell, ModelFiles, shown
-from penstock.own_models.reading import laid_over
+from penstock.own_models.readers import laid_over
 from workers.loading import gguf_file
 
 _TAGGED = re.compile(r"^(?P<repo>[^:]+/[^:]+):(?P<tag>[A-Za-z0-9._-]{1,64})$")

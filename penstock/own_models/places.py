@@ -23,7 +23,7 @@ from ipc.catalog.entries import ADAPTER_FILE, BadFile, DirectorySource, ModelEnt
 from penstock.own_models import gguf
 from penstock.own_models.description import Description, Told
 from penstock.own_models.files import DESCRIBING, MOST_BYTES, MOST_FILES, CannotTell, ModelFiles, shown
-from penstock.own_models.reading import describe
+from penstock.own_models.readers import describe
 from workers.loading.gguf_file import SUFFIX, parts_of, stem_of
 
 OWN_ENTRY = "penstock.yaml"

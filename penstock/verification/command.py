@@ -113,8 +113,8 @@ def compare(entry: ModelEntry, settings: Settings) -> Report:
     from transformers.utils import logging as transformers_logging
 
     from penstock.verification import references
-    from penstock.verification.opening import Opening
     from penstock.verification.ours import Ours
+    from penstock.verification.references import Opening
 
     chatter: Any = transformers_logging
     chatter.set_verbosity_error()

@@ -19,7 +19,7 @@ import yaml
 
 from ipc import settings
 from penstock import cli
-from penstock.parsing import parser
+from penstock.command_line import parser
 from tests.conformance.required_tool import required_tool
 from tests.conformance.test_prometheus_rules import promtool
 from tools.source_tree import ROOT

@@ -35,7 +35,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_RUN = {
     "make test ": "it runs this test",
     "penstock models pull BAAI/bge-m3": "downloads; test_models_command.py pulls from a hub of its own",
-    "penstock models pull org/name": "downloads; test_pulling.py copies from a hub of its own",
+    "penstock models pull org/name": "downloads; test_downloads.py copies from a hub of its own",
     "penstock chat": "reads the terminal; test_chat_command.py talks",
     "penstock status --watch": "runs until it is stopped; test_status_command.py",
     "penstock tune": "starts one server after another, and measures for minutes; test_tune.py",

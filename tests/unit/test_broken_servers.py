@@ -18,7 +18,7 @@ import pytest
 
 from penstock import cli, http_client
 from penstock.cli import main
-from penstock.parsing import parser
+from penstock.command_line import parser
 from tests.fakes.clock import Clock
 
 _CLOSE = "Connection: close\r\n"

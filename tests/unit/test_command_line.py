@@ -24,7 +24,7 @@ from ipc.version import VERSION
 from penstock import cli, foreign_flags, terminal
 from penstock.__main__ import main as penstock_main
 from penstock.cli import main
-from penstock.parsing import parser
+from penstock.command_line import parser
 from tools.source_tree import ROOT
 
 

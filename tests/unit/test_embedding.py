@@ -24,9 +24,8 @@ from penstock.embedding import job as jobs
 from penstock.embedding import lines
 from penstock.embedding.job import Job, Stopped
 from penstock.embedding.lines import BadInput, ChangedInput, Lines
-from penstock.embedding.output import Output
-from penstock.embedding.rows import Rows
-from penstock.embedding.shown import Shown
+from penstock.embedding.output import Output, Rows
+from penstock.embedding.progress import Shown
 from penstock.http_client import Reply, Unreachable
 
 ASKED: dict[str, Any] = {"model": "m", "dtype": "float32"}

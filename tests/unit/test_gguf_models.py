@@ -12,7 +12,7 @@ import torch
 
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry
 from ipc.wire.messages import Ending, GenerateCall, Sampling
-from penstock import pulling
+from penstock import downloads
 from penstock.own_models.files import CannotTell
 from penstock.own_models.places import find
 from tests.tiny import chat_tokenizers, gguf_models
@@ -206,7 +206,7 @@ def test_a_copy_has_the_file_and_its_parts_alone(tmp_path: Path) -> None:
     gguf_models.write(here / "tiny.gguf", "qwen2", parts=2)
     (here / "other.gguf").write_bytes(b"GGUF")
     entry = msgspec.convert(find(str(here / "tiny-00001-of-00002.gguf")).entry, ModelEntry)
-    assert pulling.run([entry.id], Catalog([entry]), str(tmp_path / "to")) == 0
+    assert downloads.run([entry.id], Catalog([entry]), str(tmp_path / "to")) == 0
     copy = tmp_path / "to" / "tiny"
     names = sorted(path.name for path in copy.iterdir())
     assert names == ["penstock.yaml", "tiny-00001-of-00002.gguf", "tiny-00002-of-00002.gguf"]

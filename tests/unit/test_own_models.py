@@ -15,9 +15,9 @@ import pytest
 
 from ipc.catalog.entries import Catalog, DirectorySource, load_catalog, read_entry
 from ipc.settings import Settings, load
-from penstock import pulling
+from penstock import downloads
 from penstock.cli import main
-from penstock.own_models import serving
+from penstock.own_models import entries
 from penstock.own_models.files import MOST_BYTES, CannotTell
 from penstock.own_models.places import OWN_ENTRY, Own, find
 from tests.conformance.minilm import DIRECTORY as MINILM
@@ -510,7 +510,7 @@ def test_where_no_hub_answers_one_try_ends_with_one_message(
 
     near_hub({}).close()
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", sleep)
-    assert pulling.run(["org/any"], Catalog([]), None) == 1
+    assert downloads.run(["org/any"], Catalog([]), None) == 1
     message = capsys.readouterr().err
     assert message.startswith("penstock: org/any: NETWORK: org/any cannot be had from ")
     assert message.count("\n") == 1 and "(Connection refused); ways" in message
@@ -537,7 +537,7 @@ def test_a_name_that_means_nothing_is_refused(
     run = {"catalog.models": name, "catalog.dirs": dirs, "run.dir": str(tmp_path / "run")}
     config = load(None, run, environ={})
     with pytest.raises(Exception, match=re.escape(why)):
-        serving.resolve(config)
+        entries.resolve(config)
 
 
 def test_ids_of_own_models_are_unique_and_known_models_are_not_read(tmp_path: Path) -> None:
@@ -547,7 +547,7 @@ def test_ids_of_own_models_are_unique_and_known_models_are_not_read(tmp_path: Pa
 
     def resolve(*models: str) -> dict[str, str]:
         run = {"run.dir": str(tmp_path / "run"), "catalog.dirs": str(FAKE_CATALOG)}
-        return serving.resolve(load(None, run | {"catalog.models": ",".join(models)}, environ={}))
+        return entries.resolve(load(None, run | {"catalog.models": ",".join(models)}, environ={}))
 
     assert resolve("fake/echo=e") == {}
     with pytest.raises(Exception, match="another model, has the id 'm'; name it:"):

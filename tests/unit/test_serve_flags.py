@@ -6,7 +6,7 @@ import pytest
 
 from ipc.errors import ConfigError
 from penstock.cli import flags_of
-from penstock.parsing import parser
+from penstock.command_line import parser
 
 
 def settings(*arguments: str) -> dict[str, str]:

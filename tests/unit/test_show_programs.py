@@ -10,8 +10,8 @@ import pytest
 from ipc.catalog.model_config import ModelConfig
 from ipc.processes.paths import RunPaths
 from ipc.wire.messages import ModelStatus
-from penstock import files, looking
-from penstock.looking import NotReadable, View, Worker
+from penstock import files, processes
+from penstock.processes import NotReadable, View, Worker
 from tests.fakes.tensors import entry
 
 WHY = "requests run one at a time"
@@ -33,8 +33,8 @@ def test_loaded_versions_are_shown_with_what_their_load_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = view(status("m@10"), status("m@2"), status("m@3", "failed"), status("mm@1"))
-    monkeypatch.setattr(looking, "look", lambda *_: found)
-    loaded = looking.programs(RunPaths(tmp_path, "i"), 1, "m", 0.1)
+    monkeypatch.setattr(processes, "look", lambda *_: found)
+    loaded = processes.programs(RunPaths(tmp_path, "i"), 1, "m", 0.1)
     assert [each.name for each in loaded] == ["m@2", "m@10"]
     assert files.print_programs(loaded, as_json=True) == 0
     [first, _] = json.loads(capsys.readouterr().out)
@@ -48,8 +48,8 @@ def test_a_run_directory_of_another_user_shows_nothing(
     def refuse(*_: object) -> View:
         raise NotReadable("belongs to another user")
 
-    monkeypatch.setattr(looking, "look", refuse)
-    assert looking.programs(RunPaths(tmp_path, "i"), 1, "m", 0.1) == []
+    monkeypatch.setattr(processes, "look", refuse)
+    assert processes.programs(RunPaths(tmp_path, "i"), 1, "m", 0.1) == []
 
 
 def test_a_loaded_model_is_shown_with_how_tools_are_told_and_what_bounds_texts(
@@ -58,9 +58,9 @@ def test_a_loaded_model_is_shown_with_how_tools_are_told_and_what_bounds_texts(
     told = ModelStatus(
         "m", "loaded", max_sequence_length=64, tools="system text", limited_by="generation.cache_bytes"
     )
-    monkeypatch.setattr(looking, "look", lambda *_: view(ModelStatus("m", "failed"), told))
-    found = looking.loaded(RunPaths(tmp_path, "i"), 1, "m", 0.1)
-    assert found == told and looking.loaded(RunPaths(tmp_path, "i"), 1, "n", 0.1) is None
+    monkeypatch.setattr(processes, "look", lambda *_: view(ModelStatus("m", "failed"), told))
+    found = processes.loaded(RunPaths(tmp_path, "i"), 1, "m", 0.1)
+    assert found == told and processes.loaded(RunPaths(tmp_path, "i"), 1, "n", 0.1) is None
     for loaded in (found, None):
         assert files.print_one(entry("m"), loaded, as_json=True) == 0
         shown = json.loads(capsys.readouterr().out)

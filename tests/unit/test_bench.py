@@ -9,10 +9,9 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from penstock.benching import figures
-from penstock.benching.figures import Sample, percentile
-from penstock.benching.load import Clock, Load
-from penstock.benching.requests import Refused, Requests
+from penstock.bench import figures
+from penstock.bench.figures import Sample, percentile
+from penstock.bench.load import Clock, Load, Refused, Requests
 from penstock.cli import main
 from penstock.http_client import Asker, Reply, Unreachable
 

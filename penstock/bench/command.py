@@ -13,9 +13,9 @@ from typing import Any
 
 from ipc.errors import ConfigError
 from ipc.settings import Settings
-from penstock import asking, terminal
-from penstock.benching import figures
-from penstock.benching.figures import Sample
+from penstock import target, terminal
+from penstock.bench import figures
+from penstock.bench.figures import Sample
 
 PROTOCOLS = ("encode", "score", "embeddings", "rerank", "kserve", "chat")
 MAX_REQUESTS = 1_000_000
@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
     """Add `bench` to the commands."""
     parser = commands.add_parser("bench", help="measure throughput and latency of a running server")
     parser.add_argument(
-        "model", type=asking.text, metavar="MODEL", nargs="?", help="name of the model; chat has a default"
+        "model", type=target.text, metavar="MODEL", nargs="?", help="name of the model; chat has a default"
     )
     parser.add_argument("--protocol", choices=PROTOCOLS, default="encode", help="default %(default)s")
     load = parser.add_mutually_exclusive_group()
@@ -59,7 +59,7 @@ def add_parser(commands: Any) -> None:
     text.add_argument(
         "--tokens", type=int, default=32, metavar="N", help="words a text, none sent twice (default 32)"
     )
-    text.add_argument("--text", type=asking.text, help="send this text only")
+    text.add_argument("--text", type=target.text, help="send this text only")
     parser.add_argument(
         "--max-tokens", type=int, default=64, metavar="N", help="chat: longest answer (default 64)"
     )
@@ -68,7 +68,7 @@ def add_parser(commands: Any) -> None:
     )
     terminal.with_json(parser)
     parser.add_argument("--plot", action="store_true", help="print a histogram of the latencies")
-    asking.add_arguments(parser)
+    target.add_arguments(parser)
     terminal.with_examples(
         parser,
         ("bench BAAI/bge-m3 --connections 16 --items 8", "sixteen requests at a time, for ten seconds"),
@@ -80,10 +80,9 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace, config: Settings) -> int:
     """Send the load and print the figures; returns the exit code. Raises `ConfigError` for wrong flags."""
     _check(options)
-    url, key = asking.url_of(options, config), asking.key_of(options)
+    url, key = target.url_of(options, config), target.key_of(options)
     # Imported here: only this command needs the HTTP client.
-    from penstock.benching.load import Clock, Load
-    from penstock.benching.requests import Refused, Requests
+    from penstock.bench.load import Clock, Load, Refused, Requests
     from penstock.http_client import Asker, Unreachable
 
     load, samples = (

@@ -1,4 +1,4 @@
-"""What commands that ask a running server over HTTP share: the flags of address and key, and a server's refusals.
+"""The server that a command asks over HTTP: the flags of its address and of the API key, and its refusals.
 
 The key comes from the environment variable PENSTOCK_KEY or from a file, and never from the command line, which other
 users of the machine can read.

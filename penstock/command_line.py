@@ -6,12 +6,28 @@ import argparse
 import difflib
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from ipc.settings import Settings
 from ipc.version import VERSION
-from penstock import clients, foreign_flags, keys, models, printing, status, sweeping, terminal
+from penstock import chat, completion, foreign_flags, keys, layout, leftovers, models, status, terminal
+from penstock.bench import command as bench
+from penstock.embedding import command as embedding
 from penstock.tuning import command as tuning
+
+COMMANDS: dict[str, Callable[[argparse.Namespace, Settings], int]] = {
+    "bench": bench.run,
+    "chat": chat.run,
+    "embed": embedding.run,
+    "keys": keys.run,
+    "layout": layout.run,
+    "models": models.run,
+    "status": status.run,
+    "sweep": leftovers.run,
+    "verify": models.run,
+}
+"""What runs each command that needs the flags and the settings only; returns the exit code."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -139,14 +155,26 @@ def parser() -> argparse.ArgumentParser:
         _named(each)
     worker.add_argument("--slot", type=int, required=True, help="number of the worker, from 0")
     _examples({"serve": serve, "check": check, "doctor": look, "worker": worker})
-    sweeping.add_parser(commands, _common)
+    leftovers.add_parser(commands, _common)
     status.add_parser(commands, _common)
-    clients.add_parsers(commands)
+    for client in (bench, chat, embedding, layout):
+        client.add_parser(commands)
     models.add_parsers(commands, _common)
     tuning.add_parser(commands, _common)
     keys.add_parser(commands, _common)
-    printing.add_parsers(commands)
+    completion.add_parser(commands)
+    _describing(commands)
     return root
+
+
+def _describing(commands: Any) -> None:
+    """The commands that print what the package knows: OpenAPI document and version."""
+    document = commands.add_parser("openapi", help="print the OpenAPI document of the HTTP surface")
+    terminal.with_examples(document, ("openapi > openapi.json", "for a generator of clients"))
+    terminal.with_json(document, "the document is JSON always")
+    version = commands.add_parser("version", help="print the version")
+    terminal.with_json(version)
+    terminal.with_examples(version, ("version", "the same as `penstock --version`"))
 
 
 _EXAMPLES = {

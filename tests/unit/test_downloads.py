@@ -13,7 +13,7 @@ import pytest
 
 from ipc.catalog.entries import load_catalog, read_entry
 from penstock.cli import main
-from penstock.pulling import ProgressLine
+from penstock.downloads import ProgressLine
 from tests.harness.server import ROOT, free_port
 from tests.unit.test_own_models import BERT, POOLING, architecture, modules, near_hub, write
 

@@ -12,9 +12,9 @@ from ipc.processes.liveness import SlotLock
 from ipc.processes.paths import RunPaths
 from ipc.wire.messages import ModelStatus
 from ipc.wire.stats import GenerationStats, QueueState
-from penstock import looking, status
+from penstock import processes, status
 from penstock.cli import main
-from penstock.looking import Frontend, Process, View, Worker
+from penstock.processes import Frontend, Process, View, Worker
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_slot_without_holder_is_dead_and_slots_of_an_earlier_run_are_not_shown
     for slot in (0, 1):
         paths.notify_socket(slot).touch()
     with SlotLock(paths.lock("supervisor")), SlotLock(paths.lock("worker-0")):
-        view = looking.look(paths, 8, 0.05)
+        view = processes.look(paths, 8, 0.05)
     assert [(worker.slot, worker.state) for worker in view.workers] == [(0, "starting"), (1, "dead")]
     assert view.workers[0].process and view.workers[0].process.pid == os.getpid()
     assert view.runs and not view.sound
@@ -58,13 +58,13 @@ def test_a_slot_without_holder_is_dead_and_slots_of_an_earlier_run_are_not_shown
 def test_a_worker_that_gives_no_answer_is_silent(paths: RunPaths) -> None:
     paths.worker_socket(0).touch()
     with SlotLock(paths.lock("worker-0")):
-        view = looking.look(paths, 1, 0.05)
+        view = processes.look(paths, 1, 0.05)
     assert [worker.state for worker in view.workers] == ["silent"]
 
 
 def test_without_a_supervisor_the_settings_tell_the_slots(paths: RunPaths) -> None:
     with SlotLock(paths.lock("server")):
-        view = looking.look(paths, 2, 0.05)
+        view = processes.look(paths, 2, 0.05)
     assert [worker.state for worker in view.workers] == ["dead", "dead"]
 
 
@@ -72,8 +72,8 @@ def test_a_frontend_that_is_silent_for_long_is_stuck() -> None:
     def frontend(silent_s: float | None, *, stopped: bool = False) -> Frontend:
         return Frontend(pid=1, up_s=1.0, slot=0, silent_s=silent_s, stopped=stopped)
 
-    assert not frontend(None).stuck and not frontend(looking.SILENT_S - 1).stuck
-    assert frontend(looking.SILENT_S + 1).stuck and frontend(0.0, stopped=True).stuck
+    assert not frontend(None).stuck and not frontend(processes.SILENT_S - 1).stuck
+    assert frontend(processes.SILENT_S + 1).stuck and frontend(0.0, stopped=True).stuck
 
 
 def _view() -> View:
