@@ -18,6 +18,7 @@ from frontend.engine.quantize import quantize, shorten
 from frontend.http.media import check_all
 from frontend.tensors.catalog_plans import DATATYPES, CatalogPlan, plan
 from frontend.tensors.checking import CheckedRequest
+from frontend.tensors.content_types import decoded
 from frontend.tensors.result import OutputTensor
 from ipc.catalog.entries import Catalog
 from ipc.errors import of_items
@@ -36,13 +37,14 @@ class CatalogCalls:
     async def run(self, checked: CheckedRequest) -> tuple[Answer, Callable[[], list[OutputTensor]]]:
         """Run the operation that the request stands for: the answer, and the reader of its wanted outputs.
 
-        Raises `InvalidInput` as `plan`, and the errors of the engine.
+        Raises `InvalidInput` as `decoded` and `plan`, and the errors of the engine.
         """
         scope, model, settings = checked.scope, checked.model, self._settings
-        planned = plan(model, checked.request, self._catalog, settings.limits)
+        request = await decoded(model, checked.request)
+        planned = plan(model, request, self._catalog, settings.limits)
         await check_all(planned.images, settings.limits)
         cost = cost_of(planned.call, model.status, settings.limits)
-        work = plan_work(scope, settings, model.id, planned.call, cost, lane=checked.request.lane)
+        work = plan_work(scope, settings, model.id, planned.call, cost, lane=request.lane)
         answer = await self._engine.run(scope, work)
         return answer, partial(outputs, planned, answer)
 

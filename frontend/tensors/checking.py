@@ -151,7 +151,7 @@ def _check_input(
         )
     shape, batches = tensor.shape, model.config.max_batch_size > 0
     _check_batch(model, tensor, rows)
-    fits = rule.fits(shape[1:] if batches else shape)
+    fits = _fits(model, rule, shape[1:] if batches else shape)
     # NOTE: the model leaves the same dimensions open as the recipe.
     if (rule.variable and tensor.recipe is None) or not fits:
         _check_dims(shape, f"unexpected shape for input '{tensor.name}' for model '{model.name}'")
@@ -164,6 +164,13 @@ def _check_input(
             f"unexpected shape for input '{tensor.name}' for model '{model.name}': "
             f"expected {expected}, got {_shown(got)}"
         )
+
+
+def _fits(model: TensorModel, rule: ExpectedInput, dims: list[int]) -> bool:
+    """Whether the model takes these dims. A catalog model takes n elements as [n, 1] too, as MLServer's codecs do."""
+    if rule.fits(dims):
+        return True
+    return model.kind != "infer" and dims[-1:] == [1] and rule.fits(dims[:-1])
 
 
 def _check_batch(model: TensorModel, tensor: InputTensor, rows: int) -> None:

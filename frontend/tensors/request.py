@@ -13,6 +13,8 @@ from ipc.errors import DeadlineExceeded, ModelNotFound
 from ipc.memory.input_arena import InputBlock
 
 Parameter = bool | int | float | str
+CONTENT_TYPE = "content_type"
+"""Parameter of requests, inputs and outputs: the name of a codec of MLServer."""
 _FIRST = 1
 """The priority that goes before all others."""
 
@@ -54,7 +56,7 @@ class InputTensor:
     `shape` includes the batch dimension. `data` are its raw bytes (`ipc.memory.datatypes`), None when they are in
     `region`.
     With a `recipe` they are what it is made of once there is room for it; dimensions that only the recipe can tell are
-    -1 until then.
+    -1 until then. `content_type` is the codec of MLServer that the client named ("": none); catalog models read it.
     """
 
     name: str
@@ -63,15 +65,20 @@ class InputTensor:
     data: bytes | memoryview | None
     region: RegionUse | None = None
     recipe: Recipe | None = None
+    content_type: str = ""
 
 
 @dataclass(slots=True)
 class WantedOutput:
-    """One output that is wanted: the tensor, its `classes` highest entries (None: no), or written to a region."""
+    """One output that is wanted: the tensor, its `classes` highest entries (None: no), or written to a region.
+
+    `content_type` is the codec of MLServer that the client named ("": none); catalog models check the name.
+    """
 
     name: str
     classes: int | None = None
     region: RegionUse | None = None
+    content_type: str = ""
 
 
 @dataclass(slots=True)

@@ -152,7 +152,7 @@ def test_a_region_of_an_output_excludes_other_forms(parameters: dict[str, Any], 
     [
         ([{"name": "o"}, {"name": "o"}], "output 'o' is given twice"),
         ([{"name": "o", "parameters": {"classification": -1}}], "classification is -1"),
-        ([{"name": "o", "parameters": {"binary_data": 1}}], "Expected `bool`"),
+        ([{"name": "o", "parameters": {"binary_data": 1}}], r"Expected `bool \| null`"),
         ([{}], "missing required field `name`"),
     ],
 )

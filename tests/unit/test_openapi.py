@@ -205,14 +205,13 @@ def test_every_field_and_parameter_is_described() -> None:
 
 # Texts of any content, names that clients or models give, and parts that are JSON of several forms.
 FREE_TEXTS = {
-    "content", "data_1", "data_2", "documents", "image", "image_url", "images", "input", "inputs", "instruction",
-    "instructions", "items", "labels", "prompt", "queries", "query", "reasoning", "reasoning_content",
-    "sentences", "source_sentence", "stop", "stop_sequences", "suffix", "system", "text", "text_1", "text_2", "texts",
-    "dry_sequence_breakers", "data", "b64", "chat_template",
-    "id", "key", "model", "model_id", "name", "previous_response_id", "prompt_name", "rank_fields", "session_id",
-    "shared_memory_region", "tool_call_id", "url", "user",
-    "container", "enable_code_execution", "enable_shell", "format", "grammar", "include", "max_tool_calls",
-    "response_format", "stream_options", "summary", "thinking", "tool_choice", "type",
+    "content", "content_type", "data_1", "data_2", "documents", "image", "image_url", "images", "input", "inputs",
+    "instruction", "instructions", "items", "labels", "prompt", "queries", "query", "reasoning",
+    "reasoning_content", "sentences", "source_sentence", "stop", "stop_sequences", "suffix", "system", "text",
+    "text_1", "text_2", "texts", "dry_sequence_breakers", "data", "b64", "chat_template", "id", "key", "model",
+    "model_id", "name", "previous_response_id", "prompt_name", "rank_fields", "session_id", "shared_memory_region",
+    "tool_call_id", "url", "user", "container", "enable_code_execution", "enable_shell", "format", "grammar",
+    "include", "max_tool_calls", "response_format", "stream_options", "summary", "thinking", "tool_choice", "type",
     "web_search_options", "messages", "audio", "conversation", "function_call", "functions", "mcp_servers",
     "output_format", "thread", "cache_salt",
 }  # fmt: skip

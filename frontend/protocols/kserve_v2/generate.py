@@ -29,13 +29,14 @@ from frontend.protocols.kserve_v2.schemas import Decoder
 from frontend.resources.inference import InferenceRoute
 from frontend.scope import RequestScope
 from frontend.tensors.models import TensorModel
-from frontend.tensors.request import InputTensor, TensorRequest
+from frontend.tensors.request import InputTensor, Parameter, TensorRequest
 from frontend.tensors.result import TensorResult
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
 
 GENERATE = Decoder(dict[str, msgspec.Raw])
-_Parameters = dict[str, bool | int | float | str]
+_PARAMETER = msgspec.json.Decoder(Parameter | None)
+_PARAMETERS = msgspec.json.Decoder(dict[str, Parameter | None] | None)
 
 
 def parsed_body(target: Target, config: ModelConfig, body: bytes) -> InferRequest:
@@ -52,20 +53,17 @@ def request_of(target: Target, config: ModelConfig, body: dict[str, msgspec.Raw]
         if expected is not None:
             request.inputs.append(_input(expected, bytes(raw), config.batches))
         elif key == "parameters":
-            given |= _parameters("parameters", raw, _Parameters)
+            given |= _decoded(_PARAMETERS, raw, key) or {}
         elif key != "id":
-            given |= _parameters(key, raw, None)
+            given[key] = _decoded(_PARAMETER, raw, key)
             parameters.check_count(len(given))
-    parameters.apply(request, given)
+    parameters.apply(request, parameters.without_nulls(given))
     return InferRequest(request, "", False, {})
 
 
-def _parameters(key: str, raw: msgspec.Raw, kind: Any) -> _Parameters:
+def _decoded(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw, key: str) -> Any:
     try:
-        if kind is not None:
-            found: _Parameters = msgspec.json.decode(raw, type=kind)
-            return found
-        return {key: msgspec.json.decode(raw, type=bool | int | float | str)}
+        return decoder.decode(raw)
     except (msgspec.DecodeError, ValueError, OverflowError) as error:
         raise InvalidInput(f"'{key[:200]}': {str(error)[:200]}") from None
 

@@ -39,6 +39,11 @@ def apply(request: TensorRequest, given: Mapping[str, Parameter]) -> bool:
     return binary
 
 
+def without_nulls(given: Mapping[str, Parameter | None]) -> dict[str, Parameter]:
+    """The parameters that have a value: null is as if absent."""
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def check_count(count: int) -> None:
     """Raise `InvalidInput` for more parameters than a request may have."""
     if count > MOST:

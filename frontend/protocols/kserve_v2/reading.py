@@ -22,7 +22,14 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from frontend.protocols.kserve_v2 import elements, parameters
-from frontend.protocols.kserve_v2.schemas import INFER, Infer, Input, Output
+from frontend.protocols.kserve_v2.schemas import (
+    INFER,
+    Infer,
+    Input,
+    InputParameters,
+    Output,
+    OutputParameters,
+)
 from frontend.tensors.checking import check_dimensions
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
 from ipc.catalog.model_config import ModelConfig, TensorConfig
@@ -33,6 +40,7 @@ from ipc.memory.datatypes import BYTES, DATATYPES
 MOST_STRINGS = 1 << 20
 UNKNOWN_ID = "<id_unknown>"
 _PREFIX = "[request id: "
+_NO_PARAMETERS = InputParameters()
 
 
 @dataclass(slots=True)
@@ -68,8 +76,7 @@ def parse(name: str, version: int | None, head: bytes | memoryview, data: memory
         inputs = _inputs(body.inputs, data)
         outputs, binary = _outputs(body.outputs)
         request = TensorRequest(name, version, inputs, outputs)
-        given = body.parameters or {}
-        default = parameters.apply(request, {key: value for key, value in given.items() if value is not None})
+        default = parameters.apply(request, parameters.without_nulls(body.parameters or {}))
     except InvalidInput as error:
         raise identified(error, request_id) from None
     return InferRequest(request, body.id or "", default, binary)
@@ -153,18 +160,18 @@ def _input(given: Input, data: memoryview | None, at: int, alone: bool) -> tuple
     """One input, and how many of the bytes behind the JSON it takes."""
     where = f"input '{given.name[:200]}'"
     count = _count(given, where)
-    tensor = InputTensor(given.name, given.datatype, given.shape, None)
-    source = given.parameters
-    if source is not None and source.shared_memory_region is not UNSET:
-        if given.data is not UNSET or source.binary_data_size is not UNSET:
+    source = given.parameters or _NO_PARAMETERS
+    tensor = InputTensor(
+        given.name, given.datatype, given.shape, None, content_type=source.content_type or ""
+    )
+    announced = source.binary_data_size
+    if source.shared_memory_region is not None:
+        if given.data is not UNSET or announced is not None:
             raise InvalidInput(f"{where}: 'shared_memory_region' excludes 'data' and 'binary_data_size'")
-        tensor.region = _region(
-            source.shared_memory_region, source.shared_memory_offset, source.shared_memory_byte_size, where
-        )
+        tensor.region = _region(source, where)
         return tensor, 0
-    announced = source.binary_data_size if source is not None else UNSET
     if given.data is not UNSET:
-        if announced is not UNSET:
+        if announced is not None:
             raise InvalidInput(f"{where}: has both 'data' and 'binary_data_size', expected one of them")
         tensor.data = elements.read(bytes(given.data), given.datatype, count, where)
         return tensor, 0
@@ -191,33 +198,39 @@ def _count(given: Input, where: str) -> int:
         raise InvalidInput(f"{where}: {str(error)[:300]}") from None
 
 
-def _size(given: Input, announced: object, count: int, rest: int | None, where: str) -> int:
+def _size(given: Input, announced: int | None, count: int, rest: int | None, where: str) -> int:
     """Bytes of a binary input; `rest` is the number of bytes left if the input is the only one, else None."""
     nbytes = DATATYPES[given.datatype].nbytes
-    if isinstance(announced, int) and announced < 0:
+    if announced is not None and announced < 0:
         raise InvalidInput(f"{where}: binary_data_size is {announced}, expected 0 or more")
     if nbytes:
-        if isinstance(announced, int) and announced != count * nbytes:
+        if announced is not None and announced != count * nbytes:
             raise InvalidInput(
                 f"{where}: binary_data_size is {announced}, but shape {given.shape} of {given.datatype} "
                 f"takes {count * nbytes} bytes"
             )
         return count * nbytes
-    if isinstance(announced, int):
+    if announced is not None:
         return announced
     if rest is None:
         raise InvalidInput(f"{where}: 'binary_data_size' is needed for {BYTES} beside other inputs")
     return rest
 
 
-def _region(name: object, offset: int, nbytes: object, where: str) -> RegionUse:
-    if not isinstance(nbytes, int):
+def _region(place: InputParameters | OutputParameters, where: str) -> RegionUse:
+    name, offset, nbytes = (
+        place.shared_memory_region,
+        place.shared_memory_offset or 0,
+        place.shared_memory_byte_size,
+    )
+    assert name is not None
+    if nbytes is None:
         raise InvalidInput(f"{where}: 'shared_memory_byte_size' is needed with 'shared_memory_region'")
     if offset < 0 or nbytes < 0:
         raise InvalidInput(
             f"{where}: offset {offset} and size {nbytes} in shared memory must not be negative"
         )
-    return RegionUse(str(name), offset, nbytes)
+    return RegionUse(name, offset, nbytes)
 
 
 def _outputs(outputs: list[Output] | None) -> tuple[list[WantedOutput] | None, dict[str, bool]]:
@@ -236,25 +249,22 @@ def _outputs(outputs: list[Output] | None) -> tuple[list[WantedOutput] | None, d
         wanted[given.name] = output = WantedOutput(given.name)
         if given.parameters is None:
             continue
-        if given.parameters.binary_data is not UNSET:
+        if given.parameters.binary_data is not None:
             binary[given.name] = given.parameters.binary_data
-        _place(given, output, where)
+        _place(given.parameters, output, where)
     return list(wanted.values()) or None, binary
 
 
-def _place(given: Output, output: WantedOutput, where: str) -> None:
-    found = given.parameters
-    assert found is not None
-    output.classes = found.classification or None
-    if found.classification < 0:
-        raise InvalidInput(f"{where}: classification is {found.classification}, expected 0 or more")
-    if found.shared_memory_region is UNSET:
+def _place(given: OutputParameters, output: WantedOutput, where: str) -> None:
+    classes = given.classification or 0
+    output.classes, output.content_type = classes or None, given.content_type or ""
+    if classes < 0:
+        raise InvalidInput(f"{where}: classification is {classes}, expected 0 or more")
+    if given.shared_memory_region is None:
         return
-    if output.classes is not None or found.binary_data is True:
+    if output.classes is not None or given.binary_data is True:
         raise InvalidInput(f"{where}: 'shared_memory_region' excludes 'classification' and 'binary_data'")
-    output.region = _region(
-        found.shared_memory_region, found.shared_memory_offset, found.shared_memory_byte_size, where
-    )
+    output.region = _region(given, where)
 
 
 def parse_raw(name: str, version: int | None, config: ModelConfig, data: memoryview) -> InferRequest:

@@ -84,19 +84,23 @@ def _check_length(nbytes: int, most_nbytes: int) -> None:
         raise BodyTooLarge(f"body: {nbytes} bytes, the limit of this path is {most_nbytes}")
 
 
-class InputParameters(msgspec.Struct, gc=False):
-    """Place of an input's bytes outside of the JSON."""
+_CONTENT_TYPE = Meta(description="Codec of MLServer that the elements are meant for: `str`, `np`, `base64`.")
 
-    binary_data_size: Annotated[int | UnsetType, Meta(description="Bytes of the tensor behind the JSON.")] = (
-        UNSET
-    )
+
+class InputParameters(msgspec.Struct, gc=False):
+    """Place and meaning of an input's bytes; null is as if absent."""
+
+    binary_data_size: Annotated[int | None, Meta(description="Bytes of the tensor behind the JSON.")] = None
     shared_memory_region: Annotated[
-        str | UnsetType, Meta(description="Registered region that holds the tensor.")
-    ] = UNSET
-    shared_memory_offset: Annotated[int, Meta(description="First byte of the tensor in the region.")] = 0
-    shared_memory_byte_size: Annotated[
-        int | UnsetType, Meta(description="Bytes of the tensor in the region.")
-    ] = UNSET
+        str | None, Meta(description="Registered region that holds the tensor.")
+    ] = None
+    shared_memory_offset: Annotated[
+        int | None, Meta(description="First byte of the tensor in the region.")
+    ] = None
+    shared_memory_byte_size: Annotated[int | None, Meta(description="Bytes of the tensor in the region.")] = (
+        None
+    )
+    content_type: Annotated[str | None, _CONTENT_TYPE] = None
 
 
 class Input(msgspec.Struct, gc=False):
@@ -112,21 +116,22 @@ class Input(msgspec.Struct, gc=False):
 
 
 class OutputParameters(msgspec.Struct, gc=False):
-    """The wanted form of an output."""
+    """The wanted form of an output; null is as if absent."""
 
-    binary_data: Annotated[
-        bool | UnsetType, Meta(description="Send the tensor behind the JSON as bytes.")
-    ] = UNSET
+    binary_data: Annotated[bool | None, Meta(description="Send the tensor behind the JSON as bytes.")] = None
     classification: Annotated[
-        int, Meta(description="Tell so many of the highest values with their labels.")
-    ] = 0
+        int | None, Meta(description="Tell so many of the highest values with their labels.")
+    ] = None
     shared_memory_region: Annotated[
-        str | UnsetType, Meta(description="Registered region that holds the tensor.")
-    ] = UNSET
-    shared_memory_offset: Annotated[int, Meta(description="First byte of the tensor in the region.")] = 0
-    shared_memory_byte_size: Annotated[
-        int | UnsetType, Meta(description="Bytes of the tensor in the region.")
-    ] = UNSET
+        str | None, Meta(description="Registered region that holds the tensor.")
+    ] = None
+    shared_memory_offset: Annotated[
+        int | None, Meta(description="First byte of the tensor in the region.")
+    ] = None
+    shared_memory_byte_size: Annotated[int | None, Meta(description="Bytes of the tensor in the region.")] = (
+        None
+    )
+    content_type: Annotated[str | None, _CONTENT_TYPE] = None
 
 
 class Output(msgspec.Struct, gc=False):

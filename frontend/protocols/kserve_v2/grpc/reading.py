@@ -14,7 +14,14 @@ import numpy as np
 
 from frontend.protocols.kserve_v2 import parameters as request_parameters
 from frontend.tensors.checking import check_dimensions
-from frontend.tensors.request import InputTensor, Parameter, RegionUse, TensorRequest, WantedOutput
+from frontend.tensors.request import (
+    CONTENT_TYPE,
+    InputTensor,
+    Parameter,
+    RegionUse,
+    TensorRequest,
+    WantedOutput,
+)
 from ipc.errors import InvalidInput
 from ipc.memory import bytes_elements, datatypes
 from ipc.memory.datatypes import BYTES, DATATYPES
@@ -72,9 +79,9 @@ def request_of(message: pb.ModelInferRequest, raw: Sequence[bytes | memoryview])
 def _inputs_of(message: pb.ModelInferRequest, raw: Sequence[bytes | memoryview]) -> list[InputTensor]:
     for tensor in message.inputs:
         check_dimensions(len(tensor.shape), f"input {tensor.name[:200]!a}")
-    regions = [_region_of(tensor) for tensor in message.inputs]
+    places = [_place_of(tensor) for tensor in message.inputs]
     if raw:
-        _check_raw(message, len(raw), sum(region is None for region in regions))
+        _check_raw(message, len(raw), sum(region is None for region, _ in places))
     contents = iter(raw)
     return [
         InputTensor(
@@ -83,19 +90,29 @@ def _inputs_of(message: pb.ModelInferRequest, raw: Sequence[bytes | memoryview])
             list(tensor.shape),
             None if region is not None else next(contents) if raw else raw_of(tensor),
             region,
+            content_type=content_type,
         )
-        for tensor, region in zip(message.inputs, regions, strict=True)
+        for tensor, (region, content_type) in zip(message.inputs, places, strict=True)
     ]
 
 
-def _region_of(tensor: pb.ModelInferRequest.InferInputTensor) -> RegionUse | None:
+def _place_of(tensor: pb.ModelInferRequest.InferInputTensor) -> tuple[RegionUse | None, str]:
+    """The region that an input lies in, if any, and the content type that the input names."""
     if not tensor.parameters:
-        return None
+        return None, ""
     where = f"input {tensor.name[:200]!a}"
-    region = region_of(values_of(tensor.parameters, where), where)
+    given = values_of(tensor.parameters, where)
+    region = region_of(given, where)
     if region is not None and tensor.contents.ListFields():
         raise InvalidInput(f"{where}: contents and shared memory exclude each other")
-    return region
+    return region, _content_type(given, where)
+
+
+def _content_type(given: Mapping[str, Parameter], where: str) -> str:
+    value = given.get(CONTENT_TYPE, "")
+    if not isinstance(value, str):
+        raise InvalidInput(f"{where}: parameter '{CONTENT_TYPE}': expected a text, got {value!a:.64}")
+    return value
 
 
 def _check_raw(message: pb.ModelInferRequest, got: int, expected: int) -> None:
@@ -117,7 +134,7 @@ def _wanted(output: Any) -> WantedOutput:
     where = f"output {output.name[:200]!a}"
     given = values_of(output.parameters, where)
     classes = _whole(given.get(CLASSES, 0), CLASSES, where)
-    return WantedOutput(output.name, classes or None, region_of(given, where))
+    return WantedOutput(output.name, classes or None, region_of(given, where), _content_type(given, where))
 
 
 def values_of(parameters: Mapping[str, Any], where: str) -> dict[str, Any]:
