@@ -98,10 +98,10 @@ class EventStream:
         self._scope.streams = True
         self._services.drain.streams.add(self._stop)
 
-    def answer(self, resp: Response) -> None:
+    def answer(self, resp: Response, content_type: str = CONTENT_TYPE) -> None:
         """Make this the body of `resp`."""
         self._scope.streams = True
-        prepare(resp)
+        prepare(resp, content_type)
         resp.stream = self
 
     def __aiter__(self) -> EventStream:

@@ -66,7 +66,7 @@ _SEPARATE_DIRECTORIES = {
 }
 
 
-_SERVERS = ("cohere", "infinity", "tei", "vllm")
+_SERVERS = ("cohere", "infinity", "ollama", "tei", "vllm")
 _EXTENSIONS = {(name, other) for name in _SERVERS for other in ("foreign", "sie")} | {("foreign", "sie")}
 """(package, package that may be imported) of protocols that are forms of other servers over the flow of SIE."""
 

@@ -1,6 +1,7 @@
 """Reads the body of a request for generated text into the struct of its route.
 
-1. The head must name JSON: other content types are refused before anything is read.
+1. The head must name JSON: other content types are refused before anything is read. ollama does not look at the head,
+   so its routes take every content type.
 2. Bodies up to `MOST_NBYTES` are read within the budget of all bodies; a body with too many values is refused unbuilt.
 3. The body is decoded, in a thread if it is large. Unknown fields are ignored, and null equals absent.
 4. A mistake names the field: malformed JSON is `MalformedBody`, a wrong type `InvalidField`. The request counts for the
@@ -40,12 +41,15 @@ _PLACE = re.compile(r"(?P<text>.*?) - at `(?:key in )?\$(?P<path>.*)`$", re.DOTA
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 
 
-async def receive(services: Services, req: Request, parse: Callable[[bytes], R]) -> R:
-    """`parse(body)` of a JSON body, in a thread if the body is large.
+async def receive(
+    services: Services, req: Request, parse: Callable[[bytes], R], *, always_json: bool = False
+) -> R:
+    """`parse(body)` of a JSON body, in a thread if the body is large; `always_json`: whatever the head says.
 
     Raises `WrongContentType`, `BodyTooLarge`, what `parse` raises, and as `BodyReader.receive` does.
     """
-    check_content_type(req.content_type)
+    if not always_json:
+        check_content_type(req.content_type)
     _check_nbytes(req.content_length or 0)
     async with services.bodies.receive(req, req.context.penstock.deadline_ns) as body:
         _check_nbytes(len(body))

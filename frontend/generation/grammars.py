@@ -30,6 +30,11 @@ def grammar_of(response_format: Any, grammar: Any, field: str = "response_format
     return None if found is None else msgspec.structs.replace(found, field=field)
 
 
+def schema_grammar(schema: Any, field: str) -> Grammar:
+    """The grammar of a JSON schema, which `field` of the request holds. Raises `InvalidField`."""
+    return msgspec.structs.replace(_schema(schema, field), field=field)
+
+
 def _format_grammar(given: Any, field: str) -> Grammar | None:
     """The grammar of a response format. The schema stands under `json_schema`, or beside `type`."""
     kind = kind_of(given, field)

@@ -16,7 +16,7 @@ from frontend.generation.errors import status_of
 from frontend.generation.outcome import Outcome
 from frontend.http.rendering import off_loop_if
 from frontend.services import Services
-from frontend.sse import COMMENT, EventStream, Opening, RenderError, comment
+from frontend.sse import COMMENT, CONTENT_TYPE, EventStream, Opening, RenderError, comment
 from ipc.errors import PenstockError
 
 MANY_TOKENS = 2048
@@ -60,6 +60,7 @@ async def send_stream(
     *,
     opening: Opening = comment,
     idle: bytes = COMMENT,
+    content_type: str = CONTENT_TYPE,
 ) -> None:
     """Answer with `events`, whose first piece says that the stream has begun. Raises what fails before that.
 
@@ -71,4 +72,4 @@ async def send_stream(
         services, req, events, protocol, last_events, opening=opening, idle=idle, idle_s=idle_s
     )
     await stream.begin()
-    stream.answer(resp)
+    stream.answer(resp, content_type)

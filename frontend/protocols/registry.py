@@ -94,6 +94,7 @@ def protocols() -> Protocols:
     from frontend.protocols.infinity import InfinityProtocol
     from frontend.protocols.kserve_v2 import KserveProtocol
     from frontend.protocols.messages import MessagesProtocol
+    from frontend.protocols.ollama import OllamaProtocol
     from frontend.protocols.responses import ResponsesProtocol
     from frontend.protocols.sie import SieProtocol
     from frontend.protocols.tei import TeiProtocol
@@ -109,6 +110,7 @@ def protocols() -> Protocols:
         TeiProtocol(),
         VllmProtocol(),
         InfinityProtocol(),
+        OllamaProtocol(),
         TrtisProtocol(),
         KserveProtocol(),
     ]

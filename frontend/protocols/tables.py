@@ -19,6 +19,7 @@ from frontend.protocols.foreign.shared_routes import OWNERS
 from frontend.protocols.infinity.contract import OPERATIONS as INFINITY
 from frontend.protocols.kserve_v2.operations import OPERATIONS as KSERVE
 from frontend.protocols.messages.operations import OPERATIONS as MESSAGES
+from frontend.protocols.ollama.operations import OPERATIONS as OLLAMA
 from frontend.protocols.responses.operations import OPERATIONS as RESPONSES
 from frontend.protocols.sie.operations import OPERATIONS as SIE
 from frontend.protocols.sie.operations import ErrorResponse, faults
@@ -76,7 +77,20 @@ SERVER = (
 
 def operations() -> tuple[Operation, ...]:
     """All operations of this build."""
-    return (*SIE, *COHERE, *CHAT, *RESPONSES, *MESSAGES, *TEI, *VLLM, *INFINITY, *KSERVE, *TRTIS, *SERVER)
+    return (
+        *SIE,
+        *COHERE,
+        *CHAT,
+        *RESPONSES,
+        *MESSAGES,
+        *TEI,
+        *VLLM,
+        *INFINITY,
+        *OLLAMA,
+        *KSERVE,
+        *TRTIS,
+        *SERVER,
+    )
 
 
 @cache

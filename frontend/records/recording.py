@@ -25,8 +25,10 @@ _REJECTIONS = {
     "BODY_TOO_LARGE": "too_long",
     "DRAINING": "draining",
 }
-_OF_TEXTS = ("chat", "responses", "messages")
+_OF_TEXTS = ("chat", "responses", "messages", "ollama")
 """Protocols of generated text."""
+_OF_VECTORS = ("embed", "embeddings")
+"""Operations of these protocols that give vectors."""
 _SIE_PHASES = {"total": "total", "queue": "queue", "tokenize": "tokenize", "device": "inference"}
 
 
@@ -107,7 +109,7 @@ class Recorder:
             found.append(self._child("sie_requests", model, operation, outcome))
         if code in _REJECTIONS:
             found.append(self._child("rejected", model, _REJECTIONS[code]))
-            if protocol in _OF_TEXTS:
+            if protocol in _OF_TEXTS and operation not in _OF_VECTORS:
                 found.append(self._metrics.rs_rejected)
         return _Ended(self._tally.amount(*found), {})
 

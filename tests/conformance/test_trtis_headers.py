@@ -48,7 +48,7 @@ def stub(trtis_stub: Stub) -> Stub:
         ("/api/repository/index", None),
         ("/api/repository/index?format=binary", "application/octet-stream"),
         ("/api/profile?cmd=start", None),
-        ("/api/nothing", None),
+        ("/api/health/live/now", None),
         ("/api/infer/add_sub", None),
     ],
 )

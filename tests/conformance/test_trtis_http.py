@@ -242,8 +242,8 @@ def test_profiling_is_refused(server: Server) -> None:
         ("POST", "/api/health/live", 405),
         ("GET", "/api/infer/add_sub", 405),
         ("DELETE", "/api/status", 405),
-        ("GET", "/api/nothing", 400),
-        ("GET", "/api/", 400),
+        ("GET", "/api/health/live/now", 400),
+        ("GET", "/api/profile/", 400),
     ],
 )
 def test_wrong_verbs_and_unknown_paths_have_no_status(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from frontend.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddle
 from frontend.openapi import pages
 from frontend.protocols.chat import ChatProtocol
 from frontend.protocols.messages import MessagesProtocol
+from frontend.protocols.ollama import OllamaProtocol
 from frontend.protocols.registry import Protocols, schema
 from frontend.protocols.responses import ResponsesProtocol
 from frontend.protocols.sie import SieProtocol
@@ -65,6 +66,25 @@ def app_of(services: Services, known: Protocols, *, with_keys: bool = False) -> 
     return app
 
 
+@contextmanager
+def listening(application: Application) -> Iterator[str]:
+    """The address of an application on a socket, as the beginning of a URL."""
+    config = uvicorn.Config(
+        application, host="127.0.0.1", port=0, lifespan="off", log_level="error", ws="none"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, name="listening-server", daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        time.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
 class RecordedServer:
     """All protocols of JSON in and out, over a model that tells recorded events and one that gives vectors."""
 
@@ -79,7 +99,9 @@ class RecordedServer:
         self.services.directory = InProcessDirectory(self.services.catalog, statuses)
         if gate is not None:
             self.services.access = gate
-        known = Protocols([SieProtocol(), ChatProtocol(), ResponsesProtocol(), MessagesProtocol()])
+        known = Protocols(
+            [SieProtocol(), ChatProtocol(), ResponsesProtocol(), MessagesProtocol(), OllamaProtocol()]
+        )
         app = app_of(self.services, known, with_keys=gate is not None)
         self.client = TestClient(app)
         self.application = Application(app, known, self.services, Listeners(self.services.settings.server))
@@ -95,20 +117,6 @@ class RecordedServer:
         """What the engine tells from now on, a script for each request, the last for all that follow."""
         self.engine.scripts = list(scripts)
 
-    @contextmanager
-    def listening(self) -> Iterator[str]:
+    def listening(self) -> AbstractContextManager[str]:
         """The address of this server on a socket, as the beginning of a URL."""
-        config = uvicorn.Config(
-            self.application, host="127.0.0.1", port=0, lifespan="off", log_level="error", ws="none"
-        )
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, name="recorded-server", daemon=True)
-        thread.start()
-        while not server.started:
-            assert thread.is_alive(), "the server did not start"
-            time.sleep(0.005)
-        try:
-            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
+        return listening(self.application)

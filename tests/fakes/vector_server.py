@@ -10,7 +10,9 @@ import numpy as np
 import orjson
 from falcon.testing import TestClient
 
+from frontend.app import Application
 from frontend.engine.answer import CopyBudget
+from frontend.http.listeners import Listeners
 from frontend.protocols.registry import protocols
 from ipc.catalog.entries import ModelEntry, OutputSpec
 from ipc.errors import InputTooLong
@@ -142,7 +144,10 @@ class VectorServer:
         self.engine = InProcessEngine(directory, {name: model for name, (_, model) in chosen.items()})
         self.services.engine, self.services.directory = self.engine, directory
         self.services.copies = CopyBudget(1 << 20)
-        self.client = TestClient(app_of(self.services, protocols()))
+        known = protocols()
+        app = app_of(self.services, known)
+        self.client = TestClient(app)
+        self.application = Application(app, known, self.services, Listeners(self.services.settings.server))
 
     def post(self, path: str, body: Any) -> Any:
         """The response to JSON."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["anthropic", "openai", "sentence_transformers", "stats"]
+__all__ = ["anthropic", "ollama", "openai", "sentence_transformers", "stats"]
 
 if TYPE_CHECKING:
     import anthropic
+    import ollama
     import openai
     import sentence_transformers
     from scipy import stats
@@ -28,6 +29,7 @@ else:
             return getattr(importlib.import_module(self._name), attribute)
 
     anthropic = _Later("anthropic")
+    ollama = _Later("ollama")
     openai = _Later("openai")
     sentence_transformers = _Later("sentence_transformers")
     stats = _Later("scipy.stats")

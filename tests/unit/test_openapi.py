@@ -20,6 +20,7 @@ from frontend.generation.talk_fields import PERMISSIONS
 from frontend.protocols import responses
 from frontend.protocols.chat import management
 from frontend.protocols.foreign.shared_routes import OWNERS
+from frontend.protocols.ollama.models import INSTEAD
 from frontend.protocols.tables import operations, schema
 from ipc import settings
 from ipc.memory.datatypes import DATATYPES
@@ -35,11 +36,11 @@ UNDOCUMENTED = {
     "/redoc": "the same page as /docs",
     "/docs/{name}": "files of that page",
     "/v2/": "the same as /v2",
-    **dict.fromkeys((*management.CATEGORIES, *management.NOT_BUILT), "refuses everything"),
+    **dict.fromkeys((*management.CATEGORIES, *management.NOT_BUILT, *INSTEAD), "refuses everything"),
     **dict.fromkeys(responses.NOT_SERVED, "not found"),
 }
 OTHER_ERRORS = ("/v2", "/v1/config", "/v1/chat", "/v1/completions", "/v1/models/unload", "/v1/models/reload")
-OTHER_ERRORS += ("/v1/models/status", "/v1/system", "/v1/messages", "/v1/responses")
+OTHER_ERRORS += ("/v1/models/status", "/v1/system", "/v1/messages", "/v1/responses", "/api/")
 FOREIGN = (
     "/embed",
     "/embed_all",
@@ -53,6 +54,7 @@ FOREIGN = (
     "/invocations",
 )
 FOREIGN += ("/pooling", "/score", "/v1/score", "/classify", "/detokenize", "/embeddings", "/models")
+FOREIGN += ("/api/embed", "/api/embeddings")
 OTHER_ERRORS += tuple(path for path in FOREIGN if path != "/v1/score")
 REFS = {
     "/v1/encode/{model}": "EncodeRequest",
@@ -213,7 +215,7 @@ FREE_TEXTS = {
     "tool_call_id", "url", "user", "container", "enable_code_execution", "enable_shell", "format", "grammar",
     "include", "max_tool_calls", "response_format", "stream_options", "summary", "thinking", "tool_choice", "type",
     "web_search_options", "messages", "audio", "conversation", "function_call", "functions", "mcp_servers",
-    "output_format", "thread", "cache_salt",
+    "output_format", "thread", "cache_salt", "keep_alive", "template", "think", "tool_name",
 }  # fmt: skip
 
 

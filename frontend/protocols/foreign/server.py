@@ -47,7 +47,8 @@ class ServerProtocol:
     """Routes of one server by path, and its form of errors.
 
     `inference` are the routes that run a model, `others` the rest. `prefixes` are the paths that are served, without
-    those in `left_to_sie`, whose errors SIE renders: routes of SIE lie below them.
+    those in `left_to_sie`, whose errors SIE renders: routes of SIE lie below them. A server with a `folder` has all
+    paths below the folder that no other protocol has.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class ServerProtocol:
         errors: ErrorForm,
         others: Mapping[str, Callable[[Services], Any]] | None = None,
         left_to_sie: Collection[str] = (),
+        folder: str = "",
     ) -> None:
         self.name = name
-        self.prefixes: Sequence[str] = ()
+        self.prefixes: Sequence[str] = (folder,) if folder else ()
+        self._folder = folder
         self._inference, self._others = inference, others or {}
         self._errors, self._left_to_sie = errors, left_to_sie
         self._exhausted_retry_s: float | None = None
@@ -79,7 +82,8 @@ class ServerProtocol:
                 served.append(path)
             elif path not in choice and OWNERS[path][0] == self.name:
                 app.add_route(path, UnchosenRoute(path))
-        self.prefixes = tuple(path for path in served if path not in self._left_to_sie)
+        if not self._folder:
+            self.prefixes = tuple(path for path in served if path not in self._left_to_sie)
 
     def inference_at(self, path: str) -> tuple[str, str]:
         """The operation of a route; no path names a model."""

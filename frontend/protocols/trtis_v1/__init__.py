@@ -26,7 +26,7 @@ class TrtisProtocol:
     """Routes and error form of this contract."""
 
     name = "trtis_v1"
-    prefixes: Sequence[str] = ("/api/",)
+    prefixes: Sequence[str] = tuple(f"/api/{folder}" for folder in routes.FOLDERS)
 
     def __init__(self) -> None:
         self._statuses: Statuses | None = None

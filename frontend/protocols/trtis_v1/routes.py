@@ -3,7 +3,7 @@
 1. A handler takes the request and returns a message, None for an empty body. A `PenstockError` becomes 400 (or the
    status of a refused key) with an empty body.
 2. `NV-Status` carries the outcome. Every call is counted by its kind, for the status of the server.
-3. An unknown path gets 400 without body and `NV-Status`.
+3. An unknown path below one of `FOLDERS` gets 400 without body and `NV-Status`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from frontend.services import Services
 from ipc.errors import Cancelled, PenstockError
 from ipc.protos import trtis_v1_pb2 as pb
 
+FOLDERS = ("health", "status", "infer", "profile", "modelcontrol", "repository", "sharedmemorycontrol")
+"""Names below /api that this contract has. All other names there belong to the routes of ollama."""
 INLINE_MODELS = 32
 """Statuses of more models are rendered in a thread."""
 Handler = Callable[..., Awaitable[Message | None]]

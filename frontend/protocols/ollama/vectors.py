@@ -1,0 +1,127 @@
+"""POST /api/embed and /api/embeddings: dense vectors, those of the first route with length 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import orjson
+from msgspec import Meta
+
+from frontend.engine.answer import Answer
+from frontend.engine.default_models import model_named
+from frontend.protocols.ollama.requests import KeepAlive, Name, known_name
+from frontend.protocols.sie.inputs import check_inputs, inputs_of
+from frontend.protocols.sie.render import json_array
+from frontend.protocols.sie.route import Form, Plan
+from frontend.protocols.sie.schemas import FlatBody
+from frontend.protocols.sie.vectors import VectorsResource, Wishes, unit_rows
+from frontend.resources.sending import Buffer
+from frontend.scope import RequestScope
+from ipc.catalog.entries import ModelEntry
+from ipc.wire.messages import EncodeCall, InputItem
+
+Options = Annotated[dict[str, Any] | None, Meta(description="No effect: vectors have no options.")]
+
+
+class OllamaEmbedRequest(FlatBody, kw_only=True):
+    """Body of POST /api/embed."""
+
+    input: Annotated[str | list[str], Meta(description="A text, or several texts.")]
+    model: Name = None
+    truncate: Annotated[
+        bool | None, Meta(description="Cut texts that are too long; the default. False refuses them.")
+    ] = None
+    dimensions: Annotated[
+        int | None, Meta(description="Only the first so many values of each vector; 0: all.")
+    ] = None
+    options: Options = None
+    keep_alive: KeepAlive = None
+
+
+class OllamaEmbeddingsRequest(FlatBody, kw_only=True):
+    """Body of POST /api/embeddings."""
+
+    prompt: Annotated[str, Meta(description="The text.")]
+    model: Name = None
+    options: Options = None
+    keep_alive: KeepAlive = None
+
+
+R = TypeVar("R", OllamaEmbedRequest, OllamaEmbeddingsRequest)
+
+
+class _Vectors(VectorsResource[R]):
+    """Dense vectors of texts, which are cut at the length of the model."""
+
+    def model_of(self, request: R) -> str:
+        """The model that the request names, else the model that gives dense vectors."""
+        catalog, settings = self.services.catalog, self.services.settings
+        return known_name(request.model, catalog) or model_named(request, catalog, settings, ("dense",))
+
+    def examine(self, request: R) -> None:
+        """Texts that some model could take."""
+        check_inputs(getattr(request, self.field), self.field, self.services.settings.limits)
+
+    def check(self, request: R, entry: ModelEntry) -> list[InputItem]:
+        """The texts as workers take them."""
+        return inputs_of(getattr(request, self.field), self.field, entry)
+
+    def wishes_of(self, request: R) -> Wishes:
+        """What becomes of long texts."""
+        return Wishes(overflow_policy="truncate_text")
+
+
+class EmbedResource(_Vectors[OllamaEmbedRequest]):
+    """Vectors of length 1 for all texts."""
+
+    operation = "embed"
+    body = OllamaEmbedRequest
+
+    def wishes_of(self, request: OllamaEmbedRequest) -> Wishes:
+        """What becomes of long texts."""
+        return Wishes(overflow_policy="error" if request.truncate is False else "truncate_text")
+
+    def width_of(self, request: OllamaEmbedRequest) -> int | None:
+        """The wanted width."""
+        return request.dimensions or None
+
+    async def render(
+        self,
+        reply: Answer,
+        plan: Plan[EncodeCall],
+        request: OllamaEmbedRequest,
+        scope: RequestScope,
+        form: Form,
+    ) -> Sequence[Buffer]:
+        """The body, which holds no view on the result."""
+        used = sum(reply.tokens)
+        with reply:
+            rows = await unit_rows(reply.tensors()["dense"][:, : self.width_of(request)])
+            vectors = await json_array(len(rows), rows.shape[1] * rows.itemsize, rows.__getitem__)
+        total_ns = int(scope.elapsed_ms() * 1e6)
+        tail = orjson.dumps({"total_duration": total_ns, "prompt_eval_count": used})
+        name = orjson.dumps(request.model or scope.model)
+        return [b'{"model":', name, b',"embeddings":', *vectors, b",", tail[1:]]
+
+
+class EmbeddingsResource(_Vectors[OllamaEmbeddingsRequest]):
+    """The vector of one text, as the model gives it."""
+
+    operation = "embeddings"
+    body = OllamaEmbeddingsRequest
+    field = "prompt"
+
+    async def render(
+        self,
+        reply: Answer,
+        plan: Plan[EncodeCall],
+        request: OllamaEmbeddingsRequest,
+        scope: RequestScope,
+        form: Form,
+    ) -> Sequence[Buffer]:
+        """The body, which holds no view on the result."""
+        with reply:
+            row = reply.tensors()["dense"][0]
+            vector = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
+        return [b'{"embedding":', vector, b"}"]
