@@ -29,8 +29,8 @@ from benchmarks import corpus
 from benchmarks.options import parser
 from benchmarks.report import Report
 from ipc.settings import Generation
-from ipc.wire.generation import FINISHED
 from ipc.wire.messages import Ending, GenerateCall, Grammar, Sampling, ToolUse
+from ipc.wire.streams import FINISHED
 from workers.adapters.base import LoadContext
 from workers.adapters.causal import CausalAdapter
 from workers.generation.request import GenerationRequest

@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 
 from benchmarks.options import parser
 from benchmarks.report import Report, Row
-from ipc.memory.arena import Arena, ArenaView
-from ipc.memory.leases import Block, LeaseTable
+from ipc.memory.arena import Arena, ArenaView, Block, LeaseTable
 from ipc.processes.paths import SHM_ROOT
 
 Floats = NDArray[np.float32]

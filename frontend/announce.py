@@ -18,7 +18,7 @@ from frontend.services import Services
 from ipc import addresses, logs
 from ipc.version import VERSION
 from ipc.wire.messages import ModelStatus
-from ipc.wire.model_states import folded, models_ready
+from ipc.wire.stats import folded, models_ready
 
 log = logging.getLogger(__name__)
 

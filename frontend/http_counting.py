@@ -17,8 +17,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ipc.metrics.families import UNKNOWN
-from ipc.metrics.registry import FrontendMetrics
-from ipc.metrics.tally import Amount, Observations
+from ipc.metrics.registry import Amount, FrontendMetrics, Observations
 from ipc.settings import Log
 
 log = logging.getLogger(__name__)

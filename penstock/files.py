@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ipc import extras
-from ipc.catalog import served_names
+from ipc.catalog import ids
 from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, read_entries
 from ipc.settings import Settings
 from ipc.wire.messages import ModelStatus
@@ -122,7 +122,7 @@ def print_list(config: Settings, options: argparse.Namespace) -> int:
 def _is_served(entry: ModelEntry, config: Settings) -> bool:
     if config.catalog.serve_all:
         return True
-    named = served_names.split(config.catalog.models)
+    named = ids.split_served(config.catalog.models)
     return entry.id in named if named else entry.served
 
 

@@ -18,7 +18,7 @@ from ipc.catalog.ids import profiled
 from ipc.errors import ConfigError
 from ipc.processes.paths import RunPaths
 from ipc.settings import Settings
-from ipc.wire.model_states import Folded, folded
+from ipc.wire.stats import Folded, folded
 from penstock import processes, terminal
 from penstock.processes import Frontend, Process, View, Worker
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ipc.memory.arena import Arena
-from ipc.memory.leases import LeaseTable
+from ipc.memory.arena import Arena, LeaseTable
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
 from workers.device.oom import ModelBudgets

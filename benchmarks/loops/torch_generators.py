@@ -17,8 +17,8 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from benchmarks.loops.jobs import PLAIN, Answers, Job, Run, serve
 from ipc.settings import Generation
-from ipc.wire.generation import TokenLogprob
 from ipc.wire.messages import Ending, GenerateCall
+from ipc.wire.streams import TokenLogprob
 from workers.adapters.shared.linears import GENERATED_ROWS, lay_out_linears
 from workers.generation.building import build
 from workers.generation.request import Emission, GenerationRequest

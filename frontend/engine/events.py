@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
 
-from ipc.wire.generation import PromptToken, TokenLogprob
+from ipc.wire.streams import PromptToken, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A choice has ended: `reason` is one of `ipc.wire.generation.FINISH_REASONS`, `stop` the text that ended it.
+    """A choice has ended: `reason` is one of `ipc.wire.streams.FINISH_REASONS`, `stop` the text that ended it.
 
     `logprobs` has one entry for each token behind the last event of the choice, such as an end token.
     """

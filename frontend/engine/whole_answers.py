@@ -14,7 +14,7 @@ from typing import NamedTuple
 from frontend.engine.bounded_cache import BoundedCache
 from frontend.records.recording import Recorder
 from ipc.catalog.entries import Catalog
-from ipc.metrics.tally import Amount
+from ipc.metrics.registry import Amount
 
 SHARE = 4
 """Part of the bytes for embeddings that whole answers may take."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ipc.wire.generation import TokenLogprob
+from ipc.wire.streams import TokenLogprob
 
 LEAST = -9999.0
 """What stands for a probability of zero, whose logarithm JSON cannot express."""

@@ -15,8 +15,8 @@ import msgspec
 import orjson
 
 from frontend.generation.errors import InvalidField, shown
-from ipc.wire.generation import MOST_LEVELS
-from ipc.wire.numbers import long_integer_in
+from ipc.wire.codec import long_integer_in
+from ipc.wire.streams import MOST_LEVELS
 
 _NUL = b"\\u0000"
 """NUL in JSON text, or a backslash in front of these characters."""

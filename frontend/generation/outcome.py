@@ -16,7 +16,7 @@ from frontend.engine.events import (
     Started,
     Text,
 )
-from ipc.wire.generation import PromptToken, TokenLogprob
+from ipc.wire.streams import PromptToken, TokenLogprob
 
 
 @dataclass(slots=True)

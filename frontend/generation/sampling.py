@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from frontend.generation.errors import InvalidField, shown
+from ipc.wire.codec import LARGEST, SMALLEST, LongInteger
 from ipc.wire.messages import Ending, Sampling
-from ipc.wire.numbers import LARGEST, SMALLEST, LongInteger
 
 MAX_STOPS = 64
 MAX_STOP_NBYTES = 1024

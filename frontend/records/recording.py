@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 from frontend.http_counting import UNMATCHED
 from ipc.errors import InputRefused, WorkerCrashed
 from ipc.metrics.families import DIRECTIONS, NO_KEY, UNKNOWN
-from ipc.metrics.registry import FrontendMetrics
-from ipc.metrics.tally import Amount, Observations
-from ipc.wire.generation import FINISH_REASONS
+from ipc.metrics.registry import Amount, FrontendMetrics, Observations
+from ipc.wire.streams import FINISH_REASONS
 
 _REJECTIONS = {
     "QUEUE_FULL": "queue_full",
@@ -81,7 +80,7 @@ class CacheMeter(NamedTuple):
 
 
 class Recorder:
-    """Writes each ended request into all its metric families, soon after the end (`ipc.metrics.tally`)."""
+    """Writes each ended request into all its metric families, soon after the end (`ipc.metrics.registry`)."""
 
     def __init__(
         self, metrics: FrontendMetrics, models: Container[str], id_of: Callable[[str], str] = str

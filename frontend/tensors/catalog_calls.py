@@ -22,7 +22,7 @@ from frontend.tensors.content_types import decoded
 from frontend.tensors.result import OutputTensor
 from ipc.catalog.entries import Catalog
 from ipc.errors import of_items
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES
 from ipc.settings import Settings
 from ipc.wire import extraction
@@ -99,7 +99,7 @@ def _json(name: str, objects: Sequence[dict[str, Any]]) -> OutputTensor:
 
 
 def _elements(name: str, elements: Sequence[bytes]) -> OutputTensor:
-    data = memoryview(bytes_elements.join(elements))
+    data = memoryview(datatypes.join(elements))
     return OutputTensor(name, BYTES, [len(elements)], data, data.nbytes)
 
 

@@ -23,7 +23,7 @@ from frontend.tensors.request import InputTensor, Parameter, TensorRequest
 from ipc.catalog.entries import Catalog
 from ipc.catalog.option_names import EXTRACT_OPTIONS, SCORE_OPTIONS
 from ipc.errors import InvalidInput
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.settings import Limits
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
@@ -129,7 +129,7 @@ class _Asked:
             check_label_count(count, self.limits, f"input '{name}'")
         elif name != "query":
             check_count(count, f"input '{name}'", self.limits)
-        return bytes_elements.split(tensor.data, count, f"input '{name}'")
+        return datatypes.split(tensor.data, count, f"input '{name}'")
 
     def items(self, text: str, image: str) -> list[InputItem]:
         """One item of each element, of texts, images or both."""

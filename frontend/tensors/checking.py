@@ -19,7 +19,7 @@ from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, Want
 from frontend.tensors.result import check_ranked
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES, DATATYPES, MAX_ELEMENTS
 from ipc.store.regions import MOST_BYTES
 
@@ -42,7 +42,7 @@ class CheckedRequest:
 def check(model: TensorModel, request: TensorRequest) -> int:
     """The batch size of a request, 1 for a model that does not batch. Raises `InvalidInput` for what the model refuses.
 
-    It does not look into BYTES tensors; whoever reads their elements does (`bytes_elements.split`).
+    It does not look into BYTES tensors; whoever reads their elements does (`datatypes.split`).
     """
     rows = check_shapes(model, request)
     for tensor in request.inputs:
@@ -66,7 +66,7 @@ def check_shapes(model: TensorModel, request: TensorRequest) -> int:
     _check_names(model, request.inputs)
     for tensor in request.inputs:
         _check_input(model, tensor, model.inputs[tensor.name], rows, request)
-    bytes_elements.check_counts(
+    datatypes.check_counts(
         (f"input '{tensor.name}' for model '{model.name}'", math.prod(tensor.shape))
         for tensor in request.inputs
         if tensor.datatype == BYTES

@@ -20,7 +20,7 @@ from frontend.http.rendering import off_loop_if
 from frontend.tensors.models import TensorModel
 from frontend.tensors.request import CONTENT_TYPE, InputTensor, TensorRequest
 from ipc.errors import InvalidInput
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES
 
 LONG_NBYTES = 64 << 10
@@ -69,8 +69,8 @@ def _unpack(tensor: InputTensor) -> InputTensor:
     if tensor.data is None:
         return tensor
     where = f"input '{tensor.name}'"
-    elements = bytes_elements.split(tensor.data, math.prod(tensor.shape), where)
-    return replace(tensor, data=bytes_elements.join(_bytes_of(elements, where), where))
+    elements = datatypes.split(tensor.data, math.prod(tensor.shape), where)
+    return replace(tensor, data=datatypes.join(_bytes_of(elements, where), where))
 
 
 def _bytes_of(elements: Sequence[memoryview], where: str) -> Iterator[bytes]:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from ipc import yaml_text
-from ipc.catalog import served_names, sie_layout
+from ipc.catalog import ids, sie_layout
 from ipc.catalog.ids import is_repository, split_id
 from ipc.catalog.option_names import FAMILY_OPTIONS, SHARED_OPTIONS
 from ipc.errors import ConfigError, ModelNotFound
@@ -103,7 +103,7 @@ def gguf_of(entry: ModelEntry) -> str:
 
 Similarity = Literal["cosine", "dot", "maxsim"]
 Precision = Literal["float32", "bfloat16", "float16"]
-ServedName = Annotated[str, msgspec.Meta(pattern=served_names.PATTERN)]
+ServedName = Annotated[str, msgspec.Meta(pattern=ids.SERVED_NAME)]
 Count = Annotated[int, msgspec.Meta(gt=0, le=2**63 - 1)]
 """A positive number that messages can tell."""
 Tokens = Count
@@ -609,7 +609,7 @@ def load_catalog(
     be that of the model), for a further name that another model has, and when nothing is left to serve.
     """
     began_ns, reading = time.monotonic_ns(), read_entries(dirs)
-    entries, bad, named = reading.entries, reading.bad, served_names.split(models)
+    entries, bad, named = reading.entries, reading.bad, ids.split_served(models)
     if not vanished_ok and all(file.entry is not None for file in bad):
         _check_known(named, entries, "catalog.models", _UNLISTED)
     served = [entry for entry in entries.values() if entry.served or serve_all]
@@ -633,7 +633,7 @@ def _with_names(
         else entry
         for entry in chosen
     ]
-    wrong = served_names.shadowing({entry.id: entry.served_names for entry in found})
+    wrong = ids.shadowing({entry.id: entry.served_names for entry in found})
     for model, text in wrong.items():
         if named.get(model):
             raise ConfigError(f"catalog.models: {text}")
@@ -676,7 +676,7 @@ def preloaded_names(
     """
     wanted = set(preload)
     if AUTO in wanted:
-        wanted |= served_names.split(models).keys()
+        wanted |= ids.split_served(models).keys()
     if ALL in wanted:
         wanted |= set(catalog)
     if AUTO in wanted and not any(models) and not serve_all:

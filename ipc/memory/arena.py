@@ -8,19 +8,93 @@ zeroed before a block may be reused, and checked by the reader after every copy.
 
 The flight record names the requests that are on the device or in the hands of a preparing thread. It is written before
 they are touched and read by frontends only after the worker died, to tell suspects from bystanders.
+
+`BlockList` is the owner's list of free ranges. `LeaseTable` is the owner's table of block states:
+
+    free -> reserved -> leased(session, since) -> free
+
+A block is reserved before the device runs and leased when its result is sent. A lease ends by `release`, by the death
+of its session, or by age. Before a block becomes free its stamp is zeroed, so a late reader notices. Generations only
+grow. The owner's endpoint thread reserves, leases and releases; the device thread and the preparing threads discard
+blocks of jobs that ended: hence the lock.
 """
 
 from __future__ import annotations
 
+import bisect
 import fcntl
 import mmap
 import os
 import struct
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ipc.errors import LeaseRevoked, MachineUnfit, ProtocolError
-from ipc.memory.blocks import ALIGNMENT
+
+ALIGNMENT = 4096
+
+
+def round_up(nbytes: int) -> int:
+    """`nbytes` rounded up to whole blocks of `ALIGNMENT` bytes."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class BlockList:
+    """Allocator over `nbytes` bytes that start at `base`. All sizes are multiples of `ALIGNMENT`."""
+
+    def __init__(self, base: int, nbytes: int) -> None:
+        if base % ALIGNMENT or nbytes % ALIGNMENT:
+            raise ValueError("base and size must be aligned")
+        self._starts = [base]
+        self._sizes = [nbytes]
+        self._used: dict[int, int] = {}
+        self.total_nbytes = nbytes
+        self.free_nbytes = nbytes
+
+    def allocate(self, nbytes: int) -> int | None:
+        """Offset of a range of at least `nbytes` bytes, or None when no hole is large enough."""
+        need = round_up(max(nbytes, 1))
+        for index, size in enumerate(self._sizes):
+            if size >= need:
+                offset = self._starts[index]
+                if size == need:
+                    del self._starts[index], self._sizes[index]
+                else:
+                    self._starts[index] += need
+                    self._sizes[index] -= need
+                self._used[offset] = need
+                self.free_nbytes -= need
+                return offset
+        return None
+
+    def free(self, offset: int) -> None:
+        """Give a range back. Raises `ProtocolError` for an offset that is not allocated."""
+        size = self._used.pop(offset, None)
+        if size is None:
+            raise ProtocolError(f"offset {offset} is not allocated")
+        self.free_nbytes += size
+        index = bisect.bisect(self._starts, offset)
+        if index < len(self._starts) and offset + size == self._starts[index]:
+            size += self._sizes[index]
+            del self._starts[index], self._sizes[index]
+        if index and self._starts[index - 1] + self._sizes[index - 1] == offset:
+            self._sizes[index - 1] += size
+        else:
+            self._starts.insert(index, offset)
+            self._sizes.insert(index, size)
+
+    @property
+    def used(self) -> dict[int, int]:
+        """Copy of the allocated ranges: offset -> nbytes."""
+        return dict(self._used)
+
+    @property
+    def holes(self) -> list[tuple[int, int]]:
+        """Free ranges as (offset, nbytes), sorted."""
+        return list(zip(self._starts, self._sizes, strict=True))
+
 
 MAGIC = b"PENSTOCK"
 LAYOUT_VERSION = 1
@@ -143,3 +217,117 @@ def _read_header(buffer: mmap.mmap) -> ArenaHeader:
     if magic != MAGIC or version != LAYOUT_VERSION:
         raise ProtocolError("arena file has another layout")
     return ArenaHeader(epoch.decode("ascii", "replace"), pid, nbytes)
+
+
+@dataclass(slots=True)
+class Block:
+    """One allocated range: `offset` into the arena, `nbytes` of data, the `generation` that its reader must see."""
+
+    offset: int
+    nbytes: int
+    generation: int
+    session: bytes | None = None
+    since: float = 0.0
+
+
+class LeaseTable:
+    """States of all blocks of one arena."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._blocks = BlockList(BLOCKS_OFFSET, arena.nbytes - BLOCKS_OFFSET)
+        self._live: dict[int, Block] = {}
+        self._generation = 0
+        self._lock = threading.Lock()
+        self.revoked = 0
+        self.reclaimed = 0
+
+    @property
+    def capacity_nbytes(self) -> int:
+        """Largest result that could ever fit."""
+        return self._blocks.total_nbytes - STAMP_NBYTES
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes of reserved and leased blocks, rounded up to whole blocks."""
+        return self._blocks.total_nbytes - self._blocks.free_nbytes
+
+    @property
+    def leases(self) -> int:
+        """Blocks that some session may read now."""
+        with self._lock:
+            return sum(1 for block in self._live.values() if block.session is not None)
+
+    def reserve(self, nbytes: int) -> Block | None:
+        """A block for `nbytes` of data, or None when there is no room now."""
+        with self._lock:
+            offset = self._blocks.allocate(nbytes + STAMP_NBYTES)
+            if offset is None:
+                return None
+            self._generation += 1
+            block = Block(offset, nbytes, self._generation)
+            self._live[offset] = block
+        self._arena.stamp(offset, block.generation, nbytes)
+        return block
+
+    def data(self, block: Block) -> memoryview:
+        """Writable bytes of a reserved block."""
+        return self._arena.data(block.offset, block.nbytes)
+
+    def lease(self, block: Block, session: bytes) -> None:
+        """Hand the right to read `block` to `session`."""
+        with self._lock:
+            block.session, block.since = session, time.monotonic()
+
+    def discard(self, block: Block) -> None:
+        """Free a block that no session was told about."""
+        self._free([block])
+
+    def release(self, session: bytes, offset: int, generation: int) -> bool:
+        """End one lease. Idempotent: False when the lease is not the session's (any more)."""
+        with self._lock:
+            block = self._live.get(offset)
+            if block is None or block.generation != generation or block.session != session:
+                return False
+        self._free([block])
+        return True
+
+    def revoke_session(self, session: bytes) -> int:
+        """End all leases of a dead session; returns how many."""
+        with self._lock:
+            dead = [block for block in self._live.values() if block.session == session]
+        self._free(dead)
+        self.reclaimed += len(dead)
+        return len(dead)
+
+    def revoke_older(self, max_age_s: float) -> int:
+        """End leases older than `max_age_s`; returns how many. Each one is a bug or a stuck frontend."""
+        before = time.monotonic() - max_age_s
+        with self._lock:
+            old = [
+                block for block in self._live.values() if block.session is not None and block.since < before
+            ]
+        self._free(old)
+        self.revoked += len(old)
+        return len(old)
+
+    def _free(self, blocks: list[Block]) -> None:
+        with self._lock:
+            for block in blocks:
+                if self._live.get(block.offset) is block:
+                    self._arena.stamp(block.offset, 0, 0)
+                    del self._live[block.offset]
+                    self._blocks.free(block.offset)
+
+    def verify(self) -> None:
+        """Assert the invariants: live blocks are exactly the allocated ranges, nothing overlaps, nothing is lost."""
+        with self._lock:
+            used = self._blocks.used
+            assert set(used) == set(self._live)
+            assert all(used[b.offset] == round_up(b.nbytes + STAMP_NBYTES) for b in self._live.values())
+            ranges = sorted([*used.items(), *self._blocks.holes])
+            at = BLOCKS_OFFSET
+            for offset, nbytes in ranges:
+                assert offset == at, "gap or overlap in the arena"
+                at += nbytes
+            assert at == BLOCKS_OFFSET + self._blocks.total_nbytes

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ipc.errors import ConfigError, ProtocolError
-from ipc.memory.arena import BLOCKS_OFFSET, STAMP_NBYTES, Arena, ArenaView
-from ipc.memory.leases import Block, LeaseTable
+from ipc.memory.arena import BLOCKS_OFFSET, STAMP_NBYTES, Arena, ArenaView, Block, LeaseTable
 from ipc.processes.paths import RunPaths
 from ipc.wire.messages import BlockRef, Inputs
 

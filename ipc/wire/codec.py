@@ -4,7 +4,9 @@
    then one frame per large payload, in order. The first frame is the array `[messages, carriers, small]`: each message
    is msgpack of its own inside a binary string, `carriers` are the indices of the messages with a large payload, and
    `small` maps the index of a message to its small payload.
-2. `unpack` takes a bundle apart. Each message is decoded alone, so that a bad message never harms its neighbours.
+2. `send` and `receive` move all frames of one bundle together over a ZeroMQ socket, the same at both ends.
+3. `unpack` takes a bundle apart. Each message is decoded alone, so that a bad message never harms its neighbours.
+4. msgpack has integers up to 64 bits. `long_integer_in` finds the first integer of a value that is larger.
 
 A state of a model that breaks the schema costs that model only. A worker tells a failed state in its place (`sayable`),
 and a frontend that cannot read a state takes it as a failed one and keeps the states of all other models.
@@ -14,14 +16,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
+import zmq
 
 from ipc.errors import ProtocolError
 from ipc.wire.catalogs import Entries, Heard, Replied, Reread, Spread, Told
-from ipc.wire.generation import Deltas, DeltasTaken
 from ipc.wire.messages import (
     Cancel,
     Credits,
@@ -45,7 +47,7 @@ from ipc.wire.messages import (
     Wire,
 )
 from ipc.wire.stats import Look, Looked, Stats
-from ipc.wire.streams import Part, PartsConsumed
+from ipc.wire.streams import Deltas, DeltasTaken, Part, PartsConsumed
 
 log = logging.getLogger(__name__)
 
@@ -271,3 +273,74 @@ def _read_state(state: Any) -> ModelStatus:
         reason = field + str(error).partition(" - at ")[0]
         log.error("what a worker tells of model %a cannot be read: %s", name, reason)
         return _unsayable(name, f"the worker's word about this model cannot be read: {reason}")
+
+
+# PERF: plain numbers, because the enums of pyzmq cost more than the system call.
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
+_RCVMORE = int(zmq.RCVMORE)
+_NOBLOCK = int(zmq.NOBLOCK)
+MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+def receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
+    """The frames of the next message; None when no message has arrived. Raises `zmq.Again`."""
+    if not int(socket.get(_EVENTS)) & _POLLIN:
+        return None
+    frames = [socket.recv(_NOBLOCK)]
+    while socket.get(_RCVMORE):
+        frames.append(socket.recv(_NOBLOCK))
+    return frames
+
+
+def send(socket: zmq.Socket[bytes], frames: list[Payload]) -> None:
+    """Send one message of these frames. Raises `zmq.Again` when the socket takes nothing."""
+    *heads, last = frames
+    for frame in heads:
+        socket.send(frame, MORE)
+    socket.send(last, _NOBLOCK)
+
+
+SMALLEST, LARGEST = -(1 << 63), (1 << 64) - 1
+"""The integers of msgpack."""
+_SHOWN = 64
+
+
+class LongInteger(NamedTuple):
+    """An integer that no message can carry, and the path of the integer within its value."""
+
+    path: str
+    number: int
+
+    def __str__(self) -> str:
+        place = f"{self.path.lstrip('.')}: " if self.path else ""
+        return f"{place}{shown(self.number)} is beyond 64 bits: integers go from {SMALLEST} to {LARGEST}"
+
+
+def long_integer_in(value: Any) -> LongInteger | None:
+    """The first integer in lists, maps and structs of `value` that is beyond 64 bits."""
+    if isinstance(value, int):
+        return None if SMALLEST <= value <= LARGEST else LongInteger("", value)
+    for step, part in _parts(value):
+        found = long_integer_in(part)
+        if found is not None:
+            return LongInteger(f"{step}{found.path}", found.number)
+    return None
+
+
+def shown(number: int) -> str:
+    """The beginning of an integer for messages."""
+    try:
+        text = str(number)
+    except ValueError:
+        # NOTE: Python refuses to print integers of more than 4300 digits.
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, msgspec.Struct):
+        return [(f".{name}", getattr(value, name)) for name in value.__struct_fields__]
+    if isinstance(value, Mapping):
+        return [(f".{str(name)[:_SHOWN]}", part) for name, part in value.items()]
+    return [(f"[{at}]", part) for at, part in enumerate(value)] if isinstance(value, list | tuple) else ()

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ipc.catalog import served_names
+from ipc.catalog import ids
 from ipc.catalog.entries import Catalog, Reading, read_entries
 from ipc.errors import ConfigError
 from ipc.processes.paths import asset, prepare_run_dir
@@ -35,13 +35,13 @@ def resolve(config: Settings) -> dict[str, str]:
     reading = read_entries(chosen.dirs)
     models: list[str] = []
     own: dict[str, Own] = {}
-    for model, names in served_names.split(chosen.models).items():
+    for model, names in ids.split_served(chosen.models).items():
         if model in reading.entries or _may_be_torn(reading):
             models += _with_names(model, names)
             continue
         found = _find(model, names, reading)
         name = str(found.entry["id"])
-        if name == served_names.RESERVED:
+        if name == ids.RESERVED_NAME:
             raise ConfigError(
                 f"{model}: {name!r} stands for the model of generated text; name it: {model}=other-name"
             )

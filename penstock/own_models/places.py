@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ipc import extras, yaml_text
-from ipc.catalog import served_names
+from ipc.catalog import ids
 from ipc.catalog.entries import ADAPTER_FILE, BadFile, DirectorySource, ModelEntry, read_entry
 from penstock.own_models import gguf
 from penstock.own_models.description import Description, Told
@@ -153,7 +153,7 @@ def _refuse_unprintable(name: str, place: Path) -> None:
 
 def _id_of(name: str, model: str) -> str:
     """`model`, if a model may have this id. Raises `CannotTell`."""
-    if not re.fullmatch(served_names.PATTERN, model):
+    if not re.fullmatch(ids.SERVED_NAME, model):
         raise CannotTell(
             f"{name}: {model[:200]!a} is no id for a model; give one behind the path: {name}=my-model"
         )

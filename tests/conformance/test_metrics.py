@@ -29,7 +29,7 @@ from ipc.metrics.families import (
     UNLOADS,
 )
 from ipc.metrics.registry import LANES
-from ipc.wire.generation import FINISH_REASONS
+from ipc.wire.streams import FINISH_REASONS
 from tests.harness.raw import RawClient
 from tests.harness.server import Server, alive, make_server, stopped, sum_of, wait_until
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ipc.wire.generation import FINISHED, TEXT, Finish, TokenLogprob
 from ipc.wire.messages import GenerateCall, Sampling
+from ipc.wire.streams import FINISHED, TEXT, Finish, TokenLogprob
 from workers.generation.attention import PagedAttention
 from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ipc.errors import ShmExhausted
-from ipc.memory.leases import LeaseTable
+from ipc.memory.arena import LeaseTable
 from ipc.processes.liveness import start_ticks
 from ipc.wire.catalogs import Entries
 from ipc.wire.messages import (

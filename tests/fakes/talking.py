@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ipc.wire.generation import TokenLogprob
+from ipc.wire.streams import TokenLogprob
 from workers.adapters.base import LoadContext
 from workers.adapters.causal import CausalAdapter
 from workers.adapters.shared.checkpoint import load_tokenizer

@@ -8,7 +8,8 @@ from frontend.engine.local.channel import Channel
 from frontend.engine.local.dealer import Dealer
 from ipc.errors import PenstockError
 from ipc.wire.codec import ToWorker
-from ipc.wire.generation import (
+from ipc.wire.messages import Cancel, Credits, Failure, ModelStatus, Result, Submit, Timing
+from ipc.wire.streams import (
     CALLED,
     FINISHED,
     HELD,
@@ -25,7 +26,6 @@ from ipc.wire.generation import (
     Start,
     TokenLogprob,
 )
-from ipc.wire.messages import Cancel, Credits, Failure, ModelStatus, Result, Submit, Timing
 
 Piece = tuple[str, list[PromptToken]]
 """Text and tokens of a prompt."""

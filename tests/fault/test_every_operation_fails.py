@@ -27,8 +27,7 @@ from frontend.engine.local import channel, client, dealer
 from frontend.engine.local.client import Client
 from ipc import deadline
 from ipc.errors import PenstockError
-from ipc.memory.arena import Arena
-from ipc.memory.leases import LeaseTable
+from ipc.memory.arena import Arena, LeaseTable
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import Arena as ArenaSettings
 from ipc.settings import Limits, Settings

@@ -36,7 +36,7 @@ from frontend.tensors.models import ExpectedInput, TensorModel
 from frontend.tensors.request import TensorRequest
 from ipc.catalog.model_config import ModelConfig, SequenceBatching
 from ipc.errors import BodyTooLarge, InvalidInput, PenstockError, ProtocolError, Unsupported
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES
 from ipc.protos import kserve_v2_pb2 as kserve
 from ipc.protos import trtis_v1_pb2 as trtis
@@ -139,7 +139,7 @@ def _check(model: TensorModel, request: TensorRequest) -> None:
     checking.check(model, request)
     for given in request.inputs:
         if given.datatype == BYTES and given.data is not None:
-            bytes_elements.objects(given.data, math.prod(given.shape), "input")
+            datatypes.objects(given.data, math.prod(given.shape), "input")
     codec.encode(
         Submit(
             1,
@@ -209,17 +209,17 @@ def bytes_tensor(data: bytes) -> None:
     with _refusing(InvalidInput):
         elements: Any = None
         try:
-            elements = bytes_elements.split(body, int(line), "input")
+            elements = datatypes.split(body, int(line), "input")
         finally:
             if elements is None:
                 _must_refuse(body, int(line))
-        assert bytes_elements.join(elements) == body
-        assert list(bytes_elements.objects(body, int(line), "input")) == elements
+        assert datatypes.join(elements) == body
+        assert list(datatypes.objects(body, int(line), "input")) == elements
 
 
 def _must_refuse(body: bytes, count: int) -> None:
     try:
-        bytes_elements.objects(body, count, "input")
+        datatypes.objects(body, count, "input")
     except InvalidInput:
         return
     raise AssertionError("read as objects, refused as views")

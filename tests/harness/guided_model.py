@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ipc.wire.generation import CALLED, REASONING, TEXT
 from ipc.wire.messages import GenerateCall, ToolUse
+from ipc.wire.streams import CALLED, REASONING, TEXT
 from tests.tiny import chat_tokenizers
 from workers.generation.formats.table import Format, detect
 from workers.generation.grammar import Grammars, Guide

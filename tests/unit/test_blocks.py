@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipc.errors import ProtocolError
-from ipc.memory.blocks import ALIGNMENT, BlockList, round_up
+from ipc.memory.arena import ALIGNMENT, BlockList, round_up
 
 BASE = 16 * ALIGNMENT
 PAGES = 24

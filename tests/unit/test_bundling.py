@@ -16,9 +16,8 @@ import zmq
 from frontend.engine.local import dealer
 from frontend.engine.local.channel import Channel
 from ipc.errors import WorkerLost
-from ipc.memory.arena import BLOCKS_OFFSET, Arena
+from ipc.memory.arena import BLOCKS_OFFSET, Arena, Block, LeaseTable
 from ipc.memory.input_arena import InputArena, InputBlock
-from ipc.memory.leases import Block, LeaseTable
 from ipc.processes.paths import RunPaths
 from ipc.wire import codec
 from ipc.wire.messages import Cancel, EncodeCall, InputItem, Inputs, Leaving, Ping, Pong, Submit, Work

@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from ipc.errors import InvalidInput
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 
 
 def raw(*elements: bytes) -> bytes:
@@ -31,17 +31,17 @@ def raw(*elements: bytes) -> bytes:
     ],
 )
 def test_elements_survive_joining_and_splitting(elements: list[bytes]) -> None:
-    joined = bytes_elements.join(elements)
+    joined = datatypes.join(elements)
     assert joined == raw(*elements)
     for data in (joined, memoryview(joined), memoryview(bytearray(joined))):
-        assert [bytes(found) for found in bytes_elements.split(data, len(elements), "x")] == elements
+        assert [bytes(found) for found in datatypes.split(data, len(elements), "x")] == elements
 
 
 def test_elements_of_random_lengths_survive() -> None:
     chance = random.Random(3)
     for _ in range(200):
         elements = [chance.randbytes(chance.choice((0, 1, 4, 9))) for _ in range(chance.randrange(9))]
-        found = bytes_elements.split(raw(*elements), len(elements), "x")
+        found = datatypes.split(raw(*elements), len(elements), "x")
         assert [bytes(element) for element in found] == elements
 
 
@@ -62,7 +62,7 @@ def test_elements_of_random_lengths_survive() -> None:
 )
 def test_lengths_that_lie_are_refused(data: bytes, count: int, message: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        bytes_elements.split(data, count, "x")
+        datatypes.split(data, count, "x")
     assert refused.value.message.startswith(message)
 
 
@@ -72,7 +72,7 @@ def test_random_bytes_never_do_anything_else() -> None:
         data, count = chance.randbytes(chance.randrange(40)), chance.randrange(6)
         data = bytes(byte if chance.random() < 0.3 else byte % 3 for byte in data)
         try:
-            found = bytes_elements.split(data, count, "x")
+            found = datatypes.split(data, count, "x")
         except InvalidInput:
             continue
         assert raw(*map(bytes, found)) == data
@@ -83,11 +83,11 @@ def test_random_bytes_never_do_anything_else() -> None:
 def test_elements_as_objects_are_those_of_the_tensor(lengths: list[int]) -> None:
     chance = random.Random(5)
     elements = [chance.randbytes(length) for length in lengths]
-    found = bytes_elements.objects(memoryview(raw(*elements)), len(elements), "x")
+    found = datatypes.objects(memoryview(raw(*elements)), len(elements), "x")
     assert found.shape == (len(elements),) and found.tolist() == elements
     assert all(type(element) is bytes for element in found)
     with pytest.raises(InvalidInput, match=f"x: expected {len(elements) + 1} elements, got {len(elements)}"):
-        bytes_elements.objects(raw(*elements), len(elements) + 1, "x")
+        datatypes.objects(raw(*elements), len(elements) + 1, "x")
 
 
 @pytest.mark.parametrize("odd", [b"", b"y"])
@@ -95,20 +95,20 @@ def test_objects_of_many_empty_elements_take_no_view_each(odd: bytes) -> None:
     count = 50_000
     data = raw(*[b""] * (count - 1), odd)
     tracemalloc.start()
-    found = bytes_elements.objects(data, count, "x")
+    found = datatypes.objects(data, count, "x")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(found) == count and peak < 40 * count
 
 
 def test_elements_of_a_request_are_counted_together() -> None:
-    most = bytes_elements.MOST_ELEMENTS
-    bytes_elements.check_counts([("a", most // 2), ("b", most // 2)])
+    most = datatypes.MOST_ELEMENTS
+    datatypes.check_counts([("a", most // 2), ("b", most // 2)])
     with pytest.raises(
         InvalidInput, match=f"^a: it has {most + 1} elements of BYTES, a request may have {most}$"
     ):
-        bytes_elements.check_counts([("a", most + 1), ("b", 1)])
+        datatypes.check_counts([("a", most + 1), ("b", 1)])
     with pytest.raises(InvalidInput, match=f"^b: it has {most} elements of BYTES and those before it 1, "):
-        bytes_elements.check_counts([("a", 1), ("b", most)])
+        datatypes.check_counts([("a", 1), ("b", most)])
     with pytest.raises(InvalidInput, match=r"^a: it has more than 2\^62 elements"):
-        bytes_elements.check_counts([("a", 10**5000)])
+        datatypes.check_counts([("a", 10**5000)])

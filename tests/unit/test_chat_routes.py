@@ -25,8 +25,8 @@ from ipc.errors import (
     QueueFull,
     WorkerLost,
 )
-from ipc.wire.generation import PromptToken, TokenLogprob
 from ipc.wire.messages import ModelStatus
+from ipc.wire.streams import PromptToken, TokenLogprob
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import ENDED, SCRIPT, RecordedServer
 

@@ -12,7 +12,7 @@ from frontend.protocols.chat import chat, completions
 from frontend.protocols.chat.chat import ChatChunks
 from frontend.protocols.chat.completions import CompletionChunks, TokenTable
 from frontend.protocols.chat.envelope import Envelope
-from ipc.wire.generation import TokenLogprob
+from ipc.wire.streams import TokenLogprob
 
 _USAGE = (
     b'{"prompt_tokens":5,"completion_tokens":3,"total_tokens":8,"avg_tok_per_sec":10.667,"avg_prompt_tok_per_sec":20.0,'

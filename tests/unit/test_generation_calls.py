@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ipc.wire.generation import CALLED, FINISHED, TEXT
 from ipc.wire.messages import GenerateCall, ToolUse
+from ipc.wire.streams import CALLED, FINISHED, TEXT
 from tests.tiny import chat_tokenizers
 from workers.generation.formats.table import NAMES, Format, detect
 from workers.generation.request import Emission, GenerationRequest, OutputParser, Segment

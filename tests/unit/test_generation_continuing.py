@@ -13,8 +13,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ipc.wire.generation import CALLED, REASONING, TEXT
 from ipc.wire.messages import Ending, GenerateCall, Grammar, ToolUse
+from ipc.wire.streams import CALLED, REASONING, TEXT
 from tests.tiny import chat_models, chat_tokenizers
 from tests.unit.test_causal_adapter import context, prepare
 from tests.unit.test_generation_formats import FORMATS, TOOLS, _parsed

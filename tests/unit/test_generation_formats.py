@@ -11,8 +11,8 @@ import pytest
 
 from frontend.generation.conversation import Conversation
 from ipc.settings import Limits
-from ipc.wire.generation import CALLED, MOST_LEVELS, REASONING, TEXT
 from ipc.wire.messages import ToolUse
+from ipc.wire.streams import CALLED, MOST_LEVELS, REASONING, TEXT
 from tests.tiny import chat_tokenizers
 from workers.generation.formats.table import NAMES, Format, detect
 from workers.generation.request import OutputParser, Segment

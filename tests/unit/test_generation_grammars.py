@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from ipc.errors import DeadlineExceeded, InvalidInput
-from ipc.wire.generation import CALLED, TEXT
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
+from ipc.wire.streams import CALLED, TEXT
 from tests.harness.guided_model import Answer, Model
 from tests.tiny import chat_tokenizers
 from workers.generation import grammar_trial

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from ipc.wire.generation import MOST_LEVELS
+from ipc.wire.streams import MOST_LEVELS
 from tests.fakes.generation_server import RecordedServer
 
 MIB = 1 << 20

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ipc.wire.generation import CALLED, REASONING, TEXT
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
+from ipc.wire.streams import CALLED, REASONING, TEXT
 from tests.harness.guided_model import Model
 from tests.tiny import chat_tokenizers
 from workers.generation import grammar_tokens

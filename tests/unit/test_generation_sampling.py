@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ipc.errors import InvalidInput
-from ipc.wire.generation import TokenLogprob
 from ipc.wire.messages import GenerateCall, Sampling
+from ipc.wire.streams import TokenLogprob
 from tests.harness.later import stats
 from workers.generation import sampling as stage
 from workers.generation.drawing import STRETCH, draw_filtered, draw_unfiltered, has_filters

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ipc.wire.generation import FINISHED, HELD, REASONING, TEXT, TokenLogprob
 from ipc.wire.messages import Ending, GenerateCall, ToolUse
+from ipc.wire.streams import FINISHED, HELD, REASONING, TEXT, TokenLogprob
 from tests.tiny import chat_tokenizers
 from workers.generation.formats.table import detect
 from workers.generation.request import Emission, GenerationRequest

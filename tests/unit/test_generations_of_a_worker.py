@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ipc.errors import InferenceFailed, QueueFull
 from ipc.settings import Generation, Settings
-from ipc.wire.generation import FINISHED, QUEUED, STARTED, Deltas
 from ipc.wire.messages import Ending, GenerateCall, Sampling
+from ipc.wire.streams import FINISHED, QUEUED, STARTED, Deltas
 from tests.fakes.clock import Clock
 from tests.fakes.generating import NotedMasks
 from tests.fakes.jobs import make_job, replan

@@ -17,8 +17,8 @@ from frontend.engine.interface import Payload
 from frontend.engine.local import dealer
 from frontend.engine.local.channel import MOST_GIVEN_UP, MOST_GIVEN_UP_NBYTES, Channel
 from ipc.errors import DeadlineExceeded, WorkerLost
+from ipc.memory.arena import Block
 from ipc.memory.input_arena import InputArena, InputBlock, bytes_of
-from ipc.memory.leases import Block
 from ipc.processes.paths import RunPaths
 from ipc.wire.messages import EncodeCall, Failure, InputItem, Inputs, Work
 

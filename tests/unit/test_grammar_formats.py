@@ -13,8 +13,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from ipc.errors import InvalidInput
-from ipc.wire.generation import TEXT
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
+from ipc.wire.streams import TEXT
 from tests.harness.guided_model import Model
 from workers.generation import grammar_formats
 

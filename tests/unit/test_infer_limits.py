@@ -9,7 +9,7 @@ import pytest
 
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.wire.messages import InferCall, Region, TensorInput, TensorOutput
 from tests.fakes.program import FakeProgram
 from tests.fakes.tensors import tensor
@@ -65,7 +65,7 @@ def texts(name: str, count: int) -> TensorInput:
 
 
 def test_texts_of_a_request_are_counted_before_they_are_taken_apart() -> None:
-    adapter, most = program(0, "BYTES", "BYTES"), bytes_elements.MOST_ELEMENTS
+    adapter, most = program(0, "BYTES", "BYTES"), datatypes.MOST_ELEMENTS
     operations.check(adapter, call(texts("X0", most - 1), texts("X1", 1)))
     with pytest.raises(InvalidInput, match=rf"^input 'X0': it has {most + 1} elements .* may have {most}$"):
         operations.check(adapter, call(texts("X0", most + 1), texts("X1", 0)))

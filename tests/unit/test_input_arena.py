@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipc.errors import LeaseRevoked, ProtocolError
-from ipc.memory.arena import ArenaView
-from ipc.memory.blocks import ALIGNMENT, round_up
+from ipc.memory.arena import ALIGNMENT, ArenaView, round_up
 from ipc.memory.input_arena import InputArena, InputBlock, bytes_of, view_of
 from ipc.processes.paths import RunPaths
 from ipc.sweep import sweep, sweep_frontend

@@ -14,8 +14,8 @@ from frontend.engine.local.channel import Channel
 from frontend.engine.local.dealer import Dealer
 from ipc.errors import ProtocolError
 from ipc.memory import input_arena
+from ipc.memory.arena import LeaseTable
 from ipc.memory.input_arena import InputArena
-from ipc.memory.leases import LeaseTable
 from ipc.processes.paths import RunPaths
 from ipc.wire import codec
 from ipc.wire.messages import InferCall, Inputs, Submit, Work

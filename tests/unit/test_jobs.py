@@ -10,8 +10,7 @@ from typing import cast
 import pytest
 
 from ipc.errors import InferenceFailed, PenstockError
-from ipc.memory.arena import Arena
-from ipc.memory.leases import LeaseTable
+from ipc.memory.arena import Arena, LeaseTable
 from ipc.settings import Settings
 from tests.fakes.jobs import replan
 from tests.unit.test_batcher import job

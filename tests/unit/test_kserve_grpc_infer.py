@@ -24,7 +24,7 @@ from frontend.tensors.result import INLINE_CLASSES
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig, SequenceBatching
 from ipc.errors import InvalidInput, LeaseRevoked
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.protos import kserve_v2_pb2 as pb
 from ipc.wire.messages import TensorInput, Work
 from tests.fakes.tensors import InferReply, elements, ending, entry, loaded, services_of, tensor
@@ -237,7 +237,7 @@ def test_a_classification_outlives_its_model(tmp_path: Path) -> None:
     assert list(found.outputs[0].shape) == [1, 2]
     [raw] = found.raw_output_contents
     names = [f"{WIDTH - 1}.000000:{WIDTH - 1}", f"{WIDTH - 2}.000000:{WIDTH - 2}"]
-    assert [bytes(one).decode() for one in bytes_elements.split(raw, 2, "O")] == names
+    assert [bytes(one).decode() for one in datatypes.split(raw, 2, "O")] == names
 
 
 @pytest.mark.parametrize(("count", "rendering"), [(WIDTH, True), (3, False)])

@@ -14,7 +14,7 @@ from frontend.protocols.kserve_v2 import elements, images, infer_bodies, reading
 from frontend.tensors.request import InputTensor
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.memory.datatypes import DATATYPES
 from ipc.settings import Limits
 from tests.fakes.tensors import finish
@@ -91,7 +91,7 @@ def test_packed_bodies_that_are_anything(body: bytes, encoding: str) -> None:
 def test_images_that_are_anything(data: bytes, start: bytes) -> None:
     with contextlib.suppress(InvalidInput):
         images.decode(start + data, "x")
-    tensor = InputTensor("x", "BYTES", [1], bytes_elements.join([start + data]))
+    tensor = InputTensor("x", "BYTES", [1], datatypes.join([start + data]))
     with contextlib.suppress(InvalidInput):
         images.defer(MODEL, [tensor], Limits())
         finish(tensor)

@@ -17,7 +17,7 @@ from frontend.protocols.kserve_v2.images import decode, resize
 from frontend.tensors.request import InputTensor
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import BodyTooLarge, InvalidInput
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.settings import Limits
 from tests.fakes.tensors import finish
 
@@ -154,7 +154,7 @@ def model(dims: tuple[int, ...], datatype: str = "FP32", layout: str = "NHWC", b
 def converted(
     config: ModelConfig, *elements: bytes, limits: Limits = LIMITS
 ) -> tuple[InputTensor, np.ndarray[Any, Any]]:
-    given = InputTensor("x", "BYTES", [len(elements)], bytes_elements.join(elements))
+    given = InputTensor("x", "BYTES", [len(elements)], datatypes.join(elements))
     images.defer(config, [given], limits)
     data = finish(given)
     kind = {"FP32": "<f4", "UINT8": "u1", "INT8": "i1", "UINT16": "<u2", "FP16": "<f2"}[given.datatype]
@@ -263,7 +263,7 @@ def test_what_cannot_fit_is_refused_before_any_header_is_read(monkeypatch: pytes
     monkeypatch.setattr(images.media, "check_image", lambda *_: pytest.fail("a header was read"))
     with pytest.raises(BodyTooLarge, match=r"2 images take 1008 bytes or more"):
         converted(model((7, 6, 3)), b"one", b"two", limits=Limits(max_body_bytes=1007))
-    many = InputTensor("x", "BYTES", [bytes_elements.MOST_ELEMENTS + 1], b"")
+    many = InputTensor("x", "BYTES", [datatypes.MOST_ELEMENTS + 1], b"")
     with pytest.raises(InvalidInput, match="elements of BYTES"):
         images.defer(model((-1, 7, 6, 3), batch=0), [many], LIMITS)
 

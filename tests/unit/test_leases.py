@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from ipc.errors import ConfigError, LeaseRevoked, ProtocolError
-from ipc.memory.arena import BLOCKS_OFFSET, PREPARING_MAX, STAMP_NBYTES, Arena, ArenaView
-from ipc.memory.blocks import ALIGNMENT, round_up
-from ipc.memory.leases import Block, LeaseTable
+from ipc.memory.arena import (
+    ALIGNMENT,
+    BLOCKS_OFFSET,
+    PREPARING_MAX,
+    STAMP_NBYTES,
+    Arena,
+    ArenaView,
+    Block,
+    LeaseTable,
+    round_up,
+)
 
 EPOCH = "0123456789abcdef"
 BLOCKS_NBYTES = 16 * ALIGNMENT

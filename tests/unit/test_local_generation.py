@@ -51,7 +51,8 @@ from ipc.metrics.families import NO_KEY
 from ipc.metrics.registry import FrontendMetrics
 from ipc.settings import load
 from ipc.store.store import Store
-from ipc.wire.generation import (
+from ipc.wire.messages import GenerateCall, Submit, Work
+from ipc.wire.streams import (
     LOGPROB_NBYTES,
     WINDOW_NBYTES,
     CalledFunction,
@@ -60,7 +61,6 @@ from ipc.wire.generation import (
     Start,
     TokenLogprob,
 )
-from ipc.wire.messages import GenerateCall, Submit, Work
 from tests.fakes.clock import Clock
 from tests.fakes.text_worker import TextWorker
 

@@ -16,8 +16,7 @@ import zmq
 import workers.endpoint.endpoint
 from frontend.engine.local.channel import Channel
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
-from ipc.memory.arena import BLOCKS_OFFSET, Arena
-from ipc.memory.leases import LeaseTable
+from ipc.memory.arena import BLOCKS_OFFSET, Arena, LeaseTable
 from ipc.metrics.registry import WorkerMetrics
 from ipc.processes.paths import RunPaths
 from ipc.wire.messages import Models, ModelStatus

@@ -9,7 +9,7 @@ import orjson
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation.outcome import Outcome
 from frontend.protocols.messages.messages import PING, MessageEvents, answer_of
-from ipc.wire.generation import TokenLogprob
+from ipc.wire.streams import TokenLogprob
 
 _ENDED = Ended(5, 3, 1, 2, 0.25, 0.25)
 _LOGPROB = TokenLogprob(9, b"a", -0.5, [(9, b"a", -0.5)])

@@ -12,7 +12,7 @@ import pytest
 
 from frontend.engine.events import Called, Ended, Finished, Reasoning, Started, Text
 from ipc.errors import InferenceFailed, InvalidInput, QueueFull
-from ipc.wire.generation import TokenLogprob
+from ipc.wire.streams import TokenLogprob
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import ENDED, SCRIPT, RecordedServer
 from tests.harness import sdks

@@ -12,7 +12,7 @@ import pytest
 
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from ipc.errors import InferenceFailed, InputTooLong, QueueFull
-from ipc.wire.generation import TokenLogprob
+from ipc.wire.streams import TokenLogprob
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import CHAT, DENSE, ENDED, SCRIPT, RecordedServer
 from tests.harness import sdks

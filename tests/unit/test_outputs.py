@@ -11,8 +11,7 @@ import torch
 
 from ipc.errors import InvalidInput
 from ipc.memory import tensors
-from ipc.memory.arena import Arena
-from ipc.memory.leases import LeaseTable
+from ipc.memory.arena import Arena, LeaseTable
 from ipc.wire.messages import EncodeCall, InputItem
 from tests.fakes.jobs import make_job
 from workers.adapters.base import Prepared

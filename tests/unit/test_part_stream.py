@@ -15,8 +15,7 @@ from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.part_stream import TELL_AFTER, PartStream
 from frontend.engine.local.streams import Streams
 from ipc.errors import DeadlineExceeded, LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
-from ipc.memory.arena import BLOCKS_OFFSET, Arena, ArenaView
-from ipc.memory.leases import Block, LeaseTable
+from ipc.memory.arena import BLOCKS_OFFSET, Arena, ArenaView, Block, LeaseTable
 from ipc.wire.codec import ToWorker
 from ipc.wire.messages import Result, TensorInfo, TensorRef, Timing
 from ipc.wire.streams import WINDOW, PartsConsumed

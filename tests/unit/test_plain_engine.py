@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from ipc.settings import Generation
-from ipc.wire.generation import FINISHED
 from ipc.wire.messages import Ending, GenerateCall
+from ipc.wire.streams import FINISHED
 from tests.fakes.generating import NotedMasks
 from tests.tiny import causal
 from workers.generation.attention import PagedAttention

@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from ipc.settings import Generation
-from ipc.wire.generation import PROMPT, STARTED, PromptToken
 from ipc.wire.messages import GenerateCall
+from ipc.wire.streams import PROMPT, STARTED, PromptToken
 from tests.fakes.generating import BLOCK_TOKENS, KeptOutput, NotedMasks, engine_of, request_of
 from tests.tiny import causal
 from workers.generation.building import build

@@ -11,8 +11,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from frontend.records.recording import Recorder
 from ipc.errors import InputRefused, PenstockError, WorkerCrashed, WorkerLost
 from ipc.metrics.families import UNKNOWN
-from ipc.metrics.registry import FrontendMetrics
-from ipc.metrics.tally import Tally
+from ipc.metrics.registry import FrontendMetrics, Tally
 
 
 class _Family:

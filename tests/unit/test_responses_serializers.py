@@ -13,7 +13,7 @@ from frontend.protocols.responses import event_log, resource
 from frontend.protocols.responses.named_events import NamedEvents
 from frontend.protocols.responses.output import Output
 from ipc.errors import Draining, InferenceFailed, InvalidInput, PenstockError, WorkerLost
-from ipc.wire.generation import TokenLogprob
+from ipc.wire.streams import TokenLogprob
 
 _BEGUN: dict[str, Any] = {"id": "resp_1", "status": "queued", "output": [], "tools": []}
 _ENDED = Ended(5, 3, reasoning_tokens=1, cached_tokens=4)

@@ -21,7 +21,7 @@ from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.store import ResponseNotFound, ResponseStore, ResponsesUnavailable, Stored
 from ipc import settings
 from ipc.processes import liveness
-from ipc.store import lasting
+from ipc.store import store as shared_store
 
 T = TypeVar("T")
 
@@ -275,7 +275,7 @@ def test_a_broken_file_is_put_aside(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lasting, "WAIT_S", 0.05)
+    monkeypatch.setattr(shared_store, "WAIT_S", 0.05)
     kept = _made(tmp_path)
 
     async def act() -> None:

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from ipc.errors import Unsupported
-from ipc.memory.arena import BLOCKS_OFFSET, Arena
-from ipc.memory.leases import LeaseTable
+from ipc.memory.arena import BLOCKS_OFFSET, Arena, LeaseTable
 from ipc.processes.starting import Listener, Notifier
 from ipc.settings import Settings
 from ipc.wire.messages import InferCall, Submit, Work

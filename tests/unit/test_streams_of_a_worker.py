@@ -16,8 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InferenceFailed
-from ipc.memory.arena import BLOCKS_OFFSET, Arena
-from ipc.memory.leases import Block, LeaseTable
+from ipc.memory.arena import BLOCKS_OFFSET, Arena, Block, LeaseTable
 from ipc.settings import Settings
 from ipc.wire.messages import InferCall, TensorInput, TensorOutput
 from ipc.wire.streams import Part

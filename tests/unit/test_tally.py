@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ipc.metrics.tally import FLUSH_S, Tally, WrittenAmount
+from ipc.metrics.registry import FLUSH_S, Tally, WrittenAmount
 
 BOUNDS = (0.25, 1.0, 4.0)
 
@@ -89,7 +89,7 @@ def test_a_held_tally_writes_only_when_it_is_flushed() -> None:
 SCRIPT = """
 import sys
 from prometheus_client import Counter, multiprocess, CollectorRegistry
-from ipc.metrics.tally import WrittenAmount
+from ipc.metrics.registry import WrittenAmount
 of = Counter("seen", "s", ["model"])
 amounts = [WrittenAmount(of.labels(f"m{n}")) for n in range(3)]
 for turn in range(4):

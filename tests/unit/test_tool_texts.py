@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ipc.wire.generation import CALLED
 from ipc.wire.messages import GenerateCall, ToolUse
+from ipc.wire.streams import CALLED
 from tests.tiny import chat_models, chat_tokenizers
 from tests.unit.test_causal_adapter import context
 from tests.unit.test_generation_templates import CALL, TOOLS

@@ -24,13 +24,11 @@ import zmq
 
 from ipc.errors import PenstockError, ProtocolError
 from ipc.memory import input_arena
-from ipc.memory.leases import Block, LeaseTable
+from ipc.memory.arena import Block, LeaseTable
 from ipc.processes.paths import RunPaths
-from ipc.wire import bundles, codec
-from ipc.wire.bundles import receive
+from ipc.wire import codec
 from ipc.wire.catalogs import Entries, Heard, Replied, Reread, Spread
-from ipc.wire.codec import ToFrontend, ToWorker
-from ipc.wire.generation import Deltas, DeltasTaken
+from ipc.wire.codec import ToFrontend, ToWorker, receive
 from ipc.wire.messages import (
     VERSION,
     BlockRef,
@@ -54,7 +52,7 @@ from ipc.wire.messages import (
     Welcome,
 )
 from ipc.wire.stats import Look, Looked, SessionState, Stats
-from ipc.wire.streams import Part, PartsConsumed
+from ipc.wire.streams import Deltas, DeltasTaken, Part, PartsConsumed
 from workers import wording
 from workers.endpoint.sessions import Hearings, Session, SessionTable
 
@@ -82,8 +80,8 @@ def bind(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[byte
 def send(socket: zmq.Socket[bytes], key: bytes, frames: list[codec.Payload]) -> None:
     """Send one bundle to the frontend `key`. Raises `zmq.ZMQError` when the frontend takes none."""
     # NOTE: only the first part can be refused; the rest of a message that has begun is always taken.
-    socket.send(key, bundles.MORE)
-    bundles.send(socket, frames)
+    socket.send(key, codec.MORE)
+    codec.send(socket, frames)
 
 
 class CatalogOwner(Protocol):

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ipc.wire.generation import PROMPT, STARTED, PromptToken, Start, TokenLogprob
 from ipc.wire.stats import GenerationStats
+from ipc.wire.streams import PROMPT, STARTED, PromptToken, Start, TokenLogprob
 from workers import foreign
 from workers.generation.attention import PagedAttention, plan_of
 from workers.generation.blocks import BlockPool

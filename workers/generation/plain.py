@@ -20,7 +20,7 @@ import greenlet
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from ipc.wire.generation import PromptToken
+from ipc.wire.streams import PromptToken
 from workers import foreign
 from workers.generation.blocks import BlockPool
 from workers.generation.engine import Engine, Masks, Sampler

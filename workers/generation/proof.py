@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ipc.wire.generation import TokenLogprob
 from ipc.wire.messages import GenerateCall
+from ipc.wire.streams import TokenLogprob
 from workers.device.oom import is_out_of_memory
 from workers.generation.attention import PagedAttention, plan_of
 from workers.generation.blocks import BlockPool

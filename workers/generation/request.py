@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from ipc.wire.generation import CalledFunction, Finish, PromptToken, Start, TokenLogprob
 from ipc.wire.messages import GenerateCall
+from ipc.wire.streams import CalledFunction, Finish, PromptToken, Start, TokenLogprob
 
 
 class Segment(NamedTuple):
-    """A stretch of output of one kind (TEXT, REASONING or CALLED of `ipc.wire.generation`).
+    """A stretch of output of one kind (TEXT, REASONING or CALLED of `ipc.wire.streams`).
 
     `call` is there for CALLED only. `tokens` is the number of tokens that the segment stands for.
     """
@@ -83,7 +83,7 @@ class GenerationRequest:
 
 
 class Emission(NamedTuple):
-    """What a step adds to one choice of one request: one entry of `ipc.wire.generation.Deltas`."""
+    """What a step adds to one choice of one request: one entry of `ipc.wire.streams.Deltas`."""
 
     key: Hashable
     choice: int

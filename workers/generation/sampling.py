@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from ipc.errors import InferenceFailed, InvalidInput
-from ipc.wire.generation import TokenLogprob
+from ipc.wire.streams import TokenLogprob
 from workers.generation.drawing import (
     STRETCH,
     Ids,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ipc.wire.generation import PromptToken
+from ipc.wire.streams import PromptToken
 from workers.generation.request import PromptText
 from workers.generation.sampling import LEAST_LOGPROB, NoNextToken
 from workers.generation.sequence import Sequence as Choice

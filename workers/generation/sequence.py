@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ipc.wire.generation import TokenLogprob
 from ipc.wire.messages import GenerateCall
+from ipc.wire.streams import TokenLogprob
 from workers.generation.blocks import ROOT, Link
 from workers.generation.request import Emission, GenerationRequest, Matcher
 
@@ -24,7 +24,7 @@ class Output(Protocol):
     """Makes text of the tokens of one choice (`workers.generation.text.ChoiceOutput`)."""
 
     ended: str | None
-    """Why the choice has ended, one of `ipc.wire.generation.FINISH_REASONS`; None while it goes on."""
+    """Why the choice has ended, one of `ipc.wire.streams.FINISH_REASONS`; None while it goes on."""
 
     def push(self, token: int, logprob: TokenLogprob | None) -> list[Emission]:
         """What one more token adds to the answer."""

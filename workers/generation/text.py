@@ -20,8 +20,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ipc.wire.generation import FINISHED, HELD, REASONING, CalledFunction, Finish, TokenLogprob
 from ipc.wire.messages import ToolUse
+from ipc.wire.streams import FINISHED, HELD, REASONING, CalledFunction, Finish, TokenLogprob
 from workers.generation.formats.table import PlainParser
 from workers.generation.formats.tags import Marks
 from workers.generation.request import Emission, GenerationRequest, PromptText, Segment

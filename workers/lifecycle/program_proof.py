@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ipc.errors import UnexpectedOutput
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES
 from ipc.wire.messages import InferCall, TensorInput, TensorOutput
 from workers import foreign, operations
@@ -95,7 +95,7 @@ def call_of(adapter: ProgramAdapter, sample: Mapping[str, np.ndarray]) -> tuple[
     payload = b""
     for name, array in sample.items():
         datatype = signature.inputs[name].datatype
-        raw = bytes_elements.join(array.flat) if datatype == BYTES else array.tobytes()
+        raw = datatypes.join(array.flat) if datatype == BYTES else array.tobytes()
         inputs.append(TensorInput(name, datatype, list(array.shape), len(payload), len(raw)))
         payload += raw
     rows = inputs[0].shape[0] if signature.batches and inputs else 1

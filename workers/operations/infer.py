@@ -18,7 +18,7 @@ import torch
 
 from ipc.catalog.model_config import ROW_COST
 from ipc.errors import InvalidInput, UnexpectedOutput
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES
 from ipc.wire.messages import InferCall, Region, TensorInput
 from workers.adapters.base import Prepared
@@ -77,7 +77,7 @@ class Infer:
             if tensor.region is not None:
                 _check_aligned(f"input {facts.name!a}", tensor.region, facts)
             given.add(tensor.name)
-        bytes_elements.check_counts(
+        datatypes.check_counts(
             (f"input {tensor.name!a}", math.prod(tensor.shape))
             for tensor in call.inputs
             if tensor.datatype == BYTES
@@ -193,6 +193,6 @@ def _device_tensor(facts: TensorFacts, raw: torch.Tensor, shape: tuple[int, ...]
 def _texts(facts: TensorFacts, raw: memoryview, shape: tuple[int, ...]) -> np.ndarray:
     """Elements of BYTES as an array of `bytes`."""
     count = math.prod(shape)
-    if count > len(raw) // bytes_elements.PREFIX_NBYTES:
+    if count > len(raw) // datatypes.PREFIX_NBYTES:
         raise InvalidInput(f"input {facts.name!a}: {len(raw)} bytes cannot hold {count} elements")
-    return bytes_elements.objects(raw, count, f"input {facts.name!a}").reshape(shape)
+    return datatypes.objects(raw, count, f"input {facts.name!a}").reshape(shape)

@@ -15,8 +15,7 @@ from ipc.memory import copies
 from ipc.metrics.families import SEQUENCE_STATES, STATES
 from ipc.metrics.registry import WorkerMetrics
 from ipc.wire.messages import LANES, ModelStatus
-from ipc.wire.model_states import models_ready
-from ipc.wire.stats import GenerationStats, QueueState, Stats
+from ipc.wire.stats import GenerationStats, QueueState, Stats, models_ready
 from workers.device.devices import Device, Monitor
 from workers.endpoint.endpoint import Endpoint
 from workers.lifecycle.models import ModelTable

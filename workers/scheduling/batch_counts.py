@@ -14,8 +14,7 @@ from collections import deque
 from typing import Any
 
 from ipc.metrics.families import size_label
-from ipc.metrics.registry import WorkerMetrics
-from ipc.metrics.tally import Tally, WrittenAmount
+from ipc.metrics.registry import Tally, WorkerMetrics, WrittenAmount
 from ipc.wire.stats import BatchRecord
 from workers import foreign
 from workers.operations import operation_of

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ipc import deadline
 from ipc.errors import ModelNotLoaded
-from ipc.memory.leases import LeaseTable
+from ipc.memory.arena import LeaseTable
 from ipc.settings import Settings
 from ipc.wire.messages import InferCall, Submit
 from workers import operations

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ipc.memory.leases import Block
+from ipc.memory.arena import Block
 from ipc.wire.messages import BatchTimes, ItemError, TensorInfo, TensorRef, Trace, Work
 from workers.adapters.base import Prepared
 from workers.memory.payload import NOTHING, Payload

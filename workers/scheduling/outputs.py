@@ -16,7 +16,7 @@ import torch
 
 from ipc.errors import InvalidInput, ShmExhausted
 from ipc.memory import tensors
-from ipc.memory.leases import LeaseTable
+from ipc.memory.arena import LeaseTable
 from ipc.wire.messages import TensorRef
 from workers.operations.results import Part, Results
 from workers.scheduling.job import Job, Output, Piece

@@ -19,9 +19,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ipc.errors import DeadlineExceeded, PenstockError, of_items
-from ipc.wire.generation import Deltas
 from ipc.wire.messages import InferCall, ItemError, Result, TensorInfo, TensorRef, Timing
-from ipc.wire.streams import Part
+from ipc.wire.streams import Deltas, Part
 from workers.adapters.base import Adapter
 from workers.endpoint.endpoint import Endpoint, block_ref
 from workers.scheduling import outputs

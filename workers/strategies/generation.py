@@ -24,8 +24,8 @@ from weakref import WeakKeyDictionary
 
 from ipc.errors import QueueFull
 from ipc.shares import Shares
-from ipc.wire.generation import QUEUED, STARTED, WINDOW_NBYTES, Deltas, Start, nbytes_of
 from ipc.wire.messages import GenerateCall
+from ipc.wire.streams import QUEUED, STARTED, WINDOW_NBYTES, Deltas, Start, nbytes_of
 from workers.adapters.base import Adapter
 from workers.device import oom
 from workers.device.watchdog import Activity

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ipc.errors import PenstockError, UnexpectedOutput
-from ipc.memory import bytes_elements, copies, tensors
+from ipc.memory import copies, datatypes, tensors
 from ipc.memory.datatypes import BYTES
 from ipc.wire.messages import TensorInfo, TensorRef
 from workers.adapters.base import ItemFailure
@@ -111,7 +111,7 @@ def _cut(name: str, output: NamedOutput, rows: slice) -> tuple[TensorInfo, Raw]:
 def _raw(facts: TensorFacts, values: np.ndarray | torch.Tensor) -> Raw:
     if isinstance(values, torch.Tensor) or facts.datatype != BYTES:
         return values
-    return bytes_elements.join([_text(facts, value) for value in values.flat], f"output {facts.name!a}")
+    return datatypes.join([_text(facts, value) for value in values.flat], f"output {facts.name!a}")
 
 
 def _text(facts: TensorFacts, value: object) -> bytes:

@@ -18,8 +18,7 @@ import zmq
 from ipc.errors import ProtocolError
 from ipc.memory import copies
 from ipc.wire import codec
-from ipc.wire.bundles import receive, send
-from ipc.wire.codec import ToFrontend, ToWorker
+from ipc.wire.codec import ToFrontend, ToWorker, receive, send
 
 log = logging.getLogger(__name__)
 

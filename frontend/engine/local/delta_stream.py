@@ -38,7 +38,7 @@ from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.incoming import Incoming
 from frontend.records.recording import TextMeter
 from ipc.errors import DeadlineExceeded, WorkerLost
-from ipc.wire.generation import (
+from ipc.wire.streams import (
     CALLED,
     HELD,
     PROMPT,

@@ -47,8 +47,8 @@ from ipc.errors import (
 )
 from ipc.memory import input_arena
 from ipc.settings import Limits
+from ipc.wire.codec import long_integer_in
 from ipc.wire.messages import GenerateCall, Work
-from ipc.wire.numbers import long_integer_in
 
 MAX_ATTEMPTS = 2
 MAX_LOSSES = 5

@@ -15,9 +15,8 @@ from typing import Any, Protocol
 
 from frontend.engine.local.delivery import Delivery
 from ipc.wire.codec import ToWorker
-from ipc.wire.generation import Deltas, DeltasTaken
 from ipc.wire.messages import Result
-from ipc.wire.streams import Part, PartsConsumed
+from ipc.wire.streams import Deltas, DeltasTaken, Part, PartsConsumed
 
 
 class TextTaker(Protocol):

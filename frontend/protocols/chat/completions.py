@@ -27,7 +27,7 @@ from frontend.resources.inference import InferenceRoute
 from frontend.scope import RequestScope
 from frontend.sse import DONE, data
 from ipc.catalog.entries import ModelEntry
-from ipc.wire.generation import PromptToken, TokenLogprob
+from ipc.wire.streams import PromptToken, TokenLogprob
 
 OBJECT = "text_completion"
 

@@ -22,7 +22,7 @@ import numpy as np
 from frontend.http.values import has_more_values
 from frontend.protocols.kserve_v2.schemas import MOST_DEPTH
 from ipc.errors import InvalidInput
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES, DATATYPES
 
 PIECE_NBYTES = 1 << 16
@@ -167,7 +167,7 @@ def read(text: bytes, datatype: str, count: int, where: str) -> bytes | memoryvi
     deeper than `MOST_DEPTH`.
     """
     if datatype == BYTES:
-        return bytes_elements.join(_strings(text, count, where), where)
+        return datatypes.join(_strings(text, count, where), where)
     _check_depth(text, where)
     values = parse(text, datatype)
     if values is None:

@@ -40,7 +40,7 @@ from frontend.tensors.request import InputTensor, Plan
 from ipc import extras
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES, DATATYPES
 from ipc.settings import Limits
 
@@ -196,7 +196,7 @@ def defer(config: ModelConfig, inputs: list[InputTensor], limits: Limits) -> Non
     Raises `InvalidInput` for an input that can be no image or string for the model, whatever its elements are.
     """
     found = to_convert(config, inputs)
-    bytes_elements.check_counts((_where(tensor), math.prod(tensor.shape)) for tensor, _ in found)
+    datatypes.check_counts((_where(tensor), math.prod(tensor.shape)) for tensor, _ in found)
     for tensor, expected in found:
         _defer(tensor, expected, config.batches, limits)
 
@@ -250,7 +250,7 @@ class Images:
         Raises `InvalidInput` for an element that is no image, and `BodyTooLarge`.
         """
         self._check_nbytes([self.count, *(max(dim, 1) for dim in self.dims)])
-        elements = bytes_elements.split(data, self.count, self.where)
+        elements = datatypes.split(data, self.count, self.where)
         width, height, pixels = yield from self._check_headers(elements)
         channels, fixed_height, fixed_width = self._parted(self.dims)
         height = height if fixed_height < 0 else fixed_height
@@ -268,7 +268,7 @@ class Images:
         dtype = np.dtype(DATATYPES[self.datatype].array)
         made = np.frombuffer(place, dtype).reshape(shape)
         channels, height, width = self._parted(tuple(shape[1:]))
-        for index, element in enumerate(bytes_elements.split(data, self.count, self.where)):
+        for index, element in enumerate(datatypes.split(data, self.count, self.where)):
             where = f"{self.where}: image {index}"
             pixels = decode(bytes(element), where)
             self._check_pixels(pixels, (channels, height, width), where)

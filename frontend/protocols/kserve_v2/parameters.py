@@ -11,7 +11,7 @@ from typing import Any
 
 from frontend.tensors.request import Parameter, TensorRequest
 from ipc.errors import ConfigError, InvalidInput
-from ipc.wire.numbers import LARGEST, SMALLEST
+from ipc.wire.codec import LARGEST, SMALLEST
 
 RESERVED_PREFIX = "triton_"
 MOST = 1024

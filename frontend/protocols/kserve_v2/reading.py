@@ -34,7 +34,7 @@ from frontend.tensors.checking import check_dimensions
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput, PenstockError
-from ipc.memory import bytes_elements, datatypes
+from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES, DATATYPES
 
 MOST_STRINGS = 1 << 20
@@ -281,7 +281,7 @@ def parse_raw(name: str, version: int | None, config: ModelConfig, data: memoryv
     where = f"input '{expected.name}'"
     if expected.datatype == BYTES:
         dims = _raw_string_dims(expected, where)
-        given: bytes | memoryview = bytes_elements.join([data], where)
+        given: bytes | memoryview = datatypes.join([data], where)
     else:
         dims, given = _raw_dims(expected, len(data), where), data
     shape = [1, *dims] if config.batches else dims

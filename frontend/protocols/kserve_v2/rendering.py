@@ -21,7 +21,7 @@ from frontend.protocols.kserve_v2 import strings
 from frontend.protocols.kserve_v2.reading import InferRequest
 from frontend.tensors.result import OutputTensor, TensorResult, TopClass
 from ipc.errors import InvalidInput
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES, DATATYPES
 
 PIECE_ELEMENTS = 1 << 16
@@ -140,7 +140,7 @@ def _with_words(values: np.ndarray, where: str, words: bool) -> Steps[bytes]:
 
 
 def _strings(data: memoryview, shape: Sequence[int], where: str) -> bytes:
-    elements = bytes_elements.split(data, math.prod(shape), where)
+    elements = datatypes.split(data, math.prod(shape), where)
     try:
         return orjson.dumps([str(element, "utf-8") for element in elements])
     except UnicodeDecodeError:
@@ -158,4 +158,4 @@ def classes_tensor(rows: list[list[TopClass]], datatype: str, batches: bool) -> 
         for top in row
     ]
     width = len(rows[0]) if rows else 0
-    return ([len(rows), width] if batches else [width]), memoryview(bytes_elements.join(elements))
+    return ([len(rows), width] if batches else [width]), memoryview(datatypes.join(elements))

@@ -18,7 +18,7 @@ from frontend.tensors.request import Plan
 from frontend.tensors.result import OutputTensor, TensorResult
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES
 
 MARKER = "_string"
@@ -56,7 +56,7 @@ class Rows:
     def plan(self, data: bytes | memoryview) -> Steps[Plan]:
         """Raises `InvalidInput` for strings that are too long, or that take much more as rows than they have."""
         where = self.where
-        elements = bytes_elements.split(data, self.count, where)
+        elements = datatypes.split(data, self.count, where)
         longest, width = max(map(len, elements)), self.width
         if 0 <= width < longest:
             raise InvalidInput(f"{where}: a string of {longest} bytes, the model takes {width}")
@@ -69,7 +69,7 @@ class Rows:
     def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> Steps[None]:
         """Each string and zeros behind it."""
         made = np.frombuffer(place, np.uint8).reshape(shape)
-        for row, element in zip(made, bytes_elements.split(data, self.count, self.where), strict=True):
+        for row, element in zip(made, datatypes.split(data, self.count, self.where), strict=True):
             row[: len(element)] = np.frombuffer(element, np.uint8)
             row[len(element) :] = 0
             yield
@@ -84,7 +84,7 @@ class Packed:
 
     def plan(self, data: bytes | memoryview) -> Steps[Plan]:
         """Raises `InvalidInput` for strings that are too long together."""
-        elements = bytes_elements.split(data, self.count, self.where)
+        elements = datatypes.split(data, self.count, self.where)
         nbytes = self._table_nbytes + sum(map(len, elements))
         _check_nbytes(nbytes, self.where)
         yield
@@ -92,7 +92,7 @@ class Packed:
 
     def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> Steps[None]:
         """The table, and the strings."""
-        elements = bytes_elements.split(data, self.count, self.where)
+        elements = datatypes.split(data, self.count, self.where)
         ends = np.cumsum(np.fromiter(map(len, elements), np.int64, self.count))
         at = self._table_nbytes
         place[:at] = np.array([self.count, 0, *ends], "<u4").tobytes()
@@ -121,11 +121,11 @@ def texts_of(output: OutputTensor) -> tuple[str, list[int], memoryview]:
     """Datatype, shape and raw bytes of a marked output. Raises `InvalidInput` for too many strings."""
     assert output.data is not None
     count, width = output.shape
-    bytes_elements.check_counts([(f"output '{output.name}'", count)])
+    datatypes.check_counts([(f"output '{output.name}'", count)])
     data = bytes(output.data)
     texts = (data[at : at + width].split(b"\0", 1)[0] for at in range(0, count * width, width or 1))
     parts = list(texts) if width else [b""] * count
-    return BYTES, [count], memoryview(bytes_elements.join(parts))
+    return BYTES, [count], memoryview(datatypes.join(parts))
 
 
 def _check_growth(nbytes: int, sent: int, where: str) -> None:

@@ -29,7 +29,7 @@ from frontend.scope import RequestScope
 from frontend.sse import COMMENT, named
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import PenstockError
-from ipc.wire.generation import TokenLogprob
+from ipc.wire.streams import TokenLogprob
 
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 

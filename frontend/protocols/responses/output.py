@@ -18,7 +18,7 @@ from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, St
 from frontend.generation.logprobs import entries_of
 from frontend.protocols.responses.items import item_id
 from frontend.protocols.responses.tools import Names
-from ipc.wire.generation import TokenLogprob
+from ipc.wire.streams import TokenLogprob
 
 Tell = Callable[..., None]
 """Takes the name of an event, and its fields."""

@@ -27,8 +27,7 @@ from frontend.protocols.responses.resource import Resource
 from ipc import settings
 from ipc.errors import InvalidInput, PenstockError
 from ipc.processes.liveness import is_running, own_identity
-from ipc.store.lasting import How, LastingStore
-from ipc.store.store import StoreUnreadable
+from ipc.store.store import How, LastingStore, StoreUnreadable
 
 FILE = "responses-1.db"
 """The number rises when the tables change."""

@@ -21,9 +21,9 @@ from frontend.protocols.sie.score import INLINE_NBYTES, Pairs, ScoringResource, 
 from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
+from ipc.wire.codec import long_integer_in
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import ModelStatus, ScoreCall
-from ipc.wire.numbers import long_integer_in
 
 _MEDIA = ("image", "image_url", "content")
 _SHOWN = 64

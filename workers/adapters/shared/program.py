@@ -20,7 +20,7 @@ import torch
 
 from ipc.catalog.model_config import ROW_COST, ModelConfig, Warmup, WarmupInput
 from ipc.errors import InvalidInput
-from ipc.memory import bytes_elements
+from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES, DATATYPES
 from ipc.wire.messages import Call, InputItem, TensorInput, TensorOutput
 from workers.adapters.base import Adapter, Gathering, ItemFailure, LoadContext, Prepared
@@ -260,7 +260,7 @@ def _from_file(directory: Path, where: str, shape: tuple[int, ...], given: Warmu
         )
     row = np.empty(count, dtype=object)
     try:
-        row[:] = [bytes(each) for each in bytes_elements.split(memoryview(data), count, path.name)]
+        row[:] = [bytes(each) for each in datatypes.split(memoryview(data), count, path.name)]
     except InvalidInput as error:
         raise ModelRefused(f"{where}: {error.message}") from error
     return np.broadcast_to(row.reshape(given.dims), shape)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ipc.wire.generation import MOST_LEVELS, CalledFunction
+from ipc.wire.streams import MOST_LEVELS, CalledFunction
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """Schemas of arguments by name of the function."""

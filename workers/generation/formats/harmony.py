@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from ipc.wire.generation import CALLED, REASONING, TEXT, CalledFunction
+from ipc.wire.streams import CALLED, REASONING, TEXT, CalledFunction
 from workers.generation.formats.bodies import Schemas, read_arguments
 from workers.generation.formats.regions import JsonEnd
 from workers.generation.formats.tags import Marks

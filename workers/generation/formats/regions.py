@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ipc.wire.generation import CalledFunction
+from ipc.wire.streams import CalledFunction
 from workers.generation.formats.bodies import Reader, Schemas, read_json
 
 MOST_HEADER = 300

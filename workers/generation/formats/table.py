@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ipc.wire.generation import TEXT
 from ipc.wire.messages import ToolUse
+from ipc.wire.streams import TEXT
 from workers.generation.formats import harmony
 from workers.generation.formats.bodies import (
     Reader,

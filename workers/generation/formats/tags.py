@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ipc.wire.generation import CALLED, REASONING, TEXT, CalledFunction
+from ipc.wire.streams import CALLED, REASONING, TEXT, CalledFunction
 from workers.generation.formats.bodies import Schemas
 from workers.generation.formats.regions import JsonValue, Opened, Region
 from workers.generation.request import Segment

@@ -15,7 +15,7 @@ from typing import Any
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
-from ipc.wire.generation import CALLED, REASONING, TEXT
+from ipc.wire.streams import CALLED, REASONING, TEXT
 from workers.generation.formats.bodies import calls_of
 from workers.generation.request import Segment
 

@@ -23,7 +23,7 @@ from frontend.tensors.request import (
     WantedOutput,
 )
 from ipc.errors import InvalidInput
-from ipc.memory import bytes_elements, datatypes
+from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES, DATATYPES
 from ipc.protos import kserve_v2_pb2 as pb
 
@@ -181,7 +181,7 @@ def raw_of(tensor: pb.ModelInferRequest.InferInputTensor) -> bytes:
         raise InvalidInput(f"{where}: found {', '.join(wrong)}, but {datatype} is expected in {field}")
     values = getattr(tensor.contents, field)
     _check_count(len(values), tensor, where)
-    return bytes_elements.join(values) if datatype == BYTES else _numbers(values, datatype, where)
+    return datatypes.join(values) if datatype == BYTES else _numbers(values, datatype, where)
 
 
 def _check_count(count: int, tensor: pb.ModelInferRequest.InferInputTensor, where: str) -> None:
