@@ -12,7 +12,7 @@ import pytest
 from frontend.engine.events import Called, Ended, Finished, Reasoning, Started, Text
 from ipc.errors import InferenceFailed, QueueFull
 from ipc.version import VERSION
-from ipc.wire.generation import TokenLogprob
+from ipc.wire.streams import TokenLogprob
 from tests.fakes import generation_server, vector_server
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import CHAT, ENDED, SCRIPT, RecordedServer

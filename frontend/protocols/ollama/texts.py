@@ -33,8 +33,8 @@ from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import PenstockError
 from ipc.settings import Limits
-from ipc.wire.generation import TokenLogprob
 from ipc.wire.messages import GenerateCall
+from ipc.wire.streams import TokenLogprob
 
 PROTOCOL = "ollama"
 LINES = "application/x-ndjson"
