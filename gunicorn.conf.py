@@ -6,7 +6,7 @@ frontend/arbiter/hooks.py.
 
 from frontend.arbiter import hooks
 from frontend.http import listeners
-from frontend.server import gunicorn_log
+from frontend.server import worker
 
 _config = hooks.read_settings()
 hooks.hide_notify_socket()
@@ -22,7 +22,7 @@ backlog = 2048
 preload_app = False
 control_socket_disable = True
 loglevel = _config.log.level
-logger_class = gunicorn_log.ServerLogger
+logger_class = worker.ServerLogger
 
 on_starting = hooks.on_starting
 when_ready = hooks.when_ready

@@ -9,10 +9,8 @@ import falcon
 import falcon.asgi
 
 from frontend.arbiter import configuration
-from frontend.http import paths
-from frontend.http.denial import SEND_KEY
-from frontend.http.disconnect import CALLBACK_KEY, noting
-from frontend.http.listeners import Listeners, refuse
+from frontend.http.bodies import CALLBACK_KEY, noting
+from frontend.http.listeners import SEND_KEY, Listeners, normalize, refuse
 from frontend.lifespan import Lifespan
 from frontend.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware, access_middleware
 from frontend.openapi import pages
@@ -49,7 +47,7 @@ class Application:
         self._root = root
 
     def render_refusal(self, error: PenstockError, path: str) -> tuple[int, bytes, dict[str, str]]:
-        """(status, body, headers) of an error that the server finds itself (`frontend.server.refusal`)."""
+        """(status, body, headers) of an error that the server finds itself (`frontend.server.state`)."""
         return as_bytes(self._known.of(path).render_error(error, path))
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -57,7 +55,7 @@ class Application:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        readable = paths.normalize(scope)
+        readable = normalize(scope)
         if scope["path"] == "/" and scope.get("method") == "POST":
             # NOTE: before keys are asked for, since a page lies at the root, which needs none.
             scope["path"] = self._root

@@ -14,8 +14,7 @@ from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
 from frontend.http.bodies import BodyReader
 from frontend.http_counting import HttpCounts
-from frontend.records.finishing import Finisher
-from frontend.records.recording import Recorder
+from frontend.records.finishing import Finisher, Recorder
 from frontend.services import Services
 from frontend.tensors import extensions
 from frontend.tensors.inference import TensorInference

@@ -1,18 +1,22 @@
-"""The services that all responders of one frontend share, filled in after the fork (`frontend.assembly`)."""
+"""The services that all responders of one frontend share, filled in after the fork (`frontend.assembly`).
+
+`Background` keeps work that goes on when the request that began the work is over: a drain waits for such work.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
-from frontend.background import Background
 from frontend.engine.answer import CopyBudget
 from frontend.engine.interface import Directory, Engine
 from frontend.http.bodies import BodyReader
-from frontend.records.finishing import Finisher
-from frontend.records.recording import Recorder
+from frontend.records.finishing import Finisher, Recorder
 from frontend.server.drain import DRAIN, Drain
 from frontend.tensors.extensions import Extensions
 from frontend.tensors.inference import TensorInference
@@ -20,6 +24,35 @@ from frontend.tensors.models import TensorModels
 from ipc.catalog.entries import Catalog
 from ipc.settings import Settings
 from ipc.store.store import Store
+
+LOOK_EVERY_S = 0.1
+LAST_S = 0.2
+"""Time for what streams leave behind that have just ended, such as the row of a response."""
+
+
+class Background:
+    """The tasks of this process that no request waits for."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run `work`, which ends its errors itself."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def end(self, drain: Drain) -> None:
+        """Wait for all of the work until the drain is over, then cancel the rest, and wait for its end."""
+        while self._tasks and not drain.is_over:
+            await asyncio.wait(self._tasks, timeout=LOOK_EVERY_S)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LAST_S)
+        for task in self._tasks:
+            task.cancel()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable
 from falcon.asgi import Request, Response
 
 from frontend.http import tracebacks
-from frontend.http.disconnect import until_disconnect
+from frontend.http.bodies import until_disconnect
 from frontend.records.finishing import Outcome
 from frontend.scope import RequestScope
 from frontend.services import Services

@@ -50,7 +50,7 @@ def run(config: Settings, *, as_json: bool = False) -> int:
     if config.server.keys_file:
         api_keys.read(Path(config.server.keys_file))
     otlp.check(config.tracing)
-    listeners.check(config)
+    listeners.check_addresses(config)
     restrictions_of(config)
     wrong = mistakes(models)
     if as_json:

@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from frontend.arbiter.configuration import restrictions_of
 from frontend.http import listeners
-from frontend.status import checks
-from frontend.status.checks import Finding
+from frontend.status import health
+from frontend.status.health import Finding
 from ipc import addresses, extras
 from ipc.errors import ConfigError, PenstockError
 from ipc.machine import available_cores, count_gpus
@@ -85,7 +85,7 @@ def _port(config: Settings) -> Iterator[Finding]:
         yield True, f"a server runs with these settings: {config.paths.root}"
         return
     try:
-        listeners.check(config)
+        listeners.check_addresses(config)
     except ConfigError as error:
         yield False, error.message
         return
@@ -136,13 +136,13 @@ def _restricted(config: Settings) -> Iterator[Finding]:
 CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
     _versions,
     _devices,
-    checks.shared_memory,
-    checks.open_files,
+    health.shared_memory,
+    health.open_files,
     _run_directory,
     _port,
     _catalog,
     _libraries,
-    checks.keys,
+    health.keys,
     _restricted,
 )
 

@@ -7,7 +7,7 @@ from inspect import getdoc
 
 from frontend.protocols.sie.errors import render as sie_form
 from frontend.protocols.sie.errors import render_openai
-from frontend.server import refusal
+from frontend.server import state
 from ipc import errors
 from ipc.errors import PenstockError
 from ipc.settings import Server
@@ -17,7 +17,7 @@ UNSEEN = (errors.Cancelled, errors.ConfigError, errors.ProtocolError)
 
 _HEAD = """# Errors
 
-Made by `make docs` from `ipc/errors.py`, `frontend/protocols/sie/errors.py` and `frontend/server/refusal.py`.
+Made by `make docs` from `ipc/errors.py`, `frontend/protocols/sie/errors.py` and `frontend/server/state.py`.
 
 Every error is JSON, whatever `Accept` says: `{"detail": {"code": "...", "message": "..."}}`. The message names the
 field, its value and the limit, and never holds a path, an address or a stack trace. The header `X-SIE-Error-Code`
@@ -89,11 +89,11 @@ in the request's headers are not read.
 |---|---|---|---|
 """
 _REFUSALS = (
-    refusal.malformed("malformed HTTP request"),
-    refusal.head_too_large(Server().max_header_bytes),
-    refusal.too_slow(100, 1024),
-    refusal.too_many_connections(10000),
-    refusal.draining(),
+    state.malformed("malformed HTTP request"),
+    state.head_too_large(Server().max_header_bytes),
+    state.too_slow(100, 1024),
+    state.too_many_connections(10000),
+    state.draining(),
 )
 
 

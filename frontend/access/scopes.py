@@ -46,7 +46,7 @@ ADMIN_V2 = re.compile(
 
 
 def need_of(path: str, open_metrics: bool) -> Need:
-    """Scope that a normalized path (`frontend.http.paths`) needs; empty when it is open to all."""
+    """Scope that a normalized path (`frontend.http.listeners`) needs; empty when it is open to all."""
     if path.startswith(ADMIN_FOLDERS) or path in ADMIN_PATHS or ADMIN_V2.fullmatch(path):
         return "admin"
     if path in OPEN or path.startswith(OPEN_FOLDER) or (open_metrics and path == "/metrics"):

@@ -48,7 +48,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     config = config or settings.load()
     otlp.check(config.tracing)
     port.validate_address(config.grpc)
-    listeners.check(config)
+    listeners.check_addresses(config)
     root = shared_routes.root_of(config.server.compatible)
     catalog = load_served(config.catalog, config.repository)
     models = model_directories(config.repository.dirs)

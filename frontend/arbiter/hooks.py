@@ -6,22 +6,35 @@
 3. Embedded mode: the arbiter makes a life pipe, keeps its write end (frontends inherit it by fork), and starts the
    supervisor with the read end, in a process session of its own. The supervisor sees EOF exactly when arbiter and
    frontends are all gone.
+
+`PatientArbiter` is Gunicorn's arbiter with frontends that may take long to end: those that a reload replaces finish
+their streams.
+
+1. Gunicorn counts frontends that drain among those that serve, and so replaces none that dies meanwhile, and a reload
+   waits for their end. Here a frontend that was told to end is set apart: the others are kept at their number.
+2. Frontends of `server.max_draining` reloads may drain. Beyond, the oldest are told once more, and end at once.
+3. SIGHUPs that come while the arbiter is busy are one reload.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
-from frontend.arbiter import arbiter, configuration
+from gunicorn.arbiter import Arbiter
+
+from frontend.arbiter import configuration
 from frontend.grpc import port
 from frontend.http import listeners
+from frontend.server.drain import SUCCESSION
 from frontend.server.state import ServerLimits
-from frontend.server.succession import SUCCESSION
 from frontend.server.worker import PenstockWorker
 from ipc import logs, sweep
 from ipc.addresses import ensure_free, port_of
@@ -31,6 +44,61 @@ from ipc.processes.liveness import SlotLock, SlotTaken, is_held, life_pipe
 from ipc.processes.paths import SERVER, prepare_run_dir
 from ipc.settings import Settings
 from ipc.version import VERSION
+
+SET_APART = math.inf
+"""The age of a frontend that was told to end. A reload of Gunicorn waits for frontends of a lower age than its own."""
+
+
+class PatientArbiter(Arbiter):  # type: ignore[misc]
+    """The arbiter of a server."""
+
+    max_draining: Callable[[], int]
+    penstock_draining: list[list[int]]
+    """Processes that were told to end, by the reload that replaced them, the oldest first."""
+
+    def wait_for_signals(self, timeout: float = 1.0) -> list[int]:
+        """Signals in their order."""
+        found: list[int] = super().wait_for_signals(timeout)
+        return [sig for at, sig in enumerate(found) if sig != signal.SIGHUP or sig not in found[:at]]
+
+    def manage_workers(self) -> None:
+        """Keep the number of frontends that serve: start missing ones, and tell the oldest of too many to end."""
+        serving = sorted((each for each in self.WORKERS.values() if each.age != SET_APART), key=_age)
+        for _ in range(self.num_workers - len(serving)):
+            self.spawn_worker()
+        ending = serving[: max(0, len(serving) - self.num_workers)]
+        for each in ending:
+            each.age = SET_APART
+            self.kill_worker(each.pid, signal.SIGTERM)
+        draining = [*self.penstock_draining, [each.pid for each in ending]]
+        alive = [[pid for pid in pids if pid in self.WORKERS] for pids in draining]
+        self.penstock_draining = [pids for pids in alive if pids]
+        self._end_oldest()
+
+    def _end_oldest(self) -> None:
+        """Tell the frontends of reloads beyond the bound to end at once."""
+        while len(self.penstock_draining) > self.max_draining():
+            for pid in self.penstock_draining.pop(0):
+                self.kill_worker(pid, signal.SIGTERM)
+
+    def stop(self, graceful: bool = True) -> None:
+        """Stop the server: frontends learn that no other follows them."""
+        SUCCESSION.stopping()
+        super().stop(graceful)
+
+
+def _age(worker: Any) -> float:
+    return float(worker.age)
+
+
+def take_over(server: Any, max_draining: Callable[[], int]) -> None:
+    """Make the arbiter that Gunicorn has built a `PatientArbiter`. Gunicorn has no setting for its class.
+
+    `max_draining` gives the present bound on reloads whose old frontends drain.
+    """
+    server.__class__ = PatientArbiter
+    server.max_draining, server.penstock_draining = max_draining, []
+
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +148,7 @@ def worker_class(config: Settings) -> Any:
 def on_starting(server: Any) -> None:
     """Before listeners and forks: lock the run directory, see that addresses are free, sweep, start the supervisor."""
     config = configuration.current().settings
-    arbiter.take_over(server, lambda: configuration.current().settings.server.max_draining)
+    take_over(server, lambda: configuration.current().settings.server.max_draining)
     try:
         server.penstock_lock = take_run_directory(config)
         if config.grpc.enabled:

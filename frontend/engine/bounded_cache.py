@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Generic, NamedTuple, TypeVar
 
-from frontend.records.recording import CacheMeter
+from frontend.records.finishing import CacheMeter
 
 V = TypeVar("V")
 

@@ -24,7 +24,7 @@ from frontend.engine.interface import Directory, Engine, Payload
 from frontend.engine.planning import is_long, part_of
 from frontend.engine.whole_answers import SHARE, WholeAnswers
 from frontend.http.rendering import off_loop_if
-from frontend.records.recording import CacheMeter, Recorder
+from frontend.records.finishing import CacheMeter, Recorder
 from frontend.scope import RequestScope
 from ipc.errors import InferenceFailed, InvalidInput, ResourceExhausted
 from ipc.settings import Settings

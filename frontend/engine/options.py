@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.http.texts import check_shared
+from frontend.http.fields import check_shared
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.option_names import OVERFLOW_POLICIES
 from ipc.errors import InvalidInput

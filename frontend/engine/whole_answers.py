@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from frontend.engine.bounded_cache import BoundedCache
-from frontend.records.recording import Recorder
+from frontend.records.finishing import Recorder
 from ipc.catalog.entries import Catalog
 from ipc.metrics.registry import Amount
 

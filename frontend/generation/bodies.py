@@ -22,11 +22,9 @@ from falcon.asgi import Request
 from frontend.generation.errors import InvalidField, MalformedBody, WrongContentType
 from frontend.generation.models import find_generator
 from frontend.generation.nested import written
-from frontend.http.choices import mismatch_of
-from frontend.http.half_characters import fault_of
-from frontend.http.refused_bodies import model_in
+from frontend.http.fields import mismatch_of
 from frontend.http.rendering import off_loop_if
-from frontend.http.values import check_values
+from frontend.http.values import check_values, fault_of, model_in
 from frontend.services import Services
 from ipc.errors import BodyTooLarge, InvalidInput, PenstockError
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from frontend.generation.conversation import CONTINUING, ROLES, Conversation, calls_of, text_of
 from frontend.generation.errors import InvalidField
-from frontend.http.choices import one_of
+from frontend.http.fields import one_of
 from ipc.settings import Limits
 
 BeginsAnswer = Annotated[

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from frontend.generation.errors import InvalidField
-from frontend.http.choices import one_of
+from frontend.http.fields import one_of
 
 LEVELS = ("low", "medium", "high", "xhigh", "max")
 _ALIASES = {"none": "off", "minimal": "low"}

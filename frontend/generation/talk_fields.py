@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from frontend.generation.errors import InvalidField
 from frontend.generation.sampling import SamplingFields
-from frontend.http.choices import one_of
+from frontend.http.fields import one_of
 
 PERMISSIONS = ("auto", "ask", "deny")
 Permission = Annotated[str | None, one_of(PERMISSIONS)]

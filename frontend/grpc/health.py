@@ -14,9 +14,8 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from frontend.grpc.call import Call
+from frontend.grpc.call import Call, Method
 from frontend.grpc.rpc import Rpc
-from frontend.grpc.service import Method
 from frontend.http.places import Places
 from frontend.services import Services
 from ipc.errors import PenstockError

@@ -20,17 +20,15 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from frontend.grpc import connections
-from frontend.grpc.accepting import Served, Server
+from frontend.grpc.accepting import Door, Served, Server
+from frontend.grpc.call import GrpcService, serialized
 from frontend.grpc.connections import ConnectionLimiter
-from frontend.grpc.door import Door
 from frontend.grpc.health import Health
 from frontend.grpc.received import Form
-from frontend.grpc.service import GrpcService, serialized
 from frontend.grpc.streaming import LINGER_S, Streams
 from frontend.grpc.unary import Unary
-from frontend.server import descriptors
-from frontend.server.drain import Drain
-from frontend.server.succession import SUCCESSION
+from frontend.server import state
+from frontend.server.drain import SUCCESSION, Drain
 from frontend.services import Services
 from ipc.errors import ConfigError
 from ipc.settings import Settings
@@ -151,7 +149,7 @@ def _without_clients_faults(record: logging.LogRecord) -> bool:
 def _max_connections(settings: Settings) -> int:
     """As many as the settings allow and the limit of open files leaves."""
     wanted = (settings.server.max_connections, settings.grpc.max_connections)
-    allowed = descriptors.shares(wanted, descriptors.hard_limit())[1]
+    allowed = state.connection_shares(wanted, state.hard_limit())[1]
     if allowed < settings.grpc.max_connections:
         log.warning("grpc.max_connections: the limit of open files leaves room for %d", allowed)
     return allowed

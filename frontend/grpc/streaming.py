@@ -17,10 +17,9 @@ from typing import Any
 
 from grpc import aio
 
-from frontend.grpc.call import Call
+from frontend.grpc.call import Answer, Call, Several
 from frontend.grpc.received import Received
 from frontend.grpc.rpc import Rpc
-from frontend.grpc.service import Answer, Several
 from frontend.grpc.unary import Unary, Unwritten
 from ipc import deadline
 from ipc.errors import Draining, PenstockError

@@ -20,11 +20,9 @@ from functools import partial
 from google.protobuf.message import Message
 from grpc import StatusCode, aio
 
-from frontend.grpc import statuses
-from frontend.grpc.call import Call
+from frontend.grpc.call import Answer, Call, GrpcService, Method, Several, serialized
 from frontend.grpc.received import SPLIT_NBYTES, Form, Received
-from frontend.grpc.rpc import LAST_WORD_S, Reply, Rpc
-from frontend.grpc.service import Answer, GrpcService, Method, Several, serialized
+from frontend.grpc.rpc import LAST_WORD_S, Reply, Rpc, shortened, status_of, trailers
 from frontend.http import tracebacks
 from frontend.services import Services
 from ipc import deadline
@@ -194,14 +192,14 @@ class Unary:
         told = self.told(call, received, error)
         if told is None:
             return self._status(call, error)
-        return Reply(serialized(told), (*call.trailers, *statuses.trailers(error)))
+        return Reply(serialized(told), (*call.trailers, *trailers(error)))
 
     def _status(self, call: Call, error: PenstockError) -> Reply:
-        status = statuses.status_of(error)
+        status = status_of(error)
         if status is StatusCode.INTERNAL:
             log.warning("%s answered %s: %s", self.path, error.code, error.message)
-        message = statuses.shortened(self.service.message_of(error))
-        return Reply(None, (*call.trailers, *statuses.trailers(error)), status, message)
+        message = shortened(self.service.message_of(error))
+        return Reply(None, (*call.trailers, *trailers(error)), status, message)
 
     def told(self, call: Call, received: Received, error: PenstockError) -> Answer | None:
         """The message that says an error, where the contract has one for it."""

@@ -1,22 +1,93 @@
-"""The addresses of HTTP, and the paths that each address serves.
+"""Addresses and paths of HTTP: the form of a path, the paths of each address, the answer to a path without a resource.
+
+The path of a request, decoded and brought into one form before ports, keys and routes look at it.
+
+1. Percent-encoding is decoded once, as UTF-8; slashes may be encoded too, since names of models have slashes.
+2. Slashes at the start become one. Further ones stay: keys of shared memory in paths begin with a slash.
+3. A path that a proxy could read in another way is refused: a segment `.` or `..`, a backslash, a control character,
+   percent signs that encode nothing.
+
+The addresses of HTTP, and the paths that each address serves.
 
 1. Gunicorn listens on `addresses`; every frontend accepts on all of them.
 2. `Listeners.serves` decides by the port of a request whether its path is served there. `server.bind` serves all paths,
    except /metrics if the settings want metrics elsewhere only.
-3. Other requests are refused like an unknown path (`refuse`), before keys are looked at.
+3. Other requests are refused like an unknown path (`refuse`), before keys are looked at. WebSocket handshakes are
+   refused with an HTTP answer (`deny`, ASGI extension `websocket.http.response`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import quote, unquote
 
-from frontend.http.denial import HANDSHAKE_ANSWER
+import orjson
+from falcon.asgi import Request, WebSocket
+
 from frontend.scope import common_headers, scope_of_ids
 from ipc import logs
 from ipc.addresses import parse, port_of
-from ipc.errors import ConfigError
+from ipc.errors import ConfigError, InvalidInput
 from ipc.settings import Server, Settings
+
+_ERROR_KEY = "penstock.path_error"
+_NO_ENCODING = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_REFUSED = re.compile(r"[\x00-\x1f\x7f\\]|(?:^|/)\.\.?(?:/|$)")
+
+
+def normalized(raw: bytes) -> str:
+    """The path of a request target. Raises `InvalidInput` for a path with two readings."""
+    try:
+        path = raw.decode("ascii")
+        if "%" in path:
+            if _NO_ENCODING.search(path):
+                raise InvalidInput("path: every percent sign must begin an encoded byte such as %2F")
+            path = unquote(path, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidInput("path: expected percent-encoded UTF-8") from None
+    if _REFUSED.search(path):
+        raise InvalidInput("path: the segments '.' and '..', backslashes and control characters are refused")
+    return path if path == "*" else "/" + path.lstrip("/")
+
+
+def normalize(scope: dict[str, Any]) -> bool:
+    """Put the normalized path into an ASGI scope, or keep the reason for `check_path`; returns whether it has one."""
+    try:
+        scope["path"] = normalized(scope.get("raw_path") or quote(scope["path"]).encode())
+    except InvalidInput as error:
+        scope[_ERROR_KEY] = error
+        return False
+    return True
+
+
+def check_path(scope: dict[str, Any]) -> None:
+    """Raise the `InvalidInput` that `normalize` met."""
+    error = scope.get(_ERROR_KEY)
+    if error is not None:
+        raise error
+
+
+SEND_KEY = "penstock.send"
+"""Where the application leaves the server's `send` in the scope of a WebSocket."""
+HANDSHAKE_ANSWER = "websocket.http.response"
+"""The ASGI extension."""
+
+
+async def deny(
+    req: Request, ws: WebSocket, status: int, body: Mapping[str, Any], headers: Mapping[str, str]
+) -> None:
+    """Answer a handshake with `status` and a JSON body; where the server cannot do that, it becomes a bare 403."""
+    send = req.scope.get(SEND_KEY)
+    if not ws.unaccepted or send is None or HANDSHAKE_ANSWER not in (req.scope.get("extensions") or {}):
+        await ws.close()
+        return
+    fields = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    fields += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "websocket.http.response.start", "status": status, "headers": fields})
+    await send({"type": "websocket.http.response.body", "body": orjson.dumps(body)})
+
 
 _METRICS = "/metrics"
 _HEALTH = frozenset(("/livez", "/readyz", "/ping", "/healthz", "/health", "/api/health"))
@@ -29,7 +100,7 @@ def addresses(server: Server) -> list[str]:
     return list(dict.fromkeys(filter(None, (server.bind, server.metrics_bind, server.health_bind))))
 
 
-def check(config: Settings) -> None:
+def check_addresses(config: Settings) -> None:
     """Raise `ConfigError` for addresses with the same port."""
     server, grpc = config.server, config.grpc
     Listeners(server)
@@ -56,7 +127,7 @@ class Listeners:
     """The paths that each port serves."""
 
     def __init__(self, server: Server) -> None:
-        """Raises `ConfigError` as `check`."""
+        """Raises `ConfigError` as `check_addresses`."""
         if not server.metrics_on_bind and not server.metrics_bind:
             raise ConfigError("server.metrics_on_bind: false needs server.metrics_bind")
         self._metrics_port = _port(server.metrics_bind, "server.metrics_bind")

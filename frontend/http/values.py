@@ -1,4 +1,6 @@
-"""Counts the values of a body and finds its long values, without building them.
+"""Looks into bodies that are not decoded: how many values, which text is no Unicode, which model.
+
+`check_values` counts the values of a body and finds long values, without building them.
 
 A decoded value takes about a hundred bytes and may be written in one or two: a body of empty maps takes fifty times its
 size once decoded. Bodies above `UNCHECKED_NBYTES` are therefore counted first. If images make up most of a body, only
@@ -6,12 +8,23 @@ the rest is searched.
 
 A large body is searched in pieces of `PIECE_NBYTES`: one step over the whole body would hold the interpreter lock, and
 so the event loop, even in another thread.
+
+`fault_of` finds the text of a JSON body that is no Unicode: half of a surrogate pair, or bytes that are not UTF-8.
+
+Decoders refuse such a body at a byte. A client with thousands of texts needs the field and the index.
+
+`model_in` finds the model that a refused body names: requests are counted by their model, also those with a mistake
+elsewhere.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from typing import Any
+
+import msgspec
 
 from ipc.errors import InvalidInput
 
@@ -159,3 +172,75 @@ def _msgpack_parts(body: bytes, most: int) -> list[bytes] | None:
             start = at + size + payload
         at += size + payload
     return None
+
+
+_ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")
+_HALF = re.compile("[\ud800-\udfff]")
+_BYTES = range(0xDC80, 0xDD00)
+"""What stands for a byte that is not UTF-8 (PEP 383)."""
+_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_HOLDING = (str, list, dict)
+_SHOWN = 200
+LARGEST_NBYTES = 4 << 20
+"""Bodies up to this size are searched; the search takes several times the memory of the body."""
+
+
+def fault_of(body: bytes | memoryview) -> str:
+    """JSON path and fault of the first such text; empty where there is none, or the body is no JSON or too long."""
+    if len(body) > LARGEST_NBYTES:
+        return ""
+    raw = bytes(body)
+    text = raw.decode(errors="surrogateescape")
+    if not _ESCAPED.search(raw) and not _HALF.search(text):
+        return ""
+    try:
+        found = _half_in(json.loads(text))
+    except (ValueError, RecursionError):
+        return ""
+    if found is None:
+        return ""
+    path, half = found
+    place = f"...{path[-_SHOWN:]}" if len(path) > _SHOWN else path.lstrip(".") or "body"
+    if ord(half) in _BYTES:
+        return f"{place}: byte 0x{ord(half) - 0xDC00:02x} of the body is not UTF-8"
+    return f"{place}: \\u{ord(half):04x} is half of a character, which a JSON body cannot hold"
+
+
+def _half_in(value: Any) -> tuple[str, str] | None:
+    """(path, half) of the first text with one, in the order of the body.
+
+    PERF: paths are made on the way back only, as bodies up to 512 KiB are searched on the event loop.
+    """
+    if type(value) is str:
+        half = _HALF.search(value)
+        return ("", half[0]) if half else None
+    if type(value) is list:
+        for at, entry in enumerate(value):
+            if entry and type(entry) in _HOLDING and (found := _half_in(entry)):
+                return f"[{at}]{found[0]}", found[1]
+    elif type(value) is dict:
+        for name, entry in value.items():
+            if half := _HALF.search(name):
+                return "[key]", half[0]
+            if entry and type(entry) in _HOLDING and (found := _half_in(entry)):
+                return f".{name}{found[0]}" if _FIELD.fullmatch(name) else f"[...]{found[0]}", found[1]
+    return None
+
+
+class _Named(msgspec.Struct):
+    """A body of which the name of the model alone is read."""
+
+    model: Any = None
+
+
+_JSON = msgspec.json.Decoder(_Named)
+_MSGPACK = msgspec.msgpack.Decoder(_Named)
+
+
+def model_in(body: bytes, *, binary: bool = False) -> str:
+    """The `model` of a body of JSON, or of msgpack if `binary`; empty where the body names none or cannot be read."""
+    try:
+        found = (_MSGPACK if binary else _JSON).decode(body).model
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError):
+        return ""
+    return found if isinstance(found, str) else ""

@@ -16,7 +16,7 @@ from ipc.errors import PenstockError
 if TYPE_CHECKING:
     from falcon.asgi import Request
 
-    from frontend.grpc.service import GrpcService
+    from frontend.grpc.call import GrpcService
 
 
 Rendered = tuple[int, dict[str, Any] | None, dict[str, str]]

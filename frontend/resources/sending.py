@@ -1,4 +1,4 @@
-"""Large responses: bytes and views of the arena leave in slices that are copied as they go.
+"""The base of POST routes, and large responses, which leave in slices that are copied as they go.
 
 1. `parts` is a list of private bytes and of views on a leased block. Each slice is a private copy, and the block's
    generation is checked after the copy, so a revoked lease ends the response and never shows another request's data.
@@ -6,20 +6,53 @@
    from a private copy, so a slow reader never holds arena memory.
 3. Private copies share a budget; a slow reader that does not fit into the budget is cut off. A body without a lease is
    private already: such a body is not copied, but counts as well once its reader is slow.
+
+`InferenceRoute` is the base of every POST route that runs a model: one place that ends the work of a client that goes
+away.
+
+A protocol's route is one subclass, whose `respond` parses the request, runs it and renders the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
-from falcon.asgi import Response
+from falcon.asgi import Request, Response
 
 from frontend.engine.answer import Answer, CopyBudget
+from frontend.http.bodies import until_disconnect
+from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc.settings import Arena
+
+
+class InferenceRoute(ABC):
+    """One route; `operation` names it in metrics, logs and traces."""
+
+    operation: ClassVar[str]
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+
+    async def on_post(self, req: Request, resp: Response, target: Any = "", model: str = "") -> None:
+        """One request; `target` or `model` comes from the path. Raises a `PenstockError`, which ends the request."""
+        scope: RequestScope = req.context.penstock
+        scope.operation = self.operation
+        if not self.respond_at_once(req, resp, scope, target or model):
+            await until_disconnect(self.respond(req, resp, scope, target or model), req.scope)
+
+    def respond_at_once(self, req: Request, resp: Response, scope: RequestScope, target: Any) -> bool:
+        """Answer a request for which nothing need be awaited; returns whether there was such an answer."""
+        return False
+
+    @abstractmethod
+    async def respond(self, req: Request, resp: Response, scope: RequestScope, target: Any) -> None:
+        """Parse, run, render. Cancelled when the client goes away."""
+
 
 log = logging.getLogger(__name__)
 

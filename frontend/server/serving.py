@@ -45,11 +45,9 @@ from types import FrameType
 from uvicorn.config import Config
 from uvicorn.server import Server
 
-from frontend.server.drain import Drain
+from frontend.server.drain import SUCCESSION, Drain
 from frontend.server.protocol import PenstockProtocol
-from frontend.server.refusal import draining, plain, too_slow
-from frontend.server.state import FrontendState, ServerLimits
-from frontend.server.succession import SUCCESSION
+from frontend.server.state import FrontendState, ServerLimits, draining, plain, too_slow
 
 _BODY_PERIODS = 3
 """The average restarts after this many `body_floor_after_s`, so that a fast start does not pay for an endless stall."""

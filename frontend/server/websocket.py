@@ -20,8 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from frontend.server.refusal import draining, encode, malformed
-from frontend.server.state import FrontendState
+from frontend.server.state import FrontendState, draining, encode, malformed
 from ipc.errors import PenstockError
 
 FAREWELL_S = 1.0

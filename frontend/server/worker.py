@@ -14,6 +14,12 @@ lacks:
 - the drain: a reload under keep-alive load loses requests, because the last answer does not say `Connection: close`;
 - `drain` in the state of the scopes, and the JSON form of the server's own errors;
 - WebSockets whose clients are cut off when they take nothing, and that say 1001 in a drain.
+
+`ServerLogger` brings Gunicorn's and uvicorn's lines into the one form of all logs, and only those that an operator can
+use.
+
+Their lines of level info (signals, pids, ASGI's lifespan) become lines of level debug. `frontend.arbiter.hooks` and
+`frontend.lifespan` log what an operator needs of them.
 """
 
 from __future__ import annotations
@@ -25,14 +31,30 @@ import sys
 from typing import Any, ClassVar
 
 from gunicorn.arbiter import Arbiter
+from gunicorn.glogging import Logger
 from uvicorn_worker import UvicornWorker
 
-from frontend.server import descriptors
+from frontend.server import state
 from frontend.server.drain import DRAIN
 from frontend.server.protocol import PenstockProtocol
 from frontend.server.serving import DrainingServer
 from frontend.server.state import ServerLimits
 from frontend.server.websocket import PenstockWebSocket
+
+ERRORS_TO_STDERR = "-"
+
+
+class ServerLogger(Logger):  # type: ignore[misc]
+    """Gunicorn's logger, whose errors go where all of this process's lines go, unless `errorlog` names a file."""
+
+    def setup(self, cfg: Any) -> None:
+        """Called at the start and on each reload."""
+        super().setup(cfg)
+        if cfg.errorlog == ERRORS_TO_STDERR:
+            self.error_log.handlers.clear()
+            self.error_log.propagate = True
+        if self.loglevel > logging.DEBUG:
+            self.error_log.setLevel(max(self.loglevel, logging.WARNING))
 
 
 class PenstockWorker(UvicornWorker):  # type: ignore[misc]
@@ -62,8 +84,8 @@ class PenstockWorker(UvicornWorker):  # type: ignore[misc]
         """Make room for the connections that the limits allow, then boot and serve."""
         limits = self.limits
         connections = (limits.max_connections, limits.max_grpc_connections)
-        descriptors.make_room(descriptors.wanted(connections))
-        allowed, _ = descriptors.shares(connections, descriptors.hard_limit())
+        state.raise_file_limit(state.files_for(connections))
+        allowed, _ = state.connection_shares(connections, state.hard_limit())
         if allowed < limits.max_connections:
             self.log.warning("server.max_connections: the limit of open files leaves room for %d", allowed)
             type(self).limits = dataclasses.replace(limits, max_connections=allowed)

@@ -1,6 +1,6 @@
 """One frame of the status stream: the fields of the SIE contract in both spellings, and further fields for the page.
 
-1. `frontend.status.traffic` has read the files of all frontends.
+1. `frontend.status.history` has read the files of all frontends.
 2. `build` makes the frame, in any thread.
 3. Devices: every worker, with the memory and the batches of its last statistics.
 4. Models: every entry of the catalog, with the states that workers announced.
@@ -22,7 +22,7 @@ from frontend.engine.interface import STATE_ORDER, WorkerView
 from frontend.records.recent import Recent
 from frontend.services import Services
 from frontend.status.health import health_fields, problems
-from frontend.status.traffic import SHOWN_ERRORS, SHOWN_REQUESTS, Traffic, counted
+from frontend.status.history import SHOWN_ERRORS, SHOWN_REQUESTS, Traffic, counted
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry
 from ipc.machine import CPU, gpu_type
 from ipc.metrics.files import Totals

@@ -7,14 +7,23 @@
     draining    this frontend finishes its requests and takes no new requests
 
 The frontend that builds the frame learns of a death from the pidfd of the worker, so the next frame tells the death.
+
+Checks of this machine find facts that decide whether the server can do its work, for `penstock doctor` and for
+requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from frontend.access import api_keys
 from frontend.engine.interface import WorkerView
+from frontend.server.state import files_for, hard_limit
+from ipc.errors import ConfigError
+from ipc.settings import Settings
 
 _KINDS = {
     "down": ("is down", "are down", "restarting"),
@@ -91,3 +100,47 @@ def health_fields(ready: bool, why: str, found: Sequence[Problem]) -> dict[str, 
         "why": "" if ready else why,
         "problems": [problem._asdict() for problem in found],
     }
+
+
+Finding = tuple[bool, str]
+"""Whether all is fine, and a line for people."""
+
+
+def shared_memory(config: Settings) -> Iterator[Finding]:
+    """Whether the arenas of all workers fit."""
+    stat = os.statvfs(config.paths.shm)
+    free = stat.f_bavail * stat.f_frsize
+    need = config.arena.bytes * config.worker_count
+    yield (
+        free >= need,
+        f"{config.paths.shm}: {free >> 20} MiB free, {need >> 20} MiB needed (arena.bytes x workers)",
+    )
+
+
+def open_files(config: Settings) -> Iterator[Finding]:
+    """Whether a process may open as many files as connections are allowed."""
+    hard = hard_limit()
+    grpc = config.grpc.max_connections if config.grpc.enabled else 0
+    need = files_for((config.server.max_connections, grpc))
+    shown = "no limit" if hard < 0 else f"at most {hard}"
+    yield (
+        hard < 0 or hard >= need,
+        f"open files: {shown}, {need} wanted (server.max_connections, grpc.max_connections)",
+    )
+
+
+def keys(config: Settings) -> Iterator[Finding]:
+    """Whether callers need keys, and whether the file of keys can be read."""
+    if not config.server.keys_file:
+        yield (
+            True,
+            f"API keys: off (server.keys_file is empty); whoever reaches {config.server.bind} may call",
+        )
+        return
+    try:
+        entries = api_keys.read(Path(config.server.keys_file))
+    except ConfigError as error:
+        yield False, f"API keys: {error.message}"
+        return
+    admins = sum("admin" in entry.scopes for entry in entries)
+    yield True, f"API keys: {len(entries)} in {config.server.keys_file}, {admins} with the scope admin"

@@ -28,14 +28,12 @@ import msgspec
 import orjson
 from falcon.asgi import Request, Response, WebSocket
 
-from frontend.access.gate import Grant
-from frontend.access.keyless import same_origin
+from frontend.access.gate import Grant, same_origin
 from frontend.http.inline_page import InlinePage
 from frontend.services import Services
 from frontend.status.frame import View, build, recent_fields
 from frontend.status.history import EVERY_S as POINT_EVERY_S
-from frontend.status.history import HistoryFile, Point
-from frontend.status.traffic import Traffic, TrafficReader
+from frontend.status.history import HistoryFile, Point, Traffic, TrafficReader
 from ipc.errors import Draining, Forbidden, NoReplica, PenstockError, QueueFull
 
 log = logging.getLogger(__name__)

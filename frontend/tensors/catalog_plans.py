@@ -16,8 +16,14 @@ from typing import Any
 import msgspec
 
 from frontend.engine.options import Resolved, resolve, side_of, typed
-from frontend.http.labels import check_label_count, check_labels, check_schema
-from frontend.http.texts import check_count, check_shared, check_texts
+from frontend.http.fields import (
+    check_count,
+    check_label_count,
+    check_labels,
+    check_schema,
+    check_shared,
+    check_texts,
+)
 from frontend.tensors.models import TensorModel
 from frontend.tensors.request import InputTensor, Parameter, TensorRequest
 from ipc.catalog.entries import Catalog

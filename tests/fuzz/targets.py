@@ -16,7 +16,6 @@ import msgspec
 import orjson
 from google.protobuf.message import DecodeError, Message
 
-from frontend.grpc import wire
 from frontend.grpc.received import Form
 from frontend.http import media
 from frontend.http.rendering import at_once
@@ -254,7 +253,7 @@ def _grpc(form: Form, data: bytes, understand: Callable[[TensorModel, Message, A
             with _refusing(InvalidInput):
                 understand(model, message, received.raw)
     try:
-        rest, contents = wire.split(data, form.raw_field, form.messages)
+        rest, contents = received.split(data, form.raw_field, form.messages)
         form.check(rest)
         whole = form.request.FromString(data)
     except (ValueError, DecodeError, InvalidInput):

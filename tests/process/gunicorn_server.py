@@ -24,9 +24,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 _START_S = 60.0
 
 _CONFIG = """
-from frontend.arbiter.arbiter import take_over
+from frontend.arbiter.hooks import take_over
 from frontend.server.state import ServerLimits
-from frontend.server.succession import SUCCESSION
+from frontend.server.drain import SUCCESSION
 from frontend.server.worker import PenstockWorker
 
 PenstockWorker.limits = ServerLimits(**{limits!r})

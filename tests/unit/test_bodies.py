@@ -10,8 +10,7 @@ import pytest
 from falcon import testing
 from falcon.asgi import Request
 
-from frontend.http.bodies import SMALL_NBYTES, BodyReader
-from frontend.http.disconnect import note_disconnect, noting
+from frontend.http.bodies import SMALL_NBYTES, BodyReader, note_disconnect, noting
 from ipc import deadline
 from ipc.errors import BodyTooLarge, Cancelled, DeadlineExceeded, QueueFull
 from ipc.settings import Limits

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from frontend.http.choices import mismatch_of
+from frontend.http.fields import mismatch_of
 
 Kind = Annotated[Literal["float", "int8"] | None, msgspec.Meta(description="A type.")]
 

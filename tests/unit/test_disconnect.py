@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frontend.http.disconnect import CALLBACK_KEY, note_disconnect, noting, until_disconnect
+from frontend.http.bodies import CALLBACK_KEY, note_disconnect, noting, until_disconnect
 from ipc.errors import Cancelled
 
 DISCONNECT = {"type": "http.disconnect"}

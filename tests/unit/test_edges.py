@@ -13,7 +13,7 @@ import pytest
 
 from frontend.generation import bodies, grammars, sampling, tools
 from frontend.generation.tools import MAX_FUNCTIONS, MAX_FUNCTIONS_NBYTES
-from frontend.http import labels
+from frontend.http import fields
 from frontend.protocols.sie import chunking
 from frontend.tensors import checking, live_settings, load_parameters
 from frontend.tensors.live_settings import (
@@ -239,8 +239,8 @@ _SETTINGS = load(
 _CALLED: dict[str, tuple[Callable[[int], object], int]] = {
     "bytes of a body of text": (bodies._check_nbytes, bodies.MOST_NBYTES),
     "bytes of functions": (_sized_functions, MAX_FUNCTIONS_NBYTES),
-    "a label": (lambda at: labels.check_labels(["x" * at], Limits()), labels.LONGEST_LABEL),
-    "labels": (lambda at: labels.check_labels([str(n) for n in range(at)], Limits()), Limits().max_labels),
+    "a label": (lambda at: fields.check_labels(["x" * at], Limits()), fields.LONGEST_LABEL),
+    "labels": (lambda at: fields.check_labels([str(n) for n in range(at)], Limits()), Limits().max_labels),
     "chunks": (
         lambda at: chunking._check_spans([(n, n + 1) for n in range(at)], at, "x"),
         MAX_CHUNKS,

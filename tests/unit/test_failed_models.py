@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from grpc import StatusCode
 
-from frontend.grpc.statuses import status_of
+from frontend.grpc.rpc import status_of
 from frontend.protocols.kserve_v2.errors import render
 from frontend.protocols.trtis_v1 import statuses
 from frontend.scope import RequestScope, plain_scope

@@ -26,7 +26,7 @@ from frontend.grpc.server import GrpcServer
 from frontend.http.places import Places
 from frontend.protocols.kserve_v2.grpc.service import KserveService
 from frontend.protocols.trtis_v1.grpc.service import TrtisService
-from frontend.server import descriptors
+from frontend.server import state
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.fakes.tensors import services_of
 from tests.fuzz.http2 import END_HEADERS, HEADERS, PREFACE, RST_STREAM, SETTINGS, block, fields_of, frame
@@ -323,11 +323,11 @@ def test_addresses_of_one_host_count_for_one_caller(name: str, address: str, hos
 
 
 def test_descriptors_are_set_apart_for_http_grpc_and_all_else() -> None:
-    assert descriptors.shares((10_000, 2048), -1) == [10_000, 2048]
-    assert descriptors.shares((10_000, 2048), 12_560) == [10_000, 2048]
-    http, rpc = descriptors.shares((10_000, 2048), 1024)
-    assert 0 < rpc < http and http + rpc + descriptors.OTHERS <= 1024
-    http, rpc = descriptors.shares((10_000, 2048), 64)
+    assert state.connection_shares((10_000, 2048), -1) == [10_000, 2048]
+    assert state.connection_shares((10_000, 2048), 12_560) == [10_000, 2048]
+    http, rpc = state.connection_shares((10_000, 2048), 1024)
+    assert 0 < rpc < http and http + rpc + state.OTHERS <= 1024
+    http, rpc = state.connection_shares((10_000, 2048), 64)
     assert http + rpc <= 32 and rpc >= 1
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from frontend.grpc import wire
+from frontend.grpc import received as wire
+from frontend.grpc.call import Method
 from frontend.grpc.received import SPLIT_NBYTES, Form, Received
-from frontend.grpc.service import Method
 from frontend.grpc.unary import Unary
 from frontend.http.bodies import BodyReader
 from frontend.protocols.kserve_v2.grpc import counting

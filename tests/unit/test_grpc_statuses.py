@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from grpc import StatusCode
 
-from frontend.grpc import statuses
+from frontend.grpc import rpc
 from frontend.tensors.request import TimeoutExpired, UnavailableModel
 from ipc import errors
 
@@ -38,24 +38,24 @@ EXPECTED = {
 
 @pytest.mark.parametrize(("code", "status"), EXPECTED.items())
 def test_an_error_has_the_status_of_the_table(code: str, status: StatusCode) -> None:
-    assert statuses.status_of(errors.from_code(code, "x")) is status
+    assert rpc.status_of(errors.from_code(code, "x")) is status
 
 
 def test_a_timeout_that_the_request_states_is_unavailable() -> None:
-    assert statuses.status_of(TimeoutExpired("Request timeout expired")) is StatusCode.UNAVAILABLE
+    assert rpc.status_of(TimeoutExpired("Request timeout expired")) is StatusCode.UNAVAILABLE
 
 
 def test_a_model_that_cannot_be_asked_is_not_found() -> None:
-    assert statuses.status_of(UnavailableModel("m", 1, "unloaded")) is StatusCode.NOT_FOUND
+    assert rpc.status_of(UnavailableModel("m", 1, "unloaded")) is StatusCode.NOT_FOUND
 
 
 def test_trailers_say_whether_and_when_to_try_again() -> None:
-    full = dict(statuses.trailers(errors.QueueFull("full", retry_after_s=2.2)))
+    full = dict(rpc.trailers(errors.QueueFull("full", retry_after_s=2.2)))
     assert full == {"penstock-code": "QUEUE_FULL", "penstock-retryable": "true", "retry-after": "3"}
-    wrong = dict(statuses.trailers(errors.InvalidInput("wrong")))
+    wrong = dict(rpc.trailers(errors.InvalidInput("wrong")))
     assert wrong == {"penstock-code": "INVALID_INPUT", "penstock-retryable": "false"}
 
 
 def test_a_long_message_is_cut_to_what_peers_accept_in_a_header() -> None:
-    assert len(statuses.shortened("x" * 100_000)) == 1024
-    assert statuses.shortened("short") == "short"
+    assert len(rpc.shortened("x" * 100_000)) == 1024
+    assert rpc.shortened("short") == "short"

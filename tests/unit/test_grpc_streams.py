@@ -13,9 +13,9 @@ import pytest
 from grpc import StatusCode, aio
 
 from frontend.grpc import unary
+from frontend.grpc.call import Answer, Method, Several
 from frontend.grpc.received import Form
 from frontend.grpc.rpc import Rpc
-from frontend.grpc.service import Answer, Method, Several
 from frontend.grpc.streaming import Streams
 from frontend.grpc.unary import Unary
 from frontend.services import Services

@@ -13,11 +13,10 @@ import grpc
 import pytest
 from grpc import aio
 
-from frontend.grpc.accepting import Server
-from frontend.grpc.door import Door
+from frontend.grpc.accepting import Door, Server
+from frontend.grpc.call import Method
 from frontend.grpc.rpc import ServedUnary
 from frontend.grpc.server import mount
-from frontend.grpc.service import Method
 from frontend.grpc.streaming import Streams
 from frontend.http.places import Places
 from ipc.errors import InvalidInput

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from frontend.engine.answer import CopyBudget
-from frontend.grpc.accepting import Server
-from frontend.grpc.door import Door
+from frontend.grpc.accepting import Door, Server
+from frontend.grpc.call import Method
 from frontend.grpc.server import mount
-from frontend.grpc.service import Method
 from frontend.grpc.streaming import Streams
 from frontend.grpc.unary import UntakenAnswer
 from ipc.protos import kserve_v2_pb2 as pb

@@ -7,7 +7,7 @@ from typing import Any
 
 import uvloop
 
-from frontend.server.cycle import HeadWithBody
+from frontend.server.protocol import HeadWithBody
 
 
 async def outcome(leave: bool) -> tuple[bytes, list[dict[str, Any]]]:

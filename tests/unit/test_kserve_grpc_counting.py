@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frontend.grpc import wire
+from frontend.grpc import received as wire
 from frontend.grpc.received import Form
 from frontend.protocols.kserve_v2.grpc import counting
 from frontend.tensors.checking import MOST_DIMS

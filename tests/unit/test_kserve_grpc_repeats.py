@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.grpc import wire
+from frontend.grpc import received
 from frontend.protocols.kserve_v2.grpc.infer import Infer
 from frontend.protocols.kserve_v2.grpc.repeats import MOST_NBYTES, RAW_INPUT, KnownHead, KnownHeads
 from frontend.protocols.kserve_v2.parameters import Forwarding
@@ -75,14 +75,14 @@ def test_any_other_message_is_not(other: pb.ModelInferRequest) -> None:
 
 def test_what_has_raw_contents_anywhere_else_is_not_noted() -> None:
     head = message().SerializeToString()
-    first, last = (b"".join(wire.parts(b"", RAW_INPUT, [raw])) for raw in (ONES, TWOS))
+    first, last = (b"".join(received.parts(b"", RAW_INPUT, [raw])) for raw in (ONES, TWOS))
     assert noted(first + last + head, [ONES, TWOS]) is None
     assert noted(first + head + last, [TWOS]) is None
     assert noted(head + first + last, [ONES, TWOS]) is not None
 
 
 def test_a_message_whose_last_field_holds_what_looks_like_raw_contents_is_not_noted() -> None:
-    raw, unknown = b"".join(wire.parts(b"", RAW_INPUT, [ONES, TWOS])), 100 << 3 | 2
+    raw, unknown = b"".join(received.parts(b"", RAW_INPUT, [ONES, TWOS])), 100 << 3 | 2
     tag = bytes((unknown & 0x7F | 0x80, unknown >> 7))
     data = message(ONES, TWOS).SerializeToString() + tag + bytes((len(raw),)) + raw
     assert list(pb.ModelInferRequest.FromString(data).raw_input_contents) == [ONES, TWOS]

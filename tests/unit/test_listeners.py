@@ -10,7 +10,7 @@ from typing import Any
 import falcon
 import pytest
 
-from frontend.http.listeners import Listeners, addresses, check, refuse
+from frontend.http.listeners import Listeners, addresses, check_addresses, refuse
 from frontend.protocols.registry import as_bytes
 from frontend.protocols.sie import SieProtocol
 from ipc.errors import ConfigError
@@ -83,11 +83,11 @@ def test_both_may_be_one_address_and_metrics_may_be_there_alone() -> None:
 )
 def test_addresses_that_cannot_be_served_are_refused(server: Server, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        check(Settings(server=server))
+        check_addresses(Settings(server=server))
 
 
 def test_without_grpc_its_port_is_free() -> None:
-    check(Settings(server=Server(bind="127.0.0.1:8001"), grpc=Grpc(enabled=False)))
+    check_addresses(Settings(server=Server(bind="127.0.0.1:8001"), grpc=Grpc(enabled=False)))
 
 
 def test_a_unix_socket_beside_other_addresses_is_the_main_address() -> None:

@@ -34,7 +34,7 @@ from frontend.engine.local.client import Client
 from frontend.engine.local.delta_stream import TELL_AFTER
 from frontend.engine.local.engine import LocalEngine
 from frontend.http_counting import UNMATCHED
-from frontend.records.recording import Recorder
+from frontend.records.finishing import Recorder
 from frontend.scope import RequestScope, scope_of_ids
 from frontend.server.drain import Drain
 from ipc import deadline

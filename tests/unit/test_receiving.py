@@ -12,7 +12,7 @@ import pytest
 from falcon import testing
 from falcon.asgi import Request
 
-from frontend.http.disconnect import note_disconnect, noting, until_disconnect
+from frontend.http.bodies import note_disconnect, noting, until_disconnect
 from frontend.services import Services
 from frontend.tensors.receiving import Body, receive
 from ipc import deadline

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
-from frontend.records.recording import Recorder
+from frontend.records.finishing import Recorder
 from ipc.errors import InputRefused, PenstockError, WorkerCrashed, WorkerLost
 from ipc.metrics.families import UNKNOWN
 from ipc.metrics.registry import FrontendMetrics, Tally

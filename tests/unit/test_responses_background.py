@@ -16,9 +16,9 @@ import pytest
 from frontend.access import api_keys
 from frontend.access.api_keys import KeyEntry
 from frontend.access.gate import Gate
-from frontend.background import Background
 from frontend.engine.events import Finished, Started, Text
 from frontend.server.drain import Drain
+from frontend.services import Background
 from ipc.errors import InferenceFailed, InputTooLong, WorkerLost
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import ENDED, RecordedServer

@@ -14,7 +14,7 @@ from frontend.engine.interface import NONE_LOADED, WorkerView
 from frontend.records.recent import Recent, RecentWriter, ring_path
 from frontend.services import Services
 from frontend.status.frame import View, build, fill, threshold_pct
-from frontend.status.traffic import Traffic, TrafficReader, latencies
+from frontend.status.history import Traffic, TrafficReader, latencies
 from ipc.catalog.entries import load_catalog
 from ipc.metrics.files import Totals
 from ipc.processes.paths import RunPaths, prepare_run_dir

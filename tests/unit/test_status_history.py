@@ -13,9 +13,19 @@ from frontend.access.gate import Gate
 from frontend.engine.interface import WorkerView
 from frontend.records.recent import Recent, RecentWriter, ring_path
 from frontend.services import Services
-from frontend.status.history import EVERY_S, KEPT, LOCK, History, HistoryFile, Keeper, Point, extended
+from frontend.status.history import (
+    EVERY_S,
+    KEPT,
+    LOCK,
+    Counted,
+    History,
+    HistoryFile,
+    Keeper,
+    Point,
+    counted,
+    extended,
+)
 from frontend.status.stream import Feed
-from frontend.status.traffic import Counted, counted
 from ipc.catalog.entries import Catalog
 from ipc.metrics.files import Totals
 from ipc.processes.liveness import SlotLock

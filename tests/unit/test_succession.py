@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 
-from frontend.server.succession import Succession
+from frontend.server.drain import Succession
 
 
 class Clock:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from frontend.http.disconnect import CALLBACK_KEY, note_disconnect, until_disconnect
+from frontend.http.bodies import CALLBACK_KEY, note_disconnect, until_disconnect
 from frontend.scope import RequestScope, plain_scope
 from frontend.services import Services
 from frontend.tensors.request import (

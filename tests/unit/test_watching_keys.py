@@ -11,8 +11,8 @@ from frontend.records.recent import Recent
 from frontend.server.drain import Drain
 from frontend.services import Services
 from frontend.status.frame import recent_fields
+from frontend.status.history import SHOWN_ERRORS, SHOWN_REQUESTS, Traffic
 from frontend.status.stream import Feed, StreamResource
-from frontend.status.traffic import SHOWN_ERRORS, SHOWN_REQUESTS, Traffic
 from ipc.catalog.entries import Catalog
 from ipc.metrics.files import Totals
 from ipc.settings import load

@@ -36,7 +36,7 @@ from frontend.engine.events import (
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.incoming import Incoming
-from frontend.records.recording import TextMeter
+from frontend.records.finishing import TextMeter
 from ipc.errors import DeadlineExceeded, WorkerLost
 from ipc.wire.streams import (
     CALLED,

@@ -20,7 +20,7 @@ from frontend.engine.local.directory import LocalDirectory
 from frontend.engine.local.generating import LocalGeneration
 from frontend.engine.planning import is_long
 from frontend.http.rendering import off_loop_if
-from frontend.records.recording import Recorder
+from frontend.records.finishing import Recorder
 from frontend.scope import RequestScope
 from frontend.server.drain import Drain
 from ipc.catalog.entries import Catalog, preloaded_names

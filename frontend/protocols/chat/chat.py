@@ -23,7 +23,7 @@ from frontend.generation.running import named_model, running
 from frontend.generation.sending import gathered, send_json
 from frontend.protocols.chat.chat_requests import ChatPlan, parse
 from frontend.protocols.chat.envelope import Envelope, call_of, last_chunks, send_events, usage_of
-from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope
 from frontend.sse import DONE, data
 from ipc.catalog.entries import ModelEntry

@@ -29,7 +29,7 @@ from frontend.generation.reasoning import Effort, template_variables
 from frontend.generation.sampling import alternatives_of, choices_of, ending_of, salt_of, sampling_of
 from frontend.generation.talk_fields import ChoiceFields
 from frontend.generation.tools import choice_of, functions_of, tool_use
-from frontend.http.choices import one_of
+from frontend.http.fields import one_of
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall
 

@@ -23,7 +23,7 @@ from frontend.generation.sending import gathered, send_json
 from frontend.generation.together import entered
 from frontend.protocols.chat.completion_requests import CompletionPlan, parse
 from frontend.protocols.chat.envelope import Envelope, last_chunks, send_events, usage_of
-from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope
 from frontend.sse import DONE, data
 from ipc.catalog.entries import ModelEntry

@@ -23,11 +23,11 @@ from msgspec import Meta
 from frontend.generation import bodies
 from frontend.generation.errors import InvalidField
 from frontend.generation.models import find_generator, status_of
-from frontend.http.disconnect import until_disconnect
+from frontend.http.bodies import until_disconnect
 from frontend.http.rendering import off_loop
 from frontend.scope import RequestScope
 from frontend.services import Services
-from frontend.status import checks
+from frontend.status import health
 from ipc import machine
 from ipc.errors import DeadlineExceeded, ModelNotFound, PenstockError, Unsupported
 from ipc.version import VERSION
@@ -137,9 +137,9 @@ def findings(services: Services) -> list[dict[str, Any]]:
     """All checks with `name`, `status`, `message`, and a `suggestion` where something is wrong."""
     config = services.settings
     return [
-        *(_told("shared_memory", *each) for each in checks.shared_memory(config)),
-        *(_told("open_files", *each) for each in checks.open_files(config)),
-        *(_told("keys", *each) for each in checks.keys(config)),
+        *(_told("shared_memory", *each) for each in health.shared_memory(config)),
+        *(_told("open_files", *each) for each in health.open_files(config)),
+        *(_told("keys", *each) for each in health.keys(config)),
         *(_told("workers", *each) for each in _workers(services)),
         *(_told("models", *each) for each in _models(services)),
         _told("sandbox", True, "no sandbox layer is active: this server runs no tools"),
@@ -151,12 +151,12 @@ def _told(name: str, fine: bool, message: str) -> dict[str, Any]:
     return told if fine else told | {"suggestion": _ADVICE[name]}
 
 
-def _workers(services: Services) -> Iterator[checks.Finding]:
+def _workers(services: Services) -> Iterator[health.Finding]:
     for worker in services.directory.workers():
         yield worker.responsive, f"worker {worker.slot} on {worker.name or 'no device yet'} is {worker.state}"
 
 
-def _models(services: Services) -> Iterator[checks.Finding]:
+def _models(services: Services) -> Iterator[health.Finding]:
     failed = 0
     for entry in services.catalog.entries:
         status = services.directory.status(entry.id)

@@ -13,7 +13,7 @@ import falcon
 from frontend.protocols.cohere.routes import EmbedResource, EmbedV1Resource, RerankV2Resource
 from frontend.protocols.foreign.server import ErrorForm, Rendered, ServerProtocol
 from frontend.protocols.sie import errors
-from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import InferenceRoute
 from ipc.errors import PenstockError
 
 

@@ -18,8 +18,8 @@ import orjson
 
 from frontend.engine.answer import Answer
 from frontend.engine.quantize import quantize
+from frontend.http.fields import check_count, check_texts
 from frontend.http.rendering import off_loop_if
-from frontend.http.texts import check_count, check_texts
 from frontend.protocols.cohere.contract import CohereEmbedRequest, CohereEmbedV1Request
 from frontend.protocols.sie.inputs import names_at
 from frontend.protocols.sie.media import Seen, input_of

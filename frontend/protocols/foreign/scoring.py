@@ -18,8 +18,8 @@ import numpy as np
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
 from frontend.engine.options import check_options
+from frontend.http.fields import check_count, check_shared, check_texts
 from frontend.http.rendering import off_loop_if
-from frontend.http.texts import check_count, check_shared, check_texts
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import Body

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from frontend.generation.errors import headers_of, http_text
 from frontend.protocols.foreign.shared_routes import OWNERS, UnchosenRoute, chosen
-from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import InferenceRoute
 from frontend.services import Services
 from ipc.errors import PenstockError, ResourceExhausted
 

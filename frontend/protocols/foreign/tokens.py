@@ -9,8 +9,8 @@ from typing import ClassVar, Generic, TypeVar
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
+from frontend.http.fields import check_count
 from frontend.http.rendering import off_loop_if
-from frontend.http.texts import check_count
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import Body

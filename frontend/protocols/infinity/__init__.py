@@ -12,7 +12,7 @@ from frontend.protocols.infinity.routes import (
     InfinityRerankResource,
     MultimodalResource,
 )
-from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import InferenceRoute
 
 _INFERENCE: dict[str, type[InferenceRoute]] = {
     "/embeddings": MultimodalResource,

@@ -15,7 +15,7 @@ from falcon.asgi import Request, Response
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
-from frontend.http.texts import check_count, check_texts
+from frontend.http.fields import check_count, check_texts
 from frontend.protocols.foreign.scoring import (
     ENTRY_NBYTES,
     FAMILY,

@@ -26,7 +26,7 @@ from frontend.protocols.kserve_v2 import elements, events, parameters, rendering
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.reading import InferRequest, Target, identifying
 from frontend.protocols.kserve_v2.schemas import Decoder
-from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope
 from frontend.tensors.models import TensorModel
 from frontend.tensors.request import InputTensor, Parameter, TensorRequest

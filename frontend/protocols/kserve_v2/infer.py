@@ -24,8 +24,7 @@ from frontend.protocols.kserve_v2 import images, infer_bodies, reading, renderin
 from frontend.protocols.kserve_v2.infer_bodies import LENGTH_HEADER, LONG_NBYTES, Arrived, Arriving
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.reading import InferRequest, Target
-from frontend.resources.inference import InferenceRoute
-from frontend.resources.sending import send_parts
+from frontend.resources.sending import InferenceRoute, send_parts
 from frontend.scope import RequestScope
 from frontend.services import Services
 from frontend.tensors.head_plans import HeadPlan

@@ -17,7 +17,7 @@ import falcon.asgi
 from falcon.asgi import Request, Response
 
 from frontend.access.restricted import Api
-from frontend.http.disconnect import until_disconnect
+from frontend.http.bodies import until_disconnect
 from frontend.protocols.kserve_v2 import management, reading, schemas
 from frontend.protocols.kserve_v2.generate import GenerateResource
 from frontend.protocols.kserve_v2.infer import InferResource

@@ -24,7 +24,7 @@ from frontend.generation.conversation import Conversation, refuse_media, text_of
 from frontend.generation.errors import InvalidField
 from frontend.generation.nested import json_text
 from frontend.generation.tools import MAX_FUNCTIONS
-from frontend.http.choices import one_of
+from frontend.http.fields import one_of
 
 _ROLES = ("user", "assistant", "system")
 _DROPPED = frozenset(("thinking", "redacted_thinking", "server_tool_use"))

@@ -24,7 +24,7 @@ from frontend.generation.running import named_model, running
 from frontend.generation.sending import new_id, send_json, send_stream
 from frontend.protocols.messages.errors import status_of, stream_error
 from frontend.protocols.messages.message_requests import MessagesPlan, parse, parse_count
-from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope
 from frontend.sse import COMMENT, named
 from ipc.catalog.entries import ModelEntry

@@ -22,7 +22,7 @@ from frontend.protocols.ollama.models import (
 )
 from frontend.protocols.ollama.texts import PROTOCOL, ChatResource, GenerateResource, status_of
 from frontend.protocols.ollama.vectors import EmbeddingsResource, EmbedResource
-from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import InferenceRoute
 from frontend.services import Services
 
 _FOLDER = "/api"

@@ -24,7 +24,7 @@ from frontend.generation.grammars import grammar_of, schema_grammar
 from frontend.generation.reasoning import variables_of
 from frontend.generation.sampling import SamplingFields, ending_of, sampling_of
 from frontend.generation.tools import Choice, functions_of, tool_use
-from frontend.http.choices import one_of
+from frontend.http.fields import one_of
 from ipc.catalog.entries import Catalog
 from ipc.settings import Limits
 from ipc.wire.messages import Ending, GenerateCall, Grammar, Sampling

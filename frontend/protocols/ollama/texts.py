@@ -28,7 +28,7 @@ from frontend.generation.outcome import Outcome
 from frontend.generation.running import named_model, running
 from frontend.generation.sending import send_json, send_stream
 from frontend.protocols.ollama.requests import TextPlan, known_name, parse_chat, parse_generate
-from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import PenstockError

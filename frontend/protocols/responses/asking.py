@@ -8,7 +8,6 @@ from functools import partial
 
 from falcon.asgi import Request
 
-from frontend.background import Background
 from frontend.generation import bodies
 from frontend.generation.errors import InvalidField
 from frontend.http.rendering import off_loop_if
@@ -16,7 +15,7 @@ from frontend.protocols.responses.requests import ResponsePlan, parse
 from frontend.protocols.responses.resource import Resource
 from frontend.protocols.responses.store import Items, ResponseStore, ResponsesUnavailable
 from frontend.scope import RequestScope
-from frontend.services import Services
+from frontend.services import Background, Services
 from ipc.wire.messages import GenerateCall
 
 log = logging.getLogger(__name__)

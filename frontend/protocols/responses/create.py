@@ -30,7 +30,7 @@ from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.resource import Resource
 from frontend.protocols.responses.runs import PROTOCOL, Runs
 from frontend.protocols.responses.store import ResponseStore
-from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc.errors import Cancelled, Draining, PenstockError

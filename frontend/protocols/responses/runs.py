@@ -3,7 +3,7 @@
 1. The row is stored before the client learns of the response. Then the task loads the model and generates.
 2. Every `BEAT_S` one write keeps the new events of all runs, and tells which of the runs were cancelled
    or deleted meanwhile, at whichever frontend. Those are ended.
-3. A drain waits for the runs (`frontend.background`). What is not done by the end of the drain ends as failed.
+3. A drain waits for the runs (`frontend.services`). What is not done by the end of the drain ends as failed.
 4. The request is counted when its run ends.
 """
 

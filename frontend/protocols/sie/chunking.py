@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from frontend.http.choices import mismatch_of
+from frontend.http.fields import mismatch_of
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 from ipc.wire.field_names import FieldNames

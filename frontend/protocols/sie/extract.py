@@ -17,7 +17,7 @@ import orjson
 
 from frontend.engine.answer import Answer
 from frontend.engine.options import check_options
-from frontend.http.labels import check_labels, check_schema, distinct
+from frontend.http.fields import check_labels, check_schema, distinct
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.items import check_items, images_in, inputs_of

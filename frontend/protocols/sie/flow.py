@@ -24,8 +24,8 @@ from frontend.engine.options import target_of
 from frontend.engine.planning import cost_of
 from frontend.engine.planning import plan as plan_work
 from frontend.http.media import check_all
-from frontend.http.refused_bodies import model_in
 from frontend.http.rendering import off_loop, off_loop_if
+from frontend.http.values import model_in
 from frontend.protocols.sie import repeating
 from frontend.protocols.sie.items import warnings_of
 from frontend.protocols.sie.machine_profile import check_machine_profile

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from frontend.http.texts import check_count, check_texts
+from frontend.http.fields import check_count, check_texts
 from frontend.protocols.sie.media import MediaInput, counted, input_of, require, seen
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput

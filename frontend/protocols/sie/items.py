@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from frontend.http.texts import check_count, check_texts
+from frontend.http.fields import check_count, check_texts
 from frontend.protocols.sie.chunking import OPTION
 from frontend.protocols.sie.schemas import (
     Body,

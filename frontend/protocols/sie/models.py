@@ -11,7 +11,7 @@ from falcon.asgi import Request, Response
 from msgspec import Meta
 
 from frontend.generation.models import DEFAULT, default_model
-from frontend.http.disconnect import until_disconnect
+from frontend.http.bodies import until_disconnect
 from frontend.protocols.sie.listing import ListedModel, listed_model, page_of
 from frontend.protocols.sie.schemas import AdminRequest, read_aside
 from frontend.services import Services

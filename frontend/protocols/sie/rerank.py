@@ -11,7 +11,7 @@ import orjson
 
 from frontend.engine.answer import Answer
 from frontend.engine.options import check_options
-from frontend.http.texts import check_count, check_shared, check_texts
+from frontend.http.fields import check_count, check_shared, check_texts
 from frontend.protocols.sie.convert import check_used, usage_of
 from frontend.protocols.sie.inputs import images_of
 from frontend.protocols.sie.media import MediaInput, Seen, input_of, seen

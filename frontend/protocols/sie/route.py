@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 from frontend.engine.answer import Answer
 from frontend.engine.options import Resolved, resolve
 from frontend.protocols.sie.schemas import Body, EncodeParams, ExtractParams, ScoreRequest
-from frontend.resources.inference import InferenceRoute
-from frontend.resources.sending import Buffer
+from frontend.resources.sending import Buffer, InferenceRoute
 from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import IN_PARAMS, FieldNames

@@ -20,10 +20,9 @@ import msgspec
 from msgspec import Meta
 
 from frontend.engine.quantize import OUTPUT_DTYPES
-from frontend.http.choices import mismatch_of, one_of
-from frontend.http.half_characters import fault_of
+from frontend.http.fields import mismatch_of, one_of
 from frontend.http.rendering import off_loop
-from frontend.http.values import UNCHECKED_NBYTES, check_values, count, without_long_values
+from frontend.http.values import UNCHECKED_NBYTES, check_values, count, fault_of, without_long_values
 from frontend.protocols.sie.inputs import Inputs, key_counts
 from frontend.protocols.sie.media import MediaInput
 from ipc.catalog.entries import ENCODE_OUTPUTS

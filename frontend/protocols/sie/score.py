@@ -11,8 +11,8 @@ import numpy as np
 
 from frontend.engine.answer import Answer
 from frontend.engine.options import check_options
+from frontend.http.fields import check_shared
 from frontend.http.rendering import off_loop_if
-from frontend.http.texts import check_shared
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.items import check_items, images_in, input_of, inputs_of
 from frontend.protocols.sie.render import ranked_parts

@@ -22,7 +22,7 @@ from frontend.protocols.tei.vectors import (
     EmbedSparseResource,
     SimilarityResource,
 )
-from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import InferenceRoute
 from ipc.errors import PenstockError
 
 _STATUSES = {

@@ -40,8 +40,7 @@ from frontend.protocols.sie.render import joined, json_list
 from frontend.protocols.sie.route import Form
 from frontend.protocols.tei.contract import DecodeRequest, Info, PredictRequest, TextsRequest, TokenizeRequest
 from frontend.protocols.tei.vectors import EmbedAllResource, EmbedResource, EmbedSparseResource
-from frontend.resources.inference import InferenceRoute
-from frontend.resources.sending import Buffer
+from frontend.resources.sending import Buffer, InferenceRoute
 from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc.catalog.entries import ENCODE_OUTPUTS, HubSource, ModelEntry

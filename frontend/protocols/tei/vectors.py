@@ -11,8 +11,8 @@ import orjson
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import default_model
+from frontend.http.fields import check_count, check_texts
 from frontend.http.rendering import off_loop_if
-from frontend.http.texts import check_count, check_texts
 from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from frontend.protocols.sie.outputs import INLINE_NBYTES
 from frontend.protocols.sie.render import json_array, json_list

@@ -17,8 +17,7 @@ from frontend.protocols.trtis_v1.text import (
     one_line,
     read_request_header,
 )
-from frontend.resources.inference import InferenceRoute
-from frontend.resources.sending import send_parts
+from frontend.resources.sending import InferenceRoute, send_parts
 from frontend.scope import RequestScope
 from frontend.services import Services
 from frontend.tensors import checking

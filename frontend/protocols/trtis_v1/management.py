@@ -12,7 +12,7 @@ import os
 
 from frontend.protocols.trtis_v1.statuses import UnknownMode
 from frontend.records.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
-from frontend.server.succession import SUCCESSION
+from frontend.server.drain import SUCCESSION
 from frontend.services import Services
 from frontend.tensors import config_messages
 from frontend.tensors.request import UnavailableModel

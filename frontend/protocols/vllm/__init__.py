@@ -14,7 +14,7 @@ from frontend.protocols.vllm.routes import (
     TokenIdsResource,
     VllmClassifyResource,
 )
-from frontend.resources.inference import InferenceRoute
+from frontend.resources.sending import InferenceRoute
 
 _INFERENCE: dict[str, type[InferenceRoute]] = {
     "/pooling": PoolingResource,

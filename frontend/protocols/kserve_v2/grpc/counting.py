@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from frontend.grpc import wire
+from frontend.grpc import received
 from frontend.tensors.checking import check_dimensions
 from ipc.errors import InvalidInput
 from ipc.protos import kserve_v2_pb2 as pb
@@ -35,11 +35,11 @@ def refuse_too_many_values(data: bytes) -> None:
     Raises `ValueError` for other bytes. The fields of the message, and those a level below, must have been counted.
     """
     numbers = single = 0
-    for tag, _, began, end in wire.fields(data, 0, len(data)):
-        for inner, _, start, stop in wire.fields(data, began, end) if tag == _INPUTS else ():
+    for tag, _, began, end in received.fields(data, 0, len(data)):
+        for inner, _, start, stop in received.fields(data, began, end) if tag == _INPUTS else ():
             if inner == _SHAPE:
                 check_dimensions(_varints(data, start, stop), "an input")
-            for field, _, first, last in wire.fields(data, start, stop) if inner == _CONTENTS else ():
+            for field, _, first, last in received.fields(data, start, stop) if inner == _CONTENTS else ():
                 count = _PACKED.get(field)
                 if count is None:
                     single += 1

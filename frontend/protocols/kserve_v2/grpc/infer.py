@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
 
-from frontend.grpc.call import Call
-from frontend.grpc.service import Several
+from frontend.grpc.call import Call, Several
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.kserve_v2 import images
 from frontend.protocols.kserve_v2.errors import text_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from frontend.grpc import wire
+from frontend.grpc import received
 from frontend.protocols.kserve_v2 import rendering, strings
 from frontend.tensors.request import Parameter
 from frontend.tensors.result import TensorResult
@@ -38,10 +38,10 @@ def response_of(result: TensorResult, given_id: str, streamed: bool = False, *, 
             head.parameters[name].CopyFrom(_parameter(value))
         if streamed:
             head.parameters[FINAL].bool_param = final
-        parts = wire.parts(head.SerializeToString(), RAW_OUTPUT, contents)
+        parts = received.parts(head.SerializeToString(), RAW_OUTPUT, contents)
     else:
-        parts = wire.parts(_plain_head(result.model, result.version, tuple(shown)), RAW_OUTPUT, contents)
-    return b"".join(wire.nested(STREAMED, parts) if streamed else parts)
+        parts = received.parts(_plain_head(result.model, result.version, tuple(shown)), RAW_OUTPUT, contents)
+    return b"".join(received.nested(STREAMED, parts) if streamed else parts)
 
 
 def _message(model: str, version: int, shown: tuple[Shown, ...]) -> pb.ModelInferResponse:

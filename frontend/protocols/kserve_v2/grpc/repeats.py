@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from frontend.grpc import wire
+from frontend.grpc import received
 from frontend.scope import RequestScope
 from frontend.tensors.head_plans import MOST_HEAD_NBYTES, HeadPlan
 from frontend.tensors.inference import TensorInference
@@ -84,13 +84,13 @@ class KnownHeads:
         self, data: bytes, raw: Sequence[bytes | memoryview], version: int | None, model: TensorModel
     ) -> bytes | None:
         """The key of a message that was answered by `model`; None if it is not worth to keep, or was noted already."""
-        tail_nbytes = sum(len(wire.prefix(RAW_INPUT, len(content))) + len(content) for content in raw)
+        tail_nbytes = sum(len(received.prefix(RAW_INPUT, len(content))) + len(content) for content in raw)
         head_nbytes = at = len(data) - tail_nbytes
         if not raw or len(data) > MOST_NBYTES or not 0 < head_nbytes <= MOST_HEAD_NBYTES:
             return None
         places = []
         for content in raw:
-            before = wire.prefix(RAW_INPUT, len(content))
+            before = received.prefix(RAW_INPUT, len(content))
             at += len(before) + len(content)
             places.append((at - len(content), at, before))
         head = data[:head_nbytes]

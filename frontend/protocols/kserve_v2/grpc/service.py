@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from frontend.access.restricted import Api, Restrictions
-from frontend.grpc.call import Call
-from frontend.grpc.service import Answer, Method, Several
+from frontend.grpc.call import Answer, Call, Method, Several
 from frontend.protocols.kserve_v2.errors import text_of
 from frontend.protocols.kserve_v2.grpc import counting, management
 from frontend.protocols.kserve_v2.grpc.infer import Infer

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from frontend.grpc import wire
-from frontend.grpc.call import Call
-from frontend.grpc.service import Answer
+from frontend.grpc import received
+from frontend.grpc.call import Answer, Call
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.trtis_v1 import requests, responses
 from frontend.protocols.trtis_v1.statuses import Statuses
@@ -66,7 +65,7 @@ def _rendered(result: TensorResult, request_id: int, status: pb.RequestStatus) -
         request_status=status, meta_data=responses.typed_header_of(result, request_id)
     )
     contents = [b"" if output.data is None else output.data for output in result.outputs]
-    return b"".join(wire.parts(response.SerializeToString(), RAW_OUTPUT, contents))
+    return b"".join(received.parts(response.SerializeToString(), RAW_OUTPUT, contents))
 
 
 class PlaceInOrder:

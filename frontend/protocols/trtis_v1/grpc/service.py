@@ -9,8 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from frontend.access.scopes import Need
-from frontend.grpc.call import Call
-from frontend.grpc.service import Answer, Method
+from frontend.grpc.call import Answer, Call, Method
 from frontend.protocols.trtis_v1 import management
 from frontend.protocols.trtis_v1.grpc.inference import RAW_INPUT, Inference
 from frontend.protocols.trtis_v1.management import server_status
