@@ -6,14 +6,14 @@ if that had never been sent. What the server keeps of requests, and where the wa
 kept                        found again by                    the walk
 embeddings, whole answers   equal items, equal bodies         here, over each protocol that encodes
 sequences of programs       correlation id                    here, over both contracts and both transports
-plans of equal heads        the bytes of a head               here; tests/unit/test_head_plans.py
-recent requests, errors     /ws/status                        here; tests/unit/test_watching_keys.py
+plans of equal heads        the bytes of a head               here; test_head_plans.py
+recent requests, errors     /ws/status                        here; test_watching_keys.py
 names that nobody serves    pages, lists, statistics, sums    here, over each GET of the OpenAPI document
 ids of requests             X-Request-ID                      here
-rates                       Retry-After                       tests/unit/test_access_rates.py
+rates                       Retry-After                       test_access_rates.py
 prompts' blocks             cached_tokens                     tests/process/test_chat_server.py
-spaces of prompts, grammars the same prompt, the same grammar tests/unit/test_generation_spaces.py
-stored responses            /v1/responses/...                 tests/unit/test_responses_background.py
+spaces of prompts, grammars the same prompt, the same grammar test_generation_spaces.py
+stored responses            /v1/responses/...                 test_responses_background.py
 
 Administration makes models, adapters, regions of shared memory, log and trace settings for all keys; inputs that end
 workers are refused for all keys (ADR 60). Sums by model and key hold nothing of a request.

@@ -13,9 +13,9 @@ from tests.fuzz import corpus, http2, http_sessions
 from tests.fuzz.session import Session
 from tests.fuzz.valid import LENGTH, PICTURE, REQUESTS, Valid, strings
 from tests.tiny.pictures import encoded, picture
-from tests.unit.test_codec import TO_FRONTEND, TO_WORKER
-from tests.unit.test_repository_properties import VALID
-from tests.unit.test_trtis_text import PLAIN
+from tests.unit.frontend.protocols.trtis_v1.test_trtis_text import PLAIN
+from tests.unit.ipc.wire.test_codec import TO_FRONTEND, TO_WORKER
+from tests.unit.workers.repository.test_repository_properties import VALID
 
 SIE = {
     "encode": {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.test_repository_properties import PIECES, VALID, read
+from tests.unit.workers.repository.test_repository_properties import PIECES, VALID, read
 from workers.repository import document
 
 pytestmark = pytest.mark.fuzz
