@@ -44,7 +44,8 @@ class InferenceRecord:
     """Facts of a tensor request for the statistics, filled in as they become known.
 
     `model` and `version` are the client's names until the model is `found`, then the full name and the version that
-    answers. `rows` 0: not known yet. `timing` and the `uuid` of the device come with the answer.
+    answers. `rows` 0: not known yet; `cached` of them were in the cache of embeddings. `timing` and the `uuid` of the
+    device come with the answer.
     """
 
     model: str
@@ -53,6 +54,7 @@ class InferenceRecord:
     rows: int = 0
     timing: Timing | None = None
     uuid: str = ""
+    cached: int = 0
 
 
 class RequestScope(msgspec.Struct, eq=False):

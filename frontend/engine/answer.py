@@ -164,10 +164,15 @@ class Answer:
         ragged: Collection[str],
         tokens: list[int],
         truncated: list[int],
+        timing: Timing,
+        uuid: str,
     ) -> Self:
-        """An answer without a worker: rows of each item as `copies` gives them, one row each but in `ragged`."""
+        """An answer in private memory: rows of each item as `copies` gives them, one row each but in `ragged`.
+
+        `timing` and `uuid` are those of the work that computed some of the items, or empty.
+        """
         rows = {name: [len(own[name]) for own in items] for name in ragged}
-        made = cls(Result(0, None, [], tokens, truncated, [], Timing(), rows=rows), EMPTY)
+        made = cls(Result(0, None, [], tokens, truncated, [], timing, rows=rows), EMPTY, uuid=uuid)
         made._copies = {name: np.concatenate([own[name] for own in items]) for name in items[0]}
         return made
 

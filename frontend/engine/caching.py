@@ -29,7 +29,7 @@ from frontend.scope import RequestScope
 from ipc.errors import InferenceFailed, InvalidInput, ResourceExhausted
 from ipc.settings import Settings
 from ipc.wire.field_names import IN_PARAMS
-from ipc.wire.messages import EncodeCall, Work
+from ipc.wire.messages import EncodeCall, Timing, Work
 
 _RESOLVED = frozenset(
     {
@@ -91,12 +91,21 @@ def rows_of(answer: Answer) -> list[Row | None]:
     ]
 
 
-def joined(found: Sequence[Row | None]) -> Answer:
-    """The answer to a request with these results; none may be None."""
-    rows = [row for row in found if row is not None]
+class Computed(NamedTuple):
+    """The results of a request, none of them None, and the times and the device of the work that computed some."""
+
+    rows: Sequence[Row | None]
+    timing: Timing = Timing()
+    uuid: str = ""
+
+
+def joined(found: Computed) -> Answer:
+    """The answer to a request with these results."""
+    rows = [row for row in found.rows if row is not None]
     truncated = [at for at, row in enumerate(rows) if row.truncated]
     arrays = [row.arrays for row in rows]
-    return Answer.joined(arrays, rows[0].ragged, [row.tokens for row in rows], truncated)
+    tokens = [row.tokens for row in rows]
+    return Answer.joined(arrays, rows[0].ragged, tokens, truncated, found.timing, found.uuid)
 
 
 class CachingEngine(Engine):
@@ -125,9 +134,11 @@ class CachingEngine(Engine):
         meter.hits.inc(scope.cache_hits)
         meter.misses.inc(len(missing))
         if scope.cache_hits:
-            rows = await self._completed(scope, work, keys, found, missing, meter) if missing else found
-            if rows is not None:
-                return await off_loop_if(large, joined, rows)
+            computed: Computed | None = Computed(found)
+            if missing:
+                computed = await self._completed(scope, work, keys, found, missing, meter)
+            if computed is not None:
+                return await off_loop_if(large, joined, computed)
             scope.cache_hits = 0
         return await self._computed(scope, work, keys, meter)
 
@@ -151,7 +162,7 @@ class CachingEngine(Engine):
         found: Sequence[Row | None],
         missing: Sequence[int],
         meter: CacheMeter,
-    ) -> list[Row | None] | None:
+    ) -> Computed | None:
         """All rows: the engine computes the missing rows. None if the whole request has to run.
 
         An item with an error needs the whole request, since a message names the place of its item. So does a model that
@@ -163,13 +174,15 @@ class CachingEngine(Engine):
                 if answer.errors:
                     return None
                 fresh = await off_loop_if(part.lane == "bulk", rows_of, answer)
+                timing, uuid = answer.timing, answer.uuid
         except _OF_ITEMS:
             return None
         self._keep([keys[at] for at in missing], fresh, meter)
         rows = list(found)
         for at, row in zip(missing, fresh, strict=True):
             rows[at] = row
-        return rows if len({row.identity for row in rows if row is not None}) == 1 else None
+        identities = {row.identity for row in rows if row is not None}
+        return Computed(rows, timing, uuid) if len(identities) == 1 else None
 
     def _keep(self, keys: Sequence[bytes], rows: Sequence[Row | None], meter: CacheMeter) -> None:
         for key, row in zip(keys, rows, strict=True):

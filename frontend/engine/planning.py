@@ -33,8 +33,12 @@ def plan(
     *,
     lane: str = "",
     streams: bool = False,
+    tensors: bool = False,
 ) -> Work:
-    """The work of a request. `lane` empty: chosen by the cost; `streams`: the answer comes in parts."""
+    """The work of a request. `lane` empty: chosen by the cost; `streams`: the answer comes in parts.
+
+    `tensors`: a request of named tensors, whose runs are counted in the statistics.
+    """
     return Work(
         model,
         call,
@@ -47,6 +51,7 @@ def plan(
         scope.grant.share,
         WINDOW if streams else 0,
         scope.start_by_ns,
+        tensors,
     )
 
 

@@ -62,17 +62,24 @@ class RunStatistics:
 
 @dataclass(slots=True)
 class RequestStatistics(RunStatistics):
-    """Requests of one batch size or of all; the phases belong to answered requests."""
+    """Requests of one batch size or of all; the phases belong to answered requests.
+
+    `cached` are the answered requests all of whose rows were in the cache of embeddings: nothing was computed. The time
+    of look-ups is not measured.
+    """
 
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
     queue: Duration = field(default_factory=Duration)
+    cached: Duration = field(default_factory=Duration)
 
 
 @dataclass(slots=True)
 class ModelStatistics:
     """One version of a model. `last_inference_ms` is Unix time in milliseconds, 0: never.
 
+    `inference_count` are the rows that were computed for answered requests. `by_run_size` has all rows that succeeded:
+    also those of requests that failed for another reason. Only requests of named tensors count in either.
     `by_request_size` is keyed by the batch size of requests (0: failed before the size was known), `by_run_size` by
     the batch size of runs. Sizes above 32 are rounded up to a power of two, in these keys only.
     """
@@ -132,7 +139,7 @@ class StatisticsReader:
             _note(found, series.name.removeprefix(_PREFIX).removesuffix("_total"), dict(series.labels), value)
         for model in found.models.values():
             for one in model.by_request_size.values():
-                for phase in (*_ANSWERED, "fail"):
+                for phase in (*_ANSWERED, "fail", "cached"):
                     total, part = getattr(model.requests, phase), getattr(one, phase)
                     total.count, total.ns = total.count + part.count, total.ns + part.ns
         return found
@@ -176,6 +183,10 @@ def _note_request(model: ModelStatistics, name: str, size: int, value: float) ->
     if name == "requests":
         for phase in _ANSWERED:
             getattr(requests, phase).count += round(value)
+    elif name == "cached":
+        requests.cached.count += round(value)
+        for phase in _COMPUTE:
+            getattr(requests, phase).count -= round(value)
     elif name == "failures":
         requests.fail.count += round(value)
     else:
@@ -208,14 +219,16 @@ class Times(NamedTuple):
 
     @classmethod
     def of(cls, timing: Timing, total_ns: int) -> Times:
-        """Phases from the times of the worker."""
-        return cls(timing.queue_ns, timing.prepare_ns, timing.device_ns, timing.copy_ns, total_ns)
+        """Phases from the times of the worker, by which a run has the same as its only request."""
+        input_ns, infer_ns = timing.prepare_ns + timing.collate_ns, timing.device_ns - timing.collate_ns
+        return cls(timing.queue_ns, input_ns, infer_ns, timing.copy_ns, total_ns)
 
 
 class _Row:
     """The counters of one version with one batch size on one device, looked up once.
 
-    `values`: requests; seconds in all, in the queue, of input, compute and output; rows. `last`: when one ended last.
+    `values`: requests; seconds in all, in the queue, of input, compute and output; rows. `cached`: those of which
+    nothing was computed. `last`: when one ended last.
     """
 
     def __init__(self, metrics: FrontendMetrics, key: tuple[str, str], size: str, uuid: str) -> None:
@@ -223,6 +236,7 @@ class _Row:
         children = [getattr(metrics, f"infer_{name}").labels(*key, size, uuid) for name in names]
         # PERF: the values themselves: a counter looks at its labels and at the amount before each increment.
         self.values = [child._value for child in (*children, metrics.infer_rows.labels(*key, uuid))]
+        self.cached = metrics.infer_cached.labels(*key, size, uuid)
         self.last = metrics.infer_last.labels(*key)._value
 
 
@@ -244,7 +258,7 @@ class RequestCounters:
         if not code:
             if record.timing is not None and record.version is not None:
                 times = Times.of(record.timing, total_ns)
-                self.succeeded(record.model, record.version, record.rows, times, record.uuid)
+                self.succeeded(record.model, record.version, record.rows, times, record.uuid, record.cached)
             return
         if record.found:
             self.failed(record.model, record.version, record.rows, code, total_ns)
@@ -255,8 +269,10 @@ class RequestCounters:
             version = record.version if record.version in versions else None
             self.failed(model, version, record.rows, code, total_ns)
 
-    def succeeded(self, model: str, version: int, rows: int, times: Times, uuid: str = "") -> None:
-        """A request of `rows` was answered by the device of that uuid."""
+    def succeeded(
+        self, model: str, version: int, rows: int, times: Times, uuid: str = "", cached: int = 0
+    ) -> None:
+        """A request of `rows`, of which `cached` were in the cache, was answered by the device of that uuid."""
         size = size_label(rows)
         row = self._rows.get((model, version, size, uuid))
         if row is None:
@@ -266,8 +282,12 @@ class RequestCounters:
             self._rows[model, version, size, uuid] = row
         # PERF: the phases of one batch size only; the figures of a whole model are summed up when they are read.
         nanoseconds = (times.total_ns, times.queue_ns, times.input_ns, times.infer_ns, times.output_ns)
-        for value, amount in zip(row.values, (1, *[ns * 1e-9 for ns in nanoseconds], rows), strict=True):
+        for value, amount in zip(
+            row.values, (1, *[ns * 1e-9 for ns in nanoseconds], rows - cached), strict=True
+        ):
             value.inc(amount)
+        if cached and cached == rows:
+            row.cached.inc()
         row.last.set(time.time())
 
     def failed(self, model: str, version: int | None, rows: int, code: str, total_ns: int) -> None:

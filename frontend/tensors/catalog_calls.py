@@ -44,7 +44,10 @@ class CatalogCalls:
         planned = plan(model, request, self._catalog, settings.limits)
         await check_all(planned.images, settings.limits)
         cost = cost_of(planned.call, model.status, settings.limits)
-        work = plan_work(scope, settings, model.id, planned.call, cost, lane=request.lane)
+        work = plan_work(scope, settings, model.id, planned.call, cost, lane=request.lane, tensors=True)
+        if scope.inference is not None:
+            # The rows of a run are items, also of score and extract models, which have no batch dimension.
+            scope.inference.rows = len(planned.call.items)
         answer = await self._engine.run(scope, work)
         return answer, partial(outputs, planned, answer)
 

@@ -50,7 +50,8 @@ class HeadPlan:
 
     def work(self, scope: RequestScope, settings: Settings, model: TensorModel) -> Work:
         """The work of the next request."""
-        return plan(scope, settings, model.id, self.call, ROW_COST * self.call.rows, lane=self.lane)
+        cost = ROW_COST * self.call.rows
+        return plan(scope, settings, model.id, self.call, cost, lane=self.lane, tensors=True)
 
     def payload(self, data: memoryview) -> bytes | memoryview:
         """The bytes behind the head as `program_calls.laid_out` places the inputs."""

@@ -206,7 +206,7 @@ def _note_model(scope: RequestScope, model: TensorModel) -> None:
 def _note_answer(scope: RequestScope, answer: Answer) -> None:
     record = scope.inference
     if record is not None:
-        record.timing, record.uuid = answer.timing, answer.uuid
+        record.timing, record.uuid, record.cached = answer.timing, answer.uuid, scope.cache_hits or 0
 
 
 def _checked(scope: RequestScope, model: TensorModel, request: TensorRequest) -> CheckedRequest:

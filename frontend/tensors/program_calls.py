@@ -79,7 +79,7 @@ class ProgramCalls:
             step = None if sequence is None else Step(sequence.id, sequence.start, sequence.end)
             call = self._call(checked, upload.starts, step)
             cost = ROW_COST * checked.rows
-            work = plan(scope, self._settings, model.id, call, cost, lane=request.lane)
+            work = plan(scope, self._settings, model.id, call, cost, lane=request.lane, tensors=True)
             answer = await self._engine.run(scope, work, upload.payload)
             return answer, partial(outputs_of, answer, regions_of(request))
 
@@ -91,7 +91,9 @@ class ProgramCalls:
             await upload.place()
             call = self._call(checked, upload.starts, None)
             cost = ROW_COST * checked.rows
-            work = plan(scope, self._settings, model.id, call, cost, lane=request.lane, streams=True)
+            work = plan(
+                scope, self._settings, model.id, call, cost, lane=request.lane, streams=True, tensors=True
+            )
             async with self._engine.stream(scope, work, upload.payload) as parts:
                 # NOTE: a client may go on reading long after the work is done.
                 parts.when_answered(upload.release)

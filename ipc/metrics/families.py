@@ -108,7 +108,8 @@ FRONTEND = (
     counter("infer_input", "penstock_infer_compute_input_seconds", "Of it, reading inputs.", _ANSWERED),
     counter("infer_compute", "penstock_infer_compute_seconds", "Of it, in the model.", _ANSWERED),
     counter("infer_output", "penstock_infer_compute_output_seconds", "Of it, writing outputs.", _ANSWERED),
-    counter("infer_rows", "penstock_infer_rows", "Batch sizes of answered requests.", "model version uuid"),
+    counter("infer_cached", "penstock_infer_cached", "Of them, those from the cache.", _ANSWERED),
+    counter("infer_rows", "penstock_infer_rows", "Rows computed for answered ones.", "model version uuid"),
     counter(
         "infer_failures",
         "penstock_infer_failures",
@@ -281,8 +282,8 @@ WORKER = (
     gauge("rs_blocks_used", "mistralrs_kv_cache_blocks_used", "Cache blocks that are held."),
     gauge("rs_blocks", "mistralrs_kv_cache_blocks_total", "Cache blocks."),
     # Runs of models by the tensor protocols, and their devices.
-    counter("runs", "penstock_infer_runs", "Runs of models by batch size.", _RUN),
-    counter("runs_input", "penstock_infer_runs_input_seconds", "Joining and placing their inputs.", _RUN),
+    counter("runs", "penstock_infer_runs", "Runs for tensor requests by batch size.", _RUN),
+    counter("runs_input", "penstock_infer_runs_input_seconds", "Preparing and joining their inputs.", _RUN),
     counter("runs_compute", "penstock_infer_runs_compute_seconds", "The runs themselves.", _RUN),
     counter("runs_output", "penstock_infer_runs_output_seconds", "Writing their outputs.", _RUN),
     counter("parts", "penstock_stream_parts", "Parts of streamed answers.", "model"),

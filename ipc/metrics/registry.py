@@ -170,7 +170,7 @@ class FrontendMetrics(_Families):
         if version == NO_VERSION:
             return
         self.infer_rows.labels(*key, ""), self.infer_last.labels(*key)
-        for name in ("requests", "seconds", "queue", "input", "compute", "output"):
+        for name in ("requests", "seconds", "queue", "input", "compute", "output", "cached"):
             getattr(self, f"infer_{name}").labels(*key, "1", "")
 
     def touch_keys(self, names: Iterable[str]) -> None:

@@ -321,7 +321,8 @@ class Work(Wire, frozen=True):
 
     `cost` is the frontend's estimate. `caller` is the public id of the API key, or empty; callers take turns by their
     `share`, a weight. `parts` above 0 asks for a stream, of which so many parts may wait. `start_by_ns` above 0 ends
-    the time in queues. `traceparent` is empty for a request that is not traced.
+    the time in queues. `traceparent` is empty for a request that is not traced. `tensors`: a request of named tensors,
+    whose runs the statistics of the tensor protocols count.
     """
 
     model: str
@@ -335,6 +336,7 @@ class Work(Wire, frozen=True):
     share: float = 1.0
     parts: int = 0
     start_by_ns: int = 0
+    tensors: bool = False
 
     @property
     def waits_until_ns(self) -> int:
@@ -525,13 +527,17 @@ class ItemError(Wire, frozen=True):
 
 
 class Timing(Wire, frozen=True):
-    """Phases of one request in nanoseconds, and the number of batches that held its items."""
+    """Phases of one request in nanoseconds, and the number of batches that held its items.
+
+    `collate_ns` is the part of `device_ns` in which inputs were joined.
+    """
 
     prepare_ns: int = 0
     queue_ns: int = 0
     device_ns: int = 0
     copy_ns: int = 0
     batches: int = 0
+    collate_ns: int = 0
 
 
 class BatchTimes(Wire, frozen=True):

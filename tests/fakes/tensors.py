@@ -198,7 +198,9 @@ class FakeStatistics(RequestCounters):
         super().__init__(None, None, known)  # type: ignore[arg-type]
         self.booked: list[tuple[Any, ...]] = []
 
-    def succeeded(self, model: str, version: int, rows: int, times: Any, uuid: str = "") -> None:
+    def succeeded(
+        self, model: str, version: int, rows: int, times: Any, uuid: str = "", cached: int = 0
+    ) -> None:
         """An answered request."""
         self.booked.append((model, version, rows))
 

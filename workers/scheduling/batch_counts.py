@@ -131,7 +131,9 @@ class BatchCounts:
                 self._unpadded.add(model)
 
     def note_run(self, model: str, rows: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """A batch of `rows` of the entry `model` ran: joining and placing inputs, the model, writing outputs."""
+        """A batch with `rows` of tensor requests to the entry `model` ran: preparing and joining inputs, the model,
+        writing outputs.
+        """
         key = model, size_label(rows)
         counters = self._rows.get(key)
         if counters is None:

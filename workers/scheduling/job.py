@@ -65,6 +65,7 @@ class Job:
     loose      values whose size the model decides, by name and item
     claims     how many threads may still read its input or write to its output
     infos      the outputs of an infer call
+    told_prepare_ns  the part of `prepare_ns` that its runs have counted; `collate_ns` is a part of `device_ns`
     apart      whether no other may share a step with its generated text
     ordered    whether its answer must not pass those of earlier jobs of its model
     """
@@ -101,7 +102,9 @@ class Job:
     first_queued_ns: int = 0
     first_run_ns: int = 0
     prepare_ns: int = 0
+    told_prepare_ns: int = 0
     device_ns: int = 0
+    collate_ns: int = 0
     copy_ns: int = 0
     batches: int = 0
     state: str = "open"

@@ -283,6 +283,7 @@ class JobTable:
             job.device_ns,
             job.copy_ns,
             job.batches,
+            job.collate_ns,
         )
         loose, inline = outputs.loose_frame(job)
         result = Result(

@@ -31,7 +31,6 @@ from workers.device import oom
 from workers.device.watchdog import Activity
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.sequence import Unfit
-from workers.scheduling.batch_counts import BatchCounts
 from workers.scheduling.job import Batch, Job, Piece
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.strategy import Strategy, error_of, item_error
@@ -123,13 +122,12 @@ class Generations(Strategy):
         table: JobTable,
         queue: WorkQueue,
         activity: Activity,
-        counts: BatchCounts,
         step_limit_s: float,
         most_waiting: int,
         record_flight: Callable[[list[tuple[int, int]]], None] = lambda flight: None,
     ) -> None:
         """Each step may take `step_limit_s`. Of a model `most_waiting` sequences may wait beside those that run."""
-        self._table, self._queue, self._activity, self._counts = table, queue, activity, counts
+        self._table, self._queue, self._activity = table, queue, activity
         self._step_limit_s, self._record_flight = step_limit_s, record_flight
         self._most_waiting = most_waiting
         self._crowds: WeakKeyDictionary[Adapter, Crowd] = WeakKeyDictionary()
@@ -336,7 +334,6 @@ class Generations(Strategy):
             return
         now = time.monotonic_ns()
         job.device_ns = now - job.first_run_ns
-        self._counts.note_run(job.model, 1, 0, job.device_ns, 0)
         self._table.complete(job, 1, [])
 
     def _send(self, session: bytes, entries: list[tuple[Job, Emission]]) -> None:

@@ -64,7 +64,6 @@ class Kinds:
             table,
             queue,
             activity,
-            counts,
             batch_limit_s(hang_timeout_s, 0.0),
             settings.generation.max_waiting,
             record_flight,

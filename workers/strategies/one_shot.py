@@ -143,27 +143,55 @@ class Passes:
             copied = time.monotonic_ns()
             note_batch(pieces, began, computed, copied)
             paused_ns = batch.paused_ns - paused_ns
+            phases = collated_ns - began, computed - collated_ns - paused_ns, copied - computed
             # NOTE: counted before anybody is answered: a client that asks for the statistics then must find the run.
-            rows = sum([getattr(piece.job.work.call, "rows", 1) for piece in pieces])
-            strategy.counts.note_run(
-                job.model, rows, collated_ns - began, computed - collated_ns - paused_ns, copied - computed
-            )
-            self._finish(pieces, failures, computed - began - paused_ns, copied - computed)
+            self._count(pieces, failures, *phases)
+            self._finish(pieces, failures, *phases)
             strategy.budgets.grow(job.model)
             self.ran += tokens - _left(pieces, failures)
         except BaseException as raised:
             return error_of(raised)
         return None
 
+    def _count(
+        self,
+        pieces: list[Piece],
+        failures: dict[int, ItemError],
+        collate_ns: int,
+        infer_ns: int,
+        output_ns: int,
+    ) -> None:
+        """Count the run in the statistics of tensor requests: by the rows that succeeded, none without any.
+
+        The times that a run has for itself are those that each of its requests has. What preparing took is counted
+        with the first run after.
+        """
+        counted = [piece for at, piece in enumerate(pieces) if piece.job.work.tensors and at not in failures]
+        if not counted:
+            return
+        prepare_ns = 0
+        for job in {id(piece.job): piece.job for piece in counted}.values():
+            prepare_ns += job.prepare_ns - job.told_prepare_ns
+            job.told_prepare_ns = job.prepare_ns
+        rows = sum([getattr(piece.job.work.call, "rows", 1) for piece in counted])
+        counts, model = self._strategy.counts, pieces[0].job.model
+        counts.note_run(model, rows, prepare_ns + collate_ns, infer_ns, output_ns)
+
     def _finish(
-        self, pieces: list[Piece], failures: dict[int, ItemError], device_ns: int, copy_ns: int
+        self,
+        pieces: list[Piece],
+        failures: dict[int, ItemError],
+        collate_ns: int,
+        infer_ns: int,
+        copy_ns: int,
     ) -> None:
         by_job: dict[int, list[int]] = {}
         for at, piece in enumerate(pieces):
             by_job.setdefault(id(piece.job), []).append(at)
         for places in by_job.values():
             job = pieces[places[0]].job
-            job.device_ns += device_ns
+            job.device_ns += collate_ns + infer_ns
+            job.collate_ns += collate_ns
             job.copy_ns += copy_ns
             errors = [failures[at] for at in places if at in failures] if failures else []
             # PERF: the device thread wakes the endpoint once for all answers, when this turn needs nothing more.

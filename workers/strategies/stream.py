@@ -174,7 +174,8 @@ class Streams(Strategy):
         job, now = piece.job, time.monotonic_ns()
         note_batch([piece], job.first_run_ns, now - job.copy_ns, now)
         self._queue.rate.record(job.cost, job.device_ns / 1e9)
-        self._counts.note_run(job.model, piece.prepared.payload.rows, 0, job.device_ns, job.copy_ns)
+        rows = piece.prepared.payload.rows
+        self._counts.note_run(job.model, rows, job.prepare_ns, job.device_ns, job.copy_ns)
         self._table.complete(job, 1, [])
 
     def after(self, batch: Batch) -> None:

@@ -81,7 +81,7 @@ class ModelMetadata(msgspec.Struct):
 
 
 class InferStatistics(msgspec.Struct):
-    """Requests of one version by phase; there is no cache of responses."""
+    """Requests of one version by phase. The cache is that of embeddings."""
 
     success: Annotated[Duration, Meta(description="Requests that were answered.")]
     fail: Annotated[Duration, Meta(description="Requests that failed.")]
@@ -89,8 +89,8 @@ class InferStatistics(msgspec.Struct):
     compute_input: Annotated[Duration, Meta(description="Time for the inputs.")]
     compute_infer: Annotated[Duration, Meta(description="Time of the model.")]
     compute_output: Annotated[Duration, Meta(description="Time for the outputs.")]
-    cache_hit: Annotated[Duration, Meta(description="Always 0: there is no such cache.")]
-    cache_miss: Annotated[Duration, Meta(description="Always 0: there is no such cache.")]
+    cache_hit: Annotated[Duration, Meta(description="Requests answered from the cache; no time.")]
+    cache_miss: Annotated[Duration, Meta(description="Always 0: not counted.")]
 
 
 class BatchStatistics(msgspec.Struct):
@@ -246,7 +246,7 @@ def _not_available(name: str) -> InvalidInput:
 
 
 def _version_statistics(name: str, number: int, counted: ModelStatistics) -> VersionStatistics:
-    requests, no_cache = counted.requests, (Duration(), Duration())
+    requests = counted.requests
     compute = (requests.compute_input, requests.compute_infer, requests.compute_output)
     return VersionStatistics(
         name,
@@ -254,7 +254,9 @@ def _version_statistics(name: str, number: int, counted: ModelStatistics) -> Ver
         counted.last_inference_ms,
         counted.inference_count,
         counted.execution_count,
-        InferStatistics(requests.success, requests.fail, requests.queue, *compute, *no_cache),
+        InferStatistics(
+            requests.success, requests.fail, requests.queue, *compute, requests.cached, Duration()
+        ),
         {},
         [
             BatchStatistics(size, run.compute_input, run.compute_infer, run.compute_output)

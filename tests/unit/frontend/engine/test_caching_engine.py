@@ -109,6 +109,8 @@ class Setup:
                     "tokens": answer.tokens,
                     "truncated": answer.truncated,
                     "errors": answer.errors,
+                    "batches": answer.timing.batches,
+                    "uuid": answer.uuid,
                 }
 
         found = asyncio.run(run())
@@ -132,9 +134,13 @@ def test_nine_of_ten_texts_are_kept_and_one_is_computed() -> None:
     assert_right(found, texts[:4] + texts[5:])
     scope, found = setup.ask(*texts)
     assert (scope.cache_hits, setup.inner.asked[-1]) == (9, [texts[4]])
+    assert (found["batches"], found["uuid"]) == (1, "cpu"), (
+        "the times are those of the text that was computed"
+    )
     assert_right(found, texts)
     scope, found = setup.ask(*reversed(texts))
     assert (scope.cache_hits, len(setup.inner.asked)) == (10, 2)
+    assert (found["batches"], found["uuid"]) == (0, "")
     assert_right(found, texts[::-1])
     assert (setup.counted.hits.value, setup.counted.misses.value) == (19, 10)
     assert setup.counted.nbytes.value == setup.engine.kept.nbytes > 10 * (ENTRY_NBYTES + 4 * DIMS)

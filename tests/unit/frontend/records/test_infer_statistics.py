@@ -118,6 +118,28 @@ recorder.called("status", 5_000)
     assert found.of("add", 1).inference_count == 0
 
 
+def test_rows_from_the_cache_are_no_inferences_and_requests_of_them_alone_compute_nothing(
+    paths: RunPaths,
+) -> None:
+    script = """
+recorder.succeeded("org/name", 1, 4, Times(1_000, 2_000, 3_000, 4_000, 20_000), "abc")
+recorder.succeeded("org/name", 1, 4, Times(1_000, 2_000, 3_000, 4_000, 20_000), "abc", 3)
+recorder.succeeded("org/name", 1, 4, Times(0, 0, 0, 0, 500), "", 4)
+"""
+    run(paths, "frontend-0", script)
+    model = read(paths).of("org/name", 1)
+    assert model.inference_count == 5
+    expected = RequestStatistics(
+        compute_input=Duration(2, 4_000),
+        compute_infer=Duration(2, 6_000),
+        compute_output=Duration(2, 8_000),
+        success=Duration(3, 40_500),
+        queue=Duration(3, 2_000),
+        cached=Duration(1, 0),
+    )
+    assert model.requests == model.by_request_size[4] == expected
+
+
 def test_figures_go_on_when_a_slot_is_started_again(paths: RunPaths) -> None:
     script = 'recorder.succeeded("org/name", 1, 2, Times(0, 0, 5, 0, 9))\n'
     last = 0

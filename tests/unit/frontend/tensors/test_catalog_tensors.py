@@ -112,6 +112,7 @@ def test_texts_become_vectors(tmp_path: Path) -> None:
     call = call_of(made)
     assert isinstance(call, EncodeCall)
     assert call.items == [InputItem("añb"), InputItem("")]
+    assert made.engine.client.requests[-1].tensors, "the statistics count its runs"  # type: ignore[attr-defined]
     assert (call.outputs, call.instruction, call.is_query, call.overflow) == (
         ["dense"],
         "find",
@@ -207,6 +208,7 @@ def test_documents_are_scored_against_a_query(tmp_path: Path) -> None:
     assert isinstance(call, ScoreCall)
     assert (call.query, call.items) == (InputItem("q"), [InputItem("a"), InputItem("b"), InputItem("c")])
     assert call.options == {"score_weights": {"dense": 1}}
+    assert made.extensions.counters.booked == [("org/rank", 1, 3)], "as many rows as runs count"  # type: ignore[attr-defined]
     (output,) = result.outputs
     assert (output.datatype, output.shape, bytes(output.data or b"")) == ("FP32", [3], scores.tobytes())
 

@@ -97,7 +97,7 @@ def batch_of(pipeline: Placed, strategy: Any, model: Failing, *texts: str) -> tu
     jobs = []
     for number, text in enumerate(texts):
         call = EncodeCall([InputItem(text)], ["dense"])
-        job = make_job(call, number=number, of=model, strategy=strategy)
+        job = make_job(call, number=number, of=model, strategy=strategy, tensors=True)
         job.prepared = [Prepared(text, 16)]
         pipeline.queue.admit(job)
         pipeline.jobs.enter(job)

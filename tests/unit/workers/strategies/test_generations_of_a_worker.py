@@ -32,7 +32,6 @@ from workers.generation.building import build
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler
 from workers.generation.text import ChoiceOutput
-from workers.scheduling.batch_counts import BatchCounts
 from workers.scheduling.job import Batch, Job
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
@@ -168,15 +167,11 @@ class Worker:
         self.queue = WorkQueue(Settings())
         self.table = JobTable(self.queue, lambda: cast("Endpoint", self.received))
         self.adapter: Any = Adapter(self.made.engine)
-        counters = SimpleNamespace(labels=lambda *of: SimpleNamespace(inc=lambda by=1: None))
-        names = ("runs", "runs_input", "runs_compute", "runs_output", "parts")
-        metrics: Any = SimpleNamespace(device="cpu", **dict.fromkeys(names, counters))
         self.flights: list[list[tuple[int, int]]] = []
         self.strategy = Generations(
             self.table,
             self.queue,
             Activity(),
-            BatchCounts(metrics),
             60.0,
             WAITING,
             self.flights.append,
