@@ -45,8 +45,8 @@ FLOORS = {
         ("app",),
     ),
     "workers": (
-        ("foreign", "memory", "repository", "spare"),
-        ("device", "supervisor", "wording"),
+        ("foreign", "inputs", "repository", "spare"),
+        ("device", "supervisor"),
         ("generation",),
         ("loading",),
         ("adapters",),

@@ -11,14 +11,13 @@ from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
 from workers.device.oom import ModelBudgets
 from workers.endpoint.endpoint import Endpoint
+from workers.inputs import ClientMemory
 from workers.lifecycle.models import ModelTable
-from workers.memory.client_regions import ClientMemory
 from workers.scheduling.executor import Executor
-from workers.scheduling.intake import Intake
+from workers.scheduling.intake import Intake, WaitingLine
 from workers.scheduling.preparing import Preparer
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
-from workers.scheduling.waiting import WaitingLine
 from workers.strategies.kinds import Kinds
 
 

@@ -20,7 +20,7 @@ from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared
 from workers.adapters.registry import resolve
 from workers.adapters.shared.building import resolve_dtype
 from workers.device import devices
-from workers.memory.payload import NOTHING
+from workers.inputs import NOTHING
 from workers.operations.results import Results
 
 BATCH_ITEMS = 8

@@ -21,10 +21,10 @@ from workers.adapters.base import AdapterSpec, LoadContext
 from workers.adapters.shared.interface import Interface, ProgramTensor, fit
 from workers.adapters.shared.named_tensors import Array, NamedBatch
 from workers.adapters.shared.program import RepositoryProgram, entry_of
+from workers.foreign import line_of
 from workers.loading.onnx_data import external_files, nbytes_of
 from workers.loading.source import SourceError
 from workers.repository.layout import ModelRefused
-from workers.wording import line_of
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",

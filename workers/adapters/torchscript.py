@@ -23,10 +23,10 @@ from workers.adapters.shared.interface import Interface, ProgramTensor, fit, num
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import RepositoryProgram, entry_of
 from workers.adapters.shared.program_state import marks
+from workers.foreign import line_of
 from workers.loading.source import SourceError
 from workers.repository.conversion import MOST_TENSORS
 from workers.repository.layout import ModelRefused
-from workers.wording import line_of
 
 _HARMLESS = frozenset(
     f"prim::{kind}"

@@ -1,4 +1,4 @@
-"""The device: the hardware, out of memory, the watchdog, and the steps of a computation.
+"""The device: the hardware, out of memory, and the steps of a computation with their watchdog.
 
 Everything above imports this package; adapters import `stepping`.
 """

@@ -53,7 +53,7 @@ from ipc.wire.messages import (
 )
 from ipc.wire.stats import Look, Looked, SessionState, Stats
 from ipc.wire.streams import Deltas, DeltasTaken, Part, PartsConsumed
-from workers import wording
+from workers import foreign
 from workers.endpoint.sessions import Hearings, Session, SessionTable
 
 log = logging.getLogger(__name__)
@@ -359,7 +359,7 @@ class Endpoint:
         except BaseException as raised:
             # NOTE: a model family's own code runs in there; its bugs end one request, not the worker.
             place = f"request {message.work.request_id} could not be taken"
-            answer = wording.answer_of(raised, place, "the model failed on this request")
+            answer = foreign.answer_of(raised, place, "the model failed on this request")
             self.fail(session.key, message.id, answer)
         self.unread(session.key, message.id)
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import ClassVar, Generic, TypeVar
 
 from workers import foreign
-from workers.device.watchdog import vital_thread
+from workers.device.stepping import vital_thread
 from workers.lifecycle import memory_budget
 from workers.lifecycle.crashes import LoadCrashes
 from workers.lifecycle.instance import LifeCycle, LoadAbandoned, NoRoom

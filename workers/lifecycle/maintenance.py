@@ -19,7 +19,7 @@ from ipc.metrics.registry import WorkerMetrics
 from ipc.processes.starting import ended_by
 from ipc.settings import Settings
 from workers.device.devices import Device
-from workers.device.watchdog import vital_thread
+from workers.device.stepping import vital_thread
 from workers.lifecycle import memory_budget
 from workers.lifecycle.catalog_following import CatalogFollower
 from workers.lifecycle.crashes import LoadCrashes

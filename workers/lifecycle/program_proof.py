@@ -23,9 +23,9 @@ from workers.adapters.base import Pause
 from workers.adapters.shared.named_tensors import NamedBatch, host_array
 from workers.adapters.shared.program import ProgramAdapter, Sample
 from workers.device import oom
-from workers.memory.payload import Payload
+from workers.inputs import Payload
 from workers.operations.infer import Infer
-from workers.operations.named import NamedOutput
+from workers.operations.results import NamedOutput
 
 log = logging.getLogger(__name__)
 

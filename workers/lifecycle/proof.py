@@ -32,9 +32,9 @@ from ipc.wire.messages import (
 from workers import operations
 from workers.adapters.base import Adapter, ItemFailure, Prepared
 from workers.adapters.shared.program import ProgramAdapter
+from workers.inputs import NOTHING
 from workers.lifecycle import program_proof
 from workers.lifecycle.fingerprint import FINDINGS
-from workers.memory.payload import NOTHING
 from workers.operations.results import Results
 
 log = logging.getLogger(__name__)

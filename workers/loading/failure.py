@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from workers import foreign, wording
+from workers import foreign
 from workers.loading.source import DownloadFailed, SourceError
 
 ErrorClass = Literal[
@@ -99,7 +99,7 @@ def _system_reason(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     """One line about an error, or what the error means here."""
     meaning = next((meaning for phrases, meaning in _MEANINGS if _says(error, *phrases)), None)
-    return wording.line_of(error) if meaning is None else meaning
+    return foreign.line_of(error) if meaning is None else meaning
 
 
 def _named(error: BaseException, *names: str) -> bool:

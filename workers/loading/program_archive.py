@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch.export.pt2_archive._package import load_pt2
 
+from workers.foreign import line_of
 from workers.loading.source import SourceError
-from workers.wording import line_of
 
 _MODEL = "models/model.json"
 _CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")

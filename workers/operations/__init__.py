@@ -1,4 +1,4 @@
-"""The operations on a model, one module each, found by the type of the call.
+"""The operations on a model, found by the type of the call.
 
 Scheduling, strategies and the runtime import this package; none of them knows an operation by name.
 """
@@ -12,15 +12,10 @@ from ipc.errors import InvalidInput
 from ipc.wire.messages import Call, EncodeCall, ExtractCall, GenerateCall, InferCall, ScoreCall, TokenizeCall
 from workers import foreign
 from workers.adapters.base import Adapter, ItemFailure, Prepared
-from workers.memory.payload import Payload
-from workers.operations.encode import Encode
-from workers.operations.extract import Extract
-from workers.operations.generate import Generate
+from workers.inputs import Payload
 from workers.operations.infer import Infer
-from workers.operations.named import NamedOutput
-from workers.operations.results import Part, Results
-from workers.operations.score import Score
-from workers.operations.tokenize import Tokenize
+from workers.operations.items import Encode, Extract, Generate, Score, Tokenize
+from workers.operations.results import NamedOutput, Part, Results
 
 
 class Operation(Protocol):
@@ -30,7 +25,7 @@ class Operation(Protocol):
     itemized: bool
     """Whether a request has items that can fail one by one, and that messages name."""
     refuses: bool
-    """Whether an error that a model raises about an input is the client's (`workers.wording.is_refusal`)."""
+    """Whether an error that a model raises about an input is the client's (`workers.foreign.is_refusal`)."""
     on_device: bool
     """Whether prepared items go to the device; else preparing has made their results."""
 

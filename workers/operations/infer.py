@@ -31,9 +31,8 @@ from workers.adapters.shared.named_tensors import (
     TensorFacts,
 )
 from workers.adapters.shared.program import ProgramAdapter
-from workers.memory.payload import Payload
-from workers.operations.named import NamedOutput, checked
-from workers.operations.results import Part, Results
+from workers.inputs import Payload
+from workers.operations.results import NamedOutput, Part, Results, checked
 
 EARLY_NBYTES = 64 << 10
 """A result of a known size gets its place before it is computed only when it is larger: small ones need no room."""

@@ -24,8 +24,7 @@ from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
 from workers import foreign
 from workers.device.oom import ModelBudgets
-from workers.device.stepping import Turn
-from workers.device.watchdog import Activity, vital_thread
+from workers.device.stepping import Activity, Turn, vital_thread
 from workers.scheduling.batch_counts import BatchCounts, BatchLog
 from workers.scheduling.batcher import UNKNOWN_PACE
 from workers.scheduling.job import Batch, Job, Piece, collate

@@ -11,7 +11,7 @@ import numpy as np
 from ipc.memory.arena import Block
 from ipc.wire.messages import BatchTimes, ItemError, TensorInfo, TensorRef, Trace, Work
 from workers.adapters.base import Prepared
-from workers.memory.payload import NOTHING, Payload
+from workers.inputs import NOTHING, Payload
 
 
 @dataclass(slots=True, eq=False)

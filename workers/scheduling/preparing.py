@@ -25,9 +25,9 @@ from typing import Any
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.memory.arena import Arena
 from ipc.wire.messages import Call, ExtractCall, GenerateCall, InputItem, ItemError, ScoreCall, TokenizeCall
-from workers import wording
+from workers import foreign
 from workers.adapters.base import Adapter, Excess, ItemFailure, ItemRefused, Prepared
-from workers.device.watchdog import vital_thread
+from workers.device.stepping import vital_thread
 from workers.operations import operation_of
 from workers.scheduling import outputs
 from workers.scheduling.job import Job, Piece
@@ -115,7 +115,7 @@ class Preparer:
         place = f"preparing failed for request {job.work.request_id}"
         text = "the input could not be prepared for this model"
         refuses = operation_of(job.work.call).refuses
-        self._table.fail(job, wording.answer_of(raised, place, text, may_refuse=refuses))
+        self._table.fail(job, foreign.answer_of(raised, place, text, may_refuse=refuses))
 
     def _chunk(self, job: Job) -> bool:
         began = time.monotonic_ns()

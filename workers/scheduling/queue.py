@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from ipc.settings import Settings
 from ipc.wire.messages import Credits
 from workers.scheduling.batcher import Batcher, Room
-from workers.scheduling.bound import Bound
+from workers.scheduling.bound import Bound, DrainRate, Paces
 from workers.scheduling.job import Batch, Job, Piece
-from workers.scheduling.pace import DrainRate, Paces
 
 WAKE_AFTER = 16
 """Jobs that a gathering thread puts before the device is woken all the same."""

@@ -18,9 +18,9 @@ from collections.abc import Hashable
 from ipc import logs
 from ipc.errors import Unsupported
 from ipc.wire.messages import ItemError, Work
-from workers import foreign, operations, wording
+from workers import foreign, operations
 from workers.device import oom
-from workers.device.watchdog import EXIT_BUG
+from workers.device.stepping import EXIT_BUG
 from workers.scheduling.job import Batch, Job, Piece
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def item_error(piece: Piece, error: Exception) -> ItemError:
     operation = operations.operation_of(piece.job.work.call)
     place = f"request {piece.job.work.request_id} item {piece.index} failed in the model"
     text = "the model failed on this input"
-    answer = wording.answer_of(
+    answer = foreign.answer_of(
         error,
         place,
         f"item {piece.index}: {text}" if operation.itemized else text,

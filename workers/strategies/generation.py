@@ -28,7 +28,7 @@ from ipc.wire.messages import GenerateCall
 from ipc.wire.streams import QUEUED, STARTED, WINDOW_NBYTES, Deltas, Start, nbytes_of
 from workers.adapters.base import Adapter
 from workers.device import oom
-from workers.device.watchdog import Activity
+from workers.device.stepping import Activity
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.sequence import Unfit
 from workers.scheduling.job import Batch, Job, Piece

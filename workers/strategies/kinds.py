@@ -9,12 +9,12 @@ from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
 from workers.adapters.base import Adapter
 from workers.device.oom import ModelBudgets
-from workers.device.watchdog import Activity, batch_limit_s
+from workers.device.stepping import Activity, batch_limit_s
 from workers.scheduling.batch_counts import BatchCounts
+from workers.scheduling.intake import WaitingLine
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.strategy import Strategy
 from workers.scheduling.table import JobTable
-from workers.scheduling.waiting import WaitingLine
 from workers.strategies.generation import Generations
 from workers.strategies.named_outputs import Placer
 from workers.strategies.one_shot import OneShot

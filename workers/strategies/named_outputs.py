@@ -18,8 +18,8 @@ from ipc.memory.datatypes import BYTES
 from ipc.wire.messages import TensorInfo, TensorRef
 from workers.adapters.base import ItemFailure
 from workers.adapters.shared.named_tensors import TensorFacts, host_array
-from workers.memory.client_regions import OpenRegion
-from workers.operations.named import NamedOutput
+from workers.inputs import OpenRegion
+from workers.operations.results import NamedOutput
 from workers.scheduling.job import Output, Piece
 from workers.scheduling.table import JobTable, PlacedPart
 

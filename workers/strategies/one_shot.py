@@ -22,7 +22,7 @@ from ipc.metrics.registry import WorkerMetrics
 from ipc.wire.messages import BatchTimes, ItemError
 from workers.adapters.base import ItemFailure
 from workers.device import oom, stepping
-from workers.device.watchdog import Activity, batch_limit_s
+from workers.device.stepping import Activity, batch_limit_s
 from workers.operations import operation_of
 from workers.scheduling import outputs
 from workers.scheduling.batch_counts import BatchCounts

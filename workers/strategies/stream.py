@@ -24,14 +24,14 @@ from ipc.wire.messages import Work
 from ipc.wire.streams import PartFlow
 from workers.adapters.base import Pause
 from workers.device import oom
-from workers.device.watchdog import Activity
+from workers.device.stepping import Activity
 from workers.operations import streaming_of
 from workers.scheduling.batch_counts import BatchCounts
+from workers.scheduling.intake import Reason, WaitingLine
 from workers.scheduling.job import Batch, Job, Piece, collate
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.strategy import Strategy, error_of, item_error
 from workers.scheduling.table import JobTable
-from workers.scheduling.waiting import Reason, WaitingLine
 from workers.strategies.named_outputs import Placer
 from workers.strategies.one_shot import note_batch
 

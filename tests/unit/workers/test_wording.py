@@ -13,9 +13,9 @@ import torch
 from ipc.errors import InferenceFailed, InvalidInput
 from tests.tiny import onnx_files
 from tests.tiny.program_modules import Rates, Windows
-from workers import wording
+from workers import foreign
 from workers.adapters.onnx import run_options
-from workers.wording import answer_of, is_refusal, line_of
+from workers.foreign import answer_of, is_refusal, line_of
 
 
 def raised_by(run: Callable[[], object]) -> Exception:
@@ -153,7 +153,7 @@ def test_the_answer_says_what_its_client_may_know(
 
 
 def test_a_refusal_has_no_stack_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", wording.__name__):
+    with caplog.at_level("INFO", foreign.__name__):
         answer_of(ValueError("rate 9"), "request r", "failed", may_refuse=True)
         answer_of(RuntimeError("broken"), "request r", "failed", may_refuse=True)
     assert [(each.levelname, bool(each.exc_info)) for each in caplog.records] == [

@@ -25,7 +25,7 @@ from ipc.memory.datatypes import BYTES, DATATYPES, elements
 from ipc.wire.messages import Step
 
 if TYPE_CHECKING:
-    from workers.memory.client_regions import OpenRegion
+    from workers.inputs import OpenRegion
 
 CPU = torch.device("cpu")
 TORCH_TYPES: dict[str, torch.dtype] = {

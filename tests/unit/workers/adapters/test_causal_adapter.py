@@ -19,9 +19,8 @@ from tests.tiny import chat_models
 from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.causal import CausalAdapter
 from workers.generation.request import GenerationRequest
-from workers.memory.payload import NOTHING
-from workers.operations.generate import Generate
-from workers.operations.tokenize import Tokenize
+from workers.inputs import NOTHING
+from workers.operations.items import Generate, Tokenize
 
 CONTEXT = 64
 

@@ -23,10 +23,10 @@ from workers.adapters.base import AdapterSpec, LoadContext
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import ProgramAdapter
 from workers.device.devices import Device
+from workers.inputs import Payload
 from workers.lifecycle import loading
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.program_proof import call_of
-from workers.memory.payload import Payload
 from workers.operations.infer import Infer
 from workers.repository import entries
 

@@ -22,8 +22,8 @@ from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.cross_encoder import CrossEncoderAdapter
 from workers.adapters.qwen3_reranker import Qwen3RerankerAdapter
 from workers.adapters.shared.pairs import ScoreAdapter
-from workers.memory.payload import NOTHING
-from workers.operations.score import Score
+from workers.inputs import NOTHING
+from workers.operations.items import Score
 
 QUERY, DOCUMENTS = sentences()[17], [*mixed_lengths(), *sentences()[:3]]
 

@@ -22,7 +22,7 @@ from workers.adapters.registry import resolve
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.packing import PackedBatch, divided
 from workers.device import stepping
-from workers.device.watchdog import Activity
+from workers.device.stepping import Activity
 from workers.scheduling.job import Piece
 
 WINDOW, BUDGET = 16, 128

@@ -23,7 +23,7 @@ from tests.unit.workers.adapters.test_finders_in_company import FAMILIES as FIND
 from tests.unit.workers.adapters.test_finders_in_company import LIBRARIES
 from workers import operations
 from workers.adapters.base import Adapter, ItemRefused, Prepared
-from workers.memory.payload import NOTHING
+from workers.inputs import NOTHING
 
 BLANK = ("", "\n\t", "\x00")
 WHOLE = "the river in Paris"

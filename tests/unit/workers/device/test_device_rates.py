@@ -18,7 +18,7 @@ from tests.fakes.adapter import FakeAdapter
 from tests.fakes.jobs import make_job, replan
 from workers.adapters.base import ItemFailure, Prepared
 from workers.device import oom, stepping
-from workers.device.watchdog import LEAST_STEP_S
+from workers.device.stepping import LEAST_STEP_S
 from workers.scheduling.executor import Executor
 from workers.scheduling.job import Batch, Job, Piece
 from workers.scheduling.queue import WorkQueue

@@ -19,7 +19,7 @@ from tests.tiny.pictures import encoded, picture
 from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared
 from workers.adapters.registry import resolve
 from workers.device import stepping
-from workers.device.watchdog import Activity
+from workers.device.stepping import Activity
 from workers.scheduling.job import Piece
 
 
@@ -49,7 +49,7 @@ def test_each_step_starts_the_limit_anew() -> None:
 
 def test_the_first_of_several_parts_has_its_share_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1.0]
-    monkeypatch.setattr("workers.device.watchdog.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("workers.device.stepping.time.monotonic", lambda: clock[0])
     activity = Activity()
     with stepping.running(activity, []):
         for tokens, limit_s in (([100, 300], 100.0), ([400], 400.0)):

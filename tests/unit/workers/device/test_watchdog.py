@@ -13,8 +13,8 @@ import pytest
 from ipc.settings import Settings
 from ipc.wire.messages import Credits
 from tests.fakes.clock import Clock
-from workers.device import watchdog
-from workers.device.watchdog import LEAST_STEP_S, UNKNOWN_S, UNKNOWN_TOKENS_PER_S, Activity, batch_limit_s
+from workers.device import stepping
+from workers.device.stepping import LEAST_STEP_S, UNKNOWN_S, UNKNOWN_TOKENS_PER_S, Activity, batch_limit_s
 from workers.runtime import Runtime
 from workers.scheduling.queue import WorkQueue
 
@@ -43,7 +43,7 @@ def test_a_step_may_take_as_long_as_its_last_request_is_waited_for(
 
 
 def test_a_step_of_ten_seconds_of_a_fast_model_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock.of(watchdog, monkeypatch)
+    clock = Clock.of(stepping, monkeypatch)
     worker = Settings().worker
     activity = Activity(worker.hang_timeout_s)
     activity.begin(batch_limit_s(worker.hang_timeout_s, 0.001, 16, awaited_s=0.2))
@@ -78,7 +78,7 @@ def test_a_step_gets_its_share_of_the_limit(
     monkeypatch: pytest.MonkeyPatch, floor_s: float, limit_s: float, share: float, step_s: float
 ) -> None:
     clock = [1.0]
-    monkeypatch.setattr("workers.device.watchdog.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("workers.device.stepping.time.monotonic", lambda: clock[0])
     activity = Activity(floor_s)
     activity.begin(limit_s)
     activity.renew(share)
@@ -106,7 +106,7 @@ def test_activity_is_overdue_only_while_it_runs_past_its_limit() -> None:
 
 def test_a_vital_thread_that_fails_ends_the_process() -> None:
     code = (
-        "import time; from workers.device.watchdog import vital_thread\n"
+        "import time; from workers.device.stepping import vital_thread\n"
         "vital_thread('test', lambda: 1 / 0).start(); time.sleep(30)"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=20, check=False, capture_output=True)
@@ -114,7 +114,7 @@ def test_a_vital_thread_that_fails_ends_the_process() -> None:
 
 
 def test_frontends_are_told_for_how_many_seconds_a_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock.of(watchdog, monkeypatch)
+    clock = Clock.of(stepping, monkeypatch)
     sent: list[Credits] = []
     runtime: Any = Runtime.__new__(Runtime)
     queue, executor = WorkQueue(Settings()), SimpleNamespace(activity=Activity(60.0))

@@ -16,8 +16,7 @@ from ipc.errors import InvalidInput, Unsupported
 from ipc.memory import copies
 from ipc.settings import load
 from ipc.wire.messages import Region, TensorInput
-from workers.memory.client_regions import ClientMemory, OpenRegion
-from workers.memory.payload import Payload
+from workers.inputs import ClientMemory, OpenRegion, Payload
 
 SIZE = 1 << 20
 

@@ -19,8 +19,7 @@ from tests.fakes.jobs import make_job, replan
 from tests.fakes.pipeline import Placed, ask, placing
 from tests.fakes.program import FakeProgram
 from tests.fakes.tensors import tensor
-from workers.memory.client_regions import ClientMemory, CopyRoom
-from workers.memory.payload import NOTHING, Payload
+from workers.inputs import NOTHING, ClientMemory, CopyRoom, Payload
 from workers.scheduling.job import Job
 
 MIB = 1 << 20

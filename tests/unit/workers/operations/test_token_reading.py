@@ -20,9 +20,8 @@ from tests.tiny.texts import mixed_lengths, sentences
 from tests.tiny.vocabularies import byte_level, unigram, wordpiece
 from workers import operations
 from workers.adapters.base import ItemRefused
-from workers.adapters.shared.token_reading import TokenReader
-from workers.memory.payload import NOTHING
-from workers.operations.tokenize import Tokenize
+from workers.inputs import NOTHING
+from workers.operations.items import Tokenize, TokenReader
 
 TEXTS = [*mixed_lengths(), *sentences()[:4], "Grüße, 世界 👋🏽", ""]
 

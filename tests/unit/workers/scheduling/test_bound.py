@@ -16,9 +16,8 @@ from ipc.shares import MODELS_MOST
 from tests.fakes.jobs import Plain, make_job
 from workers.adapters.base import Prepared
 from workers.scheduling import bound as bounds
-from workers.scheduling.bound import Bound
+from workers.scheduling.bound import Bound, Paces
 from workers.scheduling.job import Batch, Job, Piece
-from workers.scheduling.pace import Paces
 
 FULL = 100
 PACES = {"m": 0.01, "slow": 0.2, "fast": 0.0001}

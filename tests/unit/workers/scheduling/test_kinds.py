@@ -21,9 +21,9 @@ from tests.fakes.jobs import adapter, make_job
 from tests.fakes.pipeline import Placed, placing
 from workers.adapters.base import Prepared
 from workers.device import stepping
-from workers.device.watchdog import UNKNOWN_S
+from workers.device.stepping import UNKNOWN_S
+from workers.scheduling.intake import Reason, WaitingLine
 from workers.scheduling.job import Batch, Job, Piece
-from workers.scheduling.waiting import Reason, WaitingLine
 from workers.strategies import one_shot
 
 STATEFUL = ModelConfig("m", sequence_batching=SequenceBatching())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.scheduling.pace import EXTRAPOLATED, MOMENT_S, DrainRate, Pace, Paces
+from workers.scheduling.bound import EXTRAPOLATED, MOMENT_S, DrainRate, Pace, Paces
 
 BATCH_S, TOKEN_S = 0.02, 0.0001
 FULL = 2048

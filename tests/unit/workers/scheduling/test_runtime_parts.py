@@ -19,9 +19,9 @@ from tests.fakes.jobs import adapter, make_job
 from tests.fakes.pipeline import placing
 from workers.adapters.base import Prepared
 from workers.runtime import Runtime
+from workers.scheduling.intake import Reason
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
-from workers.scheduling.waiting import Reason
 from workers.strategies import named_outputs
 from workers.strategies.named_outputs import Placer
 

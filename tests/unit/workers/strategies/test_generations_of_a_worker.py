@@ -26,7 +26,7 @@ from tests.fakes.raising import EXCEPTIONS, LOGGED, obey
 from workers import foreign
 from workers.adapters.base import Prepared
 from workers.device import oom
-from workers.device.watchdog import Activity
+from workers.device.stepping import Activity
 from workers.endpoint.endpoint import Endpoint
 from workers.generation.building import build
 from workers.generation.request import GenerationRequest

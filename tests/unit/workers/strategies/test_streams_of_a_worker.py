@@ -23,15 +23,15 @@ from ipc.wire.streams import Part
 from tests.fakes.jobs import make_job, replan
 from tests.fakes.program import FakeProgram
 from workers.adapters.shared.named_tensors import NamedBatch
-from workers.device.watchdog import Activity
+from workers.device.stepping import Activity
 from workers.endpoint.endpoint import Endpoint
-from workers.memory.payload import Payload
+from workers.inputs import Payload
 from workers.operations.infer import Infer
 from workers.scheduling.batch_counts import BatchCounts
+from workers.scheduling.intake import Reason, WaitingLine
 from workers.scheduling.job import Batch, Job, collate
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
-from workers.scheduling.waiting import Reason, WaitingLine
 from workers.strategies.named_outputs import Placer
 from workers.strategies.stream import Streams
 

@@ -18,8 +18,7 @@ from tests.fakes.child import FakeChild
 from tests.fakes.clock import Clock
 from workers.spare import Assignment
 from workers.supervisor import process as slots
-from workers.supervisor.children import Child, Spares
-from workers.supervisor.process import REFUSALS, WorkerSlot
+from workers.supervisor.process import REFUSALS, Child, Spares, WorkerSlot
 
 
 @pytest.fixture
