@@ -10,6 +10,7 @@
    What is alive at the end of a file is left out of later collections, which else cost up to a second each.
 5. `--dist loadgroup` gives a process whole files. All tests of a shared server go to one process, so that the server
    starts once.
+6. The end of a run tells how many servers were started; `--processor-times` adds the processor time of each file.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 from _pytest.nodeid import NodeId
 from hypothesis import HealthCheck, settings
+
+from tests.harness import accounting
 
 gc.disable()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -44,6 +48,42 @@ SHARED_SERVERS = (
     "warm_server",
 )
 """Fixtures of scope `session` that start a server for several files."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """An option of the whole suite."""
+    parser.addoption(
+        "--processor-times", action="store_true", help="processor seconds of each file, its servers' included"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Add what a test costs to its file; a shared server counts for the file whose test ends last."""
+    began = accounting.processor_seconds()
+    try:
+        return (yield)
+    finally:
+        accounting.add(item.path, accounting.processor_seconds() - began)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of pytest-xdist hands on what it has counted."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["accounting"] = accounting.report()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take in what a process of pytest-xdist has counted, unless the process has died."""
+    if hasattr(node, "workeroutput"):
+        accounting.take(node.workeroutput["accounting"])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print what the run has cost."""
+    for line in accounting.lines(config.getoption("processor_times")):
+        terminalreporter.write_line(line)
 
 
 @pytest.hookimpl(trylast=True)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ipc.processes.liveness import is_held
+from tests.harness.accounting import count_server
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_CATALOG = ROOT / "tests" / "fakes" / "catalog"
@@ -190,6 +191,7 @@ class Server:
 
     def start(self) -> None:
         """Start the arbiter."""
+        count_server()
         program = ("penstock", "serve", *self.named) if self.named else ("gunicorn", "-c", "gunicorn.conf.py")
         command = [sys.executable, "-m", *program]
         with self.log_path.open("ab") as log:

@@ -29,6 +29,7 @@ from ipc.processes.paths import RunPaths
 from ipc.settings import Settings, load
 from ipc.store.store import Store
 from ipc.sweep import sweep
+from tests.harness.accounting import count_server
 from tests.harness.server import ROOT, wait_until
 from workers.reporting.reporter import EVERY_S
 
@@ -101,6 +102,7 @@ class Workers:
 
     def start(self, slot: int) -> None:
         """Start a worker, or start it again."""
+        count_server()
         command = [sys.executable, "-m", "workers", "--slot", str(slot)]
         with self.log_path.open("ab") as log:
             self.processes[slot] = subprocess.Popen(

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from tests.harness.accounting import count_server
 from tests.harness.server import wait_until
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -165,6 +166,7 @@ def serving(
     config.write_text(
         _CONFIG.format(limits=limits or {}, log=str(log), max_draining=max_draining) + "\n".join(lines) + "\n"
     )
+    count_server()
     process = subprocess.Popen(
         [sys.executable, "-m", "gunicorn", "-c", str(config)],
         cwd=_ROOT,

@@ -17,6 +17,7 @@ import pytest
 from ipc.processes.liveness import SlotLock
 from ipc.version import VERSION
 from penstock.cli import main
+from tests.harness.accounting import count_server
 from tests.harness.server import FAKE_CATALOG, ROOT, Server, alive, free_port, wait_until
 
 EXIT_CONFIG = 3
@@ -94,6 +95,7 @@ def served(tmp_path: Path, environment: dict[str, str]) -> Iterator[Server]:
     }
     pairs = [part for name, value in chosen.items() for part in ("--set", f"{name}={value}")]
     with server.log_path.open("wb") as log:
+        count_server()
         server.process = subprocess.Popen(
             [str(Path(sys.executable).with_name("penstock")), "serve", *flags, *pairs],
             cwd=here,

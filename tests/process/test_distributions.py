@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ipc.version import VERSION
+from tests.harness.accounting import count_server
 from tests.harness.server import ROOT, Server, free_port, wait_until
 from tools import distributions
 
@@ -224,6 +225,7 @@ def served(command: Path, environment: dict[str, str], tmp_path: Path, *names: s
     (tmp_path / "empty").mkdir()
     server = Server(port, run_dir, tmp_path / "server.log", environment)
     with server.log_path.open("wb") as log:
+        count_server()
         server.process = subprocess.Popen(
             [str(command), "serve", *names], cwd=tmp_path / "empty", env=environment, stdout=log, stderr=log
         )

@@ -22,6 +22,8 @@ from workers.scheduling.job import Batch, Job, Piece
 FULL = 100
 PACES = {"m": 0.01, "slow": 0.2, "fast": 0.0001}
 """Seconds for a token. A full batch of the slow model takes 20 s, ten times the bound."""
+FIRST_S = 1 / bounds.FIRST_TOKENS_PER_S
+"""Seconds for a token of a model that has not run."""
 _ids = count(1)
 
 
@@ -300,7 +302,7 @@ class Device:
         """Predicted work of a lane, in which a full batch counts as the bound at most."""
         most = limit_s / FULL
         jobs = [one for one in self.waiting if one.work.lane == lane and model in ("", one.model)]
-        return sum(one.cost * min(PACES.get(one.model, most), most) for one in jobs)
+        return sum(one.cost * min(PACES.get(one.model, FIRST_S), most) for one in jobs)
 
     def corrects(self, at: int, cost: int) -> None:
         """The real cost of a waiting request."""

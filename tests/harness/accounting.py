@@ -1,0 +1,57 @@
+"""What a run of tests has cost: servers that were started, and processor time by file.
+
+1. `count_server` is called where a test starts an arbiter or a worker.
+2. Each test process adds up the processor seconds of a file's tests: its own, and those of its children that have ended
+   and were waited for. The load of the machine does not change processor seconds.
+3. The processes of pytest-xdist hand both to the process that prints, which tells the servers at the end of each run,
+   and with `--processor-times` the most expensive files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+MOST_FILES = 40
+"""Files in the table."""
+
+_servers = 0
+_seconds: Counter[str] = Counter()
+
+
+def count_server() -> None:
+    """A test has started a server, or a worker without one."""
+    global _servers
+    _servers += 1
+
+
+def processor_seconds() -> float:
+    """Processor time of this process and of its ended children."""
+    return sum(os.times()[:4])
+
+
+def add(path: Path, seconds: float) -> None:
+    """A test of a file has taken so much processor time."""
+    _seconds[os.path.relpath(path)] += seconds
+
+
+def report() -> dict[str, Any]:
+    """What this process has counted, as plain values."""
+    return {"servers": _servers, "seconds": dict(_seconds)}
+
+
+def take(told: dict[str, Any]) -> None:
+    """Add what another process has counted."""
+    global _servers
+    _servers += told["servers"]
+    _seconds.update(told["seconds"])
+
+
+def lines(table: bool) -> list[str]:
+    """The end of a run: the servers, and with `table` the most expensive files."""
+    if not table:
+        return [f"{_servers} servers were started"]
+    rows = [f"{seconds:8.1f} s  {file}" for file, seconds in _seconds.most_common(MOST_FILES)]
+    return [*rows, f"{_servers} servers were started, {sum(_seconds.values()):.0f} s of processor time"]
