@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ipc.machine import available_cores, count_gpus, memory_nbytes
-from ipc.processes.paths import RunPaths, default_run_root
+from ipc.processes.paths import RunPaths, default_cache_root, default_run_root
 from ipc.setting_sources import PREFIX, Sources
 
 KEEP_ALIVE = "KEEP_ALIVE_INTERVAL"
@@ -115,6 +115,7 @@ class Run(Section, frozen=True):
 
     dir: str = ""
     state_dir: str = ""
+    cache_dir: str = ""
     instance: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,32}$")] = ""
     shm_dir: str = "/dev/shm"
 
@@ -139,6 +140,7 @@ class Worker(Section, frozen=True):
     healthy_after_s: Seconds = 300.0
     trust_remote_code: bool = False
     load_threads: Annotated[int, msgspec.Meta(gt=0, le=16)] = 2
+    remember_trials: bool = True
     memory_budget_bytes: Count = 0
     memory_pressure_percent: Annotated[int, msgspec.Meta(ge=10, le=100)] = 85
     unload_drain_s: Duration = 30.0
@@ -370,6 +372,13 @@ class Settings(Section, frozen=True):
     def state_root(self) -> Path:
         """Directory of state that survives a restart, if `run.state_dir` names a lasting directory."""
         return Path(self.run.state_dir) if self.run.state_dir else self.paths.root / "state"
+
+    @property
+    def findings_root(self) -> Path | None:
+        """Directory of what loads have found out about this machine; None where nothing is remembered."""
+        if not self.worker.remember_trials:
+            return None
+        return (Path(self.run.cache_dir) if self.run.cache_dir else default_cache_root()) / "findings"
 
     @property
     def worker_count(self) -> int:

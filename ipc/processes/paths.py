@@ -108,6 +108,18 @@ def default_run_root(instance: str) -> Path:
     return Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}" / instance
 
 
+def default_cache_root() -> Path:
+    """What may be removed at any time: `$CACHE_DIRECTORY` of systemd, else `penstock` in the user's cache."""
+    given = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
+    if given:
+        return Path(given)
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    try:
+        return base.expanduser() / "penstock"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"penstock-cache-{os.geteuid()}"
+
+
 def asset(name: str) -> Path:
     """A file that ships with Penstock (`gunicorn.conf.py`, `config/models`), in the source tree or installed."""
     found = TOP / name

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from tests.harness.accounting import count_server
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_CATALOG = ROOT / "tests" / "fakes" / "catalog"
+CACHE_DIR = Path(tempfile.gettempdir()) / f"penstock-tests-{os.geteuid()}"
+"""Of all servers of tests, so that linear layers of a tiny model are tried once."""
 DEVICE, PRECISION = os.environ.get("TEST_DEVICE", "cpu"), os.environ.get("TEST_PRECISION", "float32")
 """Device of the workers, and the precision of models that choose none: results in float32 keep within all limits."""
 START_TIMEOUT_S = 120.0
@@ -367,6 +370,7 @@ def make_server(
         "run.dir": run_dir,
         "run.instance": f"t{port}",
         "run.shm_dir": "/dev/shm",
+        "run.cache_dir": CACHE_DIR,
         "worker.count": 1,
         "worker.device": DEVICE,
         "worker.precision": PRECISION,

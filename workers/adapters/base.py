@@ -30,6 +30,7 @@ from ipc.settings import Generation
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, GenerateCall, InputItem
 from workers.adapters.shared.lora import LoraLayers
+from workers.device.findings import Findings
 from workers.repository.entries import RepositoryEntry
 
 if TYPE_CHECKING:
@@ -147,7 +148,8 @@ class LoadContext:
     `options` come from the model's catalog entry; `repository` is the entry of a repository model. Sequences of one
     item with more than `batch_tokens` in all run one part after another. A model that generates text gets `generation`
     and, in `free_bytes`, a function that tells how much memory the device has left. `gguf` is the GGUF file in the
-    directory that holds the model; empty for a model in another format.
+    directory that holds the model; empty for a model in another format. `findings` remember what loads found out here.
+    `identity` stands for files, entry and versions of the load (`lifecycle.fingerprint`); empty where nobody knows.
     """
 
     directory: Path
@@ -163,6 +165,8 @@ class LoadContext:
     generation: Generation = field(default_factory=Generation)
     free_bytes: Callable[[], int] = lambda: 0
     gguf: str = ""
+    findings: Findings = field(default_factory=Findings)
+    identity: str = ""
 
 
 class ItemRefused(Exception):

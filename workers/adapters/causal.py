@@ -25,6 +25,7 @@ from workers.generation.engine import Engine
 from workers.generation.formats.table import Format, detect
 from workers.generation.grammar import Grammars
 from workers.generation.masks import MaskFiller
+from workers.generation.proof import Earlier
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler, check_bias
 from workers.generation.templates import ChatTemplate, Prompt
@@ -89,7 +90,6 @@ class CausalAdapter(Adapter):
         vocabulary = Vocabulary(tokenizer, answers.marks)
         size = vocabulary_size(model)
         grammars = Grammars(tokenizer, size, sorted(end_ids(model, tokenizer)), answers)
-        context.progress("proof of packed steps", 0.0)
         engine = build(
             model,
             limit,
@@ -98,6 +98,7 @@ class CausalAdapter(Adapter):
             BatchedSampler(vocabulary.raw, partial(tokenizer.encode, add_special_tokens=False)),
             MaskFiller(grammars.words, size),
             partial(ChoiceOutput, vocabulary),
+            Earlier(context.findings, context.identity, partial(context.progress, "proof of packed steps")),
         )
         return cls(engine, tokenizer, template, answers, grammars, vocabulary, limit)
 

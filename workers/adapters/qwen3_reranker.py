@@ -116,7 +116,7 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         backbone = model.base_model
         del model
         if context.device.type == "cpu":
-            lay_out_linears(backbone)
+            lay_out_linears(backbone, findings=context.findings)
         encoder = TextEncoder(backbone, **apart_ids(tokenizer))
         limit = text_limit(backbone, context.max_sequence_length, stored_limit(tokenizer))
         adapter = cls(

@@ -20,7 +20,7 @@ from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
 from workers.generation.engine import Engine, Masks, Sampler
 from workers.generation.plain import PlainEngine
-from workers.generation.proof import packs
+from workers.generation.proof import Earlier, packs
 from workers.generation.request import GenerationRequest
 from workers.generation.scoring import scored_tokens
 from workers.generation.sequence import Output
@@ -45,15 +45,17 @@ def build(
     sampler: Sampler,
     masks: Masks,
     make_output: Callable[[GenerationRequest, int], Output],
+    earlier: Earlier | None = None,
 ) -> Engine:
     """The engine of `model`, whose longest sequence has `context_tokens` tokens.
 
-    `free_bytes` is the memory that is free on the device. Raises MemoryError when the cache would hold no prompt.
+    `free_bytes` is the memory that is free on the device; `earlier` knows the proofs of earlier loads. Raises
+    MemoryError when the cache would hold no prompt.
     """
     attention, kind = PagedAttention(settings.block_tokens), model.device.type
     scored = scored_tokens(model.config.get_text_config().vocab_size)
     max_sequences = settings.max_sequences or _SEQUENCES[kind]
-    if not packs(model, attention):
+    if not packs(model, attention, earlier):
         log.warning(
             "%s cannot run in packed steps; requests run one by one, with transformers' own cache",
             type(model).__name__,

@@ -6,6 +6,12 @@
    as `generate()` has it.
 3. One packed pass has rows at the beginning, at the border and at the last positions. So a model that looks at the
    greatest position of a pass is found, however far its border lies.
+
+A proof that succeeded is remembered (`workers.device.findings`) by all that decides the outcome: files of the model,
+its entry, the versions of the libraries, the code of the engine, and the machine. Where all are the same the arithmetic
+is the same, and the load runs one short pass in place of the proof. The canned inference of each load still runs in
+packed steps, and `lifecycle.fingerprint` compares its values with those of the load that was proven. Models that bring
+code of their own are proven at each load.
 """
 
 from __future__ import annotations
@@ -13,6 +19,8 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +28,7 @@ import torch
 
 from ipc.wire.messages import GenerateCall
 from ipc.wire.streams import TokenLogprob
+from workers.device.findings import Findings
 from workers.device.oom import is_out_of_memory
 from workers.generation.attention import PagedAttention, plan_of
 from workers.generation.blocks import BlockPool
@@ -37,14 +46,41 @@ _LENGTHS = (5, 37, 70)
 _LONGEST_WINDOW = 512
 """Windows of attention and borders of positions up to this length are part of the proof."""
 _CONTINUED = 3
+_SHORTEST = 4
+"""Tokens of the pass that asks which layers call the attention function."""
+_CODE = sorted(Path(__file__).parent.glob("*.py"))
+"""The code of the engine."""
 _STRETCH = 12
 """Tokens of a row at far positions."""
+_PASSES_RULES, _PASSES_NONE = "with rules", "without rules"
+"""What is remembered of a proof: whether the masks of layers reach the attention function as rules."""
 _TOLERANCE = {torch.float32: 1e-4}
 _TOLERANCE_HALF = 0.1
 """Mean difference of logits, as a part of their mean size."""
 
 
-def packs(model: Any, attention: PagedAttention) -> bool:
+class Earlier(NamedTuple):
+    """The proofs of earlier loads, the identity of this load (empty: prove anew), and a listener to progress."""
+
+    findings: Findings = Findings()
+    identity: str = ""
+    progress: Callable[[float], None] = lambda fraction: None
+
+    def passes_rules(self, facts: Any) -> bool | None:
+        """What an earlier proof has found; None where there was none."""
+        if not (self.identity and facts):
+            return None
+        words = self.findings.read("packed", (self.identity, facts), (_PASSES_RULES, _PASSES_NONE), 1)
+        return None if words is None else words == [_PASSES_RULES]
+
+    def keep(self, facts: Any, passes_rules: bool) -> None:
+        """Remember a proof that succeeded."""
+        if self.identity and facts:
+            word = _PASSES_RULES if passes_rules else _PASSES_NONE
+            self.findings.write("packed", (self.identity, facts), [word])
+
+
+def packs(model: Any, attention: PagedAttention, earlier: Earlier | None = None) -> bool:
     """Whether the logits of packed steps over `attention` are those of each sequence alone.
 
     Afterwards the model runs with `attention` if so, else with the implementation that the model had before. Raises the
@@ -59,12 +95,23 @@ def packs(model: Any, attention: PagedAttention) -> bool:
     except Unfollowed as error:
         log.info("%s: %s", type(model).__name__, error)
         return False
-    texts, rows = _texts(model, attention.rope), _rows(model, attention.rope)
-    for passes_rules in (True, False):
+    earlier, facts = earlier or Earlier(), _facts(model, attention)
+    known = earlier.passes_rules(facts)
+    earlier.progress(0.0)
+    texts = _texts(model, attention.rope) if known is None else []
+    earlier.progress(0.3)
+    rows = _rows(model, attention.rope) if known is None else []
+    for passes_rules in (True, False) if known is None else (known,):
         attention.passes_rules = passes_rules
         try:
             model.set_attn_implementation(attention.name)
+            if not _reaches_all_layers(model, attention):
+                continue
+            if known is not None:
+                return True
+            earlier.progress(0.5)
             if _agrees(model, attention, texts) and _far_rows_agree(model, attention, rows):
+                earlier.keep(facts, passes_rules)
                 return True
         # NOTE: models that index a mask raise TypeError, those without the interface AttributeError or KeyError.
         except (TypeError, AttributeError, KeyError, ValueError, RuntimeError, IndexError) as error:
@@ -73,6 +120,14 @@ def packs(model: Any, attention: PagedAttention) -> bool:
             log.info("%s: %s: %s", type(model).__name__, type(error).__name__, error)
     model.set_attn_implementation(before)
     return False
+
+
+def _facts(model: Any, attention: PagedAttention) -> Any:
+    """All that decides a proof beside `Earlier.identity`; None for a model whose code is not that of transformers."""
+    if not type(model).__module__.startswith("transformers."):
+        return None
+    code = [(path.name, (found := path.stat()).st_size, found.st_mtime_ns) for path in _CODE]
+    return (code, attention.block_tokens, type(model).__qualname__, model.device.type, str(model.dtype))
 
 
 class _Text(NamedTuple):
@@ -128,19 +183,23 @@ def _generated(model: Any, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
+@torch.inference_mode()
+def _reaches_all_layers(model: Any, attention: PagedAttention) -> bool:
+    """Whether all layers call the attention function, which learns their widths meanwhile."""
+    attention.plan, attention.called = None, set()
+    config = model.config.get_text_config()
+    tokens = torch.tensor([_drawn(config, random.Random(0), _SHORTEST)], device=model.device)
+    model(
+        input_ids=tokens,
+        position_ids=torch.arange(_SHORTEST, device=model.device)[None],
+        attention_mask=torch.ones_like(tokens),
+        use_cache=False,
+    )
+    return len(attention.called) == int(config.num_hidden_layers)
+
+
 def _agrees(model: Any, attention: PagedAttention, texts: list[_Text]) -> bool:
     """Whether the texts have the same logits in an engine, in company."""
-    attention.plan, attention.called = None, set()
-    first = texts[0].tokens
-    with torch.inference_mode():
-        model(
-            input_ids=torch.tensor([first], device=model.device),
-            position_ids=torch.arange(len(first), device=model.device)[None],
-            attention_mask=torch.ones(1, len(first), dtype=torch.long, device=model.device),
-            use_cache=False,
-        )
-    if len(attention.called) != model.config.get_text_config().num_hidden_layers:
-        return False
     size = attention.block_tokens
     blocks = sum(-(-len(text.tokens) // size) for text in texts) + len(texts)
     attention.allocate(blocks)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from workers.adapters.base import Adapter, LoadContext
 from workers.adapters.registry import BUILT_IN, resolve
 from workers.adapters.shared.building import BUILDING, resolve_dtype
 from workers.device.devices import Device, batch_tokens
+from workers.device.findings import Findings
 from workers.lifecycle import fingerprint, grouping, memory_budget, program_loads
 from workers.lifecycle.instance import Instance, LoadAbandoned
 from workers.loading import reading, source
@@ -31,14 +32,18 @@ BYTES_PER_S, DOWNLOADED_PER_S = 500e6, 50e6
 """How fast weights come, from the disk and from the hub, for an estimate before the first load."""
 PYTHON = "python_model"
 _PHASES = {"download": (0.0, 0.4), "read": (0.4, 0.2), "tokenizer": (0.6, 0.0), "weights": (0.6, 0.3)}
+_PHASES |= {"libraries": (0.6, 0.0), "linear layers": (0.9, 0.05), "proof of packed steps": (0.95, 0.05)}
 
 
 class Progress:
-    """Receives (phase, fraction) from a load, logs it once a second and notes it in the instance."""
+    """Receives (phase, fraction) from a load, and notes it in the instance.
+
+    The log has one line a second, and after the first second a line for the begin of each phase.
+    """
 
     def __init__(self, instance: Instance, changed: Callable[[], None]) -> None:
         self._instance, self._changed = instance, changed
-        self._last = 0.0
+        self._began, self._last, self._phase = time.monotonic(), 0.0, ""
 
     def __call__(self, phase: str, fraction: float) -> None:
         """Report that `phase` is `fraction` (0 to 1) done. Raises `LoadAbandoned` when nobody wants the model."""
@@ -47,9 +52,10 @@ class Progress:
         start, share = _PHASES.get(phase, (0.9, 0.1))
         self._instance.progress = max(self._instance.progress, start + share * fraction)
         now = time.monotonic()
-        if now - self._last < REPORT_EVERY_S:
+        begins = phase != self._phase and now - self._began >= REPORT_EVERY_S
+        if not begins and now - self._last < REPORT_EVERY_S:
             return
-        self._last = now
+        self._last, self._phase = now, phase
         log.info("loading %s: %s %3.0f %%", self._instance.name, phase, fraction * 100)
         self._changed()
 
@@ -120,7 +126,9 @@ class Loader:
             generation=self._settings.generation,
             free_bytes=lambda: memory_budget.free_bytes(self._settings, self._device),
             gguf=gguf_of(entry),
+            findings=Findings(self._settings.findings_root),
         )
+        progress("libraries", 0.0)
         with BUILDING:
             family = resolve(entry.adapter, files=context.trust_remote_code)
         _check_names(entry, family.spec.options)
@@ -134,7 +142,7 @@ class Loader:
 
         before = identity()
         with BUILDING if family.spec.builds_alone else nullcontext():
-            adapter = family.load(context)
+            adapter = family.load(replace(context, identity=before))
         # NOTE: files that changed while they were read may be half old and half new, so nothing is kept by them.
         adapter.identity = before if identity() == before else ""
         codec.check_status(Instance([entry], state="loaded", adapter=adapter).status(entry, ""))

@@ -41,7 +41,8 @@ class CausalFiles:
             else self._from_gguf()
         )
         if context.device.type == "cpu":
-            lay_out_linears(model, GENERATED_ROWS, partial(context.progress, "linear layers"))
+            tell = partial(context.progress, "linear layers")
+            lay_out_linears(model, GENERATED_ROWS, tell, context.findings)
         return model
 
     def _from_gguf(self) -> Any:

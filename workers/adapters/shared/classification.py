@@ -363,7 +363,7 @@ def load_classifier(context: LoadContext, kind: type[K]) -> Loaded[K]:
         model_arguments=layout.model_arguments,
     )
     if context.device.type == "cpu":
-        lay_out_linears(model)
+        lay_out_linears(model, findings=context.findings)
     classifier = kind(model, **apart_ids(tokenizer))
     classifier.batch_tokens = context.batch_tokens
     classifier.known_ids = KnownIds(embedding_rows(model), tokenizer)

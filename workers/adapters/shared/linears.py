@@ -9,6 +9,9 @@ chance. Models that generate compute few rows at a time, and oneDNN may lose the
 rows, and several layers of a shape in turn, since the processor's caches would hold the weights of a single layer.
 Layers of a small model also keep their plain weight for a single row, where oneDNN is not faster with one. Processor
 time of the calling thread counts, as other work on the machine affects that time least. Short trials are repeated.
+
+What the trials choose is remembered (`workers.device.findings`) by the shapes of the layers and the machine. A later
+load of such layers lays them out at once. Each load checks on a few rows that both forms give the same numbers.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from statistics import geometric_mean
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from workers.device.findings import Findings
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +44,26 @@ LEAST_GAIN, MOST_LOSS = 1.05, 0.95
 """The mean gain that is worth a change, and the least gain at any number of rows."""
 GENERATED_ROWS = (1, 8, 32)
 """Sequences that a model generates for at a time."""
+PLAIN, LAID_OUT, BOTH = "plain", "laid out", "both"
+"""What becomes of the layers of a shape; with both forms a single row meets the plain one."""
+CHECKED_ROWS = 8
+"""Rows of the check where the choice is remembered."""
+FORM = (
+    TRIAL_ROWS,
+    TRIAL_PRODUCTS,
+    TRIALS,
+    TRIAL_S,
+    MOST_TRIALS,
+    TRIAL_NBYTES,
+    KEPT_NBYTES,
+    LEAST_GAIN,
+    MOST_LOSS,
+)
+"""Facts of the trials on which choices depend."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+
+Kind = tuple[int, int, str, bool]
+"""Numbers of inputs and outputs, dtype, and whether there is a bias."""
 
 
 class LaidOutLinear(nn.Module):
@@ -69,31 +94,53 @@ class LaidOutLinear(nn.Module):
 
 @torch.inference_mode()
 def lay_out_linears(
-    model: nn.Module, rows: Sequence[int] = (), progress: Callable[[float], None] = lambda fraction: None
+    model: nn.Module,
+    rows: Sequence[int] = (),
+    progress: Callable[[float], None] = lambda fraction: None,
+    findings: Findings | None = None,
 ) -> int:
     """Replace the linear layers of `model` (eval mode, on CPU) where oneDNN is faster; returns how many.
 
     `rows` are numbers of rows that the layers will have; without any, the rows of a batch of texts. `progress` is told
-    the part of the shapes that are tried.
+    the part of the shapes that are decided. `findings` remember the choices.
     """
-    kinds: dict[tuple[int, int, torch.dtype, bool], list[tuple[nn.Module, str, nn.Linear]]] = {}
+    kinds: dict[Kind, list[tuple[nn.Module, str, nn.Linear]]] = {}
     for parent, name, child in _candidates(model):
-        kind = (child.in_features, child.out_features, child.weight.dtype, child.bias is not None)
+        kind = (child.in_features, child.out_features, str(child.weight.dtype), child.bias is not None)
         kinds.setdefault(kind, []).append((parent, name, child))
-    replaced = 0
+    if not kinds:
+        return 0
+    findings = findings or Findings()
+    facts = (FORM, list(rows), [(kind, len(places)) for kind, places in kinds.items()])
+    remembered = findings.read("linears", facts, (PLAIN, LAID_OUT, BOTH), len(kinds))
     nbytes = sum(child.weight.nbytes for places in kinds.values() for *_, child in places)
-    for number, places in enumerate(kinds.values()):
+    choices, replaced = [], 0
+    for number, (places, choice) in enumerate(zip_longest(kinds.values(), remembered or ())):
         progress(number / len(kinds))
         layers = [child for *_, child in places]
-        layers = layers[: -(-TRIAL_NBYTES // layers[0].weight.nbytes)]
-        keeps_plain = 1 in rows and nbytes <= KEPT_NBYTES and not _is_better(layers, (1,))
-        if _is_better(layers, [count for count in rows if count > 1] if keeps_plain else rows):
+        if choice is None:
+            choice = _chosen(layers, rows, may_keep=nbytes <= KEPT_NBYTES)
+        elif choice != PLAIN and not _agrees(layers[0]):
+            choice = PLAIN
+        choices.append(choice)
+        if choice != PLAIN:
             for parent, name, child in places:
-                setattr(parent, name, LaidOutLinear(child, keeps_plain=keeps_plain))
+                setattr(parent, name, LaidOutLinear(child, keeps_plain=choice == BOTH))
             replaced += len(places)
+    if choices != remembered:
+        findings.write("linears", facts, choices)
     if replaced:
         log.debug("%d linear layers laid out for oneDNN", replaced)
     return replaced
+
+
+def _chosen(layers: Sequence[nn.Linear], rows: Sequence[int], *, may_keep: bool) -> str:
+    """What trials say of layers of one shape."""
+    layers = layers[: -(-TRIAL_NBYTES // layers[0].weight.nbytes)]
+    keeps_plain = 1 in rows and may_keep and not _is_better(layers, (1,))
+    if not _is_better(layers, [count for count in rows if count > 1] if keeps_plain else rows):
+        return PLAIN
+    return BOTH if keeps_plain else LAID_OUT
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
@@ -122,20 +169,36 @@ def laid_out_dtypes() -> frozenset[torch.dtype]:
     return frozenset(TOLERANCE) if operators._is_mkldnn_bf16_supported() else frozenset((torch.float32,))
 
 
+def _states(layer: nn.Linear, count: int) -> Tensor:
+    """`count` random rows, the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, layer.in_features, generator=generator).to(layer.weight.dtype)
+
+
+def _agrees(layer: nn.Linear, states: Tensor | None = None, other: LaidOutLinear | None = None) -> bool:
+    """Whether the laid-out form of a layer gives the numbers of the plain one."""
+    states = _states(layer, CHECKED_ROWS) if states is None else states
+    try:
+        other = LaidOutLinear(layer) if other is None else other
+        wanted, got = layer(states).detach().float(), other(states).detach().float()
+    except RuntimeError as error:
+        log.debug("oneDNN layout is not used: %s", str(error).partition("\n")[0])
+        return False
+    return float((got - wanted).abs().max()) <= TOLERANCE[layer.weight.dtype] * float(wanted.abs().max())
+
+
 def _is_better(layers: Sequence[nn.Linear], rows: Sequence[int]) -> bool:
     """Whether the laid-out forms of layers of one shape agree with the plain ones and are faster."""
     first = layers[0]
     least, most = TRIAL_ROWS
     batch = min(most, max(least, TRIAL_PRODUCTS // (first.in_features * first.out_features)))
-    generator = torch.Generator().manual_seed(0)
-    states = torch.randn(batch, first.in_features, generator=generator).to(first.weight.dtype)
+    states = _states(first, batch)
     try:
         others = [LaidOutLinear(layer) for layer in (layers if rows else layers[:1])]
-        wanted, got = first(states).detach().float(), others[0](states).detach().float()
     except RuntimeError as error:
         log.debug("oneDNN layout is not used: %s", str(error).partition("\n")[0])
         return False
-    if float((got - wanted).abs().max()) > TOLERANCE[first.weight.dtype] * float(wanted.abs().max()):
+    if not _agrees(first, states, others[0]):
         return False
     gains = []
     for count in rows or (batch,):

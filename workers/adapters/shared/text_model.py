@@ -139,7 +139,7 @@ class TextModel:
             model_arguments=layout.model_arguments,
         )
         if context.device.type == "cpu":
-            lay_out_linears(model)
+            lay_out_linears(model, findings=context.findings)
         encoder = TextEncoder(backbone_of(model), **tokenizer.apart)
         tokenizer.knows(encoder.embeddings)
         stated = context.max_sequence_length or layout.max_sequence_length or tokenizer.stored_max_length

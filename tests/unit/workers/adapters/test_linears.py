@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from workers.adapters.shared import linears
 from workers.adapters.shared.building import parameter_bytes
+from workers.device.findings import Findings
 
 needs_onednn = pytest.mark.skipif(
     not linears.laid_out_dtypes(), reason="this torch has no oneDNN linear operators"
@@ -141,3 +145,36 @@ def test_weights_shared_with_an_embedding_stay_as_they_are(monkeypatch: pytest.M
     model = Both().eval()
     linears.lay_out_linears(model)
     assert type(model.two) is nn.Linear
+
+
+@needs_onednn
+def test_choices_are_remembered_by_shapes_and_rows_and_checked_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made() -> nn.Module:
+        return nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 32)).eval()
+
+    def decide(model: nn.Module, rows: tuple[int, ...] = linears.GENERATED_ROWS) -> list[str]:
+        tried.clear()
+        linears.lay_out_linears(model, rows, findings=Findings(tmp_path))
+        return [type(layer).__name__ for layer in model]  # type: ignore[attr-defined]
+
+    tried: list[int] = []
+
+    def is_better(layers: Sequence[nn.Linear], rows: Sequence[int]) -> bool:
+        tried.append(len(rows))
+        return layers[0].out_features == 48 and tuple(rows) != (1,)
+
+    monkeypatch.setattr(linears, "_is_better", is_better)
+    assert decide(made()) == ["LaidOutLinear", "Linear"] and tried
+    first = made()
+    assert decide(first) == ["LaidOutLinear", "Linear"] and not tried, "what the first load has found"
+    assert first[0]._plain is not None  # type: ignore[index]
+    decide(made(), (1, 8))
+    assert tried, "other rows are tried anew"
+    decide(nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 32), nn.Linear(48, 32)).eval())
+    assert tried, "another model is tried anew"
+    monkeypatch.setattr(
+        linears.LaidOutLinear, "forward", lambda self, rows: rows.new_zeros(len(rows), self.out_features)
+    )
+    assert decide(made()) == ["Linear", "Linear"], "a form with other numbers is never used"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import transformers
 
 from tests.tiny import causal
+from workers.device.findings import Findings
 from workers.generation import proof
 from workers.generation.attention import MaskRule, PagedAttention
 from workers.generation.proof import packs
@@ -111,3 +113,44 @@ def test_a_model_that_never_calls_the_attention_function_is_refused(kind: str) -
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     assert not packs(model, PagedAttention(BLOCK_TOKENS))
+
+
+def test_a_proof_is_remembered_by_the_identity_of_a_load_and_the_engine_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def proven(identity: str, block_tokens: int = BLOCK_TOKENS) -> tuple[bool, int]:
+        compared.clear()
+        attention = PagedAttention(block_tokens)
+        earlier = proof.Earlier(Findings(tmp_path), identity, told.append)
+        found = packs(causal.make("gpt_oss"), attention, earlier)
+        assert attention.token_nbytes() and attention.passes_rules
+        return found, len(compared)
+
+    compared: list[int] = []
+    told: list[float] = []
+    near = proof._are_near
+    monkeypatch.setattr(proof, "_are_near", lambda *args: compared.append(1) is None and near(*args))
+    assert proven("files of one model") == (True, 2)
+    assert told == sorted(told) and len(told) > 2
+    assert proven("files of one model") == (True, 0)
+    assert proven("files of another") == (True, 2)
+    assert proven("files of one model", 16) == (True, 2)
+    assert proven("") == (True, 2), "files that changed meanwhile"
+    monkeypatch.setattr(proof, "_CODE", [Path(__file__)])
+    assert proven("files of one model") == (True, 2), "other code"
+
+
+def test_a_proof_that_failed_and_a_model_with_code_of_its_own_are_proven_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OwnCode(transformers.LlamaForCausalLM):
+        """A class that does not come from transformers."""
+
+    earlier = proof.Earlier(Findings(tmp_path), "identity")
+    model, attention = causal.make("llama"), PagedAttention(BLOCK_TOKENS)
+    assert proof._facts(model, attention) is not None
+    assert proof._facts(OwnCode(model.config), attention) is None
+    earlier.keep(None, True)
+    monkeypatch.setattr(proof, "_are_near", lambda *_: False)
+    assert not packs(causal.make("llama"), PagedAttention(BLOCK_TOKENS), earlier)
+    assert not list(tmp_path.rglob("*.json"))

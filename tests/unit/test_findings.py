@@ -1,0 +1,124 @@
+"""What loads remember of a machine: found by the same facts only, and never read from a file that others wrote."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from workers.device import findings as module
+from workers.device.findings import Findings
+
+WORDS = ("plain", "laid out")
+
+
+@pytest.fixture
+def findings(tmp_path: Path) -> Findings:
+    found = Findings(tmp_path)
+    found.write("linears", ("a", 1), ["plain", "laid out"])
+    return found
+
+
+def read(findings: Findings, facts: object = ("a", 1)) -> list[str] | None:
+    return findings.read("linears", facts, WORDS, 2)
+
+
+def test_a_finding_is_found_again_by_the_same_facts_and_kind_only(findings: Findings) -> None:
+    assert read(findings) == ["plain", "laid out"]
+    assert read(findings, ("a", 2)) is None
+    assert findings.read("packed", ("a", 1), WORDS, 2) is None
+    assert Findings().read("linears", ("a", 1), WORDS, 2) is None
+
+
+@pytest.mark.parametrize("changed", ["torch", "processor", "threads", "environment", "version"])
+def test_a_change_of_the_machine_hides_what_was_found(
+    changed: str, findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if changed == "torch":
+        monkeypatch.setattr(torch, "__version__", "2.99.0")
+    elif changed == "processor":
+        monkeypatch.setattr(module, "_processor", lambda: ["model name : another"])
+    elif changed == "threads":
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    elif changed == "environment":
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    else:
+        monkeypatch.setattr(module, "VERSION", "99.0.0")
+    module.machine_facts.cache_clear()
+    try:
+        assert read(findings) is None
+    finally:
+        monkeypatch.undo()
+        module.machine_facts.cache_clear()
+    assert read(findings) == ["plain", "laid out"]
+
+
+def _torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def _writable(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_name("other"))
+    path.symlink_to("other")
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "torn": _torn,
+    "no text": lambda path: path.write_bytes(b'["\xff", "plain"]'),
+    "another form": lambda path: path.write_bytes(b'{"plain": 1}'),
+    "other words": lambda path: path.write_bytes(b'["plain", "fast"]'),
+    "too few": lambda path: path.write_bytes(b'["plain"]'),
+    "huge": lambda path: path.write_bytes(b'["plain", "laid out"]' + b" " * (1 << 20)),
+    "writable for others": _writable,
+    "a link": _link,
+    "a pipe": _pipe,
+}
+
+
+@pytest.mark.parametrize("damage", HOSTILE)
+def test_torn_and_hostile_files_are_as_good_as_none_and_are_replaced(
+    damage: str, findings: Findings, tmp_path: Path
+) -> None:
+    [path] = tmp_path.rglob("*.json")
+    HOSTILE[damage](path)
+    assert read(findings) is None
+    findings.write("linears", ("a", 1), ["laid out", "laid out"])
+    assert read(findings) == ["laid out", "laid out"]
+
+
+def test_a_directory_that_takes_no_files_costs_nothing_but_the_finding(tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.write_text("")
+    findings = Findings(place)
+    findings.write("linears", ("a", 1), ["plain", "plain"])
+    assert read(findings) is None
+
+
+def test_two_workers_write_at_once_and_readers_see_whole_files_only(tmp_path: Path) -> None:
+    words = [["plain", "plain"], ["laid out", "laid out"]]
+
+    def write(number: int) -> bool:
+        findings = Findings(tmp_path)
+        for _ in range(100):
+            findings.write("linears", 1, words[number % 2])
+            if findings.read("linears", 1, WORDS, 2) not in words:
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(write, range(4)))
+    assert len(list(tmp_path.rglob("*"))) == 2

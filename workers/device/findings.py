@@ -1,0 +1,118 @@
+"""What loads have found out on this machine, remembered for later loads.
+
+1. A finding is a list of words in a small JSON file of its own. The file is named by a digest of all facts on which the
+   finding depends: those of the caller, and those of the machine (`machine_facts`). Other facts mean another file, so a
+   new torch, another processor or another number of threads never meets an old finding.
+2. A file is written beside its place and renamed, so two workers may write the same finding at once.
+3. A file that is torn, too large, a link, owned by another user or writable for others is as good as none.
+
+A finding never replaces a check of the numbers: who reads a finding says what the finding spares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import stat
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from ipc.version import VERSION
+
+log = logging.getLogger(__name__)
+
+_MOST_NBYTES = 64 << 10
+_PROCESSORS = Path("/proc/cpuinfo")
+_PROCESSOR_FIELDS = ("vendor_id", "model name", "stepping", "microcode", "flags", "CPU part", "Features")
+_TUNED_BY = ("ONEDNN_", "DNNL_", "MKL_", "OMP_", "KMP_", "ATEN_", "TORCH_", "PYTORCH_", "CUBLAS_", "NVIDIA_")
+"""Beginnings of environment variables that change how torch computes."""
+
+
+class Findings:
+    """The findings in one directory. Without a directory nothing is remembered."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
+
+    def read(self, kind: str, facts: Any, choices: Sequence[str], count: int) -> list[str] | None:
+        """The finding of `kind` by these facts: exactly `count` words of `choices`. None where there is none."""
+        if self._root is None:
+            return None
+        path = self._path(self._root, kind, facts)
+        try:
+            words = msgspec.json.decode(_content(path), type=list[str])
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.info("the finding %s is not read, and is made anew: %s", path.name, error)
+            return None
+        return words if len(words) == count and set(words) <= set(choices) else None
+
+    def write(self, kind: str, facts: Any, words: Sequence[str]) -> None:
+        """Keep a finding in one step; where that fails the next load finds the same again."""
+        if self._root is None:
+            return
+        path = self._path(self._root, kind, facts)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, draft = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+            try:
+                with os.fdopen(handle, "wb") as stream:
+                    stream.write(msgspec.json.encode(list(words)))
+                Path(draft).replace(path)
+            except OSError:
+                Path(draft).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            log.debug("the finding %s is not kept: %s", path.name, error)
+
+    @staticmethod
+    def _path(root: Path, kind: str, facts: Any) -> Path:
+        whole = msgspec.json.encode((facts, machine_facts(), torch.get_num_threads()), order="deterministic")
+        return root / kind / f"{hashlib.blake2b(whole, digest_size=16).hexdigest()}.json"
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a small file of ours. Raises OSError for anything else."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as stream:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_NBYTES:
+            raise OSError("no small file")
+        if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise OSError("others can write to the file")
+        return stream.read(_MOST_NBYTES)
+
+
+@cache
+def machine_facts() -> tuple[Any, ...]:
+    """The processor, the card, the versions of what computes, and the settings of the environment for these."""
+    tuned = sorted(item for item in os.environ.items() if item[0].startswith(_TUNED_BY))
+    cards = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
+    return (
+        VERSION,
+        platform.machine(),
+        _processor(),
+        cards,
+        str(torch.__version__),
+        torch.__config__.show(),
+        tuned,
+    )
+
+
+def _processor() -> list[str]:
+    """The lines of /proc/cpuinfo that tell one kind of processor from another."""
+    try:
+        lines = _PROCESSORS.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    found = {line for line in lines if line.partition(":")[0].strip() in _PROCESSOR_FIELDS}
+    return sorted(found) or [platform.processor()]
