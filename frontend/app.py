@@ -13,11 +13,8 @@ from frontend.http.bodies import CALLBACK_KEY, noting
 from frontend.http.listeners import SEND_KEY, Listeners, normalize, refuse
 from frontend.lifespan import Lifespan
 from frontend.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware, access_middleware
-from frontend.openapi import pages
-from frontend.protocols.registry import Protocols, as_bytes, protocols, schema
-from frontend.resources import health
+from frontend.protocols.registry import Protocols, as_bytes, protocols
 from frontend.services import Services
-from frontend.status import stream as page
 from ipc.errors import PenstockError
 from ipc.settings import Settings
 
@@ -37,14 +34,11 @@ class Application:
         known: Protocols,
         services: Services,
         listeners: Listeners,
-        root: str = "/",
     ) -> None:
-        """A POST to the root is one to the path `root`."""
         self._app, self._listeners = app, listeners
         self._services = services
         self._access, self._settings = services.access, services.settings
         self._known = known
-        self._root = root
 
     def render_refusal(self, error: PenstockError, path: str) -> tuple[int, bytes, dict[str, str]]:
         """(status, body, headers) of an error that the server finds itself (`frontend.server.state`)."""
@@ -58,11 +52,13 @@ class Application:
         readable = normalize(scope)
         if scope["path"] == "/" and scope.get("method") == "POST":
             # NOTE: before keys are asked for, since a page lies at the root, which needs none.
-            scope["path"] = self._root
-        if not self._listeners.serves(scope):
+            scope["path"] = self._known.root
+        if not self._listeners.serves(scope, self._known.is_probe):
             await refuse(scope, send, self._settings, partial(self._unknown, scope["path"]))
             return
-        admitted = self._access.admit(scope) and readable
+        path = scope["path"]
+        need = self._known.need_of(path, self._access.open_metrics)
+        admitted = self._access.admit(scope, need) and readable
         if scope["type"] == "websocket":
             scope[SEND_KEY] = send
         else:
@@ -73,7 +69,7 @@ class Application:
                 receive = _unread
             counts = self._services.finisher.http
             if counts is not None:
-                await counts.serve(self._app, declared, scope, receive, send)
+                await counts.serve(self._app, declared, self._known.is_counted(path), scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -96,7 +92,7 @@ def create(config: Settings | None = None) -> Application:
     """The application for `config` (the one that the arbiter accepted when None)."""
     chosen = configuration.current() if config is None else configuration.read(config)
     services = Services(chosen.settings, chosen.catalog, chosen.access, chosen.restrictions)
-    known = protocols()
+    known = protocols(chosen.settings.server.compatible)
     middleware: list[Any] = [
         Lifespan(services),
         RequestMiddleware(services, known),
@@ -110,14 +106,7 @@ def create(config: Settings | None = None) -> Application:
     app.add_error_handler(Exception, errors.unexpected)
     app.add_error_handler(falcon.HTTPError, errors.http)
     app.add_error_handler(PenstockError, errors.penstock)
-    for path in ("/healthz", "/livez"):
-        app.add_route(path, health.LivenessResource())
-    for path in ("/readyz", "/ping"):
-        app.add_route(path, health.ReadinessResource(services))
-    app.add_route("/metrics", health.MetricsResource(services))
-    app.add_route("/health", health.HealthResource())
-    page.mount(app, services)
-    pages.mount(app, schema)
-    for protocol in known:
-        protocol.mount(app, services)
-    return Application(app, known, services, Listeners(chosen.settings.server), chosen.root)
+    # The status stream reads messages of clients itself, so Falcon need not read to notice a disconnect.
+    app.ws_options.max_receive_queue = 0
+    known.mount(app, services)
+    return Application(app, known, services, Listeners(chosen.settings.server))

@@ -27,8 +27,6 @@ NO_MODEL = "none"
 """Label of routes that need no model."""
 UNMATCHED = "<unmatched>"
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH"))
-_UNCOUNTED = ("/docs", "/redoc", "/openapi.json", "/api-doc/openapi.json")
-_PROBES = frozenset(("/", "/health", "/healthz", "/livez", "/readyz", "/ping", "/metrics"))
 _SHOWN_PATH = 200
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -72,18 +70,26 @@ class HttpCounts:
         self._metrics, self._models, self._log = metrics, models, settings
         self.labels = lru_cache(maxsize=4096)(self._labels)
 
-    def record(self, scope: dict[str, Any]) -> HttpRecord | None:
-        """A record of the request of an ASGI scope; None for requests that are neither counted nor logged."""
-        path = scope["path"]
-        counted = path not in _PROBES and not path.startswith(_UNCOUNTED) and scope["method"] != "OPTIONS"
+    def record(self, scope: dict[str, Any], counted: bool) -> HttpRecord | None:
+        """A record of the request of an ASGI scope; None for requests that are neither counted nor logged.
+
+        `counted` says whether requests of the path are counted.
+        """
+        counted = counted and scope["method"] != "OPTIONS"
         logged = self._log.access and (counted or self._log.access_health)
         return HttpRecord(self, scope, counted, logged) if counted or logged else None
 
     async def serve(
-        self, app: Any, declared: int | None, scope: dict[str, Any], receive: Receive, send: Any
+        self,
+        app: Any,
+        declared: int | None,
+        counted: bool,
+        scope: dict[str, Any],
+        receive: Receive,
+        send: Any,
     ) -> None:
         """Let `app` answer one request, and count it; `declared` is the size of the body by its head."""
-        record = self.record(scope)
+        record = self.record(scope, counted)
         if record is None:
             await app(scope, receive, send)
             return

@@ -129,8 +129,7 @@ class RequestMiddleware:
         """The request has a route: tell its record, with the model where the path names the model."""
         record: HttpRecord | None = req.context.penstock.http
         if record is not None:
-            protocol = req.context.protocol = self._known.of(req.path)
-            operation, model = protocol.inference_at(req.path)
+            operation, model = self._known.inference_at(req.path)
             record.routed(req.uri_template or "", model or (UNKNOWN if operation else NO_MODEL))
 
     async def process_request_ws(self, req: Request, ws: WebSocket) -> None:
@@ -158,7 +157,7 @@ class RequestMiddleware:
             return
         protocol: WireProtocol = getattr(req.context, "protocol", None) or self._known.of(req.path)
         if made.error and not made.operation:
-            made.operation, made.model = protocol.inference_at(req.path)
+            made.operation, made.model = self._known.inference_at(req.path)
         outcome = Outcome(req.method, req.path, req.uri_template or "", status)
         self._services.finisher.finish(made, protocol.name, outcome)
 

@@ -163,7 +163,7 @@ def _describe(options: argparse.Namespace) -> int:
         return 0
     from frontend.protocols import registry
 
-    print(registry.schema().decode())
+    print(registry.protocols().schema().decode())
     return 0
 
 

@@ -31,6 +31,7 @@ FLOORS = {
         ("sweep",),
     ),
     "frontend": (
+        ("routes",),
         ("access", "http_counting"),
         ("scope",),
         ("http", "tracing"),

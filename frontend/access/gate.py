@@ -41,8 +41,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from frontend.access import api_keys, scopes
-from frontend.access.scopes import Need
+from frontend.access import api_keys
+from frontend.routes import Need
 from ipc.errors import AccessRefused, Forbidden, RateLimited, Unauthenticated
 from ipc.settings import Server
 
@@ -343,7 +343,7 @@ class Gate:
         """Whether keys are needed at all."""
         return bool(self.entries)
 
-    def grant_for(self, scope: dict[str, Any], need: scopes.Need, spend: bool = True) -> Grant:
+    def grant_for(self, scope: dict[str, Any], need: Need, spend: bool = True) -> Grant:
         """The caller of an ASGI scope. Raises an `AccessRefused`. With `spend` the call counts against the rate."""
         decision = self._decide(scope, need, spend)
         if decision.refusal is not None:
@@ -364,16 +364,15 @@ class Gate:
             if entry.requests_per_s:
                 self.meter.spend(number, entry.requests_per_s, entry.allowed_burst)
 
-    def admit(self, scope: dict[str, Any]) -> bool:
-        """Check a scope once and keep the decision in it for `decision_of`; returns whether it was let in.
+    def admit(self, scope: dict[str, Any], need: Need) -> bool:
+        """Check a scope once, whose path has this `need`, and keep the decision in it; returns whether it was let in.
 
         A preflight never carries a key, and its answer holds no data, so a preflight is let in as on an open path.
         """
-        need: scopes.Need = "" if _is_preflight(scope) else scopes.need_of(scope["path"], self.open_metrics)
-        decision = scope[SCOPE_KEY] = self._decide(scope, need)
+        decision = scope[SCOPE_KEY] = self._decide(scope, "" if _is_preflight(scope) else need)
         return decision.refusal is None
 
-    def _decide(self, scope: dict[str, Any], need: scopes.Need, spend: bool = True) -> Decision:
+    def _decide(self, scope: dict[str, Any], need: Need, spend: bool = True) -> Decision:
         if not self.closed:
             refused = self._keyless.refusal(scope, need)
             return _LET_IN if refused is None else Decision(refusal=refused)

@@ -15,7 +15,6 @@ from frontend.access.restricted import Restrictions
 from frontend.engine import default_models
 from frontend.grpc import port
 from frontend.http import listeners
-from frontend.protocols.foreign import shared_routes
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.tracing import otlp
 from ipc import settings
@@ -28,16 +27,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings, and the catalog, the API keys and the secrets of restricted groups that they name.
-
-    `root` is the path that a POST to the root means.
-    """
+    """Settings, and the catalog, the API keys and the secrets of restricted groups that they name."""
 
     settings: settings.Settings
     catalog: Catalog
     access: Gate
     restrictions: Restrictions
-    root: str
 
 
 _accepted: Configuration | None = None
@@ -49,7 +44,11 @@ def read(config: settings.Settings | None = None) -> Configuration:
     otlp.check(config.tracing)
     port.validate_address(config.grpc)
     listeners.check_addresses(config)
-    root = shared_routes.root_of(config.server.compatible)
+    if config.server.compatible:
+        # The tables of all protocols take as long to import as the rest of the arbiter.
+        from frontend.protocols import registry
+
+        registry.protocols(config.server.compatible)
     catalog = load_served(config.catalog, config.repository)
     models = model_directories(config.repository.dirs)
     refuse_clash(models, names_of(catalog.sources))
@@ -59,7 +58,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     default_models.check(catalog, config.server.default_models)
     check_models(config.repository.models, models)
     check_lora_dirs(config.catalog.lora_dirs)
-    return Configuration(config, catalog, Gate.of(config.server), restrictions_of(config), root)
+    return Configuration(config, catalog, Gate.of(config.server), restrictions_of(config))
 
 
 def restrictions_of(config: settings.Settings) -> Restrictions:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from frontend.openapi.operation import Operation, asking
+from frontend.routes import Route, asking
 
 
 class ErrorInfo(msgspec.Struct):
@@ -66,15 +66,18 @@ FAULTS = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 
 def generating(
     path: str,
+    resource: Any,
     summary: str,
     tag: str,
     body: type[msgspec.Struct],
     answer: type[msgspec.Struct],
     example: dict[str, Any],
-) -> Operation:
+    **more: Any,
+) -> Route:
     """The row of a route that generates text in the form of OpenAI, whole or as a stream of events."""
     return asking(
         path,
+        resource,
         summary,
         body,
         answer,
@@ -83,4 +86,5 @@ def generating(
         errors=dict.fromkeys(FAULTS, ErrorAnswer),
         error_code_header=False,
         streams=True,
+        **more,
     )

@@ -33,7 +33,6 @@ from grpc import StatusCode, aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from frontend.access.gate import Gate
-from frontend.access.scopes import Need
 from frontend.grpc.connections import CallsByConnection
 from frontend.grpc.rpc import (
     FAULT,
@@ -47,6 +46,7 @@ from frontend.grpc.rpc import (
     trailers,
 )
 from frontend.http.places import Places
+from frontend.routes import Need
 from ipc.errors import AccessRefused, PenstockError, QueueFull
 from ipc.settings import Settings
 

@@ -26,6 +26,7 @@ from urllib.parse import quote, unquote
 import orjson
 from falcon.asgi import Request, WebSocket
 
+from frontend.routes import METRICS
 from frontend.scope import common_headers, scope_of_ids
 from ipc import logs
 from ipc.addresses import parse, port_of
@@ -89,9 +90,6 @@ async def deny(
     await send({"type": "websocket.http.response.body", "body": orjson.dumps(body)})
 
 
-_METRICS = "/metrics"
-_HEALTH = frozenset(("/livez", "/readyz", "/ping", "/healthz", "/health", "/api/health"))
-_HEALTH_FOLDERS = ("/v2/health/", "/api/health/")
 _IDS = (b"x-request-id", b"traceparent")
 
 
@@ -142,17 +140,17 @@ class Listeners:
         if self._metrics_port == self._health_port and server.metrics_bind != server.health_bind:
             raise ConfigError("server.metrics_bind and server.health_bind: one port on two hosts")
 
-    def serves(self, scope: dict[str, Any]) -> bool:
-        """Whether the port of an ASGI scope serves its path."""
+    def serves(self, scope: dict[str, Any], is_probe: Callable[[str], bool]) -> bool:
+        """Whether the port of an ASGI scope serves its path; `is_probe` tells the paths for the port of probes."""
         if not self._alone:
             return True
         path: str = scope["path"]
         port = (scope.get("server") or ("", 0))[1]
         if port not in self._alone:
-            return self._metrics_on_bind or path != _METRICS
-        if port == self._metrics_port and path == _METRICS:
+            return self._metrics_on_bind or path != METRICS
+        if port == self._metrics_port and path == METRICS:
             return True
-        return port == self._health_port and (path in _HEALTH or path.startswith(_HEALTH_FOLDERS))
+        return port == self._health_port and is_probe(path)
 
 
 def _port(bind: str, setting: str) -> int:

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of a table of operations.
+"""The OpenAPI 3.1 document of a table of routes.
 
 1. msgspec makes components of all structs that the table names, and of the structs that they refer to.
 2. Every operation gets its parameters, its bodies by `$ref` in each media type, its statuses and their headers.
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.openapi.operation import EVENTS, JSON, Faults, Operation
+from frontend.routes import EVENTS, JSON, Faults, Route
 
 _IN_BRACES = re.compile(r"{(\w+)}")
 _PATH_PARAMETERS = {
@@ -66,15 +66,15 @@ SOMETIMES = ("X-Postprocessing-Time", "X-Penstock-Cache-Hits")
 WITH_RETRY = frozenset({429, 503, 504})
 
 
-def document(operations: Iterable[Operation], version: str, unchosen: Mapping[str, Faults]) -> dict[str, Any]:
-    """The whole document of a build of this `version`.
+def document(routes: Iterable[Route], version: str, unchosen: Mapping[str, Faults]) -> dict[str, Any]:
+    """The whole document of a build of this `version`: all routes that have a summary.
 
     `unchosen` are the errors of paths which several protocols have, by path, where no protocol was chosen for a path.
     """
-    table = list(_merged(operations, unchosen))
+    table = list(_merged((route for route in routes if route.summary), unchosen))
     paths: dict[str, dict[str, Any]] = {}
-    for operation in table:
-        paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
+    for route in table:
+        paths.setdefault(route.shown, {})[route.method] = _operation(route)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -85,7 +85,7 @@ def document(operations: Iterable[Operation], version: str, unchosen: Mapping[st
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": tag} for tag in dict.fromkeys(operation.tag for operation in table)],
+        "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in table)],
         "paths": paths,
         "components": {
             "schemas": _schemas(table),
@@ -105,11 +105,11 @@ def document(operations: Iterable[Operation], version: str, unchosen: Mapping[st
     }
 
 
-def _merged(operations: Iterable[Operation], unchosen: Mapping[str, Faults]) -> Iterable[Operation]:
+def _merged(routes: Iterable[Route], unchosen: Mapping[str, Faults]) -> Iterable[Route]:
     """One operation for each method and path. A path of several protocols has the bodies and answers of each."""
-    groups: dict[tuple[str, str], list[Operation]] = {}
-    for operation in operations:
-        groups.setdefault((operation.path, operation.method), []).append(operation)
+    groups: dict[tuple[str, str], list[Route]] = {}
+    for route in routes:
+        groups.setdefault((route.shown, route.method), []).append(route)
     for group in groups.values():
         first = group[0]
         if len(group) == 1:
@@ -130,11 +130,11 @@ def _distinct(types: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(kind for kind in types if kind is not None))
 
 
-def _schemas(table: list[Operation]) -> dict[str, Any]:
+def _schemas(table: list[Route]) -> dict[str, Any]:
     named = dict.fromkeys(
         struct
-        for operation in table
-        for given in (operation.body, operation.answer, *operation.errors.values())
+        for route in table
+        for given in (route.body, route.answer, *route.errors.values())
         for struct in (given if isinstance(given, tuple) else (given,))
         if struct is not None
     )
@@ -146,37 +146,37 @@ def _schemas(table: list[Operation]) -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
-def _operation(operation: Operation) -> dict[str, Any]:
+def _operation(route: Route) -> dict[str, Any]:
     made: dict[str, Any] = {
-        "operationId": operation.name,
-        "summary": operation.summary,
-        "tags": [operation.tag],
-        "security": [{}, {"key": []}] if operation.closed else [],
+        "operationId": route.name,
+        "summary": route.summary,
+        "tags": [route.tag],
+        "security": [{}, {"key": []}] if route.need else [],
     }
-    parameters: list[dict[str, Any]] = [_ref("parameters", "model")] if "{model}" in operation.path else []
+    parameters: list[dict[str, Any]] = [_ref("parameters", "model")] if "{model}" in route.shown else []
     parameters += [
         {
             "name": name,
             "in": "path",
             "required": True,
             "description": _PATH_PARAMETERS[name],
-            "schema": _parameter_schema(operation.choices.get(name)),
+            "schema": _parameter_schema(route.choices.get(name)),
         }
-        for name in _IN_BRACES.findall(operation.path)
+        for name in _IN_BRACES.findall(route.shown)
         if name != "model"
     ]
     parameters += [
         {"name": one.name, "in": one.place, "description": one.text, "schema": one.schema}
-        for one in operation.parameters
+        for one in route.parameters
     ]
     if parameters:
         made["parameters"] = parameters
-    if operation.body is not None:
-        content: dict[str, Any] = {media: {"schema": _struct(operation.body)} for media in operation.accepts}
-        if operation.example is not None:
-            content[operation.accepts[0]]["example"] = operation.example
-        made["requestBody"] = {"required": operation.body_required, "content": content}
-    made["responses"] = _responses(operation)
+    if route.body is not None:
+        content: dict[str, Any] = {media: {"schema": _struct(route.body)} for media in route.accepts}
+        if route.example is not None:
+            content[route.accepts[0]]["example"] = route.example
+        made["requestBody"] = {"required": route.body_required, "content": content}
+    made["responses"] = _responses(route)
     return made
 
 
@@ -187,26 +187,26 @@ def _parameter_schema(choices: Sequence[str] | None) -> dict[str, Any]:
     )
 
 
-def _responses(operation: Operation) -> dict[str, Any]:
-    timed = (*TIME_HEADERS, *SOMETIMES) if operation.timed else ()
-    made = {"200": _response(operation.answer_text, operation.answer, operation.media, timed, operation.many)}
-    if operation.streams:
+def _responses(route: Route) -> dict[str, Any]:
+    timed = (*TIME_HEADERS, *SOMETIMES) if route.timed else ()
+    made = {"200": _response(route.answer_text, route.answer, route.media, timed, route.many)}
+    if route.streams:
         made["200"]["content"][EVENTS] = {"schema": _any_of(EVENTS)}
-    for status, text in operation.also.items():
-        made[str(status)] = _response(text, operation.answer, operation.media, ())
-    for status, struct in operation.errors.items():
+    for status, text in route.also.items():
+        made[str(status)] = _response(text, route.answer, route.media, ())
+    for status, struct in route.errors.items():
         text = f"{HTTPStatus(status).phrase}."
-        media = operation.error_media if struct is None else (JSON,)
-        made[str(status)] = _response(text, struct, media, _error_headers(operation, status, struct))
+        media = route.error_media if struct is None else (JSON,)
+        made[str(status)] = _response(text, struct, media, _error_headers(route, status, struct))
     return dict(sorted(made.items()))
 
 
-def _error_headers(operation: Operation, status: int, struct: Any) -> tuple[str, ...]:
+def _error_headers(route: Route, status: int, struct: Any) -> tuple[str, ...]:
     if struct is None:
         return ()
-    retry = ("Retry-After",) if status in WITH_RETRY and operation.retry_header else ()
+    retry = ("Retry-After",) if status in WITH_RETRY and route.retry_header else ()
     asked = ("WWW-Authenticate",) if status == 401 else ()
-    code = ("X-SIE-Error-Code",) if operation.error_code_header else ()
+    code = ("X-SIE-Error-Code",) if route.error_code_header else ()
     return (*code, *retry, *asked)
 
 

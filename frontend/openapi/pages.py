@@ -15,10 +15,8 @@ from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import falcon
-import falcon.asgi
 from falcon.asgi import Request, Response
 
 from frontend.http.inline_page import page_headers
@@ -83,12 +81,3 @@ class SwaggerResource:
         resp.data = data
 
     on_head = on_get
-
-
-def mount(app: falcon.asgi.App[Any, Any], schema: Callable[[], bytes]) -> None:
-    """Add the routes; `/redoc` is where other servers have their second page. `schema` gives the document as JSON."""
-    document, page = SchemaResource(schema), SwaggerResource()
-    for path in ("/openapi.json", "/api-doc/openapi.json"):
-        app.add_route(path, document)
-    for path in ("/docs", "/docs/{name}", "/redoc"):
-        app.add_route(path, page)

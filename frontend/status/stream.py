@@ -20,7 +20,6 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import falcon
 import falcon.asgi
@@ -274,11 +273,3 @@ class PageResource:
         self._page.send(req, resp)
 
     on_head = on_get
-
-
-def mount(app: falcon.asgi.App[Any, Any], services: Services) -> None:
-    """Add `/` and `/ws/status`."""
-    app.add_route("/", PageResource())
-    app.add_route("/ws/status", StreamResource(services))
-    # The stream reads messages of clients itself, so Falcon need not read to notice a disconnect.
-    app.ws_options.max_receive_queue = 0

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from frontend.protocols.tables import operations
+from frontend.protocols.registry import protocols
 from tests.conformance.wire import JSON, MSGPACK
 from tests.fakes.kinds import write_kinds
 from tests.harness.server import Answer, Server, serving, wait_until
 
+DESCRIBED = [route for route in protocols().routes if route.summary]
 TIMES = ("x-total-time", "x-queue-time", "x-tokenization-time", "x-inference-time")
 POSTPROCESSING = "x-postprocessing-time"
 ITEMS = [{"text": "a"}, {"text": "b 2"}]
@@ -185,17 +186,17 @@ def test_every_operation_of_the_contract_is_in_the_table() -> None:
         (case.method or ("GET" if case.body is None else "POST"), case.path.partition("?")[0])
         for case in CASES
     }
-    for operation in operations():
+    for operation in DESCRIBED:
         if not operation.error_code_header:
             continue
-        pattern = re.escape(operation.path).replace(r"\{model\}", ".+")
+        pattern = re.escape(operation.shown).replace(r"\{model\}", ".+")
         assert any(
             method == operation.method.upper() and re.fullmatch(pattern, path) for method, path in asked
-        ), operation.path
+        ), operation.shown
 
 
 def test_what_the_table_sees_is_in_the_schema() -> None:
-    by_path = {(one.method.upper(), one.path): one for one in operations()}
+    by_path = {(one.method.upper(), one.shown): one for one in DESCRIBED}
     for case in CASES:
         method, path = case.method or ("GET" if case.body is None else "POST"), case.path.partition("?")[0]
         for (known, template), operation in by_path.items():

@@ -20,11 +20,10 @@ from frontend.app import Application
 from frontend.engine.events import Called, Ended, Finished, Started, Text
 from frontend.http.listeners import Listeners
 from frontend.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware, access_middleware
-from frontend.openapi import pages
 from frontend.protocols.chat import ChatProtocol
 from frontend.protocols.messages import MessagesProtocol
 from frontend.protocols.ollama import OllamaProtocol
-from frontend.protocols.registry import Protocols, schema
+from frontend.protocols.registry import Protocols
 from frontend.protocols.responses import ResponsesProtocol
 from frontend.protocols.sie import SieProtocol
 from frontend.services import Services
@@ -60,9 +59,7 @@ def app_of(services: Services, known: Protocols, *, with_keys: bool = False) -> 
     app.add_error_handler(Exception, renderer.unexpected)
     app.add_error_handler(falcon.HTTPError, renderer.http)
     app.add_error_handler(PenstockError, renderer.penstock)
-    pages.mount(app, schema)
-    for protocol in known:
-        protocol.mount(app, services)
+    known.mount(app, services)
     return app
 
 

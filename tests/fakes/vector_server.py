@@ -144,7 +144,7 @@ class VectorServer:
         self.engine = InProcessEngine(directory, {name: model for name, (_, model) in chosen.items()})
         self.services.engine, self.services.directory = self.engine, directory
         self.services.copies = CopyBudget(1 << 20)
-        known = protocols()
+        known = protocols(self.services.settings.server.compatible)
         app = app_of(self.services, known)
         self.client = TestClient(app)
         self.application = Application(app, known, self.services, Listeners(self.services.settings.server))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.protocols.tables import operations
+from frontend.protocols.registry import protocols
 from tests.fakes.kinds import write_kinds
 from tests.harness.server import ROOT, serving
 
@@ -42,7 +42,9 @@ def examples() -> dict[str, str]:
     Some phases send the examples as they are, so without these models their requests would end with 404.
     """
     kinds = {"/v1/embeddings": "plain", "/v1/rerank": "ranker"}
-    named = {one.path: one.example["model"] for one in operations() if one.example and one.path in kinds}
+    named = {
+        one.shown: one.example["model"] for one in protocols().routes if one.example and one.shown in kinds
+    }
     return {model: kinds[path] for path, model in named.items()}
 
 

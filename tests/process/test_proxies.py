@@ -23,9 +23,7 @@ from typing import ClassVar
 import grpc
 import pytest
 
-from frontend.access.scopes import need_of
-from frontend.protocols.registry import grpc_services
-from frontend.protocols.tables import operations
+from frontend.protocols.registry import grpc_services, protocols
 from ipc.protos import kserve_v2_pb2 as kserve
 from ipc.protos import trtis_v1_pb2 as trtis
 from tests.conformance.required_tool import required_tool
@@ -178,15 +176,15 @@ def test_the_server_itself_answers_what_the_proxies_deny(edge: Edge) -> None:
         if path in READABLE:
             assert status_of(edge, edge.server.port, method, path) == 200, path
         else:
-            assert need_of(path, open_metrics=True) == "admin", path
+            assert protocols().need_of(path) == "admin", path
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_operation_that_needs_the_scope_admin_is_denied(edge: Edge, name: str) -> None:
     closed = [
-        (operation.method.upper(), re.sub(r"\{[^}]*\}", "x", operation.path))
-        for operation in operations()
-        if need_of(re.sub(r"\{[^}]*\}", "x", operation.path), open_metrics=True) == "admin"
+        (route.method.upper(), re.sub(r"\{[^}]*\}", "x", route.path))
+        for route in protocols().routes
+        if route.need == "admin"
     ]
     assert len(closed) > 8
     for method, path in closed:

@@ -191,20 +191,6 @@ class DoctorResource:
         resp.data = orjson.dumps(examined)
 
 
-CATEGORIES = {"/v1/images/generations": "pictures", "/v1/audio/speech": "speech"}
-"""Routes of other categories of models, and what such models give."""
-NOT_BUILT = {
-    "/v1/models/tune": "tuning by request",
-    "/re_isq": "quantizing a loaded model again",
-    "/calibration/start": "calibration",
-    "/calibration/status": "calibration",
-    "/calibration/apply": "calibration",
-    "/v1/load_lora_adapter": "loading LoRA adapters by name",
-    "/v1/unload_lora_adapter": "unloading LoRA adapters by name",
-    "/v1/lora_adapters": "LoRA adapters of generating models",
-}
-
-
 class OtherCategory:
     """A route for models of another category than text."""
 

@@ -1,17 +1,22 @@
-"""The routes of this protocol for the API's description, one row each. Routes that only say no are left out."""
+"""The routes of this protocol, one row each, and the answers that the API's description tells of."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from frontend.generation.described import ErrorAnswer, Usage, generating
-from frontend.openapi.operation import JSON, Operation
+from frontend.protocols.chat import management
+from frontend.protocols.chat.chat import ChatResource
 from frontend.protocols.chat.chat_requests import ChatRequest
 from frontend.protocols.chat.completion_requests import CompletionRequest
-from frontend.protocols.chat.management import ControlAnswer, ModelRequest
+from frontend.protocols.chat.completions import CompletionsResource
+from frontend.protocols.chat.management import ControlAnswer, ModelRequest, NotBuilt, OtherCategory
+from frontend.routes import JSON, Need, Route
+from frontend.services import Services
 
 
 class CalledFunctionInfo(msgspec.Struct):
@@ -87,13 +92,16 @@ class CompletionAnswer(msgspec.Struct):
     usage: Annotated[Usage, Meta(description="Counts of tokens.")]
 
 
-def _control(path: str, summary: str, *also: int) -> Operation:
+def _control(
+    path: str, act: management.Act, summary: str, need: Need, switch: Literal["", "admin"] = ""
+) -> Route:
     errors: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
-        (401, 403, 408, 413, 415, 422, 429, *also), ErrorAnswer
+        (401, 403, 408, 413, 415, 422, 429), ErrorAnswer
     )
-    return Operation(
+    return Route(
         "post",
         path,
+        lambda services: management.ControlResource(services, act),
         summary,
         "models",
         body=ModelRequest,
@@ -102,6 +110,8 @@ def _control(path: str, summary: str, *also: int) -> Operation:
         error_code_header=False,
         request_media=(JSON,),
         example={"model_id": "Qwen/Qwen3-0.6B"},
+        need=need,
+        switch=switch,
     )
 
 
@@ -134,15 +144,40 @@ class Examination(msgspec.Struct):
 
 
 def _system(
-    method: Literal["get", "post"], path: str, summary: str, answer: type[msgspec.Struct]
-) -> Operation:
+    method: Literal["get", "post"], path: str, resource: Any, summary: str, answer: type[msgspec.Struct]
+) -> Route:
     errors: dict[int, type[msgspec.Struct] | None] = dict.fromkeys((401, 403, 429), ErrorAnswer)
-    return Operation(method, path, summary, "system", answer=answer, errors=errors, error_code_header=False)
+    return Route(
+        method,
+        path,
+        resource,
+        summary,
+        "system",
+        answer=answer,
+        errors=errors,
+        error_code_header=False,
+        need="admin",
+    )
 
 
-OPERATIONS = (
+def _not_built(feature: str, *paths: str) -> Iterator[Route]:
+    """Paths of a feature that is not built."""
+
+    def resource(services: Services) -> NotBuilt:
+        return NotBuilt(feature)
+
+    for path in paths:
+        yield Route("get", path, resource)
+        yield Route("post", path, resource)
+
+
+FOLDERS = ("/v1/chat", "/v1/images", "/v1/audio", "/v1/system", "/calibration")
+"""Folders of the contract: unknown paths in them are refused in its form."""
+
+ROUTES = (
     generating(
         "/v1/chat/completions",
+        ChatResource,
         "Continue a conversation, in the form of OpenAI.",
         "chat",
         ChatRequest,
@@ -151,15 +186,38 @@ OPERATIONS = (
     ),
     generating(
         "/v1/completions",
+        CompletionsResource,
         "Continue texts, in the form of OpenAI.",
         "chat",
         CompletionRequest,
         CompletionAnswer,
         {"model": "default", "prompt": "Once upon a time", "max_tokens": 64},
     ),
-    _control("/v1/models/unload", "Take a generating model out of memory."),
-    _control("/v1/models/reload", "Load a generating model; a recorded failure is forgotten."),
-    _control("/v1/models/status", "In which state a generating model is."),
-    _system("get", "/v1/system/info", "What this machine is.", SystemInfo),
-    _system("post", "/v1/system/doctor", "Whether the server can do its work.", Examination),
+    _control(
+        "/v1/models/unload", management.unload, "Take a generating model out of memory.", "admin", "admin"
+    ),
+    _control(
+        "/v1/models/reload",
+        management.reload,
+        "Load a generating model; a recorded failure is forgotten.",
+        "admin",
+        "admin",
+    ),
+    _control("/v1/models/status", management.status, "In which state a generating model is.", "infer"),
+    _system("get", "/v1/system/info", management.InfoResource, "What this machine is.", SystemInfo),
+    _system(
+        "post",
+        "/v1/system/doctor",
+        management.DoctorResource,
+        "Whether the server can do its work.",
+        Examination,
+    ),
+    Route("post", "/v1/images/generations", lambda _: OtherCategory("pictures")),
+    Route("post", "/v1/audio/speech", lambda _: OtherCategory("speech")),
+    *_not_built("tuning by request", "/v1/models/tune"),
+    *_not_built("quantizing a loaded model again", "/re_isq"),
+    *_not_built("calibration", "/calibration/start", "/calibration/status", "/calibration/apply"),
+    *_not_built("loading LoRA adapters by name", "/v1/load_lora_adapter"),
+    *_not_built("unloading LoRA adapters by name", "/v1/unload_lora_adapter"),
+    *_not_built("LoRA adapters of generating models", "/v1/lora_adapters"),
 )

@@ -1,19 +1,29 @@
 """Embed in the forms of Cohere's API, versions 1 and 2, rerank in the form of version 2, and the form of its errors.
 
-May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`. Imports the flow of SIE.
+May be imported by `frontend.protocols.registry`. Imports the flow of SIE.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import falcon
 
+from frontend.protocols.cohere.contract import (
+    CohereEmbedRequest,
+    CohereEmbedV1Request,
+    CohereError,
+    CohereRerankAnswer,
+    EmbedAnswer,
+)
 from frontend.protocols.cohere.routes import EmbedResource, EmbedV1Resource, RerankV2Resource
 from frontend.protocols.foreign.server import ErrorForm, Rendered, ServerProtocol
 from frontend.protocols.sie import errors
-from frontend.resources.sending import InferenceRoute
+from frontend.protocols.sie.operations import CLIENT_FAULTS, HEADERS, SERVER_FAULTS, faults
+from frontend.protocols.sie.schemas import RerankRequest
+from frontend.routes import asking
 from ipc.errors import PenstockError
 
 
@@ -38,15 +48,47 @@ def _body(status: int, text: str) -> dict[str, Any]:
 _FORM = _CohereForm(lambda error: errors.contract_code(error)[0], _body)
 
 
-_INFERENCE: dict[str, type[InferenceRoute]] = {
-    "/v1/embed": EmbedV1Resource,
-    "/v2/embed": EmbedResource,
-    "/v2/rerank": RerankV2Resource,
-}
+_asking = partial(
+    asking,
+    tag="inference",
+    errors=faults(*CLIENT_FAULTS, *SERVER_FAULTS, form=CohereError),
+    parameters=HEADERS,
+    timed=True,
+)
+
+_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+_TEXTS = {"model": _MODEL, "texts": ["first text", "second text"], "input_type": "search_document"}
+
+ROUTES = (
+    _asking(
+        "/v1/embed",
+        EmbedV1Resource,
+        "Vectors in the form of Cohere's version 1.",
+        CohereEmbedV1Request,
+        EmbedAnswer,
+        _TEXTS,
+    ),
+    _asking(
+        "/v2/embed",
+        EmbedResource,
+        "Vectors in the form of Cohere's version 2.",
+        CohereEmbedRequest,
+        EmbedAnswer,
+        {**_TEXTS, "embedding_types": ["float", "int8"], "output_dimension": 128},
+    ),
+    _asking(
+        "/v2/rerank",
+        RerankV2Resource,
+        "Documents in the order in which they answer a query, in the form of Cohere's version 2.",
+        RerankRequest,
+        CohereRerankAnswer,
+        {"model": "BAAI/bge-reranker-v2-m3", "query": "a question", "documents": ["one", "two"], "top_n": 1},
+    ),
+)
 
 
 class CohereProtocol(ServerProtocol):
     """Routes and error form of Cohere; `/v1/rerank` is a route of SIE and answers in both forms."""
 
     def __init__(self) -> None:
-        super().__init__("cohere", _INFERENCE, _FORM)
+        super().__init__("cohere", ROUTES, _FORM)

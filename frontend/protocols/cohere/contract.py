@@ -1,20 +1,18 @@
-"""The contract of Cohere: bodies of embed, bodies of answers, and one row a route for the API's description.
+"""The contract of Cohere: bodies of embed and bodies of answers.
 
 Unknown fields are ignored, null equals absent.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.openapi.operation import asking
 from frontend.protocols.sie.media import ImageText, ImageUrl, Seen, joined
-from frontend.protocols.sie.operations import CLIENT_FAULTS, HEADERS, SERVER_FAULTS, RerankResult, faults
-from frontend.protocols.sie.schemas import FlatBody, Key, Keys, ModelName, RerankRequest, keys_of
+from frontend.protocols.sie.operations import RerankResult
+from frontend.protocols.sie.schemas import FlatBody, Key, Keys, ModelName, keys_of
 
 Side = Literal["search_document", "search_query", "classification", "clustering", "image"]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -157,35 +155,3 @@ class CohereRerankAnswer(msgspec.Struct):
     id: Annotated[str, Meta(description="Id of the answer.")]
     results: Annotated[list[RerankResult], Meta(description="Best first.")]
     meta: Annotated[CohereMeta, Meta(description="Facts of the request.")]
-
-
-_asking = partial(
-    asking,
-    tag="inference",
-    errors=faults(*CLIENT_FAULTS, *SERVER_FAULTS, form=CohereError),
-    parameters=HEADERS,
-    timed=True,
-)
-
-_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-_TEXTS = {"model": _MODEL, "texts": ["first text", "second text"], "input_type": "search_document"}
-
-OPERATIONS = (
-    _asking(
-        "/v1/embed", "Vectors in the form of Cohere's version 1.", CohereEmbedV1Request, EmbedAnswer, _TEXTS
-    ),
-    _asking(
-        "/v2/embed",
-        "Vectors in the form of Cohere's version 2.",
-        CohereEmbedRequest,
-        EmbedAnswer,
-        {**_TEXTS, "embedding_types": ["float", "int8"], "output_dimension": 128},
-    ),
-    _asking(
-        "/v2/rerank",
-        "Documents in the order in which they answer a query, in the form of Cohere's version 2.",
-        RerankRequest,
-        CohereRerankAnswer,
-        {"model": "BAAI/bge-reranker-v2-m3", "query": "a question", "documents": ["one", "two"], "top_n": 1},
-    ),
-)

@@ -1,24 +1,22 @@
-"""The base of the protocols of other servers: their routes by path, and their forms of an error.
+"""The base of the protocols of other servers: their tables of routes, and their forms of an error.
 
 vLLM and infinity have one form: `{"error": {"message", "type", "param", "code"}}`, whose code is the status.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any
 
 import falcon
-import falcon.asgi
 import msgspec
 from falcon.asgi import Request
 from msgspec import Meta
 
 from frontend.generation.errors import headers_of, http_text
-from frontend.protocols.foreign.shared_routes import OWNERS, UnchosenRoute, chosen
-from frontend.resources.sending import InferenceRoute
+from frontend.routes import Route
 from frontend.services import Services
 from ipc.errors import PenstockError, ResourceExhausted
 
@@ -44,51 +42,19 @@ class ErrorForm:
 
 
 class ServerProtocol:
-    """Routes of one server by path, and its form of errors.
-
-    `inference` are the routes that run a model, `others` the rest. `prefixes` are the paths that are served, without
-    those in `left_to_sie`, whose errors SIE renders: routes of SIE lie below them. A server with a `folder` has all
-    paths below the folder that no other protocol has.
-    """
+    """The table of routes of one server, and its form of errors."""
 
     def __init__(
-        self,
-        name: str,
-        inference: Mapping[str, type[InferenceRoute]],
-        errors: ErrorForm,
-        others: Mapping[str, Callable[[Services], Any]] | None = None,
-        left_to_sie: Collection[str] = (),
-        folder: str = "",
+        self, name: str, routes: Sequence[Route], errors: ErrorForm, folders: Sequence[str] = ()
     ) -> None:
-        self.name = name
-        self.prefixes: Sequence[str] = (folder,) if folder else ()
-        self._folder = folder
-        self._inference, self._others = inference, others or {}
-        self._errors, self._left_to_sie = errors, left_to_sie
+        self.name, self.routes, self.folders = name, routes, folders
+        self._errors = errors
         self._exhausted_retry_s: float | None = None
 
-    def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
-        """Add the routes that this server has alone, or that were chosen.
-
-        The first owner of a path that nobody chose adds the route that says so.
-        """
+    def context(self, services: Services) -> Services:
+        """What resources are made from."""
         self._exhausted_retry_s = services.settings.limits.exhausted_retry_s
-        choice = chosen(services.settings.server.compatible)
-        served = []
-        routes: dict[str, Callable[[Services], Any]] = {**self._inference, **self._others}
-        for path, make in routes.items():
-            if path not in OWNERS or choice.get(path) == self.name:
-                app.add_route(path, make(services))
-                served.append(path)
-            elif path not in choice and OWNERS[path][0] == self.name:
-                app.add_route(path, UnchosenRoute(path))
-        if not self._folder:
-            self.prefixes = tuple(path for path in served if path not in self._left_to_sie)
-
-    def inference_at(self, path: str) -> tuple[str, str]:
-        """The operation of a route; no path names a model."""
-        resource = self._inference.get(path)
-        return resource.operation if resource else "", ""
+        return services
 
     def render_error(self, error: PenstockError, path: str, req: Request | None = None) -> Rendered:
         """(status, JSON body, headers) of an error."""

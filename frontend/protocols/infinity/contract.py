@@ -1,19 +1,16 @@
-"""The contract of infinity: bodies of requests, bodies of answers, and one row a route for the API's description.
+"""The contract of infinity: bodies of requests and bodies of answers.
 
 Absent and null fields have their defaults, unknown fields are ignored.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from frontend.openapi.operation import Operation, asking
 from frontend.protocols.foreign.scoring import activation_option, function_option
-from frontend.protocols.foreign.server import BARE_FAULTS, BareError
 from frontend.protocols.sie.schemas import FlatBody
 from ipc.errors import InvalidInput
 from ipc.wire.messages import InputItem
@@ -195,39 +192,3 @@ class InfinityRerankAnswer(_Answer):
 
     object: Annotated[Literal["rerank"], Meta(description="Kind of what is told here.")]
     results: Annotated[list[InfinityRank], Meta(description="The documents, the best first.")]
-
-
-_asking = partial(asking, tag="infinity", errors=BARE_FAULTS, error_code_header=False, timed=True)
-
-OPERATIONS = (
-    _asking(
-        "/embeddings",
-        "Vectors of texts or images, in the form of infinity.",
-        MultimodalRequest,
-        MultimodalAnswer,
-        {"input": ["first text", "second text"]},
-    ),
-    _asking(
-        "/classify",
-        "Classes of texts, in the form that `server.compatible` chooses.",
-        InfinityClassifyRequest,
-        InfinityClassifyAnswer,
-        {"input": ["a text"]},
-    ),
-    _asking(
-        "/rerank",
-        "Texts in the order in which they answer a query, in the form that `server.compatible` chooses.",
-        InfinityRerankRequest,
-        InfinityRerankAnswer,
-        {"query": "a question", "documents": ["one", "two"]},
-    ),
-    Operation(
-        "get",
-        "/models",
-        "Models and what each can do, in the form of infinity.",
-        "infinity",
-        answer=InfinityModels,
-        errors=dict.fromkeys((401, 403, 429), BareError),
-        error_code_header=False,
-    ),
-)

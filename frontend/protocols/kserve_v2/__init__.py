@@ -1,6 +1,6 @@
 """KServe v2 (the open inference protocol) over REST, with binary tensors and extensions; `grpc` is the same over gRPC.
 
-May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`. Imports no other protocol.
+May be imported by `frontend.protocols.registry`. Imports no other protocol.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from typing import Any
 import falcon
 import falcon.asgi
 
-from frontend.protocols.kserve_v2 import errors, routes
+from frontend.protocols.kserve_v2 import errors
+from frontend.protocols.kserve_v2.infer import InferResource
+from frontend.protocols.kserve_v2.routes import ROUTES, Context
+from frontend.routes import Route
 from frontend.services import Services
 from ipc.errors import PenstockError
 
@@ -20,15 +23,12 @@ class KserveProtocol:
     """Routes and error form of KServe v2."""
 
     name = "kserve"
-    prefixes: Sequence[str] = ("/v2", "/v1/config")
+    routes: Sequence[Route] = ROUTES
+    folders: Sequence[str] = ()
 
-    def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
-        """Add the routes."""
-        routes.mount(app, services)
-
-    def inference_at(self, path: str) -> tuple[str, str]:
-        """(operation, "") of `path`: the model is looked up after the request is let in."""
-        return ("infer" if path.endswith("/infer") else ""), ""
+    def context(self, services: Services) -> Context:
+        """What resources are made from."""
+        return Context(services, InferResource(services, services.restrictions))
 
     def render_error(
         self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None

@@ -1,20 +1,22 @@
-"""The routes over REST, and the answers of the management calls as JSON.
+"""The table of routes over REST, and the answers of the management calls as JSON.
 
-1. A fixed path has a resource of its own. Below `/v2/models` and `/v2/repository` the end of the path decides, since
-   names of models may hold slashes.
+1. A fixed path has a resource of its own. In a `Folder` the end of the path decides, since names of models may hold
+   slashes.
 2. A responder asks `Restrictions`, calls its handler, and sends the result of the handler.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import falcon
-import falcon.asgi
+import msgspec
 from falcon.asgi import Request, Response
+from msgspec import Meta
 
 from frontend.access.restricted import Api
 from frontend.http.bodies import until_disconnect
@@ -22,10 +24,9 @@ from frontend.protocols.kserve_v2 import management, reading, schemas
 from frontend.protocols.kserve_v2.generate import GenerateResource
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.reading import Target
+from frontend.routes import EVENTS, JSON, Folder, Parameter, Route
 from frontend.services import Services
-from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching, TensorConfig, VersionPolicy
 from ipc.errors import InvalidInput, Unsupported
-from ipc.memory.datatypes import DATATYPES
 from ipc.store.regions import Kind
 
 MOST_CONFIG_NBYTES = 4 << 20
@@ -73,44 +74,12 @@ class Resource:
         return respond
 
 
-def mount(app: falcon.asgi.App[Any, Any], services: Services) -> None:
-    """Add all routes of this protocol."""
-    server = Resource(services, "metadata", _server_metadata)
-    for path in ("/v2", "/v2/"):
-        app.add_route(path, server)
-    app.add_route("/v2/health/live", Resource(services, "health", _live))
-    app.add_route("/v2/health/ready", Resource(services, "health", _server_ready))
-    app.add_route("/v2/models/{tail:path}", ModelsResource(services))
-    app.add_route(
-        "/v2/repository/{tail:path}", RepositoryResource(services, "model-repository", change=_control)
-    )
-    app.add_route("/v2/systemsharedmemory/{tail:path}", regions_resource(services, "system"))
-    app.add_route("/v2/cudasharedmemory/{tail:path}", regions_resource(services, "cuda"))
-    app.add_route(
-        "/v2/logging", Resource(services, "logging", _log_settings, _change_log_settings, head=False)
-    )
-    app.add_route("/v2/trace/setting", trace_resource(services))
-    app.add_route("/v1/config", Resource(services, "model-repository", _model_server_states))
-    app.add_route("/v1/config/reload", ReloadResource(services))
-
-
 class ModelsResource:
-    """The routes of one model, and the statistics of all."""
+    """The routes of one model by their action, and the statistics of all."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._statistics = Resource(services, "statistics", _statistics)
-        infer = InferResource(services, services.restrictions)
-        self._actions: dict[str, Any] = {
-            "": Resource(services, "metadata", _model_metadata),
-            "ready": Resource(services, "health", _model_ready),
-            "infer": infer,
-            "config": Resource(services, "model-config", _model_config),
-            "stats": self._statistics,
-            "generate": GenerateResource(infer, stream=False),
-            "generate_stream": GenerateResource(infer, stream=True),
-            "trace/setting": trace_resource(services),
-        }
+    def __init__(self, services: Services, actions: dict[str, Any]) -> None:
+        self._services, self._actions = services, actions
+        self._statistics = actions[_ALL_STATISTICS]
 
     async def on_get(self, req: Request, resp: Response, tail: str) -> None:
         """A GET by its path."""
@@ -175,17 +144,6 @@ class ReloadResource(Resource):
         resp.status = 201 if changed else 200
 
 
-def regions_resource(services: Services, kind: Kind) -> Resource:
-    """Everything below the folder of one kind of shared memory."""
-    show, change = partial(_regions, kind), partial(_change_regions, kind)
-    return Resource(services, "shared-memory", show, change, head=False)
-
-
-def trace_resource(services: Services) -> Resource:
-    """Trace settings: of the server, or of the model that the path names."""
-    return Resource(services, "trace", _trace_settings, _change_trace_settings, head=False)
-
-
 async def _live(services: Services, req: Request, tail: None) -> management.Live:
     return management.Live(True)
 
@@ -211,7 +169,7 @@ async def _model_ready(services: Services, req: Request, target: Target) -> mana
 
 
 async def _model_config(services: Services, req: Request, target: Target) -> dict[str, Any]:
-    return configuration(target.name, services.models.find(target.name, target.version).config)
+    return management.configuration(target.name, services.models.find(target.name, target.version).config)
 
 
 async def _statistics(services: Services, req: Request, target: Target | None) -> management.ModelsStatistics:
@@ -307,87 +265,268 @@ async def _change_trace_settings(services: Services, req: Request, target: Targe
     return dict(await settings.update(changes, deadline_ns, model))
 
 
-def configuration(name: str, config: ModelConfig) -> dict[str, Any]:
-    """The configuration of a model as JSON, under the name that the client used; other names as in `ModelConfig`.
+class KserveError(msgspec.Struct):
+    """An error."""
 
-    Fields that do not apply are left out.
-    """
-    made: dict[str, Any] = {
-        "name": name,
-        "platform": config.platform,
-        "backend": config.backend,
-        "version_policy": _version_policy(config.version_policy),
-        "max_batch_size": config.max_batch_size,
-        "input": [_input(tensor) for tensor in config.inputs],
-        "output": [_output(tensor) for tensor in config.outputs],
-    }
-    if config.instance_groups:
-        made["instance_group"] = [
-            {"name": group.name, "kind": group.kind, "count": group.count, "gpus": list(group.gpus)}
-            for group in config.instance_groups
-        ]
-    if config.default_model_filename:
-        made["default_model_filename"] = config.default_model_filename
-    if config.dynamic_batching is not None:
-        made["dynamic_batching"] = {
-            "preferred_batch_size": list(config.dynamic_batching.preferred_batch_sizes),
-            "max_queue_delay_microseconds": config.dynamic_batching.max_queue_delay_us,
-            "preserve_ordering": config.dynamic_batching.preserve_ordering,
-        }
-    if config.sequence_batching is not None:
-        made["sequence_batching"] = _sequence_batching(config.sequence_batching)
-    if config.decoupled:
-        made["model_transaction_policy"] = {"decoupled": True}
-    if config.metric_tags:
-        made["metric_tags"] = dict(config.metric_tags)
-    if config.parameters:
-        made["parameters"] = {name: {"string_value": value} for name, value in config.parameters.items()}
-    return made
+    error: Annotated[str, Meta(description="What went wrong.")]
+    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
+    request_id: Annotated[str, Meta(description="Id of the request, as in the log.")]
+    retryable: Annotated[bool, Meta(description="Whether the same request may succeed later.")]
 
 
-def _version_policy(policy: VersionPolicy) -> dict[str, Any]:
-    choices: dict[str, dict[str, Any]] = {
-        "latest": {"num_versions": policy.latest},
-        "all": {},
-        "specific": {"versions": list(policy.specific)},
-    }
-    return {policy.kind: choices[policy.kind]}
+class InferredOutput(msgspec.Struct):
+    """One output: `data`, or the size of its bytes behind the JSON."""
+
+    name: Annotated[str, Meta(description="The name.")]
+    datatype: Annotated[str, Meta(description="Type of the elements.")]
+    shape: Annotated[list[int], Meta(description="Sizes of the dimensions; -1: any.")]
+    parameters: Annotated[dict[str, int] | msgspec.UnsetType, Meta(description="Options, by name.")] = (
+        msgspec.UNSET
+    )
+    data: Annotated[list[Any] | msgspec.UnsetType, Meta(description="The elements in row-major order.")] = (
+        msgspec.UNSET
+    )
 
 
-def _tensor(tensor: TensorConfig) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "name": tensor.name,
-        "data_type": DATATYPES[tensor.datatype].config,
-        "dims": list(tensor.dims),
-    }
-    if tensor.reshape is not None:
-        made["reshape"] = {"shape": list(tensor.reshape)}
-    return made
+class InferResponse(msgspec.Struct):
+    """The answer to an infer request."""
+
+    id: Annotated[str, Meta(description="Id of what is told here.")]
+    model_name: Annotated[str, Meta(description="Name of the model.")]
+    model_version: Annotated[str, Meta(description="Version that answered.")]
+    outputs: Annotated[list[InferredOutput], Meta(description="The outputs.")]
 
 
-def _input(tensor: TensorConfig) -> dict[str, Any]:
-    return _tensor(tensor) | {"format": f"FORMAT_{tensor.format}", "optional": tensor.optional}
+EMPTY: tuple[str, ...] = ()
+"""Media types of an answer without a body."""
+CLIENT_FAULTS = (400, 401, 403, 404, 408, 413, 429)
+SERVER_FAULTS = (500, 501, 503, 504)
+_LENGTH = Parameter(
+    "Inference-Header-Content-Length",
+    "header",
+    "Bytes of JSON in front of binary tensors.",
+    {"type": "integer", "minimum": 0},
+)
+_EXAMPLE = {"inputs": [{"name": "INPUT", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}]}
 
 
-def _output(tensor: TensorConfig) -> dict[str, Any]:
-    return _tensor(tensor) | {"label_filename": tensor.label_filename}
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the resources of this protocol are made from."""
+
+    services: Services
+    infer: InferResource
 
 
-def _sequence_batching(batching: SequenceBatching) -> dict[str, Any]:
-    return {
-        "max_sequence_idle_microseconds": batching.max_idle_us,
-        "control_input": [_control_input(control) for control in batching.controls],
-    }
+def _answering(
+    api: Api, show: Handler | None = None, change: Handler | None = None, *, head: bool = True
+) -> Callable[[Context], Resource]:
+    return lambda context: Resource(context.services, api, show, change, head=head)
 
 
-def _control_input(control: Control) -> dict[str, Any]:
-    made: dict[str, Any] = {"kind": f"CONTROL_SEQUENCE_{control.kind}"}
-    if control.kind == "CORRID":
-        made["data_type"] = DATATYPES[control.datatype].config
-    elif control.datatype == "INT32":
-        made["int32_false_true"] = [int(value) for value in control.off_on]
-    elif control.datatype == "BOOL":
-        made["bool_false_true"] = [bool(value) for value in control.off_on]
-    else:
-        made["fp32_false_true"] = list(control.off_on)
-    return {"name": control.name, "control": [made]}
+def _models(context: Context) -> ModelsResource:
+    """The resource of all rows under `_MODELS`, with the resource of each action at the end of a path."""
+    rows = (route for route in ROUTES if route.under is _MODELS and "{" in route.path)
+    makers = {route.ending.lstrip("/"): route.resource for route in rows}
+    return ModelsResource(context.services, {action: make(context) for action, make in makers.items()})
+
+
+def _repository(context: Context) -> RepositoryResource:
+    return RepositoryResource(context.services, "model-repository", change=_control)
+
+
+def regions_of(kind: Kind) -> Callable[[Context], Resource]:
+    """Everything below the folder of one kind of shared memory."""
+    return _answering("shared-memory", partial(_regions, kind), partial(_change_regions, kind), head=False)
+
+
+_MODELS = Folder("/v2/models/{tail:path}", _models)
+_REPOSITORY = Folder("/v2/repository/{tail:path}", _repository)
+_STATISTICS = _answering("statistics", _statistics)
+_LOGGING = _answering("logging", _log_settings, _change_log_settings, head=False)
+TRACE = _answering("trace", _trace_settings, _change_trace_settings, head=False)
+
+
+def _route(
+    method: Literal["get", "post"],
+    path: str,
+    resource: Any,
+    summary: str,
+    tag: str,
+    answer: type[msgspec.Struct] | None = None,
+    **more: Any,
+) -> Route:
+    return Route(
+        method,
+        path,
+        resource,
+        summary,
+        f"kserve {tag}",
+        answer=answer,
+        errors=dict.fromkeys((*CLIENT_FAULTS, *SERVER_FAULTS), KserveError),
+        error_code_header=False,
+        request_media=(JSON,),
+        **more,
+    )
+
+
+def _of_models(
+    method: Literal["get", "post"],
+    action: str,
+    resource: Any,
+    summary: str,
+    answer: type[msgspec.Struct] | None = None,
+    tag: str = "models",
+    **more: Any,
+) -> Iterator[Route]:
+    """A call of a model, and of one of its versions."""
+    for version in ("", "/versions/{version}"):
+        path = f"/v2/models/{{model}}{version}{action}"
+        yield _route(method, path, resource, summary, tag, answer, under=_MODELS, **more)
+
+
+def _shared_memory(kind: Kind, body: type[msgspec.Struct], region: type[msgspec.Struct]) -> Iterator[Route]:
+    folder = f"/v2/{kind}sharedmemory"
+    one, resource = f"{folder}/region/{{region}}", regions_of(kind)
+    under = Folder(f"{folder}/{{tail:path}}", resource)
+    showing = partial(_route, resource=resource, tag="shared memory", under=under)
+    changing = partial(showing, "post", media=EMPTY, need="admin")
+    yield showing("get", f"{folder}/status", summary="All regions.", answer=region, many=True)
+    yield showing("get", f"{one}/status", summary="One region.", answer=region, many=True)
+    yield changing(f"{one}/register", summary="Register a region.", body=body)
+    yield changing(f"{one}/unregister", summary="Forget a region.")
+    yield changing(f"{folder}/unregister", summary="Forget all regions of the kind.")
+
+
+def _loading(action: Literal["load", "unload"], summary: str) -> Route:
+    return _route(
+        "post",
+        f"/v2/repository/models/{{model}}/{action}",
+        _repository,
+        summary,
+        "repository",
+        body=schemas.Control,
+        body_required=False,
+        media=EMPTY,
+        retry_header=False,
+        need="admin",
+        under=_REPOSITORY,
+    )
+
+
+def _settings(path: str, resource: Any, what: str, under: Folder | None = None) -> Iterator[Route]:
+    yield _route("get", path, resource, f"Show {what}.", "settings", need="admin", under=under)
+    yield _route("post", path, resource, f"Change {what}.", "settings", need="admin", under=under)
+
+
+_SERVER = _answering("metadata", _server_metadata)
+
+ROUTES: tuple[Route, ...] = (
+    _route("get", "/v2", _SERVER, "Name, version and extensions.", "server", management.ServerMetadata),
+    Route("get", "/v2/", _SERVER),
+    _route(
+        "get",
+        "/v2/health/live",
+        _answering("health", _live),
+        "Whether the process lives.",
+        "server",
+        management.Live,
+        need="",
+        health=True,
+    ),
+    _route(
+        "get",
+        "/v2/health/ready",
+        _answering("health", _server_ready),
+        "Whether requests are answered.",
+        "server",
+        management.Ready,
+        need="",
+        health=True,
+    ),
+    *_of_models(
+        "get",
+        "",
+        _answering("metadata", _model_metadata),
+        "A model and its tensors.",
+        management.ModelMetadata,
+    ),
+    *_of_models(
+        "get", "/ready", _answering("health", _model_ready), "Whether a model answers.", management.Ready
+    ),
+    *_of_models("get", "/config", _answering("model-config", _model_config), "The configuration of a model."),
+    *_of_models("get", "/stats", _STATISTICS, "Statistics of a model.", management.ModelsStatistics),
+    _route(
+        "get",
+        f"/v2/models/{_ALL_STATISTICS}",
+        _STATISTICS,
+        "Statistics of all models.",
+        "models",
+        management.ModelsStatistics,
+        under=_MODELS,
+    ),
+    *_of_models(
+        "post",
+        "/infer",
+        lambda context: context.infer,
+        "Run a model over named tensors.",
+        InferResponse,
+        "inference",
+        media=(JSON, "application/octet-stream"),
+        body=schemas.Infer,
+        parameters=(_LENGTH,),
+        example=_EXAMPLE,
+        operation=InferResource.operation,
+    ),
+    *_of_models(
+        "post",
+        "/generate",
+        lambda context: GenerateResource(context.infer, stream=False),
+        "Run a model over plain JSON.",
+        tag="inference",
+    ),
+    *_of_models(
+        "post",
+        "/generate_stream",
+        lambda context: GenerateResource(context.infer, stream=True),
+        "The same, as Server-Sent Events.",
+        tag="inference",
+        media=(EVENTS,),
+    ),
+    _route(
+        "post",
+        "/v2/repository/index",
+        _repository,
+        "All models and their states.",
+        "repository",
+        management.IndexEntry,
+        many=True,
+        body=schemas.Index,
+        body_required=False,
+        under=_REPOSITORY,
+    ),
+    _loading("load", "Load a model."),
+    _loading("unload", "Begin to unload a model."),
+    *_shared_memory("system", schemas.RegisterSystem, management.SystemRegion),
+    *_shared_memory("cuda", schemas.RegisterCuda, management.CudaRegion),
+    *_settings("/v2/logging", _LOGGING, "what the server logs"),
+    *_settings("/v2/trace/setting", TRACE, "what is traced"),
+    *_settings("/v2/models/{model}/trace/setting", TRACE, "what is traced of a model", _MODELS),
+    _route(
+        "get",
+        "/v1/config",
+        _answering("model-repository", _model_server_states),
+        "States of all models, as OpenVINO Model Server shows them.",
+        "repository",
+    ),
+    _route(
+        "post",
+        "/v1/config/reload",
+        lambda context: ReloadResource(context.services),
+        "Read the model files again.",
+        "repository",
+        also={201: "Something was new."},
+        need="admin",
+    ),
+)
+"""All routes of this protocol. Names of models may hold slashes. docs/kserve.md describes binary tensors."""

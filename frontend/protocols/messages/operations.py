@@ -1,4 +1,4 @@
-"""The routes of this protocol for the API's description, one row each."""
+"""The routes of this protocol, one row each, and the answers that the API's description tells of."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.openapi.operation import Operation, asking
 from frontend.protocols.messages.message_requests import MessagesRequest
+from frontend.protocols.messages.messages import CountTokensResource, MessagesResource
+from frontend.routes import Route, asking
 
 
 class MessagesErrorInfo(msgspec.Struct):
@@ -66,9 +67,10 @@ _FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
 _EXAMPLE = {"model": "default", "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]}
 
 
-def _asking(path: str, summary: str, answer: type[msgspec.Struct], *, streams: bool) -> Operation:
+def _asking(path: str, resource: Any, summary: str, answer: type[msgspec.Struct], *, streams: bool) -> Route:
     return asking(
         path,
+        resource,
         summary,
         MessagesRequest,
         answer,
@@ -80,9 +82,19 @@ def _asking(path: str, summary: str, answer: type[msgspec.Struct], *, streams: b
     )
 
 
-OPERATIONS = (
+ROUTES = (
     _asking(
-        "/v1/messages", "Continue a conversation, in the form of Anthropic.", MessagesAnswer, streams=True
+        "/v1/messages",
+        MessagesResource,
+        "Continue a conversation, in the form of Anthropic.",
+        MessagesAnswer,
+        streams=True,
     ),
-    _asking("/v1/messages/count_tokens", "Count the tokens of the prompt.", TokenCount, streams=False),
+    _asking(
+        "/v1/messages/count_tokens",
+        CountTokensResource,
+        "Count the tokens of the prompt.",
+        TokenCount,
+        streams=False,
+    ),
 )

@@ -1,4 +1,4 @@
-"""The routes of ollama for the API's description, one row each. Routes that only say no are left out."""
+"""The table of routes of ollama, and the answers that the API's description tells of."""
 
 from __future__ import annotations
 
@@ -8,17 +8,28 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.openapi.operation import JSON, Operation, asking
 from frontend.protocols.ollama.models import (
+    INSTEAD,
+    InsteadResource,
     OllamaProcesses,
     OllamaShown,
     OllamaShowRequest,
     OllamaTags,
     OllamaVersion,
+    ProcessesResource,
+    ShowResource,
+    TagsResource,
+    VersionResource,
 )
 from frontend.protocols.ollama.requests import OllamaChatRequest, OllamaGenerateRequest
-from frontend.protocols.ollama.texts import LINES
-from frontend.protocols.ollama.vectors import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from frontend.protocols.ollama.texts import LINES, ChatResource, GenerateResource
+from frontend.protocols.ollama.vectors import (
+    EmbeddingsResource,
+    EmbedResource,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+)
+from frontend.routes import JSON, Route, asking
 
 
 class OllamaError(msgspec.Struct):
@@ -93,14 +104,17 @@ _asking = partial(asking, tag="ollama", errors=_FAULTS, error_code_header=False)
 _VECTORS = "sentence-transformers/all-MiniLM-L6-v2"
 
 
-def _get(path: str, summary: str, answer: type[msgspec.Struct]) -> Operation:
+def _get(path: str, resource: Any, summary: str, answer: type[msgspec.Struct]) -> Route:
     errors: dict[int, type[msgspec.Struct] | None] = dict.fromkeys((401, 403, 429), OllamaError)
-    return Operation("get", path, summary, "ollama", answer=answer, errors=errors, error_code_header=False)
+    return Route(
+        "get", path, resource, summary, "ollama", answer=answer, errors=errors, error_code_header=False
+    )
 
 
-OPERATIONS = (
+ROUTES = (
     _asking(
         "/api/chat",
+        ChatResource,
         "Continue a conversation, in the form of ollama.",
         OllamaChatRequest,
         OllamaChatAnswer,
@@ -109,6 +123,7 @@ OPERATIONS = (
     ),
     _asking(
         "/api/generate",
+        GenerateResource,
         "Answer a prompt, in the form of ollama.",
         OllamaGenerateRequest,
         OllamaGenerateAnswer,
@@ -117,6 +132,7 @@ OPERATIONS = (
     ),
     _asking(
         "/api/embed",
+        EmbedResource,
         "Vectors of length 1, in the form of ollama.",
         OllamaEmbedRequest,
         OllamaEmbedAnswer,
@@ -125,6 +141,7 @@ OPERATIONS = (
     ),
     _asking(
         "/api/embeddings",
+        EmbeddingsResource,
         "The vector of one text, in the older form of ollama.",
         OllamaEmbeddingsRequest,
         OllamaEmbeddingsAnswer,
@@ -133,12 +150,19 @@ OPERATIONS = (
     ),
     _asking(
         "/api/show",
+        ShowResource,
         "What is known of one model, in the form of ollama.",
         OllamaShowRequest,
         OllamaShown,
         {"model": _VECTORS},
     ),
-    _get("/api/tags", "The models that generate text or give vectors, in the form of ollama.", OllamaTags),
-    _get("/api/ps", "The loaded models, in the form of ollama.", OllamaProcesses),
-    _get("/api/version", "The version of the server, in the form of ollama.", OllamaVersion),
+    _get(
+        "/api/tags",
+        TagsResource,
+        "The models that generate text or give vectors, in the form of ollama.",
+        OllamaTags,
+    ),
+    _get("/api/ps", ProcessesResource, "The loaded models, in the form of ollama.", OllamaProcesses),
+    _get("/api/version", VersionResource, "The version of the server, in the form of ollama.", OllamaVersion),
+    *(Route("post", path, partial(InsteadResource, reason)) for path, reason in INSTEAD.items()),
 )

@@ -1,6 +1,6 @@
 """Responses in the form of OpenAI: whole, streamed, in the background, and stored for later requests.
 
-May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`. Imports no other protocol.
+May be imported by `frontend.protocols.registry`. Imports no other protocol.
 """
 
 from __future__ import annotations
@@ -12,37 +12,25 @@ import falcon
 import falcon.asgi
 
 from frontend.generation import errors
-from frontend.protocols.responses.create import ResponsesResource
+from frontend.protocols.responses.operations import ROUTES, Context
 from frontend.protocols.responses.runs import PROTOCOL, Runs
 from frontend.protocols.responses.store import ResponseStore
-from frontend.protocols.responses.stored import CancelResource, InputItemsResource, NotServed, StoredResource
+from frontend.routes import Route
 from frontend.services import Services
 from ipc.errors import PenstockError
-
-PATH = "/v1/responses"
-NOT_SERVED = (f"{PATH}/compact", f"{PATH}/input_tokens")
 
 
 class ResponsesProtocol:
     """Routes of responses, and the error form of OpenAI."""
 
     name = PROTOCOL
-    prefixes: Sequence[str] = (PATH,)
+    routes: Sequence[Route] = ROUTES
+    folders: Sequence[str] = ()
 
-    def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
-        """Add the routes."""
-        settings = services.settings
-        store = ResponseStore(settings.state_root, settings.responses)
-        app.add_route(PATH, ResponsesResource(services, store, Runs(services, store)))
-        for path in NOT_SERVED:
-            app.add_route(path, NotServed())
-        app.add_route(f"{PATH}/{{response_id}}", StoredResource(services, store))
-        app.add_route(f"{PATH}/{{response_id}}/cancel", CancelResource(store))
-        app.add_route(f"{PATH}/{{response_id}}/input_items", InputItemsResource(store))
-
-    def inference_at(self, path: str) -> tuple[str, str]:
-        """(operation, "") of `path`: the body names the model."""
-        return ResponsesResource.operation if path == PATH else "", ""
+    def context(self, services: Services) -> Context:
+        """What resources are made from; they share one store."""
+        store = ResponseStore(services.settings.state_root, services.settings.responses)
+        return Context(services, store, Runs(services, store))
 
     def render_error(
         self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None

@@ -1,15 +1,30 @@
-"""The routes of this protocol for the API's description, one row each."""
+"""The routes of this protocol, one row each, and the answers that the API's description tells of."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from frontend.generation.described import ErrorAnswer, PromptDetails, generating
-from frontend.openapi.operation import Operation, Parameter
+from frontend.protocols.responses.create import ResponsesResource
 from frontend.protocols.responses.requests import ResponseRequest
+from frontend.protocols.responses.runs import Runs
+from frontend.protocols.responses.store import ResponseStore
+from frontend.protocols.responses.stored import CancelResource, InputItemsResource, NotServed, StoredResource
+from frontend.routes import Parameter, Route
+from frontend.services import Services
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the resources of this protocol are made from."""
+
+    services: Services
+    store: ResponseStore
+    runs: Runs
 
 
 class OutputDetails(msgspec.Struct):
@@ -141,21 +156,24 @@ class InputItems(msgspec.Struct):
     last_id: Annotated[str | None, Meta(description="Id of the last of these.")]
 
 
-PATH = "/v1/responses/{response_id}"
+_ROOT = "/v1/responses"
+_ONE = f"{_ROOT}/{{response_id}}"
 _WHOLE_NUMBER = {"type": "integer", "minimum": 0}
 
 
 def _stored(
     method: Literal["get", "post", "delete"],
     path: str,
+    resource: Any,
     summary: str,
     answer: type[msgspec.Struct],
     *parameters: Parameter,
     streams: bool = False,
-) -> Operation:
-    return Operation(
+) -> Route:
+    return Route(
         method,
         path,
+        resource,
         summary,
         "responses",
         answer=answer,
@@ -166,29 +184,49 @@ def _stored(
     )
 
 
-OPERATIONS = (
+def _stored_resource(context: Context) -> StoredResource:
+    return StoredResource(context.services, context.store)
+
+
+def _input_items(context: Context) -> InputItemsResource:
+    return InputItemsResource(context.store)
+
+
+ROUTES = (
     generating(
-        "/v1/responses",
+        _ROOT,
+        lambda context: ResponsesResource(context.services, context.store, context.runs),
         "Make a response, in the form of OpenAI: whole, as a stream, or in the background.",
         "responses",
         ResponseRequest,
         ResponseAnswer,
         {"model": "default", "input": "Hello", "max_output_tokens": 64},
+        operation=ResponsesResource.operation,
     ),
     _stored(
         "get",
-        PATH,
+        _ONE,
+        _stored_resource,
         "A stored response, as it is now or as a stream of its events.",
         ResponseAnswer,
         Parameter("stream", "query", "Whether to answer with the events.", {"type": "boolean"}),
         Parameter("starting_after", "query", "Number of the last event that the client has.", _WHOLE_NUMBER),
         streams=True,
     ),
-    _stored("delete", PATH, "Delete a stored response; one that runs ends.", DeletedResponse),
-    _stored("post", f"{PATH}/cancel", "Cancel a response that runs in the background.", ResponseAnswer),
+    _stored(
+        "delete", _ONE, _stored_resource, "Delete a stored response; one that runs ends.", DeletedResponse
+    ),
+    _stored(
+        "post",
+        f"{_ONE}/cancel",
+        lambda context: CancelResource(context.store),
+        "Cancel a response that runs in the background.",
+        ResponseAnswer,
+    ),
     _stored(
         "get",
-        f"{PATH}/input_items",
+        f"{_ONE}/input_items",
+        _input_items,
         "The input of a stored response, a page at a time.",
         InputItems,
         Parameter("after", "query", "Id of the last item of the page before."),
@@ -197,4 +235,5 @@ OPERATIONS = (
         ),
         Parameter("order", "query", "Newest or oldest first.", {"type": "string", "enum": ["desc", "asc"]}),
     ),
+    *(Route("post", f"{_ROOT}/{name}", lambda _: NotServed()) for name in ("compact", "input_tokens")),
 )

@@ -1,4 +1,4 @@
-"""The routes of this contract for the API's description, one row each, and the bodies of their answers as types.
+"""The routes of this contract, one row each, and the bodies of their answers as types.
 
 Answers about models are rendered from their types in `models`. Answers of inference are written by hand where they
 are rendered, since they are large. Arrays are lists in JSON; in msgpack every
@@ -12,8 +12,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.openapi.operation import JSON, MSGPACK, Operation, Parameter, asking
 from frontend.protocols.sie import listing, models, schemas
+from frontend.protocols.sie.embeddings import EmbeddingsResource
+from frontend.protocols.sie.encode import EncodeResource
+from frontend.protocols.sie.extract import ExtractResource
+from frontend.protocols.sie.rerank import RerankResource
+from frontend.protocols.sie.score import ScoreResource
+from frontend.routes import JSON, MSGPACK, Parameter, Route, asking
 from ipc.wire.extraction import Classification, DetectedObject, Entity, Relation
 
 Dtype = Literal["float32", "float16", "int8", "uint8", "binary"]
@@ -269,10 +274,13 @@ def faults(
     return dict.fromkeys(statuses, form)
 
 
-def _inference(path: str, summary: str, body: Any, answer: Any, example: dict[str, Any]) -> Operation:
-    return Operation(
+def _inference(
+    path: str, resource: Any, summary: str, body: Any, answer: Any, example: dict[str, Any]
+) -> Route:
+    return Route(
         "post",
         path,
+        resource,
         summary,
         "inference",
         body=body,
@@ -285,9 +293,10 @@ def _inference(path: str, summary: str, body: Any, answer: Any, example: dict[st
     )
 
 
-def _openai(path: str, summary: str, body: Any, answer: Any, example: dict[str, Any]) -> Operation:
+def _openai(path: str, resource: Any, summary: str, body: Any, answer: Any, example: dict[str, Any]) -> Route:
     return asking(
         path,
+        resource,
         summary,
         body,
         answer,
@@ -299,10 +308,11 @@ def _openai(path: str, summary: str, body: Any, answer: Any, example: dict[str, 
     )
 
 
-def _admin(action: str, summary: str) -> Operation:
-    return Operation(
+def _admin(action: Literal["load", "unload"], summary: str) -> Route:
+    return Route(
         "post",
-        f"/v1/admin/{action}/{{model}}",
+        f"/v1/admin/{action}/{{model:path}}",
+        lambda services: models.AdminResource(services, load=action == "load"),
         summary,
         "admin",
         body=schemas.AdminRequest,
@@ -312,6 +322,8 @@ def _admin(action: str, summary: str) -> Operation:
         also={202: "Accepted."},
         parameters=HEADERS,
         example={"wait": True},
+        need="admin",
+        switch="admin",
     )
 
 
@@ -327,23 +339,29 @@ _PAGE = (
     Parameter("before_id", "query", "The page ends before this entry."),
 )
 
-OPERATIONS = (
+SCORE = "/v1/score"
+"""A path of vLLM above routes of this contract, whose form of errors the path has."""
+
+ROUTES = (
     _inference(
-        "/v1/encode/{model}",
+        "/v1/encode/{model:path}",
+        EncodeResource,
         "Vectors of texts and images.",
         schemas.EncodeRequest,
         EncodeResponse,
         {"items": _TEXTS, "params": {"output_types": ["dense"], "output_dtype": "float32"}},
     ),
     _inference(
-        "/v1/score/{model}",
+        f"{SCORE}/{{model:path}}",
+        ScoreResource,
         "How well items answer a query.",
         schemas.ScoreRequest,
         ScoreResponse,
         {"query": {"text": "a question"}, "items": _TEXTS},
     ),
     _inference(
-        "/v1/extract/{model}",
+        "/v1/extract/{model:path}",
+        ExtractResource,
         "Entities, relations, classifications, objects and structured data.",
         schemas.ExtractRequest,
         ExtractResponse,
@@ -351,6 +369,7 @@ OPERATIONS = (
     ),
     _openai(
         "/v1/embeddings",
+        EmbeddingsResource,
         "Vectors in the OpenAI form.",
         schemas.EmbeddingsRequest,
         EmbeddingsResponse,
@@ -358,23 +377,26 @@ OPERATIONS = (
     ),
     _openai(
         "/v1/rerank",
+        RerankResource,
         "Documents in the order in which they answer a query, in the form of Cohere and Jina.",
         schemas.RerankRequest,
         RerankResponse,
         {"model": "BAAI/bge-reranker-v2-m3", "query": "a question", "documents": ["one", "two"], "top_n": 1},
     ),
-    Operation(
+    Route(
         "get",
         "/v1/models",
+        models.ModelsResource,
         "All models.",
         "models",
         answer=models.ModelsResponse,
         errors=faults(400, 401, 403, 429),
         parameters=_PAGE,
     ),
-    Operation(
+    Route(
         "get",
-        "/v1/models/{model}",
+        "/v1/models/{model:path}",
+        models.ModelResource,
         "One model.",
         "models",
         answer=models.ModelDetails,
@@ -383,3 +405,10 @@ OPERATIONS = (
     _admin("load", "Load a model; a recorded failure is forgotten."),
     _admin("unload", "Take a model out of memory once its work is done."),
 )
+
+OPENAI_FORM = frozenset(
+    (SCORE, *(route.path for route in ROUTES if OpenAIErrorResponse in route.errors.values()))
+)
+"""The paths whose errors are in the form of OpenAI too."""
+MODEL_FORM = tuple(f"{route.stem}/" for route in ROUTES if ModelErrorResponse in route.errors.values())
+"""The folders whose errors repeat their message for clients of OpenAI."""

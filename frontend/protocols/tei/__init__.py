@@ -1,13 +1,31 @@
 """The routes of Text Embeddings Inference, whose requests name no model, and the form of its errors.
 
-May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`. Imports the flow of SIE.
+May be imported by `frontend.protocols.registry`. Imports the flow of SIE.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import msgspec
+
 from frontend.protocols.foreign.server import ErrorForm, ServerProtocol
+from frontend.protocols.tei.contract import (
+    DecodeRequest,
+    EmbedAllRequest,
+    EmbedRequest,
+    Info,
+    PredictRequest,
+    SimilarityRequest,
+    TeiClass,
+    TeiError,
+    TeiRank,
+    TeiTerm,
+    TeiToken,
+    TextsRequest,
+    TokenizeRequest,
+)
 from frontend.protocols.tei.texts import (
     DecodeResource,
     InfoResource,
@@ -22,7 +40,7 @@ from frontend.protocols.tei.vectors import (
     EmbedSparseResource,
     SimilarityResource,
 )
-from frontend.resources.sending import InferenceRoute
+from frontend.routes import Route, asking
 from ipc.errors import PenstockError
 
 _STATUSES = {
@@ -53,17 +71,109 @@ def _body(status: int, text: str) -> dict[str, Any]:
 _FORM = ErrorForm(_status_of, _body)
 
 
-_INFERENCE: dict[str, type[InferenceRoute]] = {
-    "/embed": EmbedResource,
-    "/embed_all": EmbedAllResource,
-    "/embed_sparse": EmbedSparseResource,
-    "/similarity": SimilarityResource,
-    "/rerank": RerankResource,
-    "/predict": PredictResource,
-    "/tokenize": TokenizeResource,
-    "/decode": DecodeResource,
-    "/invocations": TaskResource,
-}
+_FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
+    (401, 403, 408, 413, 422, 424, 429, 500, 501, 503, 504), TeiError
+)
+
+
+_asking = partial(asking, tag="tei", errors=_FAULTS, error_code_header=False, timed=True)
+
+ROUTES = (
+    _asking(
+        "/embed",
+        EmbedResource,
+        "Vectors of texts, in the form of TEI.",
+        EmbedRequest,
+        list[list[float]],
+        {"inputs": ["first text", "second text"]},
+    ),
+    _asking(
+        "/embed_all",
+        EmbedAllResource,
+        "A vector for each token of texts, in the form of TEI.",
+        EmbedAllRequest,
+        list[list[list[float]]],
+        {"inputs": ["first text"]},
+    ),
+    _asking(
+        "/embed_sparse",
+        EmbedSparseResource,
+        "Terms of texts and their weights, in the form of TEI.",
+        EmbedAllRequest,
+        list[list[TeiTerm]],
+        {"inputs": ["first text"]},
+    ),
+    _asking(
+        "/similarity",
+        SimilarityResource,
+        "How alike one text and others are, in the form of TEI.",
+        SimilarityRequest,
+        list[float],
+        {"inputs": {"source_sentence": "a text", "sentences": ["one", "two"]}},
+    ),
+    _asking(
+        "/predict",
+        PredictResource,
+        "Classes of texts, in the form of TEI.",
+        PredictRequest,
+        (list[TeiClass], list[list[TeiClass]]),
+        {"inputs": "a text"},
+    ),
+    _asking(
+        "/tokenize",
+        TokenizeResource,
+        "Tokens of texts, in the form that `server.compatible` chooses.",
+        TokenizeRequest,
+        list[list[TeiToken]],
+        {"inputs": ["first text"]},
+        shared=True,
+    ),
+    _asking(
+        "/decode",
+        DecodeResource,
+        "Texts of token ids, in the form of TEI.",
+        DecodeRequest,
+        list[str],
+        {"ids": [[101, 102]]},
+    ),
+    _asking(
+        "/rerank",
+        RerankResource,
+        "Texts in the order in which they answer a query, in the form that `server.compatible` chooses.",
+        TextsRequest,
+        list[TeiRank],
+        {"query": "a question", "texts": ["one", "two"]},
+        shared=True,
+    ),
+    *(
+        _asking(
+            "/invocations",
+            TaskResource,
+            "The route of the model's task; `POST /` is the same where `server.compatible` has `tei`.",
+            body,
+            answer,
+            example,
+            shared=True,
+            root=True,
+        )
+        for body, answer, example in (
+            (EmbedRequest, list[list[float]], {"inputs": ["first text"]}),
+            (EmbedAllRequest, list[list[TeiTerm]], {"inputs": ["first text"]}),
+            (TextsRequest, list[TeiRank], {"query": "a question", "texts": ["one", "two"]}),
+            (PredictRequest, list[list[TeiClass]], {"inputs": [["a text"]]}),
+        )
+    ),
+    Route(
+        "get",
+        "/info",
+        InfoResource,
+        "The model of requests that name none, in the form of TEI.",
+        "tei",
+        answer=Info,
+        errors=dict.fromkeys((401, 403, 424, 429), TeiError),
+        error_code_header=False,
+    ),
+)
 
 
 class TeiProtocol(ServerProtocol):
@@ -75,4 +185,4 @@ class TeiProtocol(ServerProtocol):
     """
 
     def __init__(self) -> None:
-        super().__init__("tei", _INFERENCE, _FORM, others={"/info": InfoResource})
+        super().__init__("tei", ROUTES, _FORM)

@@ -1,4 +1,4 @@
-"""The contract of TEI: bodies of requests, bodies of answers, and one row a route for the API's description.
+"""The contract of TEI: bodies of requests and bodies of answers.
 
 Absent and null fields have their defaults, unknown fields are ignored.
 """
@@ -6,13 +6,11 @@ Absent and null fields have their defaults, unknown fields are ignored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.openapi.operation import Operation, asking
 from frontend.protocols.foreign.scoring import activation_option, function_option
 from frontend.protocols.sie.inputs import Inputs, TokenId
 from frontend.protocols.sie.schemas import FlatBody, Key, Keys
@@ -277,94 +275,3 @@ class TeiToken(msgspec.Struct):
     special: Annotated[bool, Meta(description="Whether the token was added around the text.")]
     start: Annotated[int | None, Meta(description="First character of the piece.")]
     stop: Annotated[int | None, Meta(description="End of the piece, exclusive.")]
-
-
-_FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
-    (401, 403, 408, 413, 422, 424, 429, 500, 501, 503, 504), TeiError
-)
-
-
-_asking = partial(asking, tag="tei", errors=_FAULTS, error_code_header=False, timed=True)
-
-OPERATIONS = (
-    _asking(
-        "/embed",
-        "Vectors of texts, in the form of TEI.",
-        EmbedRequest,
-        list[list[float]],
-        {"inputs": ["first text", "second text"]},
-    ),
-    _asking(
-        "/embed_all",
-        "A vector for each token of texts, in the form of TEI.",
-        EmbedAllRequest,
-        list[list[list[float]]],
-        {"inputs": ["first text"]},
-    ),
-    _asking(
-        "/embed_sparse",
-        "Terms of texts and their weights, in the form of TEI.",
-        EmbedAllRequest,
-        list[list[TeiTerm]],
-        {"inputs": ["first text"]},
-    ),
-    _asking(
-        "/similarity",
-        "How alike one text and others are, in the form of TEI.",
-        SimilarityRequest,
-        list[float],
-        {"inputs": {"source_sentence": "a text", "sentences": ["one", "two"]}},
-    ),
-    _asking(
-        "/predict",
-        "Classes of texts, in the form of TEI.",
-        PredictRequest,
-        (list[TeiClass], list[list[TeiClass]]),
-        {"inputs": "a text"},
-    ),
-    _asking(
-        "/tokenize",
-        "Tokens of texts, in the form that `server.compatible` chooses.",
-        TokenizeRequest,
-        list[list[TeiToken]],
-        {"inputs": ["first text"]},
-    ),
-    _asking(
-        "/decode",
-        "Texts of token ids, in the form of TEI.",
-        DecodeRequest,
-        list[str],
-        {"ids": [[101, 102]]},
-    ),
-    _asking(
-        "/rerank",
-        "Texts in the order in which they answer a query, in the form that `server.compatible` chooses.",
-        TextsRequest,
-        list[TeiRank],
-        {"query": "a question", "texts": ["one", "two"]},
-    ),
-    *(
-        _asking(
-            "/invocations",
-            "The route of the model's task; `POST /` is the same where `server.compatible` has `tei`.",
-            body,
-            answer,
-            example,
-        )
-        for body, answer, example in (
-            (EmbedRequest, list[list[float]], {"inputs": ["first text"]}),
-            (EmbedAllRequest, list[list[TeiTerm]], {"inputs": ["first text"]}),
-            (TextsRequest, list[TeiRank], {"query": "a question", "texts": ["one", "two"]}),
-            (PredictRequest, list[list[TeiClass]], {"inputs": [["a text"]]}),
-        )
-    ),
-    Operation(
-        "get",
-        "/info",
-        "The model of requests that name none, in the form of TEI.",
-        "tei",
-        answer=Info,
-        errors=dict.fromkeys((401, 403, 424, 429), TeiError),
-        error_code_header=False,
-    ),
-)

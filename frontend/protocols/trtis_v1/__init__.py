@@ -1,6 +1,6 @@
 """The TensorRT Inference Server API, version 1, over HTTP; `grpc` is the same over gRPC.
 
-May be imported by `frontend.protocols.registry` and `frontend.protocols.tables`. Imports no other protocol.
+May be imported by `frontend.protocols.registry`. Imports no other protocol.
 """
 
 from __future__ import annotations
@@ -11,34 +11,32 @@ from typing import Any
 import falcon
 import falcon.asgi
 
-from frontend.protocols.trtis_v1 import routes
 from frontend.protocols.trtis_v1.http_forms import STATUS_HEADER
 from frontend.protocols.trtis_v1.infer import OCTETS, RESPONSE_HEADER
+from frontend.protocols.trtis_v1.routes import ROUTES, Context
 from frontend.protocols.trtis_v1.statuses import Statuses, http_status_of, retry_after
 from frontend.protocols.trtis_v1.text import one_line
+from frontend.routes import Route
 from frontend.services import Services
 from ipc.errors import PenstockError
 
-_INFER = "/api/infer/"
+_INFER_FOLDERS = tuple(f"{route.stem}/" for route in ROUTES if route.operation)
 
 
 class TrtisProtocol:
     """Routes and error form of this contract."""
 
     name = "trtis_v1"
-    prefixes: Sequence[str] = tuple(f"/api/{folder}" for folder in routes.FOLDERS)
+    routes: Sequence[Route] = ROUTES
+    folders: Sequence[str] = ("/api/modelcontrol", "/api/repository", "/api/sharedmemorycontrol")
 
     def __init__(self) -> None:
         self._statuses: Statuses | None = None
 
-    def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
-        """Add the routes."""
+    def context(self, services: Services) -> Context:
+        """What resources are made from; they share the numbers of requests."""
         self._statuses = Statuses(services.settings)
-        routes.mount(app, services, self._statuses)
-
-    def inference_at(self, path: str) -> tuple[str, str]:
-        """(operation, "") of `path`: the model is looked up after the request is let in."""
-        return ("infer" if path.startswith(_INFER) else ""), ""
+        return Context(services, self._statuses)
 
     def render_error(
         self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
@@ -47,7 +45,7 @@ class TrtisProtocol:
         assert self._statuses is not None
         status = self._statuses.failure(error, numbered=False)
         headers = {STATUS_HEADER: one_line(status), **retry_after(error)}
-        if path.startswith(_INFER):
+        if path.startswith(_INFER_FOLDERS):
             headers |= {RESPONSE_HEADER: "", "Content-Type": OCTETS}
         return http_status_of(error), None, headers
 

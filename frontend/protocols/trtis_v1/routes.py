@@ -1,35 +1,33 @@
-"""The routes over HTTP, and the management calls in the form of HTTP.
+"""The table of routes over HTTP, and the management calls in the form of HTTP.
 
 1. A handler takes the request and returns a message, None for an empty body. A `PenstockError` becomes 400 (or the
    status of a refused key) with an empty body.
 2. `NV-Status` carries the outcome. Every call is counted by its kind, for the status of the server.
-3. An unknown path below one of `FOLDERS` gets 400 without body and `NV-Status`.
+3. An unknown path in a folder of the contract gets 400 without body and `NV-Status`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import falcon
-import falcon.asgi
 from falcon.asgi import Request, Response
 from google.protobuf.message import Message
 
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.trtis_v1 import management
 from frontend.protocols.trtis_v1.http_forms import number_of, set_failure, set_message, set_status
-from frontend.protocols.trtis_v1.infer import InferResource
-from frontend.protocols.trtis_v1.management import server_status
+from frontend.protocols.trtis_v1.infer import OCTETS, InferResource
+from frontend.protocols.trtis_v1.management import MODES, server_status
 from frontend.protocols.trtis_v1.statuses import Statuses
+from frontend.routes import Parameter, Route
 from frontend.services import Services
 from ipc.errors import Cancelled, PenstockError
 from ipc.protos import trtis_v1_pb2 as pb
 
-FOLDERS = ("health", "status", "infer", "profile", "modelcontrol", "repository", "sharedmemorycontrol")
-"""Names below /api that this contract has. All other names there belong to the routes of ollama."""
 INLINE_MODELS = 32
 """Statuses of more models are rendered in a thread."""
 Handler = Callable[..., Awaitable[Message | None]]
@@ -76,23 +74,6 @@ class Resource:
 
 def _is_long(message: Message) -> bool:
     return isinstance(message, pb.ServerStatus) and len(message.model_status) > INLINE_MODELS
-
-
-def mount(app: falcon.asgi.App[Any, Any], services: Services, statuses: Statuses) -> None:
-    """Add all routes of this contract."""
-    resource = partial(Resource, services, statuses)
-    health, status = resource("health", show=_health), status_resource(services, statuses)
-    app.add_route("/api/health", health)
-    app.add_route("/api/health/{mode}", health)
-    app.add_route("/api/status", status)
-    app.add_route("/api/status/{model:path}", status)
-    app.add_route("/api/infer/{target:path}", InferResource(services, statuses))
-    app.add_route("/api/profile", resource("profile", show=_profile))
-    app.add_route("/api/modelcontrol/load/{model:path}", resource("control", change=_load))
-    app.add_route("/api/modelcontrol/unload/{model:path}", resource("control", change=_unload))
-    app.add_route("/api/repository/index", resource("index", show=_repository_index))
-    app.add_route("/api/sharedmemorycontrol/status", resource("regions", show=_regions))
-    app.add_route("/api/sharedmemorycontrol/{rest:path}", resource("regions", change=_change_regions))
 
 
 def status_resource(services: Services, statuses: Statuses) -> Resource:
@@ -161,3 +142,115 @@ def _number(text: str) -> int:
     if number is None:
         raise falcon.HTTPRouteNotFound
     return number
+
+
+_FORMAT = Parameter(
+    "format",
+    "query",
+    "`binary`: messages in the wire format instead of text; `json`, but for infer: as JSON.",
+)
+_REQUEST = Parameter("NV-InferRequest", "header", "InferRequestHeader as protobuf text, on one line.")
+_ID = Parameter("X-Request-ID", "header", "Id to echo and log.")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the resources of this contract are made from."""
+
+    services: Services
+    statuses: Statuses
+
+
+def _resource(kind: str, **handlers: Handler) -> Callable[[Context], Resource]:
+    return lambda context: Resource(context.services, context.statuses, kind, **handlers)
+
+
+def _infer(context: Context) -> InferResource:
+    return InferResource(context.services, context.statuses)
+
+
+def _status(context: Context) -> Resource:
+    return status_resource(context.services, context.statuses)
+
+
+_HEALTH, _REGIONS = _resource("health", show=_health), _resource("regions", show=_regions)
+
+
+def _get(path: str, resource: Any, summary: str = "", *parameters: Parameter, **more: Any) -> Route:
+    return Route(
+        "get",
+        path,
+        resource,
+        summary,
+        "trtis v1",
+        media=(),
+        errors={400: None},
+        error_media=(),
+        parameters=(_ID, *parameters),
+        error_code_header=False,
+        **more,
+    )
+
+
+def _post(path: str, resource: Any, summary: str, *parameters: Parameter, **more: Any) -> Route:
+    return Route(
+        "post",
+        path,
+        resource,
+        summary,
+        "trtis v1",
+        errors={400: None, 401: None, 403: None, 429: None},
+        error_media=(),
+        parameters=(_ID, *parameters),
+        error_code_header=False,
+        **{"media": (), **more},
+    )
+
+
+ROUTES = (
+    _get("/api/health", _HEALTH, "Answers 400: the mode is missing.", health=True),
+    _get(
+        "/api/health/{mode}",
+        _HEALTH,
+        "Whether the server is live or ready; the HTTP status is the answer.",
+        need="",
+        health=True,
+        choices={"mode": MODES},
+    ),
+    _get("/api/status", _status, "The server and all its models, a ServerStatus.", _FORMAT),
+    _get("/api/status/{model:path}", _status, "The server and one model, a ServerStatus.", _FORMAT),
+    _post(
+        "/api/infer/{target:path}",
+        _infer,
+        "Inference: `MODEL` by the latest version that is ready, `MODEL/VERSION` by this version.",
+        _REQUEST,
+        _FORMAT,
+        media=(OCTETS,),
+        operation=InferResource.operation,
+    ),
+    _get("/api/profile", _resource("profile", show=_profile), "Answers 400: profiling is not offered."),
+    _post(
+        "/api/modelcontrol/load/{model:path}",
+        _resource("control", change=_load),
+        "Load a model and wait for it.",
+        need="admin",
+    ),
+    _post(
+        "/api/modelcontrol/unload/{model:path}",
+        _resource("control", change=_unload),
+        "Begin to unload a model.",
+        need="admin",
+    ),
+    _get(
+        "/api/repository/index", _resource("index", show=_repository_index), "Names of all models.", _FORMAT
+    ),
+    _get("/api/sharedmemorycontrol/status", _REGIONS, "All shared memory regions.", _FORMAT),
+    _post(
+        "/api/sharedmemorycontrol/{rest:path}",
+        _resource("regions", change=_change_regions),
+        "Register or unregister a shared memory region.",
+        need="admin",
+    ),
+)
+"""All routes of this contract. docs/trtis.md describes their bodies: raw tensors and protobuf messages, most without a
+media type, which JSON Schema cannot describe."""

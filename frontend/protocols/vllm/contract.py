@@ -1,4 +1,4 @@
-"""The contract of vLLM's pooling routes: bodies of requests, bodies of answers, and one row a route for the API.
+"""The contract of vLLM's pooling routes: bodies of requests and bodies of answers.
 
 Absent and null fields have their defaults, unknown fields are ignored.
 """
@@ -19,12 +19,9 @@ from frontend.generation.chat_messages import (
 )
 from frontend.generation.reasoning import template_variables
 from frontend.generation.tools import choice_of, functions_of, tool_use
-from frontend.openapi.operation import Operation, asking
 from frontend.protocols.foreign.scoring import activation_option, function_option
-from frontend.protocols.foreign.server import BARE_FAULTS
 from frontend.protocols.sie.convert import check_used
 from frontend.protocols.sie.inputs import Inputs, TokenId
-from frontend.protocols.sie.operations import CLIENT_FAULTS, SERVER_FAULTS, OpenAIErrorResponse, faults
 from frontend.protocols.sie.schemas import FlatBody
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
@@ -389,70 +386,3 @@ class PromptText(msgspec.Struct):
     """Answer of /detokenize."""
 
     prompt: Annotated[str, Meta(description="The text, with special tokens.")]
-
-
-def _asking(
-    path: str,
-    summary: str,
-    body: Any,
-    answer: Any,
-    example: dict[str, Any],
-    errors: dict[int, type[msgspec.Struct] | None] = BARE_FAULTS,
-) -> Operation:
-    return asking(
-        path,
-        summary,
-        body,
-        answer,
-        example,
-        tag="vllm",
-        errors=errors,
-        error_code_header=errors is not BARE_FAULTS,
-        timed=True,
-    )
-
-
-_PAIRS = {"text_1": "a question", "text_2": ["one", "two"]}
-
-OPERATIONS = (
-    _asking(
-        "/pooling", "Vectors of inputs, in the form of vLLM.", PoolingRequest, PoolingAnswer, {"input": "a"}
-    ),
-    _asking("/score", "Scores of texts, in the form of vLLM.", PairScoreRequest, PairScoreAnswer, _PAIRS),
-    _asking(
-        "/v1/score",
-        "Scores of texts, in the form of vLLM, with the errors of SIE.",
-        PairScoreRequest,
-        PairScoreAnswer,
-        _PAIRS,
-        faults(*CLIENT_FAULTS, *SERVER_FAULTS, form=OpenAIErrorResponse),
-    ),
-    _asking(
-        "/rerank",
-        "Texts in the order in which they answer a query, in the form that `server.compatible` chooses.",
-        DocumentsRequest,
-        DocumentsAnswer,
-        {"query": "a question", "documents": ["one", "two"]},
-    ),
-    _asking(
-        "/classify",
-        "Classes of texts, in the form that `server.compatible` chooses.",
-        ClassifyRequest,
-        ClassifyAnswer,
-        {"input": ["a text"]},
-    ),
-    _asking(
-        "/tokenize",
-        "Tokens of texts, in the form that `server.compatible` chooses.",
-        PromptRequest,
-        PromptTokens,
-        {"prompt": "a text"},
-    ),
-    _asking(
-        "/detokenize",
-        "The text of token ids, in the form of vLLM.",
-        TokenIdsRequest,
-        PromptText,
-        {"tokens": [5]},
-    ),
-)

@@ -9,11 +9,11 @@ import re
 
 import pytest
 
-from frontend.access.scopes import ADMIN_FOLDERS, ADMIN_PATHS, need_of
-from frontend.protocols.tables import operations
+from frontend.protocols.registry import protocols
 from tests.harness.proxies import SAMPLES
 from tests.harness.server import ROOT
 
+KNOWN = protocols()
 RULES = {
     "haproxy": re.compile(r"^ *acl closed var\(txn\.path\) -m reg (\S+)$", re.MULTILINE),
     "nginx": re.compile(r"^ *location ~\* (\S+) \{ return 404; \}$", re.MULTILINE),
@@ -27,7 +27,6 @@ CLOSED_FOR_ALL = {
     "/v2/cudasharedmemory/status",
     "/v2/cudasharedmemory/region/x/status",
     "/api/sharedmemorycontrol/status",
-    "/api/sharedmemorycontrol/x",
     "/v1/config",
 }
 """Paths of the state of one server, closed although a key for inference may read them."""
@@ -41,13 +40,13 @@ def closes(name: str, path: str) -> bool:
 
 def paths(need: str) -> set[str]:
     """The paths of all operations that need a scope, with names filled in."""
-    filled = {re.sub(r"\{[^}]*\}", "x", operation.path) for operation in operations()}
-    return {path for path in filled if need_of(path, open_metrics=False) == need}
+    filled = {re.sub(r"\{[^}]*\}", "x", route.path) for route in KNOWN.routes if route.summary}
+    return {path for path in filled if KNOWN.need_of(path, open_metrics=False) == need}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_path_of_administration_is_closed(name: str) -> None:
-    named = {f"{folder.rstrip('/')}/x" for folder in ADMIN_FOLDERS} | ADMIN_PATHS
+    named = {f"{folder}x" for folder in KNOWN.scopes.admin_folders}
     assert {path for path in paths("admin") | named if not closes(name, path)} == set()
 
 

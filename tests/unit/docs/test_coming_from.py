@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 import pytest
 
-from frontend.protocols.foreign.shared_routes import OWNERS
-from frontend.protocols.tables import operations
+from frontend.protocols.registry import protocols
 from tests.fakes.vector_server import VectorServer
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming_from.md"
 SERVERS = {"Text Embeddings Inference": "tei", "vLLM": "vllm", "infinity": "infinity", "Cohere": ""}
 _ROUTE = re.compile(r"`(?:(GET|POST) )?(/[^` ]*)`")
+KNOWN = protocols()
+DESCRIBED = [route for route in KNOWN.routes if route.summary]
 _NO_OPERATION = {("POST", "/")}
 """The root stands for another route."""
 
@@ -49,13 +50,13 @@ def rows() -> Iterator[Row]:
 
 
 def test_every_row_is_a_route_or_is_refused() -> None:
-    known = {(one.method.upper(), one.path) for one in operations()}
+    known = {(one.method.upper(), one.shown) for one in DESCRIBED}
     found = list(rows())
     assert {row.server for row in found} == set(SERVERS) and len(found) > 50
     for row in found:
         route = (row.method, row.path)
         assert (row.said == "refused") == (route not in known | _NO_OPERATION), row
-        needs = row.path in OWNERS and row.said == "same"
+        needs = row.path in KNOWN.owners and row.said == "same"
         assert not needs or re.search(r"needs? `server\.compatible`", row.why), row
 
 
@@ -63,7 +64,7 @@ def test_every_route_of_these_servers_has_a_row() -> None:
     told = {row.path for row in rows()}
     tags = ("tei", "vllm", "infinity")
     routes = {
-        one.path for one in operations() if one.tag in tags or one.path.startswith(("/v1/embed", "/v2/embed"))
+        one.path for one in DESCRIBED if one.tag in tags or one.path.startswith(("/v1/embed", "/v2/embed"))
     }
     assert routes <= told
 

@@ -90,8 +90,7 @@ def client(services: Services) -> TestClient:
     renderer = ErrorRenderer(protocols)
     app = falcon.asgi.App(middleware=[RequestMiddleware(services, protocols), DeadlineMiddleware(services)])
     app.add_error_handler(PenstockError, renderer.penstock)
-    for protocol in protocols:
-        protocol.mount(app, services)
+    protocols.mount(app, services)
     return TestClient(app)
 
 

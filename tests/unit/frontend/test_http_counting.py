@@ -118,7 +118,7 @@ def test_a_stream_is_in_flight_until_its_end(counted: Counted, asked: httpx.Clie
     assert counted.samples("http_in_flight", "in_flight") == {}
 
 
-@pytest.mark.parametrize(("health", "lines"), [(False, 4), (True, 5)])
+@pytest.mark.parametrize(("health", "lines"), [(False, 4), (True, 6)])
 def test_the_access_log_has_two_lines_for_each_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, health: bool, lines: int
 ) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from frontend.access.scopes import Need
 from frontend.grpc.call import Answer, Call, Method
 from frontend.protocols.trtis_v1 import management
 from frontend.protocols.trtis_v1.grpc.inference import RAW_INPUT, Inference
 from frontend.protocols.trtis_v1.management import server_status
 from frontend.protocols.trtis_v1.statuses import Statuses, message_of
+from frontend.routes import Need
 from frontend.services import Services
 from ipc.errors import AccessRefused, Cancelled, InvalidInput, PenstockError
 from ipc.protos import trtis_v1_pb2 as pb

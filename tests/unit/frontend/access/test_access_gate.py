@@ -9,7 +9,7 @@ import pytest
 from frontend.access import api_keys
 from frontend.access.api_keys import KeyEntry
 from frontend.access.gate import Gate, Grant, decision_of
-from frontend.access.scopes import need_of
+from frontend.protocols.registry import protocols
 from ipc.errors import AccessRefused, Forbidden, RateLimited, Unauthenticated
 
 INFER, ADMIN, BOTH, SLOW, STRANGER = (api_keys.fresh() for _ in range(5))
@@ -19,6 +19,7 @@ ENTRIES = (
     KeyEntry("both", api_keys.hashed(BOTH), ("infer", "admin")),
     KeyEntry("slow", api_keys.hashed(SLOW), requests_per_s=0.01),
 )
+need_of = protocols().need_of
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -42,7 +43,7 @@ def bearer(key: str) -> Headers:
 def outcome(path: str, headers: Headers) -> type[AccessRefused] | None:
     """The error that refuses a request, or None."""
     asked = scope(path, headers)
-    Gate(ENTRIES).admit(asked)
+    Gate(ENTRIES).admit(asked, need_of(path))
     refusal = decision_of(asked).refusal
     return type(refusal) if refusal else None
 
@@ -202,7 +203,7 @@ def test_an_exhausted_rate_refuses_that_key_alone_and_still_names_it() -> None:
     gate = Gate(ENTRIES)
     assert granted(gate, scope("/v1/models", bearer(SLOW))).name == "slow"
     asked = scope("/v1/models", bearer(SLOW))
-    assert not gate.admit(asked)
+    assert not gate.admit(asked, need_of(asked["path"]))
     found = decision_of(asked)
     assert isinstance(found.refusal, RateLimited) and found.grant.name == "slow"
     assert found.refusal.retry_after_s is not None and 90 < found.refusal.retry_after_s <= 100

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from frontend.access.gate import ANONYMOUS, Gate
-from frontend.access.scopes import need_of
 from frontend.grpc.rpc import head_of
+from frontend.protocols.registry import protocols
 from ipc.errors import Forbidden
 from ipc.settings import Server
 
@@ -32,7 +32,7 @@ def refusal(
     asked = {"type": "http", "path": path, "headers": fields, "client": client, "method": method, **scope}
     try:
         gate = Gate.of(setting or Server())
-        gate.grant_for(asked, need_of(path, gate.open_metrics))
+        gate.grant_for(asked, protocols().need_of(path, gate.open_metrics))
     except Forbidden as error:
         return error.message
     return ""

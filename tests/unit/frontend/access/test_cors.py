@@ -77,7 +77,10 @@ def test_a_preflight_needs_no_key_and_any_other_request_does() -> None:
     gate = Gate((KeyEntry("k", hashed(fresh())),))
     asked = [(b"origin", ORIGIN.encode()), (b"access-control-request-method", b"POST")]
     for method, headers, let_in in (("OPTIONS", asked, True), ("OPTIONS", [], False), ("POST", asked, False)):
-        assert gate.admit({"type": "http", "path": PATH, "method": method, "headers": headers}) == let_in
+        assert (
+            gate.admit({"type": "http", "path": PATH, "method": method, "headers": headers}, "infer")
+            == let_in
+        )
 
 
 def test_answers_lack_the_request_id_when_it_is_switched_off(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import falcon
 import pytest
 
 from frontend.http.listeners import Listeners, addresses, check_addresses, refuse
-from frontend.protocols.registry import as_bytes
+from frontend.protocols.registry import as_bytes, protocols
 from frontend.protocols.sie import SieProtocol
 from ipc.errors import ConfigError
 from ipc.settings import Grpc, Server, Settings
@@ -29,6 +29,7 @@ HEALTH = (
     "/api/health/live",
     "/api/health/ready",
 )
+IS_PROBE = protocols().is_probe
 OTHERS = ("/", "/v1/models", "/v2", "/v2/models/m/ready", "/api/status", "/healthy", "/docs", "/metrics/more")
 
 
@@ -40,24 +41,30 @@ def scope(path: str, port: int | None, kind: str = "http", method: str = "GET") 
 def test_the_main_address_answers_everything(port: int | None) -> None:
     for server in (Server(), APART):
         for path in (*HEALTH, *OTHERS, "/metrics"):
-            assert Listeners(server).serves(scope(path, port))
+            assert Listeners(server).serves(scope(path, port), IS_PROBE)
 
 
 def test_the_other_addresses_answer_their_own_paths_alone() -> None:
     found = Listeners(APART)
     for path in HEALTH:
-        assert found.serves(scope(path, 8003)) and not found.serves(scope(path, 8002)), path
+        assert found.serves(scope(path, 8003), IS_PROBE) and not found.serves(scope(path, 8002), IS_PROBE), (
+            path
+        )
     for path in OTHERS:
-        assert not found.serves(scope(path, 8002)) and not found.serves(scope(path, 8003)), path
-    assert found.serves(scope("/metrics", 8002)) and not found.serves(scope("/metrics", 8003))
+        assert not found.serves(scope(path, 8002), IS_PROBE) and not found.serves(
+            scope(path, 8003), IS_PROBE
+        ), path
+    assert found.serves(scope("/metrics", 8002), IS_PROBE) and not found.serves(
+        scope("/metrics", 8003), IS_PROBE
+    )
 
 
 def test_both_may_be_one_address_and_metrics_may_be_there_alone() -> None:
     found = Listeners(TOGETHER)
     assert addresses(TOGETHER) == ["127.0.0.1:8080", "127.0.0.1:8002"]
-    assert all(found.serves(scope(path, 8002)) for path in (*HEALTH, "/metrics"))
-    assert not found.serves(scope("/metrics", 8080))
-    assert found.serves(scope("/readyz", 8080))
+    assert all(found.serves(scope(path, 8002), IS_PROBE) for path in (*HEALTH, "/metrics"))
+    assert not found.serves(scope("/metrics", 8080), IS_PROBE)
+    assert found.serves(scope("/readyz", 8080), IS_PROBE)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +99,9 @@ def test_without_grpc_its_port_is_free() -> None:
 
 def test_a_unix_socket_beside_other_addresses_is_the_main_address() -> None:
     found = Listeners(Server(bind="unix:/run/penstock.sock", metrics_bind="127.0.0.1:8002"))
-    assert found.serves({"type": "http", "path": "/v1/models", "server": ("/run/penstock.sock", None)})
+    assert found.serves(
+        {"type": "http", "path": "/v1/models", "server": ("/run/penstock.sock", None)}, IS_PROBE
+    )
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", b'{"detail":"Not Found"}'), ("HEAD", b"")])

@@ -17,16 +17,14 @@ from frontend.engine.quantize import OUTPUT_DTYPES
 from frontend.generation.conversation import ROLES
 from frontend.generation.reasoning import EFFORTS
 from frontend.generation.talk_fields import PERMISSIONS
-from frontend.protocols import responses
-from frontend.protocols.chat import management
-from frontend.protocols.foreign.shared_routes import OWNERS
 from frontend.protocols.ollama.models import INSTEAD
-from frontend.protocols.tables import operations, schema
+from frontend.protocols.registry import protocols
 from ipc import settings
 from ipc.memory.datatypes import DATATYPES
 from penstock import cli
 
-DOCUMENT: dict[str, Any] = json.loads(schema())
+KNOWN = protocols()
+DOCUMENT: dict[str, Any] = json.loads(KNOWN.schema())
 REQUIRED = {
     "/", "/healthz", "/readyz", "/metrics", "/v1/encode/{model}", "/v1/score/{model}", "/v1/models",
     "/v1/extract/{model}", "/v1/models/{model}", "/v1/embeddings", "/v1/rerank",
@@ -36,8 +34,14 @@ UNDOCUMENTED = {
     "/redoc": "the same page as /docs",
     "/docs/{name}": "files of that page",
     "/v2/": "the same as /v2",
-    **dict.fromkeys((*management.CATEGORIES, *management.NOT_BUILT, *INSTEAD), "refuses everything"),
-    **dict.fromkeys(responses.NOT_SERVED, "not found"),
+    **dict.fromkeys(("/v1/images/generations", "/v1/audio/speech"), "other categories of models"),
+    **dict.fromkeys(("/v1/models/tune", "/re_isq", *INSTEAD), "refuses everything"),
+    **dict.fromkeys((f"/calibration/{act}" for act in ("start", "status", "apply")), "refuses everything"),
+    **dict.fromkeys(
+        (f"/v1/{name}" for name in ("load_lora_adapter", "unload_lora_adapter", "lora_adapters")),
+        "refuses everything",
+    ),
+    **dict.fromkeys((f"/v1/responses/{name}" for name in ("compact", "input_tokens")), "not found"),
 }
 OTHER_ERRORS = ("/v2", "/v1/config", "/v1/chat", "/v1/completions", "/v1/models/unload", "/v1/models/reload")
 OTHER_ERRORS += ("/v1/models/status", "/v1/system", "/v1/messages", "/v1/responses", "/api/")
@@ -126,9 +130,9 @@ def test_request_bodies_are_references_in_each_media_type(path: str) -> None:
 
 
 def test_examples_are_what_the_server_takes() -> None:
-    for operation in operations():
-        if operation.body is not None and operation.example is not None:
-            msgspec.json.decode(json.dumps(operation.example), type=operation.body)
+    for route in KNOWN.routes:
+        if route.body is not None and route.example is not None:
+            msgspec.json.decode(json.dumps(route.example), type=route.body)
 
 
 def test_answers_have_their_statuses_headers_and_bodies() -> None:
@@ -154,7 +158,7 @@ def test_answers_have_their_statuses_headers_and_bodies() -> None:
 
 
 def test_routes_of_several_servers_have_the_errors_of_each() -> None:
-    for path, owners in OWNERS.items():
+    for path, owners in KNOWN.owners.items():
         responses = described()["post", path]["responses"]
         forms = {
             status: {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from frontend.protocols.kserve_v2.routes import configuration
+from frontend.protocols.kserve_v2.management import configuration
 from frontend.tensors.load_parameters import MOST_FILES, Brought, read
 from ipc.catalog.repository import MOST_CONFIG_NBYTES, Override
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.access.scopes import need_of
 from frontend.engine import default_models
-from frontend.protocols.foreign.shared_routes import OWNERS, chosen, root_of
-from frontend.protocols.infinity.contract import OPERATIONS as INFINITY
-from frontend.protocols.tei.contract import OPERATIONS as TEI
-from frontend.protocols.vllm.contract import OPERATIONS as VLLM
+from frontend.protocols.registry import chosen, protocols
 from ipc.catalog.entries import Catalog, OutputSpec
 from ipc.errors import ConfigError
 from ipc.settings import load
 from tests.fakes.tensors import entry
 
+KNOWN = protocols()
+OWNERS = KNOWN.owners
+
+
+def root_of(*compatible: str) -> str:
+    """The path that a POST to the root means."""
+    return protocols(compatible).root
+
 
 def test_a_server_is_chosen_for_all_of_its_paths_or_for_one() -> None:
-    assert chosen(()) == {}
-    assert chosen(["tei"]) == dict.fromkeys(("/invocations", "/rerank", "/tokenize"), "tei")
-    assert chosen(["vllm:/classify"]) == {"/classify": "vllm"}
-    assert chosen(["tei", "vllm:/classify"])["/classify"] == "vllm"
-    assert chosen(["vllm", "vllm"]) == {path: "vllm" for path, owners in OWNERS.items() if "vllm" in owners}
+    assert chosen((), OWNERS) == {}
+    assert chosen(["tei"], OWNERS) == dict.fromkeys(("/invocations", "/rerank", "/tokenize"), "tei")
+    assert chosen(["vllm:/classify"], OWNERS) == {"/classify": "vllm"}
+    assert chosen(["tei", "vllm:/classify"], OWNERS)["/classify"] == "vllm"
+    assert chosen(["vllm", "vllm"], OWNERS) == {
+        path: "vllm" for path, owners in OWNERS.items() if "vllm" in owners
+    }
 
 
 def test_a_post_to_the_root_has_a_meaning_where_tei_was_chosen_for_it() -> None:
-    assert root_of(["tei"]) == root_of(["vllm:/rerank", "tei:/invocations"]) == "/invocations"
-    assert root_of([]) == root_of(["vllm"]) == root_of(["tei:/rerank"]) == "/"
+    assert root_of("tei") == root_of("vllm:/rerank", "tei:/invocations") == "/invocations"
+    assert root_of() == root_of("vllm") == root_of("tei:/rerank") == "/"
 
 
 @pytest.mark.parametrize(
@@ -43,12 +49,13 @@ def test_a_post_to_the_root_has_a_meaning_where_tei_was_chosen_for_it() -> None:
 )
 def test_two_choices_for_a_path_are_refused(entries: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        chosen(entries)
+        protocols(entries)
 
 
 def test_all_routes_of_other_servers_need_the_scope_of_inference() -> None:
-    for operation in (*TEI, *VLLM, *INFINITY):
-        assert need_of(operation.path, open_metrics=True) == "infer" and operation.closed
+    servers = [row for row in KNOWN.routes if row.tag in ("tei", "vllm", "infinity")]
+    assert len(servers) > 20 and {row.need for row in servers} == {"infer"}
+    assert {KNOWN.need_of(row.path) for row in servers} == {"infer"}
 
 
 def test_default_models_must_be_served() -> None:

@@ -235,7 +235,7 @@ class Regions:
 def test_an_empty_name_does_not_stand_for_all_regions(kind: Kind, tmp_path: Path) -> None:
     made, regions = services(tmp_path), Regions()
     made.extensions.regions = regions  # type: ignore[assignment]
-    resource = routes.regions_resource(made, kind)
+    resource = routes.regions_of(kind)(routes.Context(made, InferResource(made, made.restrictions)))
     for tail in ("region//unregister", "region//unregister/", "region//register"):
         with pytest.raises(InvalidInput, match="name"):
             asyncio.run(resource.on_post(request(b""), Response(), tail))
@@ -265,7 +265,7 @@ def test_trace_settings_are_kept_under_the_full_name(tmp_path: Path) -> None:
     entries = [entry("org/dense"), entry("m@3")]
     made, traces = services_of(tmp_path, entries, []), Traces()
     made.extensions.trace_settings = traces  # type: ignore[assignment]
-    resource = routes.trace_resource(made)
+    resource = routes.TRACE(routes.Context(made, InferResource(made, made.restrictions)))
     for target in (Target("dense", None, ""), Target("org/dense", None, ""), TARGET, None):
         asyncio.run(resource.on_get(request(b""), Response(), target))
         asyncio.run(resource.on_post(request(b"{}"), Response(), target))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.access.scopes import need_of
 from frontend.protocols.kserve_v2 import reading
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.reading import Target
+from frontend.protocols.registry import protocols
 from frontend.tensors.request import TensorRequest
 from ipc.errors import ConfigError
 
@@ -78,7 +78,7 @@ def test_dots_inside_of_names_are_dots(tail: str) -> None:
     ],
 )
 def test_scopes(path: str, need: str) -> None:
-    assert need_of(path, open_metrics=True) == need
+    assert protocols().need_of(path) == need
 
 
 def test_headers_are_forwarded_by_pattern_without_credentials() -> None:
