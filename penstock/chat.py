@@ -27,7 +27,10 @@ from penstock import target, terminal
 _PATH = "/v1/chat/completions"
 _SILENCE_S = 120.0
 """A server that works sends a comment every few seconds (`generation.keep_alive_s`)."""
-_HELP = "/reset forgets the conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+_HELP = (
+    "/model NAME and /system TEXT change both, /reset forgets the conversation, /exit or Ctrl-D ends, "
+    "Ctrl-C stops an answer"
+)
 _KINDS = ("reasoning_content", "content")
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -40,9 +43,7 @@ def add_parser(commands: Any) -> None:
     """Add `chat` to the subcommands of the command line."""
     parser = commands.add_parser("chat", help="talk to a model of a running server")
     parser.add_argument("model", metavar="MODEL", nargs="?", default="default", help="default: the server's")
-    parser.add_argument("--system", metavar="TEXT", help="the message of the system, before all others")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token")
+    add_arguments(parser)
     target.add_arguments(parser)
     terminal.with_examples(
         parser,
@@ -52,21 +53,39 @@ def add_parser(commands: Any) -> None:
     )
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how the model should answer."""
+    parser.add_argument("--system", metavar="TEXT", help="the message of the system, before all others")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token")
+
+
 def run(options: argparse.Namespace, config: Settings) -> int:
     """Talk until the input ends; returns the exit code. Raises `ConfigError` for wrong flags."""
+    check(options)
+    return talk(options, target.url_of(options, config), target.key_of(options), options.model)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise `ConfigError` for a wrong flag of `add_arguments`."""
     if options.max_tokens is not None and options.max_tokens < 1:
         raise ConfigError(f"chat: --max-tokens {options.max_tokens}: expected a number from 1")
     if options.temperature is not None and not 0 <= options.temperature < math.inf:
         raise ConfigError(f"chat: --temperature {options.temperature:g}: expected a number from 0")
+
+
+def talk(options: argparse.Namespace, url: str, key: str, model: str, question: str = "") -> int:
+    """Talk to a model of the server at `url` until the input ends, or ask one `question`; returns the exit code."""
     asked = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     fields = {name: value for name, value in asked.items() if value is not None}
-    server = Server(target.url_of(options, config), target.key_of(options))
-    conversation = Conversation(server, options.model, options.system, fields)
+    conversation = Conversation(Server(url, key), model, options.system, fields)
+    if question:
+        return _answer(conversation, question)
     interactive = sys.stdin.isatty()
     if interactive:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # the line can be edited, and lines before come back
-        print(f"{options.model} at {server.url}; {_HELP}", file=sys.stderr)
+        print(f"{model} at {url}; {_HELP}", file=sys.stderr)
     return _talk(conversation, "> " if interactive else "")
 
 
@@ -91,9 +110,20 @@ def _talk(conversation: Conversation, prompt: str) -> int:
 
 
 def _command(line: str, conversation: Conversation) -> None:
-    if line == "/reset":
+    """Do what a line that begins with `/` says, and say so."""
+    name, _, value = line.partition(" ")
+    value = value.strip()
+    said = _HELP
+    if name == "/reset":
         conversation.reset()
-    print("the conversation is empty" if line == "/reset" else _HELP, file=sys.stderr)
+        said = "the conversation is empty"
+    elif name == "/model":
+        conversation.model = value or conversation.model
+        said = f"the model is {conversation.model}"
+    elif name == "/system":
+        conversation.instruct(value)
+        said = "the message of the system is set" if value else "there is no message of the system"
+    print(said, file=sys.stderr)
 
 
 def _answer(conversation: Conversation, text: str) -> int:
@@ -110,7 +140,22 @@ def _answer(conversation: Conversation, text: str) -> int:
         print(f"penstock: {error}", file=sys.stderr)
         return 1
     shown.end()
+    if sys.stdin.isatty() and sys.stdout.isatty() and (speed := _speed(conversation.usage)):
+        print(terminal.styled(speed, "dim", sys.stderr), file=sys.stderr)
     return 0
+
+
+def _speed(usage: dict[str, Any]) -> str:
+    """Tokens, tokens a second and the time to the first token of an answer; empty where the server tells no counts."""
+    try:
+        tokens, rate, first_s = (
+            usage["completion_tokens"],
+            float(usage["avg_compl_tok_per_sec"]),
+            float(usage["total_prompt_time_sec"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return ""
+    return f"{tokens} tokens, {rate:.1f} tokens/s, the first after {first_s:.2f} s"
 
 
 class _Shown:
@@ -174,35 +219,50 @@ class Server:
 
 
 class Conversation:
-    """The messages so far. A message without any answer is forgotten, so that it can be sent again."""
+    """The messages so far. A message without any answer is forgotten, so that it can be sent again.
+
+    `usage` are the counts and times of the last answer, as far as the server tells them.
+    """
 
     def __init__(self, server: Server, model: str, system: str | None, fields: dict[str, Any]) -> None:
-        self._server, self._fields = server, {**fields, "model": model, "stream": True}
-        self._first = [{"role": "system", "content": system}] if system else []
-        self.messages: list[dict[str, str]] = list(self._first)
+        self._server, self.model = server, model
+        self._fields = {**fields, "stream": True, "stream_options": {"include_usage": True}}
+        self._system: list[dict[str, str]] = []
+        self._said: list[dict[str, str]] = []
+        self.usage: dict[str, Any] = {}
+        self.instruct(system or "")
+
+    def instruct(self, text: str) -> None:
+        """Replace the message of the system; no text: there is none."""
+        self._system = [{"role": "system", "content": text}] if text else []
 
     def reset(self) -> None:
         """Forget all messages but that of the system."""
-        self.messages = list(self._first)
+        self._said = []
 
     def ask(self, text: str) -> Iterator[tuple[str, str]]:
         """Send a message; gives the pieces of the answer: (`content` or `reasoning_content`, text).
 
         What has arrived is part of the conversation even if the caller stops. Raises `NoAnswer`.
         """
-        messages, answer = [*self.messages, {"role": "user", "content": text}], ""
+        said, answer = [*self._said, {"role": "user", "content": text}], ""
+        self.usage = {}
+        body = {**self._fields, "model": self.model, "messages": [*self._system, *said]}
         try:
-            with self._server.posted({**self._fields, "messages": messages}) as response:
-                for kind, piece in _pieces(response):
+            with self._server.posted(body) as response:
+                for kind, piece in _pieces(response, self.usage):
                     answer += piece if kind == "content" else ""
                     yield kind, piece
         finally:
             if answer:
-                self.messages = [*messages, {"role": "assistant", "content": answer}]
+                self._said = [*said, {"role": "assistant", "content": answer}]
 
 
-def _pieces(response: http.client.HTTPResponse) -> Iterator[tuple[str, str]]:
-    """The texts of a stream of chunks. Raises `NoAnswer` for an error event, and for a stream without its end."""
+def _pieces(response: http.client.HTTPResponse, usage: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The texts of a stream of chunks; the counts go into `usage`.
+
+    Raises `NoAnswer` for an error event, and for a stream without its end.
+    """
     for line in response:
         field, _, value = line.rstrip(b"\r\n").partition(b":")
         if field != b"data":
@@ -215,6 +275,7 @@ def _pieces(response: http.client.HTTPResponse) -> Iterator[tuple[str, str]]:
             failed = chunk.get("error")
             deltas = [] if failed else [choice["delta"] for choice in chunk["choices"]]
             found = [(kind, str(delta[kind])) for delta in deltas for kind in _KINDS if delta.get(kind)]
+            usage |= chunk.get("usage") or {}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise NoAnswer("the stream cannot be read: this is no server of chat completions") from None
         if failed:

@@ -17,7 +17,7 @@ from ipc.errors import ConfigError, PenstockError
 from ipc.processes import starting as processes
 from ipc.processes.paths import asset
 from ipc.version import VERSION
-from penstock import completion, keys, terminal
+from penstock import completion, keys, target, terminal
 from penstock.command_line import COMMANDS, parser
 from penstock.tuning import command as tuning
 
@@ -28,7 +28,6 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
     """Settings named by the command line, as `{"section.field": "value"}`."""
     flags: dict[str, str] = {}
     named = (
-        ("bind", "server.bind"),
         ("workers", "worker.count"),
         ("frontends", "server.frontends"),
         ("device", "worker.device"),
@@ -40,6 +39,8 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
         value = getattr(options, option, None)
         if value is not None:
             flags[name] = str(value)
+    if (bind := target.bind_of(options)) is not None:
+        flags["server.bind"] = bind
     if named_models := getattr(options, "named", None):
         if "" in named_models:
             raise ConfigError(f"penstock {options.command}: the name of a model is empty")
@@ -69,13 +70,6 @@ _SWITCHES = (
 def _serving_flags(options: argparse.Namespace) -> dict[str, str]:
     """Settings of the flags of `serve` that are no value of one setting. Raises `ConfigError`."""
     flags: dict[str, str] = {}
-    host, port = getattr(options, "host", None), getattr(options, "port", None)
-    if host or port:
-        if options.bind:
-            raise ConfigError("--bind HOST:PORT cannot stand beside --host and --port")
-        default_host, _, default_port = settings.Server().bind.rpartition(":")
-        name = f"[{host}]" if host and ":" in host.strip("[]") and not host.startswith("[") else host
-        flags["server.bind"] = f"{name or default_host}:{port or default_port}"
     prefixes = getattr(options, "prefix_cache_n", None)
     if prefixes is not None:
         if not prefixes.isdecimal():
@@ -91,7 +85,11 @@ _DESCRIBING = ("version", "openapi", "completion")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    options = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if not words:
+        parser().print_help()
+        return 0
+    options = parser().parse_args(words)
     try:
         code = _run(options)
         sys.stdout.flush()

@@ -11,7 +11,19 @@ from typing import Any, NoReturn
 
 from ipc.settings import Settings
 from ipc.version import VERSION
-from penstock import chat, completion, foreign_flags, keys, layout, leftovers, models, status, terminal
+from penstock import (
+    chat,
+    completion,
+    foreign_flags,
+    keys,
+    layout,
+    leftovers,
+    models,
+    one_terminal,
+    status,
+    target,
+    terminal,
+)
 from penstock.bench import command as bench
 from penstock.embedding import command as embedding
 from penstock.tuning import command as tuning
@@ -22,7 +34,12 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Settings], int]] = {
     "embed": embedding.run,
     "keys": keys.run,
     "layout": layout.run,
+    "list": models.run,
     "models": models.run,
+    "ps": status.run,
+    "pull": models.run,
+    "run": one_terminal.run,
+    "show": models.run,
     "status": status.run,
     "sweep": leftovers.run,
     "verify": models.run,
@@ -70,6 +87,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             names = list(action.choices)
+            if not self.prog.partition(" ")[2] and value in foreign_flags.COMMANDS:
+                self.error(f"{value!r} is no command of {self.prog}; {foreign_flags.COMMANDS[value]}")
             near = difflib.get_close_matches(str(value), names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(names)}"
             self.error(f"{value!r} is no {str(action.metavar).lower()} of {self.prog}; {hint}")
@@ -77,24 +96,32 @@ class Parser(argparse.ArgumentParser):
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
+    """Flags that name settings, those of every day first."""
+    target.add_address(parser)
     parser.add_argument("--config", metavar="FILE", help="settings file (default: $PENSTOCK_CONFIG)")
-    parser.add_argument(
-        "--catalog", metavar="DIR", action="append", default=[], help="directory of model files; may repeat"
-    )
-    parser.add_argument("--models", metavar="ID,ID", help="serve only these models: ids of the catalog")
-    parser.add_argument("--bind", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:8080)")
-    parser.add_argument(
-        "--workers", metavar="N", help="GPU processes (default: one per GPU, on CPU one for four cores)"
-    )
-    parser.add_argument(
-        "--frontends", metavar="N", help="HTTP processes (default: one per two cores, at most 4)"
-    )
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), help="where models run; cuda never falls back to the CPU"
     )
     parser.add_argument(
+        "--workers", metavar="N", help="GPU processes (default: one per GPU, on CPU one for four cores)"
+    )
+    parser.add_argument(
         "--set", metavar="SECTION.FIELD=VALUE", action="append", default=[], help="any setting; may repeat"
     )
+    parser.add_argument(
+        "--catalog", metavar="DIR", action="append", default=[], help="directory of model files; may repeat"
+    )
+    parser.add_argument("--models", metavar="ID,ID", help="serve only these models: ids of the catalog")
+    parser.add_argument(
+        "--frontends", metavar="N", help="HTTP processes (default: one per two cores, at most 4)"
+    )
+
+
+def _looking(parser: argparse.ArgumentParser) -> None:
+    """The same for commands that look at the processes of a running server, which `--url` names too."""
+    _common(parser)
+    target.add_url(parser)
+    parser.set_defaults(looks=True)
 
 
 def _named(parser: argparse.ArgumentParser) -> None:
@@ -109,10 +136,6 @@ def _named(parser: argparse.ArgumentParser) -> None:
 
 def _serving(parser: argparse.ArgumentParser) -> None:
     """Flags of `serve` alone, under the names that mistral.rs gives them."""
-    parser.add_argument("--host", metavar="HOST", help="host of the address to listen on (default 127.0.0.1)")
-    parser.add_argument(
-        "-p", "--port", metavar="PORT", help="port of the address to listen on (default 8080)"
-    )
     parser.add_argument(
         "--max-seqs", metavar="N", help="texts that a model generates at once (default 32, on CUDA 128)"
     )
@@ -142,7 +165,6 @@ def parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve", help="start the server: gunicorn -c gunicorn.conf.py with these settings"
     )
-    _serving(serve)
     check = commands.add_parser("check", help="validate settings and catalog; exit 3 when wrong")
     look = commands.add_parser("doctor", help="look at devices, limits, shared memory, ports, versions")
     for examined in (check, look):
@@ -153,13 +175,15 @@ def parser() -> argparse.ArgumentParser:
     for each in (serve, check, look, worker):
         _common(each)
         _named(each)
+    _serving(serve)
     worker.add_argument("--slot", type=int, required=True, help="number of the worker, from 0")
     _examples({"serve": serve, "check": check, "doctor": look, "worker": worker})
-    leftovers.add_parser(commands, _common)
-    status.add_parser(commands, _common)
+    leftovers.add_parser(commands, _looking)
+    status.add_parsers(commands, _looking)
+    one_terminal.add_parser(commands)
     for client in (bench, chat, embedding, layout):
         client.add_parser(commands)
-    models.add_parsers(commands, _common)
+    models.add_parsers(commands, _common, _looking)
     tuning.add_parser(commands, _common)
     keys.add_parser(commands, _common)
     completion.add_parser(commands)

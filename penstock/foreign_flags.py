@@ -1,4 +1,4 @@
-"""What people write in place of flags of other servers, which they have in their fingers: TEI, vLLM, infinity."""
+"""What people write in place of flags and commands of other servers: TEI, vLLM, infinity, ollama."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ _CACHE = "set the environment variable HF_HOME"
 _FROM_FILES = "leave the flag out: the model's own files say what the model does"
 _CUT = "leave the flag out: the routes of TEI cut long texts, unless a request has `truncate: false`"
 _ONE_GPU = "not built: a model runs on one GPU; `--workers N` starts N workers, one per GPU"
+_QUANTIZED = "name a GGUF file, `penstock serve owner/name:Q4_K_M`; weights in AWQ and GPTQ do not load"
 _IN_TEMPLATE = "leave the flag out: the model's chat template says so"
 
 INSTEAD = {
@@ -41,6 +42,8 @@ INSTEAD = {
     "--payload-limit": "write `--set limits.max_body_bytes=SIZE`",
     "--pooling": _ENTRY.format("adapter=dense --field loadtime.pooling=mean"),
     "--prometheus-port": "write `--set server.metrics_bind=HOST:PORT`",
+    "--quantization": _QUANTIZED,
+    "--quantize": _QUANTIZED,
     "--reasoning-parser": _IN_TEMPLATE,
     "--revision": _ENTRY.format("'source={kind: hub, repo: MODEL, revision: REVISION}'"),
     "--runner": _FROM_FILES,
@@ -50,5 +53,17 @@ INSTEAD = {
     "--tokenization-workers": "write `--set worker.prepare_threads=N`",
     "--tool-call-parser": _IN_TEMPLATE,
     "--trust-remote-code": "write `--set worker.trust_remote_code=true`",
+    "--uds": "write `--bind unix:PATH`",
+    "--uds-path": "write `--bind unix:PATH`",
 }
 """What to do instead, by flag."""
+
+COMMANDS = {
+    "cp": "a further name is given at the start: `penstock serve MODEL=NAME`",
+    "create": "`penstock models add MODEL` writes the catalog entry of a model",
+    "help": "`penstock --help` lists the commands",
+    "push": "models are published with the tools of the hub, such as `hf upload`",
+    "rm": "`penstock show MODEL` says where the files lie; `hf cache rm` removes files of the hub",
+    "stop": "stop the server with Ctrl-C or SIGTERM; POST /v1/admin/unload/MODEL takes one model out of memory",
+}
+"""What to do in place of commands of ollama that Penstock lacks."""

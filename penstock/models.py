@@ -23,8 +23,11 @@ OUTPUTS = (*ENCODE_OUTPUTS, "score", "json", "chat")
 AddFlags = Callable[[argparse.ArgumentParser], None]
 
 
-def add_parsers(commands: Any, add_flags: AddFlags) -> None:
-    """Add `models ...` and `verify` to the commands; `add_flags` adds what all commands understand."""
+def add_parsers(commands: Any, add_flags: AddFlags, add_looking: AddFlags) -> None:
+    """Add `models ...`, and its most used actions as commands of their own.
+
+    `add_flags` adds what all commands understand, `add_looking` what commands do that also look at a running server.
+    """
     models = commands.add_parser("models", help="list, show, pull or verify models of the catalog")
     terminal.with_examples(
         models,
@@ -32,49 +35,60 @@ def add_parsers(commands: Any, add_flags: AddFlags) -> None:
         ("models add ./my-model", "writes the entry of a model of one's own"),
     )
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="all models of the catalog in a table")
-    listing.add_argument("--family", help="only this family, for example dense")
-    listing.add_argument("--output", choices=OUTPUTS, help="only models that give this output")
-    terminal.with_json(listing)
-    showing = actions.add_parser(
-        "show", help="everything that the catalog says of one model, or a server of a loaded program"
-    )
-    showing.add_argument("model", metavar="MODEL")
-    terminal.with_json(showing)
+    for name, about, add_arguments in (
+        ("list", "all models of the catalog in a table", _add_list),
+        ("show", "everything that the catalog says of one model, or a server of a loaded program", _add_show),
+        ("pull", "download models from the hub, of the catalog or by their ids", _add_pull),
+        ("verify", "compare a model's results with a reference library", _add_verify),
+    ):
+        alone = commands.add_parser(name, help=f"the same as `models {name}`")
+        alone.set_defaults(action=name)
+        for parser in (actions.add_parser(name, help=about), alone):
+            add_arguments(parser)
+            (add_looking if name == "show" else add_flags)(parser)
+    adding = actions.add_parser("add", help="write the catalog entry of a model, to be edited")
+    entry_file.add_arguments(adding)
+    add_flags(adding)
+
+
+def _add_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--family", help="only this family, for example dense")
+    parser.add_argument("--output", choices=OUTPUTS, help="only models that give this output")
+    terminal.with_json(parser)
     terminal.with_examples(
-        listing,
+        parser,
         ("models list", "all models of the catalog"),
         ("models list --output sparse --json", "models that give sparse vectors, for a script"),
     )
-    terminal.with_examples(
-        showing, ("models show BAAI/bge-m3", "everything that the catalog says of a model")
-    )
-    pull = actions.add_parser("pull", help="download models from the hub, of the catalog or by their ids")
-    pull.add_argument("model", metavar="MODEL", nargs="+")
-    pull.add_argument(
+
+
+def _add_show(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL")
+    terminal.with_json(parser)
+    terminal.with_examples(parser, ("models show BAAI/bge-m3", "everything that the catalog says of a model"))
+
+
+def _add_pull(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", nargs="+")
+    parser.add_argument(
         "--to", metavar="DIR", help="copy each model to DIR/MODEL, to be served without a network"
     )
-    terminal.with_json(pull)
+    terminal.with_json(parser)
     terminal.with_examples(
-        pull,
+        parser,
         ("models pull BAAI/bge-m3", "fetches a model into the hub cache"),
         ("models pull org/name --to /srv/copies", "copies a model for a machine without a network"),
     )
-    entry_file.add_arguments(
-        actions.add_parser("add", help="write the catalog entry of a model, to be edited")
-    )
-    verify = actions.add_parser("verify", help="compare a model's results with a reference library")
-    alone = commands.add_parser("verify", help="the same as `models verify`")
-    for parser in (verify, alone):
-        verification.add_arguments(parser)
-        terminal.with_examples(parser, ("verify BAAI/bge-m3", "compares with the model's reference library"))
-    for parser in (listing, showing, pull, actions.choices["add"], verify, alone):
-        add_flags(parser)
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    verification.add_arguments(parser)
+    terminal.with_examples(parser, ("verify BAAI/bge-m3", "compares with the model's reference library"))
 
 
 def run(options: argparse.Namespace, config: Settings) -> int:
     """Run one of the actions; returns the exit code."""
-    action = getattr(options, "action", "verify")
+    action: str = options.action
     try:
         return _run(action, options, config)
     except ConfigError:

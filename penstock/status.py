@@ -41,9 +41,16 @@ _STYLES = {
 """Styles of the first table's lines by state."""
 
 
-def add_parser(commands: Any, add_flags: Callable[[argparse.ArgumentParser], None]) -> None:
-    """Add `status`; `add_flags` adds the flags that name settings, from which the run directory follows."""
-    parser = commands.add_parser("status", help="show the processes of a running server and its models")
+def add_parsers(commands: Any, add_flags: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add `status` and `ps`; `add_flags` adds the flags that name settings, from which the run directory follows."""
+    about = "show the processes of a running server and its models"
+    _add_arguments(commands.add_parser("status", help=about), add_flags)
+    _add_arguments(commands.add_parser("ps", help="the same as `status`"), add_flags)
+
+
+def _add_arguments(
+    parser: argparse.ArgumentParser, add_flags: Callable[[argparse.ArgumentParser], None]
+) -> None:
     add_flags(parser)
     parser.add_argument(
         "--run-dir", metavar="DIR", help="run directory of the server (default: of the settings)"
@@ -60,7 +67,7 @@ def add_parser(commands: Any, add_flags: Callable[[argparse.ArgumentParser], Non
     terminal.with_examples(
         parser,
         ("status", "the server on the default port"),
-        ("status --bind 127.0.0.1:9000 --watch 2", "the server on port 9000, every two seconds"),
+        ("status --port 9000 --watch 2", "the server on port 9000, every two seconds"),
         ("status --run-dir /run/penstock --json | jq .workers[].state", "for scripts"),
     )
 

@@ -9,28 +9,79 @@ from __future__ import annotations
 import argparse
 import http.client
 import os
+import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
 from frontend.access.api_keys import read_private_file
+from frontend.access.gate import is_loopback
 from ipc.errors import ConfigError
-from ipc.settings import Settings
+from ipc.settings import Server, Settings
 from penstock import terminal
 
 KEY_VARIABLE = "PENSTOCK_KEY"
 
 
+LOCAL = ("localhost", socket.gethostname())
+"""Names of this machine."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that name the server and the key."""
-    parser.add_argument("--url", help="address of the server (default: http:// and server.bind)")
+    """Add the flags that name the server and the key, of a command that asks a server over HTTP."""
+    add_address(parser)
+    add_url(parser)
     parser.add_argument("--config", metavar="FILE", help="settings file (default: $PENSTOCK_CONFIG)")
     parser.add_argument(
         "--key-file",
         metavar="FILE",
         help=f"file with the API key (default: the environment's {KEY_VARIABLE})",
     )
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that set `server.bind`."""
+    parser.add_argument("-p", "--port", metavar="PORT", help="port of the server (default 8080)")
+    parser.add_argument("--host", metavar="HOST", help="host of the server's address (default 127.0.0.1)")
+    parser.add_argument("--bind", metavar="HOST:PORT", help="both in one (default 127.0.0.1:8080)")
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    """Add `--url`, of a command that asks or looks at a running server."""
+    parser.add_argument("--url", help="address of the server, http://HOST:PORT, in place of the three")
+
+
+def bind_of(options: argparse.Namespace) -> str | None:
+    """`server.bind` as the flags have it, None without such a flag. Raises `ConfigError` for two that contradict.
+
+    A `--url` counts only for commands that look at processes (`options.looks`): it must name this machine.
+    """
+    url, bind, host, port = (getattr(options, name, None) for name in ("url", "bind", "host", "port"))
+    if url and (bind or host or port):
+        raise ConfigError("--url cannot stand beside --bind, --host and --port")
+    if url and getattr(options, "looks", False):
+        return _bind_of_url(url)
+    if not (host or port):
+        return str(bind) if bind is not None else None
+    if bind:
+        raise ConfigError("--bind HOST:PORT cannot stand beside --host and --port")
+    default_host, _, default_port = Server().bind.rpartition(":")
+    name = f"[{host}]" if host and ":" in host.strip("[]") and not host.startswith("[") else host
+    return f"{name or default_host}:{port or default_port}"
+
+
+def _bind_of_url(url: str) -> str:
+    """Host and port of the address of a server of this machine. Raises `ConfigError`."""
+    parts = urlsplit(_checked(url))
+    host = parts.hostname or ""
+    if host not in LOCAL and not is_loopback(host):
+        raise ConfigError(
+            f"--url {url}: the command looks at processes of this machine; ask {url}/readyz and {url}/v1/models "
+            "about another one"
+        )
+    port = parts.port or {"https": 443}.get(parts.scheme, 80)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def text(value: str) -> str:
@@ -44,7 +95,10 @@ def text(value: str) -> str:
 
 def url_of(options: argparse.Namespace, config: Settings) -> str:
     """The address of the server, without a slash at the end. Raises `ConfigError` for a text that is no address."""
-    url: str = options.url or f"http://{config.server.bind}"
+    return _checked(options.url or f"http://{config.server.bind}")
+
+
+def _checked(url: str) -> str:
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -145,7 +145,7 @@ class Keyless:
             return False
         client = scope.get("client")
         if client and client[0]:
-            return _is_loopback(client[0])
+            return is_loopback(client[0])
         # NOTE: the peer of a TCP connection that was reset is unknown too, though its request can still be read.
         return not (scope.get("server") or ("", None))[1]
 
@@ -199,7 +199,7 @@ def _name(host: str) -> str:
 def _kind(host: str) -> Literal["loopback", "address", "name"]:
     """The kind of host in a `Host` field; `localhost` counts as a loopback address."""
     name = _name(host)
-    if name == "localhost" or _is_loopback(name):
+    if name == "localhost" or is_loopback(name):
         return "loopback"
     try:
         ipaddress.ip_address(name)
@@ -208,7 +208,8 @@ def _kind(host: str) -> Literal["loopback", "address", "name"]:
     return "address"
 
 
-def _is_loopback(text: str) -> bool:
+def is_loopback(text: str) -> bool:
+    """Whether a text is a loopback address."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

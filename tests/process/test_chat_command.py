@@ -63,6 +63,30 @@ def test_answers_come_line_by_line_and_the_conversation_goes_on(server: Recorded
     assert (call.ending.max_tokens, call.sampling.temperature) == (7, 0.5)
 
 
+def test_the_model_and_the_message_of_the_system_are_changed_on_the_way(server: RecordedServer) -> None:
+    lines = ("/system be brief", "one", "/model other", "two", f"/model {CHAT}", "/system", "three", "/what")
+    with server.listening() as url:
+        done = piped(url, *lines, arguments=(CHAT,))
+    assert done.stdout == "Hello you\n" * 2 and "model 'other' does not exist" in done.stderr
+    told = ("the message of the system is set", "the model is other", "there is no message of the system")
+    assert all(text in done.stderr for text in (*told, "/model NAME and /system TEXT"))
+    first, second = (call.messages or [] for call in server.engine.calls)
+    assert [message["content"] for message in first] == ["be brief", "one"]
+    assert [message["content"] for message in second] == ["one", "Hello you", "three"]
+
+
+def test_run_asks_a_server_that_has_the_model(
+    server: RecordedServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with server.listening() as url:
+        assert main(["run", CHAT, "hi", "--url", url, "--max-tokens", "3"]) == 0
+        assert capfd.readouterr().out == "Hello you\n"
+        assert main(["run", "org/none", "--url", url]) == 3
+    assert "has the model 'org/none'; leave --url out to start one" in capfd.readouterr().err
+    [call] = server.engine.calls
+    assert call.ending.max_tokens == 3
+
+
 def test_reasoning_is_left_out_where_nobody_looks_and_of_the_conversation(server: RecordedServer) -> None:
     server.script([[Started(4)], [Reasoning(0, "hm")], [Text(0, "Yes"), Finished(0, "stop"), ENDED]])
     with server.listening() as url:
@@ -117,7 +141,7 @@ def test_a_key_that_no_header_can_hold_is_a_wrong_setting(
 def test_a_stream_of_another_server_is_told(data: bytes) -> None:
     response: Any = [b": comment\n", b"data: " + data + b"\n"]
     with pytest.raises(chat.NoAnswer, match="cannot be read"):
-        list(chat._pieces(response))
+        list(chat._pieces(response, {}))
 
 
 def test_no_answer_moves_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +202,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(server: RecordedServer) -> No
         os.write(screen, b"a slip\x03")
         wait_until(lambda: shows(b"> ", 3), what="the prompt once more")
         os.write(screen, b"go on\n")
-        wait_until(lambda: shows(b"The end"), what="the second answer")
+        wait_until(lambda: shows(b"2 tokens, 4.0 tokens/s, the first after 0.50 s"), what="the second answer")
         os.write(screen, b"\x04")
         assert process.wait(60) == 0
     said = [message["content"] for message in server.engine.calls[1].messages]

@@ -21,7 +21,7 @@ from ipc import settings
 from ipc.errors import ConfigError
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.version import VERSION
-from penstock import cli, foreign_flags, terminal
+from penstock import cli, foreign_flags, target, terminal
 from penstock.__main__ import main as penstock_main
 from penstock.cli import main
 from penstock.command_line import parser
@@ -94,11 +94,14 @@ def test_a_shell_is_given_the_names_of_the_settings_file_and_its_catalog(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ([], "penstock: expected one of serve, check,"),
+        (["rm", "a"], "'rm' is no command of penstock; `penstock show MODEL` says where the files lie"),
+        (["keys", "rm"], "'rm' is no action of penstock keys; expected new"),
+        (["serve", "--uds-path", "a"], "is no flag of penstock serve; write `--bind unix:PATH`"),
+        (["serve", "--quantization=awq"], "is no flag of penstock serve; name a GGUF file"),
         (["srve"], "'srve' is no command of penstock; did you mean 'serve'?"),
         (["keys", "lst"], "'lst' is no action of penstock keys; did you mean 'list'?"),
         (["keys", "zzz"], "expected new, list, check, revoke; see penstock keys --help"),
-        (["models"], "expected one of list, show, pull, add, verify"),
+        (["models"], "expected one of list, show, pull, verify, add"),
         (
             ["serve", "--modle", "a"],
             "--modle is no flag of penstock serve; did you mean --models?; see penstock",
@@ -134,6 +137,53 @@ def test_a_mistyped_command_is_answered_with_the_nearest(
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
+def test_the_program_alone_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: penstock") and "start the server" in out
+
+
+@pytest.mark.parametrize("command", ["status", "ps", "sweep", "show a", "models show a"])
+def test_commands_that_look_take_an_address_of_this_machine_in_each_form(command: str) -> None:
+    words = command.split()
+    for flags in (
+        ["--port", "9000"],
+        ["-p", "9000"],
+        ["--bind", "127.0.0.1:9000"],
+        ["--url", "http://127.0.0.1:9000/"],
+    ):
+        options = parser().parse_args([*words, *flags])
+        assert cli.flags_of(options) == {"server.bind": "127.0.0.1:9000"}
+    for flags, told in (
+        (["--url", "http://127.0.0.1:9000", "--port", "1"], "--url cannot stand beside"),
+        (["--url", "http://other.example:9000"], "looks at processes of this machine"),
+        (["--url", "nothing"], "is no address of a server"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            cli.flags_of(parser().parse_args([*words, *flags]))
+
+
+@pytest.mark.parametrize("command", ["bench", "chat", "run a", "embed a b --model m", "layout a"])
+def test_commands_that_ask_take_an_address_in_each_form(command: str) -> None:
+    for flags, url in (
+        (["--port", "9000"], "http://127.0.0.1:9000"),
+        (["--host", "::1", "-p", "9000"], "http://[::1]:9000"),
+        (["--bind", "10.0.0.1:9000"], "http://10.0.0.1:9000"),
+        (["--url", "https://other.example/models/"], "https://other.example/models"),
+    ):
+        options = parser().parse_args([*command.split(), *flags])
+        config = settings.load(None, cli.flags_of(options), {})
+        assert target.url_of(options, config) == url
+
+
+@pytest.mark.parametrize(
+    ("verb", "command"), [("list", "models list"), ("show a", "models show a"), ("pull a", "models pull a")]
+)
+def test_verbs_of_ollama_are_actions_of_models(verb: str, command: str) -> None:
+    alone, whole = (vars(parser().parse_args(line.split())) for line in (verb, command))
+    assert {**alone, "command": "models"} == whole
+
+
 def test_what_is_said_of_flags_of_other_servers_names_settings_that_exist() -> None:
     texts = " ".join(foreign_flags.INSTEAD.values())
     sections = settings.Settings()
@@ -167,7 +217,7 @@ def test_each_help_ends_with_examples() -> None:
 
 
 def test_each_command_that_prints_a_result_takes_json() -> None:
-    without = {"serve", "worker", "chat", "completion"}
+    without = {"serve", "worker", "chat", "run", "completion"}
     """These become a server, talk to a person, or print a script."""
     leaves = [each for each in commands(parser()) if not children(each)]
     plain = {each.prog for each in leaves if "--json" not in each._option_string_actions}
