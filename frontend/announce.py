@@ -69,7 +69,7 @@ def block(services: Services, *, ready: bool = True) -> str:
     lines += _models(services)
     for worker in services.directory.workers():
         lines.append(
-            f"  worker {worker.slot}   {worker.name}, {worker.threads} threads, "
+            f"  worker {worker.number}   {worker.device}, {worker.threads} threads, "
             f"{settings.arena.bytes >> 20} MiB arena"
         )
     limits = settings.limits

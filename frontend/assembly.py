@@ -1,15 +1,20 @@
-"""Makes the services of one frontend, each after the services that it needs.
+"""Makes the services of one frontend, each after the services that it needs, over one engine.
 
-The client begins to look for workers here; all other services wait for requests. No other module of the frontend knows
-the engine over ZeroMQ.
+1. `Backend` is what stands behind the border (`frontend.engine.interface`). `local` makes that of this host; no other
+   module of the frontend knows the engine over ZeroMQ.
+2. `assemble` puts the parts that are the same for every engine in front: equal items, kept embeddings, tensors.
+3. The engine begins last, when whatever its news concern is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from frontend.engine.answer import CopyBudget
 from frontend.engine.caching import CachingEngine
+from frontend.engine.front import Front
+from frontend.engine.interface import Engine, Models
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
 from frontend.http.bodies import BodyReader
@@ -24,38 +29,61 @@ from ipc.metrics.registry import FrontendMetrics
 from ipc.store.store import Store
 
 
-def assemble(services: Services, families: FrontendMetrics) -> Callable[[], Awaitable[None]]:
-    """Fill in the services, on the event loop; returns the function that says goodbye to the workers."""
-    settings, name = services.settings, f"frontend-{services.slot}"
-    services.recorder = Recorder(families, services.catalog, services.catalog.id_of)
-    services.copies = CopyBudget(settings.arena.copy_out_bytes)
-    services.store = Store(settings.paths)
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """An engine and the directory of its models. `begin` starts the engine, `leave` ends the engine."""
+
+    engine: Engine
+    models: Models
+    begin: Callable[[], None]
+    leave: Callable[[], Awaitable[None]]
+
+
+def local(services: Services) -> Backend:
+    """The workers of this host. Of the services there are recorder, copies and store."""
+    settings = services.settings
     client = Client(
         settings.paths,
         settings,
-        name,
+        f"frontend-{services.slot}",
         services.store,
         on_retry=services.recorder.retried,
         copies=services.copies,
     )
-    engine = LocalEngine(settings, services.catalog, client, services.recorder, services.drain)
-    services.engine, services.directory = engine, engine.directory
+    engine = LocalEngine(settings, services.catalog, client, services.drain)
+
+    def begin() -> None:
+        client.start()
+        client.demand.replicas = engine.directory.replicas
+        client.demand.known = services.models.version_states.may_be_loaded
+        client.workers.follow = engine.directory.follow
+
+    return Backend(engine, engine.directory, begin, client.close)
+
+
+def assemble(
+    services: Services, families: FrontendMetrics, behind: Callable[[Services], Backend] = local
+) -> Callable[[], Awaitable[None]]:
+    """Fill in the services, on the event loop; returns the function that says goodbye to what is `behind`."""
+    settings, name = services.settings, f"frontend-{services.slot}"
+    services.recorder = Recorder(families, services.catalog, services.catalog.id_of)
+    services.copies = CopyBudget(settings.arena.copy_out_bytes)
+    services.store = Store(settings.paths)
+    backend = behind(services)
+    services.engine, services.directory = Front(backend.engine, services.recorder), backend.models
     if settings.cache.embeddings_bytes:
-        services.engine = CachingEngine(engine, engine.directory, settings, services.recorder)
+        services.engine = CachingEngine(services.engine, backend.models, settings, services.recorder)
     services.finisher = Finisher.opened(settings, name, services.recorder)
     if settings.server.metrics:
         services.finisher.http = HttpCounts(families, services.catalog, settings.log)
-    services.extensions = extensions.make(services, families, services.finisher.tracer)
+    services.extensions = extensions.make(services, backend.engine, families, services.finisher.tracer)
     services.finisher.statistics = services.extensions.counters
-    services.models = TensorModels(engine.directory, settings, services.extensions.control.mark)
+    services.models = TensorModels(backend.models, settings, services.extensions.control.mark)
     services.bodies = BodyReader(settings.limits)
-    inputs = InputMemory(client.inputs, services.bodies, settings)
+    inputs = InputMemory(backend.engine.blocks, services.bodies, settings)
     services.inference = TensorInference(
         services.engine, services.models, inputs, services.extensions.regions, settings
     )
-    client.start()
+    backend.begin()
     services.started = True
-    client.demand.replicas = engine.directory.replicas
-    client.demand.known = services.models.version_states.may_be_loaded
-    client.workers.follow = engine.directory.follow
-    return client.close
+    return backend.leave

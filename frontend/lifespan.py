@@ -26,7 +26,7 @@ from ipc import logs, sweep, version
 from ipc.memory import copies
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
-from ipc.processes.liveness import SlotLock, is_held, lowest_free_slot
+from ipc.processes.liveness import SlotLock, lowest_free_slot
 from ipc.processes.paths import prepare_run_dir
 from ipc.processes.starting import Notifier
 
@@ -86,8 +86,8 @@ class Watch:
             log.error("changes of other frontends cannot be read: %s", error)
 
     async def _check_supervisor(self) -> None:
-        held = await asyncio.to_thread(is_held, self._services.settings.paths.lock("supervisor"))
-        self._unsupervised_s = 0.0 if held else self._unsupervised_s + WATCH_EVERY_S
+        alive = await self._services.engine.is_kept_alive()
+        self._unsupervised_s = 0.0 if alive else self._unsupervised_s + WATCH_EVERY_S
         if self._unsupervised_s > SUPERVISOR_GRACE_S and not self._services.drain.draining:
             log.critical("the supervisor is gone; this server stops")
             logs.flush()
@@ -102,7 +102,7 @@ class Watch:
         self._metrics.input_shm_used.labels(name).set(self._services.inference.inputs.used_nbytes)
         self._copied.report(self._metrics.copied, name)
         for worker in self._services.directory.workers():
-            self._metrics.workers_joined.labels(f"worker-{worker.slot}").set(worker.responsive)
+            self._metrics.workers_joined.labels(worker.name).set(worker.responsive)
 
 
 class Lifespan:

@@ -30,12 +30,15 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 
 @dataclass(slots=True)
 class ServerSpan:
-    """The open span of a traced request: hexadecimal ids, start in CLOCK_MONOTONIC nanoseconds, and where it ran."""
+    """The open span of a traced request: hexadecimal ids, start in CLOCK_MONOTONIC nanoseconds, and where it ran.
+
+    Times of `trace` are nanoseconds after `began_ns`: the worker may be on a host with another clock.
+    """
 
     span_id: str
     parent_id: str
     began_ns: int
-    worker: int = -1
+    worker: str = ""
     trace: Trace | None = None
 
 
@@ -114,12 +117,16 @@ class RequestScope(msgspec.Struct, eq=False):
         """The caller in whose name work of this request runs: the key, or without a key the address."""
         return self.grant.caller or self.host
 
+    def left_s(self) -> tuple[float, float]:
+        """Seconds until the deadline, and until the request stops waiting for its turn on a device."""
+        return deadline.remaining_s(self.deadline_ns), deadline.remaining_s(self.waits_until_ns)
+
     def elapsed_ms(self) -> float:
         """Milliseconds since the start."""
         return (time.perf_counter() - self.started) * 1e3
 
-    def ran(self, worker: int, timing: Timing, trace: Trace | None) -> None:
-        """Note where the work ran and how long its phases took."""
+    def ran(self, worker: str, timing: Timing, trace: Trace | None) -> None:
+        """Note which worker ran the work and how long its phases took; times of `trace` as in `ServerSpan`."""
         if self.span is not None:
             self.span.worker, self.span.trace = worker, trace
         self.phases |= {

@@ -14,7 +14,7 @@ from typing import Any
 from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
 from frontend.engine.answer import CopyBudget
-from frontend.engine.interface import Directory, Engine
+from frontend.engine.interface import Engine, Models
 from frontend.http.bodies import BodyReader
 from frontend.records.finishing import Finisher, Recorder
 from frontend.server.drain import DRAIN, Drain
@@ -72,7 +72,7 @@ class Services:
     slot: int = -1
     store: Store = None  # type: ignore[assignment]
     engine: Engine = None  # type: ignore[assignment]
-    directory: Directory = None  # type: ignore[assignment]
+    directory: Models = None  # type: ignore[assignment]
     recorder: Recorder = None  # type: ignore[assignment]
     finisher: Finisher = field(default_factory=Finisher)
     bodies: BodyReader = None  # type: ignore[assignment]

@@ -44,12 +44,12 @@ class Answer:
         loose: memoryview = EMPTY,
         *,
         lease: Lease | None = None,
-        worker: int = 0,
+        worker: str = "",
         uuid: str = "cpu",
     ) -> None:
         """`result.tensors` lie in `data`, `result.loose` in `loose`. Without a lease both are this process's own.
 
-        `worker` is the slot of the worker that answered, `uuid` names its device (`cpu` for none).
+        `worker` names the worker that answered, `uuid` its device (`cpu` for none).
         """
         self._result, self._data, self._loose, self._lease = result, data, loose, lease
         self._copies: dict[str, np.ndarray] | None = None
@@ -78,7 +78,7 @@ class Answer:
 
     @property
     def trace(self) -> Trace | None:
-        """Instants at the worker, when the request is traced."""
+        """Instants of the worker's clock, when the request is traced. The engine makes offsets of the instants."""
         return self._result.trace
 
     @property

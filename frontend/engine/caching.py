@@ -19,8 +19,8 @@ import numpy as np
 
 from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.bounded_cache import BoundedCache
-from frontend.engine.events import Generation
-from frontend.engine.interface import Directory, Engine, Payload
+from frontend.engine.events import Generation, Pace
+from frontend.engine.interface import Engine, Models, Payload
 from frontend.engine.planning import is_long, part_of
 from frontend.engine.whole_answers import SHARE, WholeAnswers
 from frontend.http.rendering import off_loop_if
@@ -111,11 +111,12 @@ def joined(found: Computed) -> Answer:
 class CachingEngine(Engine):
     """Keeps embeddings in front of `engine`."""
 
-    def __init__(self, engine: Engine, directory: Directory, settings: Settings, recorder: Recorder) -> None:
-        self._engine, self._directory, self._settings, self._recorder = engine, directory, settings, recorder
+    def __init__(self, engine: Engine, models: Models, settings: Settings, recorder: Recorder) -> None:
+        self._engine, self._models, self._settings, self._recorder = engine, models, settings, recorder
+        self.blocks, self.reads_regions = engine.blocks, engine.reads_regions
         for_answers = settings.cache.embeddings_bytes // SHARE
         self.kept: BoundedCache[Row] = BoundedCache(settings.cache.embeddings_bytes - for_answers)
-        self.answers = WholeAnswers(directory.catalog, directory.identity, recorder, for_answers)
+        self.answers = WholeAnswers(models.catalog, models.identity, recorder, for_answers)
 
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
         """Run planned work; see `Engine.run`. An encode call is run for the items that are not kept."""
@@ -127,7 +128,7 @@ class CachingEngine(Engine):
         keys = await off_loop_if(large, keys_of, owner, work.model, call)
         if keys is None:
             return await self._engine.run(scope, work, payload)
-        meter, identity = self._recorder.cache(work.model), self._directory.identity(work.model)
+        meter, identity = self._recorder.cache(work.model), self._models.identity(work.model)
         found = [_of(identity, row) for row in map(self.kept.get, keys)]
         missing = [at for at, row in enumerate(found) if row is None]
         scope.cache_hits = len(found) - len(missing)
@@ -195,13 +196,19 @@ class CachingEngine(Engine):
         """Run planned work that is answered in parts; nothing is kept."""
         return self._engine.stream(scope, work, payload)
 
-    def generate(self, scope: RequestScope, work: Work) -> AbstractAsyncContextManager[Generation]:
+    def generate(
+        self, scope: RequestScope, work: Work, pace: Pace
+    ) -> AbstractAsyncContextManager[Generation]:
         """Run planned work with a `GenerateCall`; nothing is kept."""
-        return self._engine.generate(scope, work)
+        return self._engine.generate(scope, work, pace)
 
     def ready(self) -> tuple[bool, str]:
         """Whether traffic is accepted, and the reason."""
         return self._engine.ready()
+
+    async def is_kept_alive(self) -> bool:
+        """Whether a dead worker would be started again."""
+        return await self._engine.is_kept_alive()
 
 
 def _of(identity: str, row: Row | None) -> Row | None:

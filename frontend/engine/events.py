@@ -1,4 +1,4 @@
-"""The neutral events of a stream of generated text. Every protocol renders these, and nothing else.
+"""The neutral events of a stream of generated text, and its pace. Every protocol renders these events only.
 
     Started, Prompted if the request asks for its prompt, then for each choice any of Text, Reasoning and Called, then
     Finished; last Ended for the whole request
@@ -8,11 +8,15 @@ A stream that fails raises a `PenstockError` in place of the next event.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from typing import Self
 
-from ipc.wire.streams import PromptToken, TokenLogprob
+from frontend.records.finishing import TextMeter
+from ipc.errors import DeadlineExceeded
+from ipc.wire.streams import Finish, PromptToken, Start, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +130,94 @@ class Generation(ABC):
     @abstractmethod
     async def __anext__(self) -> list[Event]:
         """The next events. Raises the `PenstockError` of a stream that fails, once."""
+
+
+class Pace:
+    """The pace of one request for text, whatever engine runs the request: limits, times, tokens, sums.
+
+    1. The first token has to come in time. Between two entries a reader waits a bounded time.
+    2. The engine tells of all that arrives, also while nobody reads, so the counted times and tokens are true.
+    3. An engine that runs a request again calls `begin` before the second run.
+
+    All instants are CLOCK_MONOTONIC nanoseconds of this process.
+    """
+
+    def __init__(self, began_ns: int, first_by_ns: int, idle_s: float, meter: TextMeter) -> None:
+        """The request came at `began_ns`, and its first token has to come until `first_by_ns`.
+
+        A reader waits at most `idle_s` seconds between two entries.
+        """
+        self._began_ns, self._first_by_ns, self._idle_s, self._meter = began_ns, first_by_ns, idle_s, meter
+        self.begin()
+
+    def begin(self) -> None:
+        """A run begins: nothing has arrived."""
+        self._start = Start(0)
+        self._finishes: list[Finish] = []
+        self._tokens: Counter[int] = Counter()
+        self._arrivals_ns: dict[int, int] = {}
+        self._first_ns = self._last_ns = 0
+
+    def started(self, start: Start) -> None:
+        """The engine has begun with the prompt."""
+        self._start = start
+
+    def heard(self, now_ns: int) -> None:
+        """A piece of the prompt has arrived."""
+        self._last_ns = now_ns
+
+    def held(self, now_ns: int) -> None:
+        """Tokens were computed whose text waits."""
+        self._note_first(now_ns)
+        self._last_ns = now_ns
+
+    def step(self, choice: int, tokens: int, now_ns: int) -> None:
+        """A step has added `tokens` to a choice."""
+        before_ns = self._arrivals_ns.get(choice)
+        self._note_first(now_ns)
+        # NOTE: entries of one step arrive together.
+        if before_ns is not None and before_ns != now_ns:
+            self._meter.between.observe((now_ns - before_ns) / 1e9)
+        self._arrivals_ns[choice] = self._last_ns = now_ns
+        if tokens:
+            self._tokens[choice] += tokens
+            self._meter.generated.inc(tokens)
+
+    def _note_first(self, now_ns: int) -> None:
+        """Tokens have come; the first time counts."""
+        if not self._first_ns:
+            self._first_ns = now_ns
+            self._meter.first.observe((now_ns - self._began_ns) / 1e9)
+            self._meter.prompt.inc(self._start.prompt_tokens)
+            self._meter.cached.inc(self._start.cached_tokens)
+
+    def finished(self, choice: int, finish: Finish, now_ns: int) -> None:
+        """A choice has ended; its tokens without text, such as an end token, are known now."""
+        self.step(choice, max(0, finish.tokens - self._tokens[choice]), now_ns)
+        self._meter.ended[finish.reason].inc()
+        self._finishes.append(finish)
+
+    def ended(self) -> Ended:
+        """The end of the request, with the sums of all choices."""
+        first_ns = self._first_ns or time.monotonic_ns()
+        return Ended(
+            self._start.prompt_tokens,
+            sum(each.tokens for each in self._finishes),
+            sum(each.reasoning_tokens for each in self._finishes),
+            self._start.cached_tokens,
+            (first_ns - self._began_ns) / 1e9,
+            max(0, self._last_ns - first_ns) / 1e9,
+        )
+
+    def lateness(self, now_ns: int, waits_since_ns: int) -> DeadlineExceeded | None:
+        """The error of text that takes too long. The reader has waited since `waits_since_ns`; 0: no reader waits."""
+        if not self._last_ns:
+            if now_ns >= self._first_by_ns:
+                return DeadlineExceeded("the deadline passed before the first token", retry_after_s=1)
+            return None
+        # NOTE: a worker sends nothing while the client has enough, so only the time of a waiting reader counts.
+        if waits_since_ns and (now_ns - max(self._last_ns, waits_since_ns)) / 1e9 >= self._idle_s:
+            return DeadlineExceeded(
+                f"no token came for {self._idle_s:g} s (generation.idle_timeout_s)", retry_after_s=1
+            )
+        return None

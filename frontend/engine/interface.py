@@ -1,7 +1,11 @@
-"""The engine as protocols see it: runs work on models, and knows which models exist and in which states.
+"""The border behind which models run: an `Engine` runs work, `Models` knows the models, `Control` loads and unloads.
 
 `frontend.engine.local` is the implementation for workers of this host. The interface does not say where a model runs:
-the request's scope has the deadline, and an engine that reaches other hosts turns the deadline into time left.
+
+1. Nothing that crosses the border is an instant of a clock, a place in memory or a path. The request's scope has the
+   time that is left, traces are offsets, and large inputs lie in memory that the engine made (`Blocks`).
+2. Workers have names. A number of a worker is for pages only.
+3. What only some engines can do is asked for: `Engine.reads_regions`, `Models.control`.
 """
 
 from __future__ import annotations
@@ -10,20 +14,75 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 from frontend.engine.answer import Answer, AnswerStream
-from frontend.engine.events import Generation
+from frontend.engine.events import Generation, Pace
 from frontend.engine.whole_answers import WholeAnswers
 from frontend.scope import RequestScope
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.repository import Override
-from ipc.errors import PenstockError
-from ipc.memory.input_arena import InputBlock
+from ipc.errors import PenstockError, Unsupported
 from ipc.wire.messages import Credits, ModelStatus, Work
 from ipc.wire.stats import Stats
 
-Payload = bytes | memoryview | InputBlock | None
-"""Raw tensors that go with an infer call: bytes, or a block of this frontend's input arena."""
+
+class Block(Protocol):
+    """Memory for the inputs of one request, made by an engine, in which the inputs need not be copied again."""
+
+    buffer: memoryview
+    """The bytes, writable until `release`."""
+
+    def shorten(self, nbytes: int) -> None:
+        """The payload is the first `nbytes`; the bytes behind are unused."""
+
+    def release(self) -> None:
+        """The request has its answer, or is given up. Safe to call twice and at any time."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Blocks(Protocol):
+    """Makes blocks; the memory of all blocks together is bounded."""
+
+    on_room: Callable[[], None]
+    """Called when a block was given back, and when there will never be one."""
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes of all blocks."""
+
+    @property
+    def capacity_nbytes(self) -> int:
+        """Largest block that could ever fit; 0 where inputs travel as bytes only."""
+
+    async def reserve(self, nbytes: int) -> Block | None:
+        """A block of that size; None when there is no room now, or never will be."""
+
+
+class NoBlocks(Blocks):
+    """Blocks of an engine that takes bytes only."""
+
+    used_nbytes = capacity_nbytes = 0
+
+    def __init__(self) -> None:
+        self.on_room: Callable[[], None] = lambda: None
+
+    async def reserve(self, nbytes: int) -> Block | None:
+        """None: there never is room."""
+        return None
+
+
+Payload = bytes | memoryview | Block | None
+"""Raw tensors that go with an infer call: bytes, or a block that the engine made."""
+
+
+def bytes_of(payload: Payload) -> bytes | memoryview:
+    """The bytes of a payload, wherever they are."""
+    return payload or b"" if isinstance(payload, bytes | memoryview | None) else payload.buffer
+
 
 NONE_LOADED = "no model could be loaded"
 """Why a server is not ready all of whose models of the start failed to load."""
@@ -45,13 +104,17 @@ class Engine(ABC):
 
     answers: WholeAnswers | None = None
     """Whole answers of requests that come again, where the engine keeps embeddings."""
+    blocks: Blocks
+    """Memory for large inputs."""
+    reads_regions = False
+    """Whether the engine reads and writes shared memory of clients of this host."""
 
     @abstractmethod
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
         """Run planned work; its lease is the caller's to end. Notes worker, trace and phases in the scope.
 
-        `payload` may not change before the work has ended, and a block is still the caller's then. Cancelling the task
-        cancels the work. Raises a `PenstockError`.
+        `payload` may not change before the work has ended, and a block is still the caller's then. Cancelling the
+        task cancels the work. Raises a `PenstockError`.
         """
 
     @abstractmethod
@@ -64,9 +127,12 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def generate(self, scope: RequestScope, work: Work) -> AbstractAsyncContextManager[Generation]:
+    def generate(
+        self, scope: RequestScope, work: Work, pace: Pace
+    ) -> AbstractAsyncContextManager[Generation]:
         """Run planned work with a `GenerateCall`, as `run`; leaving the context ends the work.
 
+        `pace` is told of all that arrives, and ends text that takes too long.
         The context is entered when the worker has tokenized the prompt. Raises a `PenstockError` for a request that
         fails before that.
         """
@@ -75,21 +141,27 @@ class Engine(ABC):
     def ready(self) -> tuple[bool, str]:
         """Whether traffic is accepted, and the reason, which is `NONE_LOADED` after a start without success."""
 
+    async def is_kept_alive(self) -> bool:
+        """Whether a dead worker would be started again. A server whose engine says no for long ends as a unit."""
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """One worker at one moment. The view never changes, so any thread may read it.
 
-    `state` is absent, connecting, ready or leaving. `responsive`: the worker is ready and has answered lately.
-    `preloaded`: the worker has tried all models of the start. `name` is the name of its device. `since`: when a worker
-    that takes nothing new took its last (Unix seconds), 0 if that is unknown.
+    `name` tells the worker from all others, as labels of metrics do (`worker-0`). `number` is for pages: the slot of a
+    worker of this host. `state` is absent, connecting, ready or leaving. `responsive`: the worker is ready and has
+    answered lately. `preloaded`: the worker has tried all models of the start. `device` is the name of its device.
+    `since`: when a worker that takes nothing new took its last (Unix seconds), 0 if that is unknown.
     """
 
-    slot: int
+    name: str
+    number: int
     state: str
     responsive: bool
     preloaded: bool
-    name: str
+    device: str
     threads: int
     models: dict[str, ModelStatus]
     credits: Credits
@@ -97,11 +169,21 @@ class WorkerView:
     since: float = 0.0
 
 
-class Directory(ABC):
-    """The models: which exist, their states over all workers, loads and unloads."""
+class Models(ABC):
+    """The models: which exist, and their states over all workers."""
 
     catalog: Catalog
     """The models that exist, by id."""
+    control: Control | None = None
+    """Loads and unloads the models; None where somebody else does, behind the engine."""
+
+    def controlled(self) -> Control:
+        """The control of the models. Raises `Unsupported` where the engine offers none."""
+        if self.control is None:
+            raise Unsupported(
+                "models run elsewhere, and cannot be loaded, unloaded or read anew through this server"
+            )
+        return self.control
 
     @property
     @abstractmethod
@@ -115,24 +197,17 @@ class Directory(ABC):
 
     @property
     @abstractmethod
+    def is_learning(self) -> bool:
+        """Whether the models are not known yet and a worker is up that will tell them."""
+
+    @property
+    @abstractmethod
     def removed(self) -> set[tuple[str, int]]:
         """(model, version) of what was in a repository while this frontend ran; some may be there again."""
 
     @abstractmethod
     def chosen(self, model: str) -> tuple[int, ...]:
         """The versions of a repository model that its files choose; more are served until one of them is loaded."""
-
-    @abstractmethod
-    async def reread(self, until_ns: int, draft: Override | None = None) -> bool:
-        """Have the files of all models read now; returns whether they say something else than before.
-
-        With a `draft` only this override is looked at. Raises `InvalidInput` for files or a draft that cannot be
-        served, `ModelLoadFailed` for a draft of a model that no repository has, `NoReplica`, and `DeadlineExceeded`.
-        """
-
-    @abstractmethod
-    async def spread(self, until_ns: int) -> None:
-        """Wait until all frontends know the models and states that this one knows. Raises `DeadlineExceeded`."""
 
     @abstractmethod
     def find(self, model: str) -> ModelEntry:
@@ -156,7 +231,7 @@ class Directory(ABC):
 
     @abstractmethod
     def workers(self) -> Sequence[WorkerView]:
-        """All workers by slot, also workers that are down."""
+        """All workers in the order of their numbers, also workers that are down."""
 
     @abstractmethod
     def watch(self, on: bool) -> bool:
@@ -172,6 +247,27 @@ class Directory(ABC):
 
         Raises the reason if the model cannot be loaded, or not in time.
         """
+
+
+class Control(ABC):
+    """Loads and unloads the models of all workers, and has their files read anew."""
+
+    @property
+    @abstractmethod
+    def reaches_all(self) -> bool:
+        """Whether a word to all workers would reach every worker that lives: false while a worker is being joined."""
+
+    @abstractmethod
+    async def reread(self, until_ns: int, draft: Override | None = None) -> bool:
+        """Have the files of all models read now; returns whether they say something else than before.
+
+        With a `draft` only this override is looked at. Raises `InvalidInput` for files or a draft that cannot be
+        served, `ModelLoadFailed` for a draft of a model that no repository has, `NoReplica`, and `DeadlineExceeded`.
+        """
+
+    @abstractmethod
+    async def spread(self, until_ns: int) -> None:
+        """Wait until all frontends know the models and states that this one knows. Raises `DeadlineExceeded`."""
 
     @abstractmethod
     async def load(self, model: str, wait: bool, deadline_ns: int, is_wanted: Wanted = always) -> str:

@@ -1,11 +1,14 @@
-"""Plans a request once: its cost, its lane, and the `Work` that travels to a worker."""
+"""Plans a request once: its cost, its lane, and the `Work` that travels to a worker. The engine adds the deadlines."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import msgspec
 
+from frontend.engine.events import Pace
+from frontend.records.finishing import Recorder
 from frontend.scope import RequestScope
 from ipc.settings import Limits, Settings
 from ipc.wire.messages import (
@@ -42,7 +45,7 @@ def plan(
     return Work(
         model,
         call,
-        scope.deadline_ns,
+        0,
         cost,
         scope.request_id,
         scope.traceparent,
@@ -50,9 +53,16 @@ def plan(
         scope.grant.caller,
         scope.grant.share,
         WINDOW if streams else 0,
-        scope.start_by_ns,
-        tensors,
+        tensors=tensors,
     )
+
+
+def pace_of(scope: RequestScope, settings: Settings, recorder: Recorder, model: str) -> Pace:
+    """How fast the text of a request for a model has to come, and where its tokens are counted."""
+    began_ns = time.monotonic_ns() - int((time.perf_counter() - scope.started) * 1e9)
+    meter = recorder.text(model, scope.grant.name, scope.http.route if scope.http is not None else "")
+    first_by_ns = min(scope.waits_until_ns, scope.deadline_ns)
+    return Pace(began_ns, first_by_ns, settings.generation.idle_timeout_s, meter)
 
 
 def lane_of(cost: int, settings: Settings) -> str:

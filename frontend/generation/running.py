@@ -18,7 +18,7 @@ import msgspec
 from falcon.asgi import Request
 
 from frontend.engine.events import Generation
-from frontend.engine.planning import cost_of, plan
+from frontend.engine.planning import cost_of, pace_of, plan
 from frontend.generation.models import find_generator
 from frontend.scope import RequestScope
 from frontend.services import Services
@@ -58,7 +58,8 @@ async def running(
     call = msgspec.structs.replace(call, space=space)
     cost = cost_of(call, status, services.settings.limits)
     work = plan(scope, services.settings, entry.id, call, cost, lane="interactive")
-    async with services.engine.generate(scope, work) as generation:
+    pace = pace_of(scope, services.settings, services.recorder, entry.id)
+    async with services.engine.generate(scope, work, pace) as generation:
         yield generation
 
 

@@ -106,8 +106,8 @@ FILL_S = 10.0
 
 
 def device_of(worker: WorkerView) -> str:
-    """`cuda:<slot>` or `cpu`; the supervisor gives every worker the GPU with the number of its slot."""
-    return CPU if worker.name == CPU else f"cuda:{worker.slot}"
+    """`cuda:<number>` or `cpu`; the supervisor gives every worker the GPU with the number of its slot."""
+    return CPU if worker.device == CPU else f"cuda:{worker.number}"
 
 
 def fill(batches: Iterable[BatchRecord], now_ns: int, model: str | None = None) -> float | None:
@@ -134,10 +134,10 @@ def gpu_fields(worker: WorkerView, budget_bytes: int) -> dict[str, Any]:
     total = stats.memory_total if stats else 0
     utilization = round((stats.utilization or 0.0) * 100, 1) if stats else 0.0
     return {
-        "index": worker.slot,
+        "index": worker.number,
         "device": device_of(worker),
-        "name": worker.name,
-        "gpu_type": gpu_type(worker.name, total),
+        "name": worker.device,
+        "gpu_type": gpu_type(worker.device, total),
         "utilization_percent": utilization,
         "utilization_pct": utilization,
         "memory_used_bytes": stats.memory_used if stats else 0,
@@ -150,13 +150,13 @@ def gpu_fields(worker: WorkerView, budget_bytes: int) -> dict[str, Any]:
 def device_fields(worker: WorkerView, restarts: dict[str, float], budget_bytes: int) -> dict[str, Any]:
     """One entry of `devices`: every worker, also on CPU, also while the worker is down."""
     fields: dict[str, Any] = {
-        "worker": worker.slot,
+        "worker": worker.number,
         "state": "unresponsive" if worker.state == "ready" and not worker.responsive else worker.state,
         "since": worker.since,
         "device": device_of(worker),
-        "name": worker.name,
+        "name": worker.device,
         "threads": worker.threads,
-        "restarts": int(restarts.get(f"worker-{worker.slot}", 0)),
+        "restarts": int(restarts.get(worker.name, 0)),
         "models_loaded": sum(status.state == "loaded" for status in worker.models.values()),
     }
     stats = worker.stats
@@ -309,7 +309,7 @@ def build(services: Services, view: View, seen: Traffic) -> dict[str, Any]:
     Reads nothing that the event loop changes, so any thread may build it.
     """
     budget = services.settings.worker.memory_budget_bytes
-    gpus = [gpu_fields(worker, budget) for worker in view.workers if worker.name not in ("", CPU)]
+    gpus = [gpu_fields(worker, budget) for worker in view.workers if worker.device not in ("", CPU)]
     gpu = services.settings.server.gpu_type or (gpus[0]["gpu_type"] if gpus else CPU)
     models = model_fields(services.catalog, view.workers, seen)
     restarts = restart_fields(seen.totals)

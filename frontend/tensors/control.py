@@ -1,7 +1,7 @@
 """Loads and unloads of models by name, and the index of all models, as both tensor protocols offer them.
 
 1. `load` has the workers read the repository anew. It waits until every version that the policy chooses is loaded from
-   its present files, and until the workers have told all frontends of it (`Directory.spread`). A load may bring a
+   its present files, and until the workers have told all frontends of it (`Control.spread`). A load may bring a
    configuration and files (`overriding`), which hold until an unload or until another load brings some.
 2. `unload` returns once the workers were told.
 3. Both mark the model in the store (`ipc.store.store`), so that no frontend loads a model for a request which somebody
@@ -33,7 +33,6 @@ from ipc.errors import (
     ModelLoadFailed,
     NoReplica,
 )
-from ipc.processes.liveness import is_held
 from ipc.store.store import Marks
 
 log = logging.getLogger(__name__)
@@ -64,26 +63,20 @@ class RepositoryControl:
 
         On a reload, or after the death of another frontend, the first request so finds the models of repositories.
         """
-        settings, directory = self._services.settings, self._services.directory
+        directory = self._services.directory
         await self._overriding.overrides.sweep_unless_locked()
-
-        def is_done() -> bool:
-            slots = range(settings.worker_count)
-            sockets = [slot for slot in slots if settings.paths.worker_socket(slot).exists()]
-            lives = any(is_held(settings.paths.lock(f"worker-{slot}")) for slot in sockets)
-            return directory.is_told or not lives
-
         try:
-            await directory.wait(is_done, deadline.after(LEARN_S))
+            await directory.wait(lambda: not directory.is_learning, deadline.after(LEARN_S))
         except DeadlineExceeded:
             log.warning("no worker has told its models yet")
 
     async def load(self, model: str, parameters: dict[str, Any], deadline_ns: int) -> None:
         """Load all chosen versions and wait for them. `parameters` is emptied: files in it are large, and loads long.
 
-        Raises `ControlDisabled`; `InvalidInput` and `Unsupported` as `load_parameters.read` and `Overriding.change` do;
-        `ModelLoadFailed` whose message begins `failed to load '<model>', `, for unknown models too; `NoReplica`;
-        `DeadlineExceeded`. What was served before a load goes on being served until the load has succeeded.
+        Raises `ControlDisabled`, and as `Models.controlled`; `InvalidInput` and `Unsupported` as
+        `load_parameters.read` and `Overriding.change` do; `NoReplica`; `DeadlineExceeded`; `ModelLoadFailed` whose
+        message begins `failed to load '<model>', `, for unknown models too. The server serves the models of before
+        until the load has succeeded.
         """
         self._check_allowed()
         brought = await self._brought(parameters)
@@ -93,7 +86,7 @@ class RepositoryControl:
             return
         if self._services.settings.catalog.watch:
             # A load serves files that were copied there just now.
-            await reread(self._services.directory, model, deadline_ns)
+            await reread(self._services.directory.controlled(), model, deadline_ns)
         await self._load(model, deadline_ns)
 
     async def _brought(self, parameters: dict[str, Any]) -> Brought | None:
@@ -116,7 +109,7 @@ class RepositoryControl:
                 raise error
         try:
             # The next request may come to any frontend.
-            await self._services.directory.spread(min(deadline_ns, deadline.after(FOLLOW_S)))
+            await self._services.directory.controlled().spread(min(deadline_ns, deadline.after(FOLLOW_S)))
         except DeadlineExceeded:
             log.warning("another frontend does not know yet that model %a is loaded", model[:200])
 
@@ -167,6 +160,7 @@ class RepositoryControl:
         return self._marks.get(model) if self._explicit else None
 
     def _check_allowed(self) -> None:
+        self._services.directory.controlled()
         if not self._explicit:
             raise ControlDisabled(
                 "explicit model load / unload is not allowed if model control is not enabled "
@@ -189,7 +183,7 @@ class RepositoryControl:
         """End the override of a model that is unloaded now, and wait for a while until all processes know."""
         if await self._overriding.end(model, deadline_ns):
             with contextlib.suppress(DeadlineExceeded):
-                await self._services.directory.spread(min(deadline_ns, deadline.after(FOLLOW_S)))
+                await self._services.directory.controlled().spread(min(deadline_ns, deadline.after(FOLLOW_S)))
 
     async def _load_entry(self, model: str, entry: str, deadline_ns: int) -> None:
         directory, limits = self._services.directory, self._services.settings.limits
@@ -203,29 +197,23 @@ class RepositoryControl:
         # A frontend that has just started, or whose worker starts again, has nobody to ask yet.
         with contextlib.suppress(DeadlineExceeded):
             await directory.wait(known, min(deadline_ns, deadline.after(limits.restart_wait_s)))
+        control = directory.controlled()
         try:
-            await directory.renew(entry, deadline_ns, is_wanted)
-            await directory.load(entry, True, deadline_ns, is_wanted)
+            await control.renew(entry, deadline_ns, is_wanted)
+            await control.load(entry, True, deadline_ns, is_wanted)
         except ModelError as error:
             raise ModelLoadFailed(f"failed to load {shown(model)}, {error.message}") from error
 
     async def _unload_entry(self, entry: str, until_ns: int) -> None:
-        directory, paths = self._services.directory, self._services.settings.paths
-
-        def joined() -> bool:
-            workers = directory.workers()
-            joining = (worker for worker in workers if worker.state == "connecting")
-            lives = any(is_held(paths.lock(f"worker-{worker.slot}")) for worker in joining)
-            return bool(workers) and not lives
-
+        directory, control = self._services.directory, self._services.directory.controlled()
         # NOTE: a worker that is only being joined is told nothing, and may have the model.
         with contextlib.suppress(DeadlineExceeded):
-            await directory.wait(joined, min(until_ns, deadline.after(JOIN_S)))
+            await directory.wait(lambda: control.reaches_all, min(until_ns, deadline.after(JOIN_S)))
         if self._marks.get(model_of(entry)):
             log.info("model %s is not unloaded: somebody has loaded it by name meanwhile", entry)
             return
         try:
-            await directory.unload(entry, False, until_ns)
+            await control.unload(entry, False, until_ns)
         except DeadlineExceeded:
             log.warning("no worker has said yet that it unloads model %s", entry)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from frontend.engine.interface import Engine
 from frontend.records.statistics import RequestCounters, StatisticsReader
 from frontend.tensors.control import RepositoryControl
 from frontend.tensors.live_settings import LogSettings, TraceSettings
@@ -30,13 +31,15 @@ class Extensions:
         self.trace_settings.apply()
 
 
-def make(services: ControlServices, metrics: FrontendMetrics, tracer: Tracer | None) -> Extensions:
+def make(
+    services: ControlServices, engine: Engine, metrics: FrontendMetrics, tracer: Tracer | None
+) -> Extensions:
     """Make the extensions of a frontend."""
     settings = services.settings
     return Extensions(
         RequestCounters(metrics, services.catalog, lambda name: services.models.known(name)),
         StatisticsReader(settings.paths),
-        ClientRegions(settings, services.store),
+        ClientRegions(settings, services.store, are_read=engine.reads_regions),
         RepositoryControl(services),
         LogSettings(settings, services.store),
         TraceSettings(settings, services.store, tracer),

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from frontend.engine.interface import Directory
+from frontend.engine.interface import Models
 from frontend.tensors.request import UnavailableModel
 from frontend.tensors.version_states import VersionState, VersionStates
 from ipc import deadline
@@ -126,7 +126,7 @@ class TensorModels:
     `mark` tells whether a model was loaded (true) or unloaded (false) by name last.
     """
 
-    def __init__(self, directory: Directory, settings: Settings, mark: Callable[[str], bool | None]) -> None:
+    def __init__(self, directory: Models, settings: Settings, mark: Callable[[str], bool | None]) -> None:
         self.directory, self._limits = directory, settings.limits
         self.version_states = VersionStates(directory, settings.repository.control, mark)
         self._seen = _Seen()

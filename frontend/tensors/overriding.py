@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple, Protocol
 
-from frontend.engine.interface import Directory
+from frontend.engine.interface import Control, Models
 from frontend.http.bodies import BodyReader
 from frontend.tensors.load_parameters import Brought
 from frontend.tensors.models import TensorModels
@@ -41,7 +41,7 @@ class ControlServices(Protocol):
     settings: Settings
     catalog: Catalog
     store: Store
-    directory: Directory
+    directory: Models
     bodies: BodyReader
     models: TensorModels
 
@@ -129,7 +129,7 @@ class Overriding:
             raise ModelLoadFailed(
                 f"failed to load {shown(model)}, its configuration cannot be kept: {error.strerror}"
             ) from error
-        await reread(self._services.directory, model, deadline.after(FOLLOW_S))
+        await reread(self._services.directory.controlled(), model, deadline.after(FOLLOW_S))
 
     async def _undo(self, model: str, change: Change, mark: bool | None) -> None:
         """A load has failed: restore the mark and the override of before, or remove the override."""
@@ -158,7 +158,7 @@ class Overriding:
         finally:
             brought.files.clear()
         try:
-            await self._services.directory.reread(until_ns, after)
+            await self._services.directory.controlled().reread(until_ns, after)
         except BaseException as error:
             self.overrides.discard(after)
             if isinstance(error, InvalidInput | ModelLoadFailed):
@@ -185,11 +185,11 @@ class Overriding:
             raise ModelLoadFailed(f"{where}, its files cannot be kept: {error.strerror}") from error
 
 
-async def reread(directory: Directory, model: str, until_ns: int) -> None:
+async def reread(control: Control, model: str, until_ns: int) -> None:
     """Have the workers read the files of all models, for a load of one. Raises `ModelLoadFailed`, and `NoReplica`."""
     where = f"failed to load {shown(model)}"
     try:
-        await directory.reread(until_ns)
+        await control.reread(until_ns)
     except InvalidInput as error:
         raise ModelLoadFailed(f"{where}, {error.message.removeprefix('the ')}") from error
     except DeadlineExceeded as error:

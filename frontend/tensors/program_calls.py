@@ -29,7 +29,7 @@ from typing import TypeVar
 import numpy as np
 
 from frontend.engine.answer import Answer, AnswerStream
-from frontend.engine.interface import Engine, Payload
+from frontend.engine.interface import Block, Engine, Payload
 from frontend.engine.planning import plan
 from frontend.http.rendering import MAKING, in_steps, off_loop
 from frontend.tensors.checking import CheckedRequest
@@ -40,7 +40,6 @@ from frontend.tensors.uploading import InputMemory, UploadOrder
 from ipc.catalog.model_config import ROW_COST
 from ipc.memory import copies
 from ipc.memory.datatypes import DATATYPES
-from ipc.memory.input_arena import InputBlock
 from ipc.settings import Settings
 from ipc.wire.messages import InferCall, Region, Step, TensorInput, TensorOutput
 
@@ -264,7 +263,7 @@ def nbytes_of(tensor: InputTensor) -> int:
     return 0 if tensor.data is None else len(tensor.data)
 
 
-def beside(block: InputBlock, inputs: Sequence[InputTensor]) -> tuple[list[int], int, int]:
+def beside(block: Block, inputs: Sequence[InputTensor]) -> tuple[list[int], int, int]:
     """Start of each input if new inputs go behind those in the block; the end of the block's inputs, and of all."""
     found = [None if tensor.data is None else _place_in(block, tensor.data) for tensor in inputs]
     ends = [at + len(tensor.data or b"") for tensor, at in zip(inputs, found, strict=True) if at is not None]
@@ -297,12 +296,12 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _is_in(block: InputBlock, tensor: InputTensor) -> bool:
+def _is_in(block: Block, tensor: InputTensor) -> bool:
     """Whether an input lies in a block in the form that the worker reads."""
     return tensor.recipe is None and bool(tensor.data) and _place_in(block, tensor.data or b"") is not None
 
 
-def _place_in(block: InputBlock, data: bytes | memoryview) -> int | None:
+def _place_in(block: Block, data: bytes | memoryview) -> int | None:
     """First byte of data within a block; None for data elsewhere, or no data."""
     if not data:
         return None

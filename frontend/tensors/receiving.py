@@ -1,8 +1,8 @@
 """Receives the body of a request of tensors: a head (JSON, or nothing) and raw bytes after it.
 
 1. A small body, and one whose length is not declared, is read as any other (`frontend.http.bodies`).
-2. Of a large one the raw bytes go from the connection straight into one block of the input arena, where the worker
-   reads them: no other copy is made. Behind them is room for the elements that the head may hold, so that nobody waits
+2. Of a large one the raw bytes go from the connection straight into one block of the engine, where the worker reads
+   them: no other copy is made. Behind them is room for the elements that the head may hold, so that nobody waits
    for more. The limits of one body and of all bodies, deadlines and disconnects are those of `frontend.http.bodies`.
 
     async with receive(memory, req, head_nbytes, scope.deadline_ns) as body:
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from falcon.asgi import Request
 
+from frontend.engine.interface import Block
 from frontend.http.bodies import HeldBody
 from frontend.tensors.uploading import InputMemory
 from ipc.memory import copies
-from ipc.memory.input_arena import InputBlock
 
 HEAD_GROWTH = 4
 """An element takes at most so many times the bytes that it has in JSON, with its comma: `1,` may be eight bytes."""
@@ -38,7 +38,7 @@ class Body:
 
     head: bytes
     data: memoryview
-    block: InputBlock | None
+    block: Block | None
 
 
 def receive(memory: InputMemory, req: Request, head_nbytes: int, deadline_ns: int) -> Receiving:
@@ -76,13 +76,13 @@ class Receiving:
         self._held = held
         return Body(body[: self._head_nbytes], memoryview(body)[self._head_nbytes :], None)
 
-    async def _reserve(self, raw_nbytes: int) -> InputBlock | None:
+    async def _reserve(self, raw_nbytes: int) -> Block | None:
         """A block for the raw bytes, and for what the head may hold where there is room for it without waiting."""
         room, beside = self._memory.room, min(HEAD_GROWTH * self._head_nbytes, max(raw_nbytes, MIN_BESIDE))
         block = await room.take(raw_nbytes + beside)
         return block or await room.reserve(raw_nbytes, self._deadline_ns)
 
-    async def _into(self, block: InputBlock) -> Body:
+    async def _into(self, block: Block) -> Body:
         arriving, room = _Arriving(self._head_nbytes, block), self._memory.room
         room.arriving.add(arriving)
         try:
@@ -106,10 +106,10 @@ class Receiving:
 class _Arriving:
     """What has come of a body whose raw bytes go into a block."""
 
-    def __init__(self, head_nbytes: int, block: InputBlock) -> None:
+    def __init__(self, head_nbytes: int, block: Block) -> None:
         self.began = time.monotonic()
         self._head, self._head_nbytes = bytearray(), head_nbytes
-        self._block: InputBlock | None = block
+        self._block: Block | None = block
         self._filled_nbytes = 0
         self._private = bytearray()
 

@@ -42,21 +42,24 @@ log = logging.getLogger(__name__)
 class ClientRegions:
     """The regions of this server, as protocols see them."""
 
-    def __init__(self, settings: Settings, store: Store, objects: Path = SHM_ROOT) -> None:
-        """`objects` is the directory in which shm_open finds its objects."""
+    def __init__(
+        self, settings: Settings, store: Store, objects: Path = SHM_ROOT, *, are_read: bool = True
+    ) -> None:
+        """`objects` is the directory in which shm_open finds its objects, `are_read` is `Engine.reads_regions`."""
+        self._are_read = are_read
         self._settings, self._objects = settings.shared_memory, objects
         self._table = RegionTable(store, settings.shared_memory.max_regions)
         self._gpu = settings.worker.device != "cpu" and count_gpus() > 0
 
     @property
     def offered(self) -> bool:
-        """Whether system regions are offered (`shared_memory.enabled`)."""
-        return self._settings.enabled
+        """Whether system regions are offered: `shared_memory.enabled`, and models run on this host."""
+        return self._settings.enabled and self._are_read
 
     @property
     def cuda_offered(self) -> bool:
         """Whether CUDA regions are offered: `shared_memory.enabled`, and workers use a GPU of this host."""
-        return self._settings.enabled and self._gpu
+        return self.offered and self._gpu
 
     async def register_system(self, name: str, key: str, offset: int, nbytes: int) -> None:
         """Register bytes of a POSIX object. Raises as `RegionTable.add` does, and `Unsupported`."""
@@ -122,6 +125,8 @@ class ClientRegions:
     def _check_offered(self, kind: Kind | None) -> None:
         if not self._settings.enabled:
             raise Unsupported("shared memory regions are not offered (shared_memory.enabled)")
+        if not self._are_read:
+            raise Unsupported("shared memory regions are not offered: models run on other hosts")
         if kind == "cuda" and not self._gpu:
             raise Unsupported("CUDA shared memory is not offered: this server has no GPU")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from frontend.engine.interface import Block
 from frontend.http.rendering import Steps
 from ipc.errors import DeadlineExceeded, ModelNotFound
-from ipc.memory.input_arena import InputBlock
 
 Parameter = bool | int | float | str
 CONTENT_TYPE = "content_type"
@@ -109,7 +109,7 @@ class TensorRequest:
     sequence: Sequence = field(default_factory=Sequence)
     priority: int = 0
     timeout_us: int = 0
-    block: InputBlock | None = None
+    block: Block | None = None
 
     @property
     def lane(self) -> str:

@@ -1,8 +1,8 @@
-"""Who may put inputs into the input arena, and when.
+"""Who may put inputs into the memory that the engine offers for large inputs, and when.
 
 1. `InputRoom.reserve` waits for room, in the order of arrival, and wakes when a block is given back. Nobody waits who
    holds a block (`placing`), so whoever waits gets room as soon as those before him are done.
-2. A body that arrives slowly keeps nobody waiting: what has come of it is moved out of the arena (`Arriving.move_out`).
+2. A body that arrives slowly keeps nobody waiting: `Arriving.move_out` frees the block.
 3. Requests of a sequence take turns (`UploadOrder`), in the order in which they came.
 """
 
@@ -17,12 +17,12 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from frontend.engine.interface import Block, Blocks
 from frontend.http.bodies import BodyReader
 from frontend.http.places import Places
 from frontend.scope import current_scope
 from ipc import deadline
 from ipc.errors import DeadlineExceeded, QueueFull, ShmExhausted
-from ipc.memory.input_arena import InputArena, InputBlock
 from ipc.settings import Settings
 
 BEFORE_DEADLINE_NS = 50_000_000
@@ -92,7 +92,7 @@ class InputMemory:
     private memory.
     """
 
-    def __init__(self, inputs: InputArena, bodies: BodyReader, settings: Settings) -> None:
+    def __init__(self, inputs: Blocks, bodies: BodyReader, settings: Settings) -> None:
         limits = settings.limits
         self._arena = inputs
         self.room = InputRoom(inputs, settings.arena.lease_copy_after_s)
@@ -101,7 +101,7 @@ class InputMemory:
 
     @property
     def used_nbytes(self) -> int:
-        """Bytes of blocks that are taken in this frontend's arena of inputs."""
+        """Bytes of the engine's memory that hold inputs of requests now."""
         return self._arena.used_nbytes
 
     @contextmanager
@@ -118,20 +118,20 @@ class InputMemory:
 
 
 class InputRoom:
-    """Blocks of the input arena, for whoever may wait for one: in line, so that small inputs do not pass large ones."""
+    """Blocks of the engine, for whoever may wait for one: in line, so that small inputs do not pass large ones."""
 
-    def __init__(self, inputs: InputArena, patience_s: float) -> None:
+    def __init__(self, inputs: Blocks, patience_s: float) -> None:
         """A body that still arrives `patience_s` after it began gives its block to others who need room."""
         self._inputs, self._patience_s = inputs, patience_s
         self._line: deque[asyncio.Event] = deque()
         self.arriving: set[Arriving] = set()
         inputs.on_room = self._wake_first
 
-    async def take(self, nbytes: int) -> InputBlock | None:
+    async def take(self, nbytes: int) -> Block | None:
         """A block of that size, if there is room now that nobody waits for."""
         return None if self._line else await self._inputs.reserve(nbytes)
 
-    async def reserve(self, nbytes: int, deadline_ns: int) -> InputBlock | None:
+    async def reserve(self, nbytes: int, deadline_ns: int) -> Block | None:
         """A block of that size, as soon as there is room; None when it never fits.
 
         Raises `ShmExhausted` when there was no room until shortly before the deadline.
@@ -148,7 +148,7 @@ class InputRoom:
             self._line.remove(turn)
             self._wake_first()
 
-    async def _wait(self, turn: asyncio.Event, nbytes: int, deadline_ns: int) -> InputBlock | None:
+    async def _wait(self, turn: asyncio.Event, nbytes: int, deadline_ns: int) -> Block | None:
         while nbytes <= self._inputs.capacity_nbytes:
             if turn is self._line[0]:
                 turn.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from frontend.engine.interface import Directory
+from frontend.engine.interface import Models
 from ipc.catalog.ids import NO_VERSION, is_repository, model_of
 from ipc.wire.messages import ModelStatus
 
@@ -37,7 +37,7 @@ class VersionStates:
     `control` is `repository.control`. `mark` tells whether a model was loaded (true) or unloaded (false) by name last.
     """
 
-    def __init__(self, directory: Directory, control: str, mark: Callable[[str], bool | None]) -> None:
+    def __init__(self, directory: Models, control: str, mark: Callable[[str], bool | None]) -> None:
         self.directory, self._control, self.mark = directory, control, mark
 
     def of(self, version: int, entry: str) -> VersionState:

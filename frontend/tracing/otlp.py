@@ -77,7 +77,7 @@ def spans_of(ended: Ended) -> list[Span]:
     found = [root, *_worker_spans(ended)]
     if ended.encode_ms > 0:
         began_ns = max(span.began_ns, ended.ended_ns - round(ended.encode_ms * 1e6))
-        found.append(_child(ended, "encode", began_ns, ended.ended_ns))
+        found.append(_child(ended, "encode", began_ns - span.began_ns, ended.ended_ns - span.began_ns))
     return found
 
 
@@ -113,7 +113,7 @@ def _worker_spans(ended: Ended) -> Iterator[Span]:
     trace = ended.span.trace
     if trace is None:
         return
-    at: Attributes = {"penstock.worker": f"worker-{ended.span.worker}"}
+    at: Attributes = {"penstock.worker": ended.span.worker}
     if trace.prepare_ended_ns:
         yield _child(ended, "prepare", trace.prepare_began_ns, trace.prepare_ended_ns, attributes=at)
     if trace.queued_ns and trace.batches:
@@ -143,13 +143,15 @@ def _child(
     parent_id: str = "",
     attributes: Attributes | None = None,
 ) -> Span:
+    """A span below the request's; its times are nanoseconds after the beginning of the request."""
+    unix_ns = ended.span.began_ns + ended.clock_ns
     return Span(
         name,
         ended.trace_id,
         f"{random.getrandbits(64) or 1:016x}",
         parent_id or ended.span.span_id,
-        began_ns + ended.clock_ns,
-        ended_ns + ended.clock_ns,
+        began_ns + unix_ns,
+        ended_ns + unix_ns,
         attributes or {},
     )
 

@@ -152,11 +152,6 @@ class InputArena:
         self.on_room()
 
 
-def bytes_of(payload: bytes | memoryview | InputBlock | None) -> bytes | memoryview:
-    """The bytes of a payload, wherever they are."""
-    return payload.buffer if isinstance(payload, InputBlock) else payload or b""
-
-
 def view_of(paths: RunPaths, inputs: Inputs) -> ArenaView:
     """A worker's view of the arena that a frontend names. Raises `ProtocolError` for anything that is not one."""
     path = Path(inputs.path)

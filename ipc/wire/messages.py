@@ -320,9 +320,10 @@ class Work(Wire, frozen=True):
     """What a request asks of a model: planned once in a frontend, and never copied or changed.
 
     `cost` is the frontend's estimate. `caller` is the public id of the API key, or empty; callers take turns by their
-    `share`, a weight. `parts` above 0 asks for a stream, of which so many parts may wait. `start_by_ns` above 0 ends
-    the time in queues. `traceparent` is empty for a request that is not traced. `tensors`: a request of named tensors,
-    whose runs the statistics of the tensor protocols count.
+    `share`, a weight. `parts` above 0 asks for a stream, of which so many parts may wait. `traceparent` is empty for a
+    request that is not traced. `deadline_ns` and `start_by_ns` are instants of one host: 0 until the engine whose
+    workers share the host's clock has set them. `start_by_ns` above 0 ends the time in queues. `tensors`: a request of
+    named tensors, whose runs the statistics of the tensor protocols count.
     """
 
     model: str

@@ -37,6 +37,11 @@ class FakeChannel:
     loads: list[str] = field(default_factory=list)
     """The models that the worker was asked to load."""
 
+    @property
+    def worker(self) -> str:
+        """The name of the worker."""
+        return f"worker-{self.slot}"
+
     def load(self, model: str, explicit: bool = False) -> bool:
         """Note that the worker was asked."""
         self.loads.append(model)

@@ -9,8 +9,18 @@ from typing import Any
 import numpy as np
 
 from frontend.engine.answer import Answer, AnswerStream
-from frontend.engine.events import Generation
-from frontend.engine.interface import Directory, Engine, Payload, Wanted, WorkerView, always
+from frontend.engine.events import Generation, Pace
+from frontend.engine.interface import (
+    Control,
+    Engine,
+    Models,
+    NoBlocks,
+    Payload,
+    Wanted,
+    WorkerView,
+    always,
+    bytes_of,
+)
 from frontend.scope import RequestScope
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
@@ -18,7 +28,6 @@ from ipc.catalog.repository import Override
 from ipc.errors import DeadlineExceeded, ModelNotLoaded, PenstockError, Unsupported
 from ipc.memory import tensors
 from ipc.memory.datatypes import DATATYPES
-from ipc.memory.input_arena import bytes_of
 from ipc.wire.messages import Credits, InferCall, ModelStatus, Result, TensorInfo, Timing, Work
 from tests.fakes.lease import FakeLease
 
@@ -29,11 +38,11 @@ Model = Callable[[Work, Arrays], Arrays | Iterator[Arrays]]
 _DATATYPES = {np.dtype(one.array): name for name, one in DATATYPES.items() if name not in ("BYTES", "BF16")}
 
 
-class InProcessDirectory(Directory):
+class InProcessDirectory(Models, Control):
     """Models with a state that loads and unloads change at once."""
 
     def __init__(self, catalog: Catalog, statuses: Iterable[ModelStatus]) -> None:
-        self.catalog = catalog
+        self.catalog, self.control = catalog, self
         self._statuses = {status.name: status for status in statuses}
         self._changes = 0
         self.loaded: set[str] = set()
@@ -41,6 +50,14 @@ class InProcessDirectory(Directory):
 
     @property
     def is_told(self) -> bool:
+        return True
+
+    @property
+    def is_learning(self) -> bool:
+        return False
+
+    @property
+    def reaches_all(self) -> bool:
         return True
 
     @property
@@ -83,7 +100,7 @@ class InProcessDirectory(Directory):
 
     def workers(self) -> Sequence[WorkerView]:
         models = {name: self.status(name) for name in self._statuses}
-        return [WorkerView(0, "ready", True, True, "cpu", 1, models, Credits(1, 0, 1.0), None)]
+        return [WorkerView("worker-0", 0, "ready", True, True, "cpu", 1, models, Credits(1, 0, 1.0), None)]
 
     def watch(self, on: bool) -> bool:
         return True
@@ -141,12 +158,12 @@ class InProcessEngine(Engine):
     """Runs `models` by name; a model is loaded when it is asked for. `leases` are those of all answers."""
 
     def __init__(self, directory: InProcessDirectory, models: dict[str, Model]) -> None:
-        self.directory, self._models = directory, models
+        self.directory, self._models, self.blocks = directory, models, NoBlocks()
         self.leases: list[FakeLease] = []
         self.works: list[Work] = []
 
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
-        found = self._begin(work, payload)
+        found = self._begin(scope, work, payload)
         assert isinstance(found, dict)
         answer = self.answer(work, found)
         scope.ran(answer.worker, answer.timing, answer.trace)
@@ -156,19 +173,21 @@ class InProcessEngine(Engine):
     async def stream(
         self, scope: RequestScope, work: Work, payload: Payload = None
     ) -> AsyncIterator[AnswerStream]:
-        found = self._begin(work, payload)
+        found = self._begin(scope, work, payload)
         assert isinstance(found, Iterator)
         with _Parts(self, work, found) as parts:
             yield parts
 
-    def generate(self, scope: RequestScope, work: Work) -> AbstractAsyncContextManager[Generation]:
+    def generate(
+        self, scope: RequestScope, work: Work, pace: Pace
+    ) -> AbstractAsyncContextManager[Generation]:
         raise Unsupported("no model here generates text")
 
     def ready(self) -> tuple[bool, str]:
         return True, "ok"
 
-    def _begin(self, work: Work, payload: Payload) -> Arrays | Iterator[Arrays]:
-        deadline.check(work.waits_until_ns, "before the model could begin")
+    def _begin(self, scope: RequestScope, work: Work, payload: Payload) -> Arrays | Iterator[Arrays]:
+        deadline.check(scope.waits_until_ns, "before the model could begin")
         if not self.directory.is_loaded(work.model):
             raise self.directory.why_unavailable(work.model)
         self.works.append(work)

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from frontend.engine.answer import Answer, AnswerStream
-from frontend.engine.events import Event, Generation
-from frontend.engine.interface import Engine, Payload
+from frontend.engine.events import Event, Generation, Pace
+from frontend.engine.interface import Engine, NoBlocks, Payload
 from frontend.scope import RequestScope
 from ipc.errors import PenstockError
 from ipc.wire.messages import GenerateCall, Work
@@ -49,6 +49,7 @@ class RecordedEngine(Engine):
     def __init__(self, scripts: Sequence[Sequence[Step] | PenstockError]) -> None:
         self.scripts = list(scripts)
         self.works: list[Work] = []
+        self.blocks = NoBlocks()
         self.ended = 0
         self.queue = threading.Event()
         self.queue.set()
@@ -59,7 +60,7 @@ class RecordedEngine(Engine):
         return [work.call for work in self.works if isinstance(work.call, GenerateCall)]
 
     @asynccontextmanager
-    async def generate(self, scope: RequestScope, work: Work) -> AsyncIterator[Generation]:
+    async def generate(self, scope: RequestScope, work: Work, pace: Pace) -> AsyncIterator[Generation]:
         self.works.append(work)
         if not self.queue.is_set():
             await asyncio.to_thread(self.queue.wait)

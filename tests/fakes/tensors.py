@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from frontend.access.gate import Gate
+from frontend.engine.interface import bytes_of
 from frontend.engine.local.engine import LocalEngine
 from frontend.http.bodies import BodyReader
 from frontend.http.rendering import at_once
@@ -31,7 +32,7 @@ from frontend.tensors.uploading import InputMemory
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import PenstockError, RegionNotFound
-from ipc.memory.input_arena import InputArena, bytes_of
+from ipc.memory.input_arena import InputArena
 from ipc.settings import load
 from ipc.wire.messages import InferCall, ModelStatus, Region, TensorInfo, Timing, Work
 from tests.fakes.channel import FakeChannel
@@ -84,7 +85,7 @@ class InferReply:
 
     def __init__(self, infos: Sequence[TensorInfo], raw: dict[str, bytes]) -> None:
         self.infos, self._raw = list(infos), raw
-        self.timing, self.trace, self.worker, self.uuid = Timing(1, 2, 3, 4, 1), None, 0, "cpu"
+        self.timing, self.trace, self.worker, self.uuid = Timing(1, 2, 3, 4, 1), None, "worker-0", "cpu"
         self.errors: list[Any] = []
         self.checks = self.releases = 0
         self._handed_over = False
@@ -244,10 +245,12 @@ def services_of(
     services = Services(chosen, Catalog(entries), Gate())
     client: Any = FakeClient(InputArena(chosen.paths, 0, chosen.arena.input_bytes), answer)
     client.channels = [FakeChannelWithModels(0, {status.name: status for status in statuses})]
-    recorder: Any = SimpleNamespace(in_flight=lambda model, lane: nullcontext())
+    recorder: Any = SimpleNamespace(
+        in_flight=lambda model, lane: nullcontext(), text=lambda model, key, route: None
+    )
     client.demand = SimpleNamespace(has_asked=lambda model: False)
     services.recorder = recorder
-    engine = LocalEngine(chosen, services.catalog, client, recorder, services.drain)
+    engine = LocalEngine(chosen, services.catalog, client, services.drain)
     services.engine, services.directory = engine, engine.directory
     services.bodies = BodyReader(chosen.limits)
     services.extensions = SimpleNamespace(  # type: ignore[assignment]

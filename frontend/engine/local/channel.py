@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from frontend.engine.interface import Payload
+from frontend.engine.interface import Payload, bytes_of
 from frontend.engine.local import dealer
 from frontend.engine.local.catalog import ToldCatalog
 from frontend.engine.local.delivery import Delivery
@@ -117,7 +117,7 @@ class _Sent(NamedTuple):
     @property
     def kept_nbytes(self) -> int:
         """Private bytes of the payload; a block of the arena stays until the worker has read the block."""
-        return 0 if isinstance(self.payload, InputBlock) else len(self.payload or b"")
+        return 0 if isinstance(self.payload, InputBlock) else len(bytes_of(self.payload))
 
 
 class Channel:
@@ -131,7 +131,7 @@ class Channel:
         name: str,
         changed: Callable[[], None],
     ) -> None:
-        self.slot = slot
+        self.slot, self.worker = slot, f"worker-{slot}"
         self.state = "absent"
         self._left_at = 0.0
         self.models: dict[str, ModelStatus] = {}
@@ -265,7 +265,7 @@ class Channel:
             self._reading[request] = payload
         else:
             message = Submit(request, work, solo, apart=apart)
-            self._dealer.put(message, payload)
+            self._dealer.put(message, None if payload is None else bytes_of(payload))
         self._unsent.append(request)
         future: asyncio.Future[Delivery] = self._loop.create_future()
         self._pending[request] = _Sent(future, message, payload)

@@ -4,7 +4,7 @@
    wait, and ask for a model that no worker has (`frontend.engine.local.demand`).
 2. After an error of the worker the table of `frontend.engine.local.retry` names the next action.
 3. The answer is an `Answer`: numpy views on the arena, whose lease ends when its context is left. A stream is a
-   `PartStream` of answers; after its first part nothing is retried. `frontend.engine.local.generating` does the same
+   `PartStream` of answers; after its first part nothing is retried. `frontend.engine.local.delta_stream` does the same
    for generated text.
 """
 

@@ -13,7 +13,7 @@ from ipc.wire.messages import BlockRef, Result
 class Sender(Protocol):
     """The worker that sent a result, as the channel of the worker knows the worker."""
 
-    slot: int
+    worker: str
     uuid: str
 
     def release(self, result: Result, arena: ArenaView) -> None:
@@ -55,7 +55,7 @@ class Delivery:
         inline, block, arena = memoryview(self.inline), self.result.block, self.arena
         if block is None or arena is None:
             data = inline if self.kept is None else memoryview(self.kept)
-            return Answer(self.result, data, inline, worker=sender.slot, uuid=sender.uuid)
+            return Answer(self.result, data, inline, worker=sender.worker, uuid=sender.uuid)
         data = arena.data(block.offset, block.nbytes, block.generation)
         lease = ArenaLease(sender, self.result, arena, block)
-        return Answer(self.result, data, inline, lease=lease, worker=sender.slot, uuid=sender.uuid)
+        return Answer(self.result, data, inline, lease=lease, worker=sender.worker, uuid=sender.uuid)

@@ -1,16 +1,16 @@
-"""The generated text of one run of a request, as a frontend reads it: entries of `Deltas` become neutral events.
+"""One request for generated text, as a frontend reads it: entries of `Deltas` become neutral events.
 
 1. Events wait here until the reader asks. The reader gets all of them at once.
 2. The text of a list is taken when the next list is asked for. The worker learns of taken text in pieces of
    `TELL_AFTER` bytes, and pauses a stream with more untaken text than `WINDOW_NBYTES`.
-3. The first entry after STARTED must come until `first_by_ns`. From then on a reader waits `idle_s` for an entry. An
-   entry HELD says that tokens come whose text waits. The client sees nothing of such an entry.
+3. The pace of the request (`Pace`) learns of all entries when they arrive, and ends a stream that is late. An entry
+   HELD says that tokens come whose text waits. The client sees nothing of such an entry.
 4. The `Result` of the job ends the stream. The sums of all choices stand in the last event.
+5. A run that is lost before its answer has begun is followed by another, by the rule of retries. The client sees one
+   `Started`, and each piece of the prompt once. A run that is lost later ends the request with one error.
 
 A stream begins when its prompt is tokenized (QUEUED), and waits for the engine from then on. A stream that the engine
 has begun (STARTED) is in no queue of the worker and costs nothing (`Outstanding`).
-
-Latencies and tokens are counted when entries arrive, whether or not the client reads.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Self
 from uuid import uuid4
 
+from frontend.engine.answer import Answer
 from frontend.engine.events import (
     Called,
-    Ended,
     Event,
     Finished,
     Generation,
+    Pace,
     Prompted,
     Reasoning,
     Started,
     Text,
 )
 from frontend.engine.local.channel import Channel
+from frontend.engine.local.client import Client
 from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.incoming import Incoming
-from frontend.records.finishing import TextMeter
-from ipc.errors import DeadlineExceeded, WorkerLost
+from frontend.engine.local.retry import Attempts
+from ipc.errors import PenstockError, WorkerLost
+from ipc.wire.messages import Work
 from ipc.wire.streams import (
     CALLED,
     HELD,
@@ -50,7 +53,6 @@ from ipc.wire.streams import (
     Deltas,
     Finish,
     PromptToken,
-    Start,
     TokenLogprob,
     nbytes_of,
 )
@@ -58,20 +60,6 @@ from ipc.wire.streams import (
 TELL_AFTER = WINDOW_NBYTES // 2
 """So many bytes of text are taken before the worker is told."""
 _PIECES: dict[int, type[Text] | type[Reasoning]] = {TEXT: Text, REASONING: Reasoning}
-
-
-@dataclass(slots=True, frozen=True)
-class Pace:
-    """How fast a request must be answered, and where the tokens are counted.
-
-    `began_ns` and `first_by_ns` are instants of CLOCK_MONOTONIC: of the request, and until when the first token has to
-    come. Between two entries `idle_s` seconds may pass.
-    """
-
-    began_ns: int
-    first_by_ns: int
-    idle_s: float
-    meter: TextMeter
 
 
 class DeltaStream(Incoming[Event], Generation):
@@ -85,15 +73,12 @@ class DeltaStream(Incoming[Event], Generation):
         pace: Pace,
         on_suspect: Callable[[WorkerLost], None] = lambda error: None,
     ) -> None:
-        """For the arguments see `Incoming` and `Pace`."""
+        """For the arguments see `Incoming`."""
         super().__init__(channel, request, final, on_suspect)
-        self._pace, self._meter = pace, pace.meter
-        self._start = Start(0)
-        self._finishes: list[Finish] = []
+        self._pace = pace
+        pace.begin()
         self._calls: Counter[int] = Counter()
-        self._tokens: Counter[int] = Counter()
-        self._arrivals_ns: dict[int, int] = {}
-        self._first_ns = self._last_ns = self._waits_since_ns = 0
+        self._waits_since_ns = 0
         self._waiting_nbytes = self._held_nbytes = self._untold_nbytes = 0
         self._prompt_characters = self._prompt_tokens = 0
         channel.streams.texts[request] = self
@@ -107,7 +92,7 @@ class DeltaStream(Incoming[Event], Generation):
         await self._something()
         if not self._waiting or self._has_ended:
             self._end()
-            self._waiting.append(self._ended())
+            self._waiting.append(self._pace.ended())
         events = list(self._waiting)
         self._waiting.clear()
         self._held_nbytes, self._waiting_nbytes = self._waiting_nbytes, 0
@@ -128,24 +113,26 @@ class DeltaStream(Incoming[Event], Generation):
         if kind == QUEUED:
             self.prompt_tokens = deltas.starts[at].prompt_tokens
         elif kind == STARTED:
-            self._start = start = deltas.starts[at]
+            start = deltas.starts[at]
+            self._pace.started(start)
             self._waiting.append(Started(start.prompt_tokens, start.cached_tokens))
             self.channel.rest(self._request)
         elif kind == PROMPT:
             self._take_prompt(deltas.texts[at], deltas.prompts.get(at, []))
-            self._last_ns = now_ns
+            self._pace.heard(now_ns)
         elif make := _PIECES.get(kind):
             text, tokens = deltas.texts[at], deltas.tokens[at]
-            self._step(choice, tokens, now_ns)
+            self.answering = True
+            self._pace.step(choice, tokens, now_ns)
             logprobs = deltas.logprobs.get(at)
             self._waiting.append(make(choice, text, tokens, logprobs))
             self._waiting_nbytes += nbytes_of(text, logprobs)
         elif kind == HELD:
-            self._note_first(now_ns)
-            self._last_ns = now_ns
+            self._pace.held(now_ns)
             return
         elif kind == CALLED:
-            self._step(choice, deltas.tokens[at], now_ns)
+            self.answering = True
+            self._pace.step(choice, deltas.tokens[at], now_ns)
             call, index = deltas.calls[at], self._calls[choice]
             self._calls[choice] += 1
             logprobs = deltas.logprobs.get(at)
@@ -162,64 +149,21 @@ class DeltaStream(Incoming[Event], Generation):
         self._prompt_tokens += len(tokens)
         self._waiting_nbytes += nbytes_of(text, tokens)
 
-    def _step(self, choice: int, tokens: int, now_ns: int) -> None:
-        """A step has added `tokens` to a choice."""
-        before_ns = self._arrivals_ns.get(choice)
-        self.answering = True
-        self._note_first(now_ns)
-        # NOTE: entries of one step arrive together.
-        if before_ns is not None and before_ns != now_ns:
-            self._meter.between.observe((now_ns - before_ns) / 1e9)
-        self._arrivals_ns[choice] = self._last_ns = now_ns
-        if tokens:
-            self._tokens[choice] += tokens
-            self._meter.generated.inc(tokens)
-
-    def _note_first(self, now_ns: int) -> None:
-        """Tokens have come; the first time counts."""
-        if not self._first_ns:
-            self._first_ns = now_ns
-            self._meter.first.observe((now_ns - self._pace.began_ns) / 1e9)
-            self._meter.prompt.inc(self._start.prompt_tokens)
-            self._meter.cached.inc(self._start.cached_tokens)
-
     def _finish(self, choice: int, finish: Finish, logprobs: list[TokenLogprob] | None, now_ns: int) -> None:
         """A choice has ended; its tokens without text, such as an end token, are known now."""
-        self._step(choice, max(0, finish.tokens - self._tokens[choice]), now_ns)
-        self._meter.ended[finish.reason].inc()
-        self._finishes.append(finish)
+        self.answering = True
+        self._pace.finished(choice, finish, now_ns)
         self._waiting.append(
             Finished(choice, finish.reason, finish.stop, finish.tokens, finish.reasoning_tokens, logprobs)
-        )
-
-    def _ended(self) -> Ended:
-        began_ns, first_ns = self._pace.began_ns, self._first_ns or time.monotonic_ns()
-        return Ended(
-            self._start.prompt_tokens,
-            sum(each.tokens for each in self._finishes),
-            sum(each.reasoning_tokens for each in self._finishes),
-            self._start.cached_tokens,
-            (first_ns - began_ns) / 1e9,
-            max(0, self._last_ns - first_ns) / 1e9,
         )
 
     def look(self, now_ns: int) -> None:
         """End a stream whose next entry takes too long."""
         if self._failure is not None or self._final.done():
             return
-        if not self._last_ns:
-            if now_ns >= self._pace.first_by_ns:
-                self._fail(DeadlineExceeded("the deadline passed before the first token", retry_after_s=1))
-        elif self._is_awaited:
-            # NOTE: a worker sends nothing while the client has enough, so only the time of a waiting reader counts.
-            idle_s = (now_ns - max(self._last_ns, self._waits_since_ns)) / 1e9
-            if idle_s >= self._pace.idle_s:
-                self._fail(
-                    DeadlineExceeded(
-                        f"no token came for {self._pace.idle_s:g} s (generation.idle_timeout_s)",
-                        retry_after_s=1,
-                    )
-                )
+        late = self._pace.lateness(now_ns, self._waits_since_ns if self._is_awaited else 0)
+        if late is not None:
+            self._fail(late)
 
     def _let_go(self) -> None:
         """The text that was handed out is taken."""
@@ -233,3 +177,71 @@ class DeltaStream(Incoming[Event], Generation):
         """End the work unless the work has ended. Idempotent."""
         self.channel.streams.texts.pop(self._request, None)
         self._stop()
+
+
+class LocalGeneration(Generation):
+    """A context manager whose exit ends unfinished work."""
+
+    def __init__(self, client: Client, work: Work, pace: Pace) -> None:
+        """`begun` must follow."""
+        self._client, self._attempts, self._pace = client, client.begin(work), pace
+        self._is_told = False
+        self._characters = self._tokens = 0
+        """Of the prompt, as the client has them."""
+
+    async def begun(self) -> Self:
+        """Wait until a worker has tokenized the prompt. Raises a `PenstockError` as `Client.call` does."""
+        self._run = await self._client.run(self._attempts, self._open)
+        self.prompt_tokens = self._run.prompt_tokens
+        return self
+
+    async def _open(self, channel: Channel, attempts: Attempts) -> DeltaStream:
+        number, final = channel.submit(attempts.work, solo=attempts.solo, apart=attempts.accused)
+        return await DeltaStream(channel, number, final, self._pace, self._suspect).begun()
+
+    def _suspect(self, error: WorkerLost) -> None:
+        self._client.retries.suspect(self._attempts, alone=error.alone)
+
+    @property
+    def result(self) -> Answer | None:
+        """The end of the answer, once the iteration has ended without an error."""
+        return self._run.result
+
+    async def __anext__(self) -> list[Event]:
+        """The next events. Raises the error of the request, once."""
+        while True:
+            try:
+                events = await anext(self._run)
+            except PenstockError as error:
+                if self._run.answering:
+                    raise
+                self._run.close()
+                if not await self._client.retries.again(self._attempts, self._run.channel, error):
+                    raise
+                await self.begun()
+                continue
+            if fresh := self._untold(events):
+                return fresh
+
+    def _untold(self, events: list[Event]) -> list[Event]:
+        """`events` without what an earlier run has told."""
+        fresh: list[Event] = []
+        for event in events:
+            if isinstance(event, Prompted):
+                event = event.behind(self._characters, self._tokens)
+                self._characters = event.start + len(event.text)
+                self._tokens = event.first + len(event.tokens)
+                if not event.text and not event.tokens:
+                    continue
+            elif isinstance(event, Started):
+                told, self._is_told = self._is_told, True
+                if told:
+                    continue
+            fresh.append(event)
+        return fresh
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from frontend.engine.interface import STATE_ORDER, Directory, Wanted, WorkerView, always
+from frontend.engine.interface import STATE_ORDER, Control, Models, Wanted, WorkerView, always
 from frontend.engine.local import routing
 from frontend.engine.local.catalog import CatalogFollower
 from frontend.engine.local.channel import Channel
@@ -22,10 +22,12 @@ from ipc.wire.catalogs import Replied, Reread, Spread
 from ipc.wire.messages import ModelStatus
 
 
-class LocalDirectory(Directory):
-    """Models and workers, as far as this frontend knows."""
+class LocalDirectory(Models, Control):
+    """Models and workers, as far as this frontend knows, and the loads and unloads of the models."""
 
     def __init__(self, settings: Settings, catalog: Catalog, client: Client) -> None:
+        self.control = self
+        self._worker_count = settings.worker_count
         self.catalog, self._client, self._on_demand = catalog, client, settings.catalog.on_demand
         self._version, self._sources = 0, catalog.sources
         self._seen: list[tuple[str, object]] = []
@@ -61,6 +63,18 @@ class LocalDirectory(Directory):
         return not self._has_repositories or self._follower.read_ns > 0 or bool(self.catalog.versions)
 
     @property
+    def is_learning(self) -> bool:
+        """Whether a worker of a configured slot lives and no worker has told the models of repositories."""
+        return not self.is_told and any(map(self._client.workers.is_open, range(self._worker_count)))
+
+    @property
+    def reaches_all(self) -> bool:
+        """Whether this frontend knows a worker, and joins no worker that lives."""
+        channels = self._client.channels
+        joining = (channel.slot for channel in channels if channel.state == "connecting")
+        return bool(channels) and not any(map(self._client.workers.lives, joining))
+
+    @property
     def removed(self) -> set[tuple[str, int]]:
         """(model, version) of what was in a repository while this frontend ran; some may be there again."""
         return self._follower.removed
@@ -70,7 +84,7 @@ class LocalDirectory(Directory):
         return self._follower.chosen(model)
 
     async def reread(self, until_ns: int, draft: Override | None = None) -> bool:
-        """Have all workers look at the files now, or one of them at the draft of an override; see `Directory`."""
+        """Have all workers look at the files now, or one of them at the draft of an override; see `Control`."""
         with contextlib.suppress(DeadlineExceeded):
             joined_ns = min(until_ns, deadline.after(self._restart_wait_s))
             await self.wait(lambda: any(c.responsive for c in self._client.channels), joined_ns)
@@ -88,7 +102,7 @@ class LocalDirectory(Directory):
         return any(answer.changed for answer in answers)
 
     async def spread(self, until_ns: int) -> None:
-        """Wait until all frontends know what the workers have told; see `Directory`."""
+        """Wait until all frontends know what the workers have told; see `Control`."""
         up = [channel for channel in self._client.channels if channel.responsive]
         await self._answers([(channel, channel.ask(Spread)) for channel in up], until_ns)
 
@@ -130,7 +144,7 @@ class LocalDirectory(Directory):
         return any(each.state == "loaded" and revision in ("", each.revision) for each in told)
 
     def identity(self, model: str) -> str:
-        """Stands for all that decides the numbers of a loaded model; see `Directory`."""
+        """Stands for all that decides the numbers of a loaded model; see `Models`."""
         found = ""
         # PERF: requests for kept embeddings ask, and do little else.
         for channel in self._client.channels:
@@ -179,6 +193,7 @@ class LocalDirectory(Directory):
 
 def _view(channel: Channel) -> WorkerView:
     return WorkerView(
+        channel.worker,
         channel.slot,
         channel.state,
         channel.responsive,

@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from frontend.engine.interface import Payload
+from frontend.engine.interface import Payload, bytes_of
 from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.poison import PoisonList
@@ -45,7 +45,6 @@ from ipc.errors import (
     WorkerCrashed,
     WorkerLost,
 )
-from ipc.memory import input_arena
 from ipc.settings import Limits
 from ipc.wire.codec import long_integer_in
 from ipc.wire.messages import GenerateCall, Work
@@ -146,7 +145,7 @@ class Retries:
         """A request came in. Raises `InputRefused` for an input that crashed workers before."""
         suspect = accused = False
         if self._poison:
-            raw = input_arena.bytes_of(payload)
+            raw = bytes_of(payload)
             if self._poison.holds(work.model, work.call, raw):
                 raise InputRefused("this input ends worker processes and is refused for a while")
             suspect = self._poison.is_suspect(work.model, work.call, raw)
@@ -165,7 +164,7 @@ class Retries:
 
     def suspect(self, attempts: Attempts, *, alone: bool = True) -> None:
         """A worker died on a request that does not run again; `alone`: no other was on the device with the request."""
-        work, raw = attempts.work, input_arena.bytes_of(attempts.payload)
+        work, raw = attempts.work, bytes_of(attempts.payload)
         if alone and attempts.runs:
             self._poison.add(work.model, work.call, raw)
         else:
@@ -173,7 +172,7 @@ class Retries:
 
     def suspect_input(self, work: Work, payload: Payload, alone: bool) -> None:
         """A worker died on a request that nobody waits for any more, or that has no time for another run."""
-        self._poison.suspect(work.model, work.call, input_arena.bytes_of(payload), alone=alone)
+        self._poison.suspect(work.model, work.call, bytes_of(payload), alone=alone)
 
     async def _leave(self, attempts: Attempts, channel: Channel, error: PenstockError) -> bool:
         channel.leave()
@@ -217,7 +216,7 @@ class Retries:
         told = attempts.next_error(error, channel.slot, self._budget)
         work = attempts.work
         if isinstance(told, WorkerCrashed):
-            self._poison.add(work.model, work.call, input_arena.bytes_of(attempts.payload))
+            self._poison.add(work.model, work.call, bytes_of(attempts.payload))
         elif told is not None and error.suspect:
             self.suspect_input(work, attempts.payload, error.alone)
         if told is not None:

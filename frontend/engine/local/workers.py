@@ -85,10 +85,14 @@ class Workers:
         """
         # NOTE: the lock first. The socket of a dead worker keeps its name until the next life has the lock.
         try:
-            return is_held(self._paths.lock(f"worker-{slot}")) and self._paths.worker_socket(slot).exists()
+            return self.lives(slot) and self._paths.worker_socket(slot).exists()
         except OSError:
             # NOTE: without a descriptor nobody knows. The caller waits and looks again.
             return True
+
+    def lives(self, slot: int) -> bool:
+        """Whether a worker lives in a slot. Raises `OSError` without a descriptor."""
+        return is_held(self._paths.lock(f"worker-{slot}"))
 
     def watch(self, on: bool) -> bool:
         """Ask all workers to send `Stats`, or to stop; returns whether all serving workers have answered since."""

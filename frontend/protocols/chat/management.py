@@ -51,14 +51,14 @@ class ControlAnswer(msgspec.Struct, omit_defaults=True):
 
 async def unload(services: Services, model: str, deadline_ns: int) -> str:
     """Unload the model from every worker."""
-    await services.directory.unload(model, True, deadline_ns)
+    await services.directory.controlled().unload(model, True, deadline_ns)
     return "unloaded"
 
 
 async def reload(services: Services, model: str, deadline_ns: int) -> str:
     """Load the model, also after a failure. A load that takes longer than the request goes on."""
     try:
-        state = await services.directory.load(model, True, deadline_ns)
+        state = await services.directory.controlled().load(model, True, deadline_ns)
     except DeadlineExceeded:
         state = services.directory.status(model).state
     return status_of(state)
@@ -129,7 +129,7 @@ def machine_facts() -> dict[str, Any]:
 async def info(services: Services) -> dict[str, Any]:
     """Facts of the machine, and the devices of the workers."""
     workers = services.directory.workers()
-    devices = [{"worker": each.slot, "name": each.name, "state": each.state} for each in workers]
+    devices = [{"worker": each.number, "name": each.device, "state": each.state} for each in workers]
     return {**await off_loop(machine_facts), "devices": devices}
 
 
@@ -153,7 +153,10 @@ def _told(name: str, fine: bool, message: str) -> dict[str, Any]:
 
 def _workers(services: Services) -> Iterator[health.Finding]:
     for worker in services.directory.workers():
-        yield worker.responsive, f"worker {worker.slot} on {worker.name or 'no device yet'} is {worker.state}"
+        yield (
+            worker.responsive,
+            f"worker {worker.number} on {worker.device or 'no device yet'} is {worker.state}",
+        )
 
 
 def _models(services: Services) -> Iterator[health.Finding]:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from falcon.asgi import Request
 
+from frontend.engine.interface import Block
 from frontend.http.bodies import HeldBody
 from frontend.http.rendering import Steps, at_once, in_steps
 from frontend.protocols.kserve_v2 import reading
 from frontend.services import Services
 from frontend.tensors.receiving import Receiving, receive
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
-from ipc.memory.input_arena import InputBlock
 from ipc.settings import Settings
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
@@ -45,7 +45,7 @@ class Arrived:
 
     head: bytes | memoryview
     data: memoryview | None
-    block: InputBlock | None = None
+    block: Block | None = None
     head_nbytes: int = -1
 
 

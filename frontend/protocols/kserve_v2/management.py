@@ -293,9 +293,10 @@ def traced_model(services: Services, name: str) -> str:
 async def reload_catalog(services: Services, deadline_ns: int) -> bool:
     """Have the workers read the model files again; returns whether the files have changed.
 
-    Raises `InvalidInput` for files with mistakes, while the models stay as they were, and as `Directory.reread` does.
+    Raises `InvalidInput` for files with mistakes, while the models stay as they were, and as `Control.reread` and
+    `Models.controlled` do.
     """
-    return await services.directory.reread(deadline_ns)
+    return await services.directory.controlled().reread(deadline_ns)
 
 
 def model_server_states(services: Services) -> dict[str, Any]:

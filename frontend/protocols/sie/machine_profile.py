@@ -32,7 +32,7 @@ def check_machine_profile(req: Request, services: Services) -> None:
     asked = req.get_header(HEADER)
     if asked is None:
         return
-    own = profiles_of(server, [worker.name for worker in services.directory.workers()])
+    own = profiles_of(server, [worker.device for worker in services.directory.workers()])
     if asked.strip().lower() in (profile.lower() for profile in own):
         return
     known = " or ".join(repr(profile) for profile in own)

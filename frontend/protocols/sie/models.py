@@ -198,6 +198,7 @@ class AdminResource:
     async def _run(self, model: str, wait: bool, deadline_ns: int) -> str:
         directory = self._services.directory
         try:
-            return await (directory.load if self._load else directory.unload)(model, wait, deadline_ns)
+            control = directory.controlled()
+            return await (control.load if self._load else control.unload)(model, wait, deadline_ns)
         except DeadlineExceeded:
             return directory.status(model).state

@@ -78,7 +78,7 @@ def services_of(
         why = {"error_class": error, "error_message": "no room", "permanent": error != "OOM"} if error else {}
         return ModelStatus(name, state, "cpu", **why)  # type: ignore[arg-type]
 
-    worker = SimpleNamespace(slot=0, responsive=True, name="cpu", threads=2)
+    worker = SimpleNamespace(number=0, responsive=True, device="cpu", threads=2)
     return SimpleNamespace(
         settings=Settings(server=Server(bind=bind)),
         catalog=dict.fromkeys(states, entry),

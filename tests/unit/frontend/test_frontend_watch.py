@@ -7,12 +7,14 @@ import errno
 import logging
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from frontend import lifespan
 from frontend.access.gate import Gate
 from frontend.engine.interface import NONE_LOADED
+from frontend.engine.local import engine as local_engine
 from frontend.engine.local.engine import LocalEngine
 from frontend.lifespan import Watch
 from frontend.services import Services
@@ -32,7 +34,8 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Watch:
     monkeypatch.setattr(Watch, "_report", lambda self, ready: None)
     services = Services(load(None, {"run.dir": str(tmp_path)}), load_catalog([str(FAKE_CATALOG)]), Gate())
     monkeypatch.setattr(LocalEngine, "ready", lambda self: (True, "ok"))
-    services.engine = LocalEngine(services.settings, services.catalog, None, None, services.drain)  # type: ignore[arg-type]
+    client: Any = SimpleNamespace(channels=[], inputs=None)
+    services.engine = LocalEngine(services.settings, services.catalog, client, services.drain)
     services.extensions = SimpleNamespace(apply=lambda: None)  # type: ignore[assignment]
     return Watch(services, None)  # type: ignore[arg-type]
 
@@ -63,7 +66,7 @@ def test_a_lack_of_descriptors_does_not_end_the_watch_of_the_supervisor(
             loop.call_soon_threadsafe(seen.set)
             return True
 
-        monkeypatch.setattr(lifespan, "is_held", is_held)
+        monkeypatch.setattr(local_engine, "is_held", is_held)
         monkeypatch.setattr(lifespan.announce, "started", lambda services, ready: None)
         await watch_until(watched, seen)
 
@@ -85,7 +88,7 @@ def test_a_start_up_block_that_cannot_be_written_keeps_nothing_else_from_being_t
                 raise OSError(errno.ENOSPC, "No space left on device")
             seen.set()
 
-        monkeypatch.setattr(lifespan, "is_held", lambda path: True)
+        monkeypatch.setattr(local_engine, "is_held", lambda path: True)
         monkeypatch.setattr(lifespan.announce, "started", started)
         await watch_until(watched, seen)
         assert watched._told
@@ -109,7 +112,7 @@ def test_state_that_cannot_be_read_keeps_nothing_else_from_being_told(
             return True
 
         watched._services.extensions = SimpleNamespace(apply=apply)  # type: ignore[assignment]
-        monkeypatch.setattr(lifespan, "is_held", is_held)
+        monkeypatch.setattr(local_engine, "is_held", is_held)
         monkeypatch.setattr(lifespan.announce, "started", lambda services, ready: announced.set())
         await watch_until(watched, supervised)
         await watch_until(watched, announced)
@@ -124,7 +127,7 @@ def test_a_start_without_a_model_is_announced_and_a_model_that_loads_later_as_we
 ) -> None:
     answers = iter([(False, "models are loading"), *[(False, NONE_LOADED)] * 3])
     monkeypatch.setattr(LocalEngine, "ready", lambda self: next(answers, (True, "ok")))
-    monkeypatch.setattr(lifespan, "is_held", lambda path: True)
+    monkeypatch.setattr(local_engine, "is_held", lambda path: True)
 
     async def scenario() -> list[bool]:
         ended, told = asyncio.Event(), list[bool]()

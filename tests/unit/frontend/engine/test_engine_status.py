@@ -24,10 +24,9 @@ def engine(
         for status in workers
     ]
     demand = SimpleNamespace(has_asked=lambda model: asked)
-    client: Any = SimpleNamespace(channels=channels, demand=demand)
+    client: Any = SimpleNamespace(channels=channels, demand=demand, inputs=None)
     catalog = Catalog([ModelEntry("m", DirectorySource("m"))])
-    nothing: Any = None
-    return LocalEngine(Settings(catalog=CatalogSettings(preload=preload)), catalog, client, nothing, Drain())
+    return LocalEngine(Settings(catalog=CatalogSettings(preload=preload)), catalog, client, Drain())
 
 
 LOADED = ModelStatus("m", "loaded", dims={"dense": 8}, attempts=1)

@@ -13,12 +13,12 @@ import pytest
 import zmq
 from msgspec import structs
 
-from frontend.engine.interface import Payload
+from frontend.engine.interface import Payload, bytes_of
 from frontend.engine.local import dealer
 from frontend.engine.local.channel import MOST_GIVEN_UP, MOST_GIVEN_UP_NBYTES, Channel
 from ipc.errors import DeadlineExceeded, WorkerLost
 from ipc.memory.arena import Block
-from ipc.memory.input_arena import InputArena, InputBlock, bytes_of
+from ipc.memory.input_arena import InputArena, InputBlock
 from ipc.processes.paths import RunPaths
 from ipc.wire.messages import EncodeCall, Failure, InputItem, Inputs, Work
 

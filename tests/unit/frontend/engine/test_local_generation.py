@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from frontend.access.gate import Grant
+from frontend.engine import events, planning
 from frontend.engine.events import (
     Called,
     Ended,
@@ -26,13 +27,14 @@ from frontend.engine.events import (
     Started,
     Text,
 )
+from frontend.engine.front import Front
 from frontend.engine.local import channel as channel_module
 from frontend.engine.local import delta_stream, routing, streams
-from frontend.engine.local import engine as engine_module
 from frontend.engine.local.channel import EXPIRE_GRACE_NS, Channel
 from frontend.engine.local.client import Client
 from frontend.engine.local.delta_stream import TELL_AFTER
 from frontend.engine.local.engine import LocalEngine
+from frontend.engine.planning import pace_of
 from frontend.http_counting import UNMATCHED
 from frontend.records.finishing import Recorder
 from frontend.scope import RequestScope, scope_of_ids
@@ -81,11 +83,11 @@ class Frontend:
         named = {"run.dir": str(root / "run"), "limits.restart_wait_s": "60"}
         self.settings = load(None, named, {})
         self.metrics = FrontendMetrics()
-        recorder = Recorder(self.metrics, {MODEL})
+        self.recorder = recorder = Recorder(self.metrics, {MODEL})
         self.settings.paths.store().mkdir()
         store = Store(self.settings.paths)
         self.client = Client(self.settings.paths, self.settings, "frontend-0", store, recorder.retried)
-        self.engine = LocalEngine(self.settings, Catalog([]), self.client, recorder, Drain())
+        self.engine = LocalEngine(self.settings, Catalog([]), self.client, Drain())
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.workers = [self._worker(slot) for slot in range(2)]
 
@@ -114,6 +116,12 @@ class Frontend:
     def scope(self) -> RequestScope:
         """The scope of a request."""
         return scope_of_ids("", "", self.settings.limits)
+
+    def generate(self, scope: RequestScope, work: Work) -> AbstractAsyncContextManager[Generation]:
+        """Run work within its own deadlines, as protocols do."""
+        scope.deadline_ns, scope.start_by_ns = work.deadline_ns, work.start_by_ns
+        pace = pace_of(scope, self.settings, self.recorder, MODEL)
+        return Front(self.engine, self.recorder).generate(scope, work, pace)
 
     def work(self, start_by_s: float = 3600, deadline_s: float = 86400, **more: Any) -> Work:
         """A request."""
@@ -147,7 +155,7 @@ async def turn() -> None:
 
 async def opening(frontend: Frontend, stack: AsyncExitStack, work: Work) -> asyncio.Task[Generation]:
     """A request that has been sent."""
-    context = frontend.engine.generate(frontend.scope(), work)
+    context = frontend.generate(frontend.scope(), work)
     task = asyncio.ensure_future(stack.enter_async_context(context))
     await turn()
     return task
@@ -193,7 +201,7 @@ def test_events_come_in_order_with_sums_at_the_end(tmp_path: Path) -> None:
     async def work(frontend: Frontend) -> None:
         worker, scope = frontend.workers[0], frontend.scope()
         async with AsyncExitStack() as stack:
-            context = frontend.engine.generate(scope, frontend.work(n=2))
+            context = frontend.generate(scope, frontend.work(n=2))
             task = asyncio.ensure_future(stack.enter_async_context(context))
             await turn()
             [asked] = worker.asked
@@ -496,7 +504,7 @@ def test_an_input_on_which_workers_die_twice_is_refused(tmp_path: Path) -> None:
             assert await gathered(generation) == []
         first.revive()
         with pytest.raises(InputRefused):
-            async with frontend.engine.generate(frontend.scope(), frontend.work()):
+            async with frontend.generate(frontend.scope(), frontend.work()):
                 pass
 
     on_loop(tmp_path, work)
@@ -551,7 +559,7 @@ def test_an_input_that_kills_before_its_first_token_and_then_alone_behind_it_is_
                 await reading
         first.revive()
         with pytest.raises(InputRefused):
-            async with frontend.engine.generate(frontend.scope(), frontend.work()):
+            async with frontend.generate(frontend.scope(), frontend.work()):
                 pass
 
     on_loop(tmp_path, work)
@@ -562,6 +570,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of streams, turned by hand."""
     made = Clock.of(streams, monkeypatch)
     monkeypatch.setattr(delta_stream, "time", made)
+    monkeypatch.setattr(events, "time", made)
     made.now = deadline.after(0) / 1e9
     return made
 
@@ -617,14 +626,15 @@ def test_a_waiting_reader_gets_an_error_when_no_token_comes(tmp_path: Path, cloc
 def test_the_times_of_an_answer_are_seconds_until_its_first_token_and_from_there_to_its_last(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "time", clock)
+    monkeypatch.setattr(planning, "time", clock)
+    monkeypatch.setattr(events, "time", clock)
 
     async def work(frontend: Frontend) -> None:
         worker, scope = frontend.workers[0], frontend.scope()
         scope.started = clock.now
         clock.now += 1
         async with AsyncExitStack() as stack:
-            context = frontend.engine.generate(scope, frontend.work())
+            context = frontend.generate(scope, frontend.work())
             task = asyncio.ensure_future(stack.enter_async_context(context))
             await turn()
             request = worker.asked[0].id
@@ -727,7 +737,7 @@ def test_tokens_are_counted_for_the_key_of_the_caller(tmp_path: Path, key: str) 
         worker, scope = frontend.workers[0], frontend.scope()
         scope.grant = Grant(key)
         async with AsyncExitStack() as stack:
-            context = frontend.engine.generate(scope, frontend.work())
+            context = frontend.generate(scope, frontend.work())
             task = asyncio.ensure_future(stack.enter_async_context(context))
             await turn()
             request = worker.asked[0].id

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from frontend.engine.answer import Answer
+from frontend.engine.front import PREFIX_CHARACTERS, Front, firsts_of, may_repeat, unify
 from frontend.engine.local.delivery import Delivery
-from frontend.engine.local.engine import PREFIX_CHARACTERS, LocalEngine, firsts_of, may_repeat, unify
+from frontend.engine.local.engine import LocalEngine
 from frontend.engine.planning import plan
 from frontend.protocols.sie.score import ranking
 from frontend.scope import scope_of_ids
@@ -78,12 +79,12 @@ def answered(call: Call, rows: dict[str, list[int]], errors: tuple[int, ...], **
     result = Result(1, None, refs, [3] * len(call.items), [], failed, Timing(), rows=rows)  # type: ignore[union-attr]
 
     async def reply(request: object, payload: object) -> Answer:
-        channel: Any = SimpleNamespace(slot=0, uuid="cpu")
+        channel: Any = SimpleNamespace(worker="worker-0", uuid="cpu")
         return Delivery(result, None, bytes(frame)).answer(channel)
 
-    client: Any = SimpleNamespace(call=reply)
+    client: Any = SimpleNamespace(call=reply, inputs=None)
     recorder: Any = SimpleNamespace(in_flight=lambda model, lane: nullcontext())
-    engine = LocalEngine(Settings(), Catalog([]), client, recorder, Drain())
+    engine = Front(LocalEngine(Settings(), Catalog([]), client, Drain()), recorder)
     scope = scope_of_ids("", "", Limits())
     return asyncio.run(engine.run(scope, plan(scope, Settings(), "m", call, 10)))
 

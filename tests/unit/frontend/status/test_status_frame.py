@@ -51,7 +51,9 @@ def stats(admitted: int = 0, **fields: Any) -> Stats:
 
 def worker(slot: int, told: Stats | None, *models: ModelStatus) -> WorkerView:
     named = {model.name: model for model in models}
-    return WorkerView(slot, "ready", True, True, "NVIDIA H200", 1, named, Credits(1, 0, 100.0), told)
+    return WorkerView(
+        f"worker-{slot}", slot, "ready", True, True, "NVIDIA H200", 1, named, Credits(1, 0, 100.0), told
+    )
 
 
 def frame_of(*workers: WorkerView, ready: bool = True, why: str = "ok", **flags: str) -> dict[str, Any]:
@@ -139,7 +141,7 @@ def test_latencies_are_those_of_recent_good_answers(tmp_path: Path) -> None:
 
 
 def down(slot: int, state: str = "absent", since: float = 0.0) -> WorkerView:
-    return WorkerView(slot, state, False, False, "", 1, {}, Credits(0, 0, 0.0), None, since)
+    return WorkerView(f"worker-{slot}", slot, state, False, False, "", 1, {}, Credits(0, 0, 0.0), None, since)
 
 
 def told(frame: dict[str, Any]) -> tuple[str, list[str]]:
@@ -163,11 +165,13 @@ BROKEN = ModelStatus("fake/echo", "failed", error_class="CONFIG_ERROR", error_me
 
 
 def loading(slot: int, **models: ModelStatus) -> WorkerView:
-    return WorkerView(slot, "ready", True, False, "cpu", 1, models, Credits(1, 0, 1.0), None)
+    return WorkerView(
+        f"worker-{slot}", slot, "ready", True, False, "cpu", 1, models, Credits(1, 0, 1.0), None
+    )
 
 
 def test_each_kind_of_trouble_is_told_in_words() -> None:
-    late = WorkerView(1, "ready", False, True, "cpu", 1, {}, Credits(1, 0, 1.0), None, 50.0)
+    late = WorkerView("worker-1", 1, "ready", False, True, "cpu", 1, {}, Credits(1, 0, 1.0), None, 50.0)
     frame = frame_of(
         worker(0, stats(), BROKEN), late, loading(2), down(3, "leaving", 60.0), **{"worker.count": "6"}
     )

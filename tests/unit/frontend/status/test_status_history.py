@@ -42,7 +42,9 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def worker(slot: int, state: str = "ready") -> WorkerView:
-    return WorkerView(slot, state, state == "ready", True, "cpu", 1, {}, Credits(1, 0, 1.0), None, 5.0)
+    return WorkerView(
+        f"worker-{slot}", slot, state, state == "ready", True, "cpu", 1, {}, Credits(1, 0, 1.0), None, 5.0
+    )
 
 
 def answer(at: float, milliseconds: float, status: int = 200) -> Recent:

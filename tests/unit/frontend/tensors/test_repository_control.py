@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from frontend.engine.local.directory import LocalDirectory
+from frontend.engine.local.workers import Workers
 from frontend.http.bodies import BodyReader
 from frontend.tensors.control import LEARN_S, UNLOAD_S, RepositoryControl
 from frontend.tensors.models import TensorModels
@@ -42,7 +43,9 @@ def control_of(tmp_path: Path, mode: str, *statuses: ModelStatus) -> RepositoryC
     prepare_run_dir(settings.paths)
     store = Store(settings.paths)
     asyncio.run(Marks(store).put("add", loaded=False))
-    client: Any = SimpleNamespace(channels=[FakeChannel(0, {status.name: status for status in statuses})])
+    channels = [FakeChannel(0, {status.name: status for status in statuses})]
+    workers = Workers(settings.paths, settings, "frontend-0")
+    client: Any = SimpleNamespace(channels=channels, workers=workers)
     services: Any = SimpleNamespace(
         settings=settings,
         store=store,

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontend.engine.interface import bytes_of
 from ipc.errors import LeaseRevoked, ProtocolError
 from ipc.memory.arena import ALIGNMENT, ArenaView, round_up
-from ipc.memory.input_arena import InputArena, InputBlock, bytes_of, view_of
+from ipc.memory.input_arena import InputArena, InputBlock, view_of
 from ipc.processes.paths import RunPaths
 from ipc.sweep import sweep, sweep_frontend
 from ipc.wire.messages import Inputs
