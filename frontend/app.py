@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import falcon
 import falcon.asgi
 
 from frontend.arbiter import configuration
+from frontend.assembly import Backend, local
 from frontend.http.bodies import CALLBACK_KEY, noting
 from frontend.http.listeners import SEND_KEY, Listeners, normalize, refuse
 from frontend.lifespan import Lifespan
@@ -88,13 +90,13 @@ async def _unread() -> dict[str, Any]:
     return {"type": "http.request", "body": b"", "more_body": True}
 
 
-def create(config: Settings | None = None) -> Application:
-    """The application for `config` (the one that the arbiter accepted when None)."""
+def create(config: Settings | None = None, behind: Callable[[Services], Backend] = local) -> Application:
+    """The application for `config` (that of the arbiter when None), over the engine that `behind` makes."""
     chosen = configuration.current() if config is None else configuration.read(config)
     services = Services(chosen.settings, chosen.catalog, chosen.access, chosen.restrictions)
     known = protocols(chosen.settings.server.compatible)
     middleware: list[Any] = [
-        Lifespan(services),
+        Lifespan(services, behind),
         RequestMiddleware(services, known),
         *access_middleware(services),
         DeadlineMiddleware(services),

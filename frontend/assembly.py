@@ -62,7 +62,7 @@ def local(services: Services) -> Backend:
 
 
 def assemble(
-    services: Services, families: FrontendMetrics, behind: Callable[[Services], Backend] = local
+    services: Services, families: FrontendMetrics, behind: Callable[[Services], Backend]
 ) -> Callable[[], Awaitable[None]]:
     """Fill in the services, on the event loop; returns the function that says goodbye to what is `behind`."""
     settings, name = services.settings, f"frontend-{services.slot}"

@@ -108,8 +108,9 @@ class Watch:
 class Lifespan:
     """Falcon's lifespan hooks of one frontend."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, services: Services, behind: Callable[[Services], assembly.Backend]) -> None:
+        """`behind` makes the engine of the frontend."""
+        self._services, self._behind = services, behind
         self._lock: SlotLock | None = None
         self._leave: Callable[[], Awaitable[None]] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -132,7 +133,7 @@ class Lifespan:
         self._metrics.touch_keys(entry.name for entry in services.access.entries)
         services.access.meter.use_row(services.slot)
         self._metrics.tally.follow(asyncio.get_running_loop())
-        self._leave = assembly.assemble(services, self._metrics)
+        self._leave = assembly.assemble(services, self._metrics, self._behind)
         await services.extensions.control.begin()
         self._grpc = await _start_grpc(services)
         watch = Watch(services, self._metrics)

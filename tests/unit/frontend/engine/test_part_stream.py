@@ -29,7 +29,7 @@ ID = 5
 class Worker:
     """Plays a channel and the worker behind it, with a real arena."""
 
-    slot, uuid = 0, "cpu"
+    worker, uuid = "worker-0", "cpu"
 
     def __init__(self, root: Path) -> None:
         self.arena = Arena(root / "arena", BLOCKS_OFFSET + (1 << 20), EPOCH)
