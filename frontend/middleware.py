@@ -7,8 +7,8 @@ Leave for pages of other sites to use the API (Cross-Origin Resource Sharing, th
 1. A browser asks before it sends JSON or a key to another site: a preflight. The preflight carries no key, so the gate
    lets a preflight in, and this middleware answers without the route.
 2. An answer names the origin that may read the answer, also when the answer is an error.
-3. `server.cors_origins` says which origins have leave; without any, nothing is sent. Only the paths below have leave:
-   those of the tensor protocols, of the metrics and of the live page are none of a page's business.
+3. `server.cors_origins` says which origins have leave: without keys pages of this machine only (docs/adr/0070). Other
+   pages are sent nothing. Paths of the tensor protocols, of the metrics and of the live page never have leave.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import falcon
 import orjson
 from falcon.asgi import Request, Response, WebSocket
 
-from frontend.access.gate import Decision, Grant, decision_of
+from frontend.access.gate import Decision, Grant, decision_of, is_loopback
 from frontend.http import listeners, tracebacks
 from frontend.http.listeners import deny
 from frontend.http_counting import NO_MODEL, RECORD_KEY, HttpRecord
@@ -44,17 +45,20 @@ REQUEST_HEADERS = (
 )
 _OF_SDKS = ("x-stainless-", "anthropic-", "openai-")
 """Beginnings of further headers that the SDKs of OpenAI and Anthropic send from pages."""
-_PATHS = ("/v1/", "/health", "/openapi.json", "/api-doc/openapi.json")
+_OF_OLLAMA = tuple(f"/api/{name}" for name in ("chat", "generate", "embed", "tags", "ps", "show", "version"))
+_PATHS = ("/v1/", *_OF_OLLAMA, "/health", "/openapi.json", "/api-doc/openapi.json")
 _MAX_AGE_S = 600
-_ANY = "*"
+_ANY, _LOCAL, _AUTO = "*", "local", "auto"
+"""Words in place of origins: all pages, pages of this machine, and one of both by whether the server has keys."""
 
 
 class CorsMiddleware:
     """Answers preflights and marks answers. Runs after the middleware of ids and before the middleware of keys."""
 
-    def __init__(self, origins: Sequence[str]) -> None:
-        self._any = _ANY in origins
-        self._origins = frozenset(origin.lower() for origin in origins)
+    def __init__(self, origins: Sequence[str], *, has_keys: bool) -> None:
+        words = {(_ANY if has_keys else _LOCAL) if origin == _AUTO else origin.lower() for origin in origins}
+        self._any, self._local = _ANY in words, _LOCAL in words
+        self._origins = frozenset(words)
 
     async def process_request(self, req: Request, resp: Response) -> None:
         """Answer a preflight of an origin with leave."""
@@ -91,7 +95,16 @@ class CorsMiddleware:
             return ""
         if self._any:
             return _ANY
-        return origin if origin.lower() in self._origins else ""
+        return origin if origin.lower() in self._origins or (self._local and _is_local(origin)) else ""
+
+
+def _is_local(origin: str) -> bool:
+    """Whether a page of `origin` comes from the machine of its browser: by `localhost` or a loopback address."""
+    try:
+        host = urlsplit(origin).hostname or ""
+    except ValueError:
+        return False
+    return host == "localhost" or host.endswith(".localhost") or is_loopback(host)
 
 
 def _allowed_headers(req: Request) -> str:
@@ -293,4 +306,5 @@ class AccessMiddleware:
 
 def access_middleware(services: Services) -> list[Any]:
     """The middleware of access, in its order: a preflight is answered before anybody asks for a key."""
-    return [CorsMiddleware(services.settings.server.cors_origins), AccessMiddleware(services)]
+    cors = CorsMiddleware(services.settings.server.cors_origins, has_keys=services.access.closed)
+    return [cors, AccessMiddleware(services)]

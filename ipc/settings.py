@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ipc.machine import available_cores, count_gpus, memory_nbytes
-from ipc.processes.paths import RunPaths, default_cache_root, default_run_root
+from ipc.processes.paths import RunPaths, default_cache_root, default_run_root, default_state_root
 from ipc.setting_sources import PREFIX, Sources
 
 KEEP_ALIVE = "KEEP_ALIVE_INTERVAL"
@@ -62,7 +62,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Duration = Annotated[float, msgspec.Meta(ge=0)]
 
 
-Origin = Annotated[str, msgspec.Meta(pattern=r"^(\*|https?://[^\s/,]{1,255})$")]
+Origin = Annotated[str, msgspec.Meta(pattern=r"^(\*|auto|local|https?://[^\s/,]{1,255})$")]
 Compatible = Annotated[str, msgspec.Meta(pattern=r"^(tei|vllm|infinity)(:/[a-z_]{1,32})?$")]
 HostName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.*-]{1,255}$")]
 
@@ -98,7 +98,7 @@ class Server(Section, frozen=True):
     admin: bool = True
     allowed_hosts: tuple[HostName, ...] = ()
     behind_proxy: bool = False
-    cors_origins: tuple[Origin, ...] = ("*",)
+    cors_origins: tuple[Origin, ...] = ("auto",)
     request_id_header: bool = True
     metrics: bool = True
     status_origins: str = ""
@@ -370,8 +370,11 @@ class Settings(Section, frozen=True):
 
     @property
     def state_root(self) -> Path:
-        """Directory of state that survives a restart, if `run.state_dir` names a lasting directory."""
-        return Path(self.run.state_dir) if self.run.state_dir else self.paths.root / "state"
+        """Directory of what outlives a start. A run directory that `run.dir` names has the state below."""
+        if self.run.state_dir:
+            return Path(self.run.state_dir)
+        lasting = None if self.run.dir else default_state_root(self.instance)
+        return lasting or self.paths.root / "state"
 
     @property
     def findings_root(self) -> Path | None:

@@ -108,6 +108,21 @@ def default_run_root(instance: str) -> Path:
     return Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}" / instance
 
 
+def default_state_root(instance: str) -> Path | None:
+    """What outlives a start: `$STATE_DIRECTORY` of systemd, else `penstock` in the user's state, `~/.local/state`.
+
+    None where this user can have no such directory.
+    """
+    given = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    try:
+        base = Path(given or os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
+    except RuntimeError:
+        return None
+    root = (base if given else base / "penstock") / instance
+    existing = next((path for path in (root, *root.parents) if path.exists()), root)
+    return root if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK) else None
+
+
 def default_cache_root() -> Path:
     """What may be removed at any time: `$CACHE_DIRECTORY` of systemd, else `penstock` in the user's cache."""
     given = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]

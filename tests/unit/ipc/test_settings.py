@@ -225,3 +225,28 @@ def test_grpc_that_is_off_needs_no_address() -> None:
 )
 def test_the_instance_follows_from_the_address(bind: str, instance: str) -> None:
     assert settings.Settings(server=settings.Server(bind=bind)).instance == instance
+
+
+def test_state_lasts_unless_the_run_directory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def root(**names: str) -> Path:
+        return settings.load(
+            None, {name.replace("__", "."): value for name, value in names.items()}, {}
+        ).state_root
+
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert root() == tmp_path / "state/penstock/8080"
+    assert root(server__bind="127.0.0.1:9000") == tmp_path / "state/penstock/9000"
+    assert root(run__dir=str(tmp_path / "run")) == tmp_path / "run/state"
+    assert root(run__dir=str(tmp_path / "run"), run__state_dir="/var/lib/x") == Path("/var/lib/x")
+    monkeypatch.setenv("STATE_DIRECTORY", f"{tmp_path / 'unit'}:/other")
+    assert root() == tmp_path / "unit/8080"
+    monkeypatch.delenv("STATE_DIRECTORY")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert root() == tmp_path / "home/.local/state/penstock/8080"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    assert root() == settings.load(None, {}, {}).paths.root / "state"

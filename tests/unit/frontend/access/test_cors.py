@@ -83,6 +83,31 @@ def test_a_preflight_needs_no_key_and_any_other_request_does() -> None:
         )
 
 
+def test_without_keys_only_pages_of_this_machine_have_leave(tmp_path: Path) -> None:
+    asked = RecordedServer(tmp_path).client
+    for origin in ("http://localhost:3000", "https://app.localhost", "http://127.0.0.1", "http://[::1]:80"):
+        for path in (PATH, "/api/chat", "/api/embeddings"):
+            assert preflight(asked, origin, path).headers["access-control-allow-origin"] == origin
+    others = (ORIGIN, "null", "file://", "http://localhost.evil.example", "http://evil.example/localhost")
+    for origin in (*others, "http://127.0.0.1.evil.example", "http://[::1", "http://192.168.1.5"):
+        answer = preflight(asked, origin)
+        assert not [name for name in answer.headers if name.startswith("access-control-")], origin
+    assert "access-control-allow-origin" not in preflight(asked, "http://localhost", "/api/status").headers
+
+
+def test_with_keys_every_page_has_leave_to_send_a_key(tmp_path: Path) -> None:
+    gate = Gate((KeyEntry("k", hashed(fresh())),))
+    answer = preflight(RecordedServer(tmp_path, gate).client)
+    assert answer.headers["access-control-allow-origin"] == "*"
+
+
+def test_local_stands_beside_origins(tmp_path: Path) -> None:
+    asked = client(tmp_path, "local", ORIGIN)
+    for origin in (ORIGIN, "http://localhost:3000"):
+        assert preflight(asked, origin).headers["access-control-allow-origin"] == origin
+    assert "access-control-allow-origin" not in preflight(asked, "https://other.example").headers
+
+
 def test_answers_lack_the_request_id_when_it_is_switched_off(tmp_path: Path) -> None:
     answer = client(tmp_path, server__request_id_header="false").simulate_get(PATH)
     assert "x-request-id" not in answer.headers and "x-trace-id" in answer.headers
