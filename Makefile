@@ -29,6 +29,9 @@ PYTEST = $(BIN)/python -m pytest -q -rs
 # files come first and the many short files last, so that all end together.
 SPREAD = -n 4 --dist loadgroup --no-loadscope-reorder
 PARTS = tests/fault tests/process tests/fuzz tests/conformance tests/unit
+# Unit tests that load and run models, or install packages, which `make test-fast` leaves out.
+SLOW = $(addprefix tests/unit/,workers/adapters workers/generation workers/loading penstock/own_models penstock/verification \
+	tools/test_import_rule.py tools/test_package_index.py)
 # Tests whose servers compute with real models, which `make test-gpu` repeats on the device.
 ON_DEVICE = $(addprefix tests/conformance/test_,kserve_http.py ocr_models.py qwen3_vl.py score_families.py sie_extract_families.py \
 	sie_families_encode.py sie_images.py sie_visual_families.py) tests/process/test_chat_server.py
@@ -37,7 +40,7 @@ NONE_IS_FINE = || [ $$? -eq 5 ]
 HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-chat test test-long test-fault test-fuzz test-real test-gpu check walk bench bench-gpu sweep dist test-image format docs pictures protos clean
+.PHONY: help run run-chat test test-fast test-long test-fault test-fuzz test-real test-gpu check walk bench bench-gpu sweep dist test-image format docs pictures protos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +57,10 @@ run-chat: $(STAMP)run ## start the server with a small chat model on 127.0.0.1:P
 
 test: $(STAMP)dev ## run the default test suite (no GPU, no hub, a few minutes)
 	$(PYTEST) $(SPREAD) $(PARTS) $(ARGS) $(NONE_IS_FINE)
+
+test-fast: $(STAMP)dev ## run the unit tests that run no model, with few drawn examples (a minute; starts no server)
+	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder --hypothesis-profile=fast $(addprefix --ignore=,$(SLOW)) tests/unit \
+	$(ARGS) $(NONE_IS_FINE)
 
 test-long: $(STAMP)dev ## run the tests that take long, which the default suite leaves out
 	$(BIN)/python -m pytest -q -m long --timeout=600 tests $(ARGS)

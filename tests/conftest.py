@@ -5,7 +5,7 @@
 2. One torch thread each: several test processes and their servers share the cores, and teams of threads that share a
    core wait for each other.
 3. Hypothesis draws the same examples in every run and does not look at the clock, so that neither luck nor a busy
-   machine decides. The tests marked `fuzz` choose for themselves.
+   machine decides. The tests marked `fuzz` choose for themselves. The profile `fast` draws fewer (`make test-fast`).
 4. Imports of the tests' modules happen without the garbage collector, which took a third of the time of collecting.
    What is alive at the end of a file is left out of later collections, which else cost up to a second each.
 5. `--dist loadgroup` gives a process whole files. All tests of a shared server go to one process, so that the server
@@ -34,6 +34,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 settings.register_profile(
     "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("fast", settings.get_profile("steady"), max_examples=20)
 settings.load_profile("steady")
 
 SHARED_SERVERS = (
