@@ -136,7 +136,10 @@ def not_offered(kind: str, feature: str, field: str) -> InvalidField:
 
 
 def tool_use(functions: Sequence[Function], choice: Choice, parallel: bool | None) -> ToolUse | None:
-    """The functions of a request as workers take them; None without functions. Raises `InvalidField`."""
+    """The functions of a request as workers take them. Raises `InvalidField`.
+
+    None without functions, and with a choice of `none`: a model that reads functions writes calls, which would be text.
+    """
     names = [function.name for function in functions]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -147,6 +150,8 @@ def tool_use(functions: Sequence[Function], choice: Choice, parallel: bool | Non
     nbytes = len(orjson.dumps(definitions))
     if nbytes > MAX_FUNCTIONS_NBYTES:
         raise InvalidField("tools", f"{nbytes} bytes of functions, the limit is {MAX_FUNCTIONS_NBYTES}")
+    if choice.mode == "none":
+        return None
     strict = [function.name for function in functions if function.strict]
     return ToolUse(definitions, choice.mode, choice.name, list(choice.allowed), strict, parallel is not False)
 

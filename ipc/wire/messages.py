@@ -213,10 +213,10 @@ class Grammar(Wire, frozen=True):
 
 
 class ToolUse(Wire, frozen=True):
-    """The functions that the model may call.
+    """The functions that the model may call. A request whose choice is "none" has none of them.
 
     `functions` have the nested OpenAI form, `{"type": "function", "function": {"name", "description", "parameters"}}`.
-    `choice` is "auto", "none", "required" or "named"; "named" forces `name`. `allowed` restricts the functions that may
+    `choice` is "auto", "required" or "named"; "named" forces `name`. `allowed` restricts the functions that may
     be called (empty: all). `strict` names the functions whose arguments must match their schema. Without `parallel` the
     model makes one call at most, and so with "named".
     """
@@ -236,7 +236,7 @@ class ToolUse(Wire, frozen=True):
     @property
     def restricts(self) -> bool:
         """Whether a grammar must hold the answer to something: a call, certain functions, or strict arguments."""
-        return self.choice != "none" and (self.is_forced or bool(self.strict) or bool(self.allowed))
+        return self.is_forced or bool(self.strict) or bool(self.allowed)
 
     @property
     def is_forced(self) -> bool:

@@ -30,7 +30,7 @@ from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler, check_bias
 from workers.generation.templates import ChatTemplate, Prompt
 from workers.generation.text import ChoiceOutput, Vocabulary
-from workers.generation.tool_texts import NONE, SYSTEM_TEXT, TEMPLATE, Telling
+from workers.generation.tool_texts import NONE, SYSTEM_TEXT, TEMPLATE
 
 log = logging.getLogger(__name__)
 
@@ -172,10 +172,7 @@ class CausalAdapter(Adapter):
         """Token ids and text of the prompt."""
         if call.messages is not None:
             functions = call.tools.functions if call.tools is not None else None
-            telling = None
-            if (wrapper := self._answers.wrapper) is not None:
-                telling = Telling(wrapper, call.tools is not None and call.tools.choice != "none")
-            return self._template.prompt(call.messages, functions, call.variables, telling)
+            return self._template.prompt(call.messages, functions, call.variables, self._answers.wrapper)
         if call.ids is not None:
             for place, token in enumerate(call.ids):
                 if not 0 <= token < self._vocabulary_size:

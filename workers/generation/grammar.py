@@ -240,7 +240,7 @@ class Grammars:
 def _tools_of(call: GenerateCall) -> ToolUse | None:
     """The functions that an answer may call; None without any."""
     tools = call.tools if call.splits else None
-    return tools if tools is not None and tools.functions and tools.choice != "none" else None
+    return tools if tools is not None and tools.functions else None
 
 
 def _field_of(call: GenerateCall) -> str:

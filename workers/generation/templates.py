@@ -26,9 +26,10 @@ import jinja2
 
 from ipc.errors import InputTooLong, InvalidInput
 from workers.generation import continuing, tool_texts
+from workers.generation.formats.wrappers import Wrapper
 from workers.generation.sandbox import MAX_CHARACTERS, Sandbox, TemplateOverrun
 from workers.generation.template_forms import TemplateForms
-from workers.generation.tool_texts import Shown, Telling
+from workers.generation.tool_texts import Shown
 
 MAX_INPUT = MAX_CHARACTERS // 16
 """Characters of all strings of a request together."""
@@ -108,11 +109,11 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
-        telling: Telling | None = None,
+        wrapper: Wrapper | None = None,
     ) -> Prompt:
         """The prompt of a conversation, ready for the model's answer, unless `variables` say otherwise.
 
-        What the template does not show of tools becomes text by `telling`, if that is there.
+        What the template does not show of tools becomes text by `wrapper`, if that is there.
         Raises `InvalidInput` with the words of a template that refuses the messages, and `InputTooLong`.
         """
         _check_size([messages, tools, dict(variables or {})])
@@ -125,8 +126,8 @@ class ChatTemplate:
             said, marked[-1] = messages[-1].get("content"), continuing.marked(marked[-1])
         name = self._chosen(bool(tools))
         forms, functions = self._forms[name], self._control.mark(tools)
-        if telling is not None:
-            marked, functions = tool_texts.told(marked, functions, forms.shows, forms.has_system, telling)
+        if wrapper is not None:
+            marked, functions = tool_texts.told(marked, functions, forms.shows, forms.has_system, wrapper)
         text = _unescaped(self._rendered(name, marked, functions, others))
         if said is not None:
             text = self._unfinished(text, name)

@@ -48,13 +48,6 @@ class Shown(NamedTuple):
     results: bool
 
 
-class Telling(NamedTuple):
-    """How the model writes calls, and whether the request lets the model call functions."""
-
-    wrapper: Wrapper
-    invites: bool = True
-
-
 def shown(render: Render, has_results: bool) -> Shown:
     """What a template shows; `has_results`: the template takes messages of tools."""
     tools = {"tools": [PROBE]}
@@ -76,20 +69,18 @@ def told(
     tools: Sequence[Mapping[str, Any]] | None,
     shows: Shown,
     has_system: bool,
-    telling: Telling,
+    wrapper: Wrapper,
 ) -> tuple[list[dict[str, Any]], Sequence[Mapping[str, Any]] | None]:
     """(messages, functions) for a template: what the template would not show of them has become text.
 
-    `has_system`: the template takes system messages.
+    `has_system`: the template takes system messages. `wrapper` is how the model writes calls.
     """
-    given = list(messages) if shows.calls else [_with_calls(message, telling.wrapper) for message in messages]
+    given = list(messages) if shows.calls else [_with_calls(message, wrapper) for message in messages]
     if not shows.results:
         given = _with_results(given)
     if shows.functions or not tools:
         return given, tools
-    if telling.invites:
-        given = _with_text(given, _system_text(tools, shows, telling.wrapper), has_system)
-    return given, None
+    return _with_text(given, _system_text(tools, shows, wrapper), has_system), None
 
 
 def _with_text(messages: list[dict[str, Any]], text: str, has_system: bool) -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ class Format(NamedTuple):
         """
         if not splits:
             return PlainParser()
-        calls = tools is not None and tools.choice != "none" and bool(tools.functions)
+        calls = tools is not None and bool(tools.functions)
         schemas = schemas_of(tools) if calls else {}
         if self.template is not None and not held:
             functions = tools.functions if tools is not None and calls else []

@@ -270,6 +270,14 @@ def test_a_thousand_functions_and_repeated_names_are_refused() -> None:
         tools.tool_use(tools.functions_of([_FLAT, _FLAT]), tools.Choice(), None)
 
 
+def test_the_choice_of_none_shows_the_model_no_functions_after_they_were_checked() -> None:
+    functions = tools.functions_of([_FLAT])
+    assert tools.tool_use(functions, tools.Choice("none"), None) is None
+    assert tools.tool_use(functions, tools.Choice("auto"), None) is not None
+    with pytest.raises(errors.InvalidField, match="declared twice"):
+        tools.tool_use([*functions, *functions], tools.Choice("none"), None)
+
+
 def test_functions_of_many_bytes_are_refused() -> None:
     large = {"type": "function", "name": "f", "parameters": {"enum": ["x" * 1000] * 1100}}
     with pytest.raises(errors.InvalidField, match=r"tools: .* bytes of functions"):

@@ -364,19 +364,15 @@ def test_ids_of_harmonys_calls_begin_as_those_of_openai(name: str, text: str, be
     assert calls and {call.prefix for call in calls} == {begin}
 
 
-@pytest.mark.parametrize("choice", [None, "none"])
 @pytest.mark.parametrize(("name", "answer", "expected"), CASES)
-def test_without_tools_calls_stay_text(
-    name: str, answer: str, expected: list[tuple[int, str]], choice: str | None
-) -> None:
-    tools = ToolUse(functions=TOOLS.functions, choice=choice) if choice else None
-    parsed = _parsed(FORMATS[name].parser("", tools), list(answer))
+def test_without_tools_calls_stay_text(name: str, answer: str, expected: list[tuple[int, str]]) -> None:
+    parsed = _parsed(FORMATS[name].parser("", None), list(answer))
     assert not any(kind == CALLED for kind, _ in parsed)
     for kind, _ in expected:
         if kind == CALLED and name not in ("template", "harmony"):
             said = "".join(text for kind, text in parsed if kind == TEXT)
             assert answer.endswith(said) and "".join(said.split())
-    plain = _parsed(FORMATS[name].parser("", tools, splits=False), list(answer))
+    plain = _parsed(FORMATS[name].parser("", None, splits=False), list(answer))
     assert plain == [(TEXT, answer)]
 
 

@@ -75,7 +75,6 @@ def test_long_is_what_is_over_a_chunk_alone() -> None:
         (ToolUse([], choice="required"), True),
         (ToolUse([], choice="named", name="f"), True),
         (ToolUse([], strict=["f"]), True),
-        (ToolUse([], choice="none", strict=["f"]), False),
         (ToolUse([], allowed=["f"]), True),
     ],
 )

@@ -155,6 +155,14 @@ def test_a_call_reaches_the_client_with_its_arguments(server: Server) -> None:
     assert (used.choice, used.strict, used.parallel) == ("required", ["f"], False)
 
 
+def test_the_choice_of_none_reaches_the_model_without_functions(server: Server) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert server.chat(tools=tools, tool_choice="none").status_code == 200
+    answer = server.post("/v1/responses", {"input": "hi", "tools": tools, "tool_choice": "none"})
+    assert (answer.status_code, answer.json["tool_choice"], answer.json["tools"]) == (200, "none", tools)
+    assert [call.tools for call in server.engine.calls] == [None, None]
+
+
 _TWICE = {"id": "c", "function": {"name": "f", "arguments": "{}", "parameters": {}}}
 _BAD_CHAT: list[tuple[Any, int, str | None]] = [
     (b"{", 400, None),
