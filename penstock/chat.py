@@ -208,6 +208,7 @@ class Server:
             if response.status != http.client.OK:
                 raise NoAnswer(
                     target.message_of(response.read())
+                    or target.redirection(response.status, response.getheader("Location"))
                     or f"{response.status} {terminal.one_line(response.reason)}"
                 )
             yield response

@@ -99,6 +99,12 @@ def url_of(options: argparse.Namespace, config: Settings) -> str:
 
 
 def _checked(url: str) -> str:
+    """The address. No message shows an address that may hold a password."""
+    if "@" in url:
+        raise ConfigError(
+            "--url: no user, no password and no @ may stand in the address: name the server with "
+            f"--url http://HOST:PORT, and give the API key in {KEY_VARIABLE} or with --key-file"
+        )
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -139,6 +145,17 @@ def message_of(body: bytes) -> str:
     except (msgspec.DecodeError, ValueError, AttributeError, KeyError, RecursionError):
         return ""
     return terminal.one_line(text) if isinstance(text, str) else ""
+
+
+def redirection(status: int, location: str | None) -> str:
+    """An answer that names another address, in one line; "" for any other answer. A password there is not shown."""
+    if status // 100 != 3 or not location:
+        return ""
+    scheme, slashes, rest = location.rpartition("://")
+    where = scheme + slashes + rest.rpartition("@")[2]
+    return (
+        f"{status}: the server sends requests on to {terminal.one_line(where)}; name that address with --url"
+    )
 
 
 def refusal(status: int, body: bytes) -> str:

@@ -99,6 +99,8 @@ _COMMANDS = {
     "chat": ["chat"],
     "layout": ["layout", "m"],
 }
+_LOOKING = {"status": ["status"], "ps": ["ps"], "sweep": ["sweep"]}
+"""Commands that look at processes of this machine, which ask no server over HTTP."""
 
 
 @contextmanager
@@ -161,7 +163,45 @@ def pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def _run(command: str, url: str, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
-    return main([*_COMMANDS[command], "--url", url])
+    return main([*(_COMMANDS | _LOOKING)[command], "--url", url])
+
+
+@pytest.mark.parametrize("command", _COMMANDS | _LOOKING)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:geheim@127.0.0.1:9",
+        "http://user:geheim@127.0.0.1:99999",
+        "http://user:geheim/x@127.0.0.1:9",
+        "http://geheim@/",
+        "user:geheim@host",
+    ],
+)
+def test_a_password_in_an_address_is_refused_and_never_shown(
+    command: str, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(command, url, monkeypatch) == 3
+    told = capsys.readouterr()
+    assert "no password" in told.err and "--key-file" in told.err
+    assert "geheim" not in told.err + told.out
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("https://other.example/v1", "https://other.example/v1"),
+        ("https://user:geheim@other.example/v1", "https://other.example/v1"),
+        ("/else\x1b[2J", "/else"),
+    ],
+)
+def test_chat_names_the_address_that_a_server_sends_requests_on_to(
+    location: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(_answer(b"", "308 Permanent Redirect", more=f"Location: {location}\r\n")) as url:
+        assert _run("chat", url, monkeypatch) == 1
+    told = capsys.readouterr().err
+    assert f"308: the server sends requests on to {shown}" in told
+    assert "geheim" not in told and "\x1b" not in told
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
