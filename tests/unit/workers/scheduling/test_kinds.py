@@ -21,6 +21,7 @@ from tests.fakes.jobs import adapter, make_job
 from tests.fakes.pipeline import Placed, placing
 from workers.adapters.base import Prepared
 from workers.device import stepping
+from workers.device.oom import Eviction
 from workers.device.stepping import UNKNOWN_S
 from workers.scheduling.intake import Reason, WaitingLine
 from workers.scheduling.job import Batch, Job, Piece
@@ -130,6 +131,33 @@ def test_a_failed_batch_runs_again_in_halves_unless_its_model_keeps_state(
         assert ran == 16 * states.count("done") and pipeline.queue.admitted == 0
         assert [number for number, _ in told] == [at for at, state in enumerate(states) if state == "failed"]
         assert {error.code for _, error in told} == {"INFERENCE_ERROR"}
+
+
+class Crowded(Failing):
+    """Has no memory for more than `most` texts at a time."""
+
+    most = 0
+
+    def encode(self, batch: Any, outputs: frozenset[str]) -> Any:
+        if len(batch) > self.most:
+            raise torch.OutOfMemoryError("no memory")
+        return super().encode(batch, outputs)
+
+
+@pytest.mark.parametrize(("texts", "most", "shrinks"), [(["a"], 0, False), (["a", "b"], 1, True)])
+def test_an_item_that_never_fits_leaves_the_budget_of_batches_as_it_was(
+    texts: list[str], most: int, shrinks: bool, tmp_path: Path
+) -> None:
+    with placing(tmp_path, Settings(), 1 << 20, post=lambda work, wake=True: work()) as pipeline:
+        strategy, model = pipeline.kinds.one_shot, Crowded()
+        strategy.eviction = Eviction(lambda model, wait_s: False)
+        model.most = most
+        batch, jobs = batch_of(pipeline, strategy, model, *texts)
+        before = strategy.budgets.tokens_of(jobs[0].model)
+        strategy.run(batch)
+        pipeline.jobs.unclaim_pieces(batch.pieces)
+        assert [job.state for job in jobs] == ["done" if most else "failed"] * len(texts)
+        assert (strategy.budgets.tokens_of(jobs[0].model) < before) is shrinks
 
 
 class Timed(Failing):
