@@ -11,6 +11,7 @@ What could be several families is refused with the fields of a catalog entry tha
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from penstock.own_models.files import CannotTell, ModelFiles, number_of, shown, undecided
@@ -41,6 +42,22 @@ _ENDINGS = {
     "ForObjectDetection": "detection",
 }
 """Families of classes by the end of their names."""
+_UNSERVED = {
+    "Whisper": "a model of speech, which no family here runs. Exported to ONNX, encoder and decoder are served as "
+    "programs of named tensors (docs/repository.md)",
+    "T5": "a model that turns a text into a text, which no family here runs. Exported to ONNX, encoder and decoder are "
+    "served as programs of named tensors (docs/repository.md); an encoder alone (T5EncoderModel) gives vectors",
+}
+_UNSERVED |= {
+    "MT5": _UNSERVED["T5"],
+    "UMT5": _UNSERVED["T5"],
+    "Bart": _UNSERVED["T5"],
+    "MBart": _UNSERVED["T5"],
+}
+_UNSERVED |= {"Marian": _UNSERVED["T5"], "Pegasus": _UNSERVED["T5"], "M2M100": _UNSERVED["T5"]}
+"""What to tell of classes `...ForConditionalGeneration`, and of Marian's, by the begin of their names."""
+_PACKED = ("awq", "gptq")
+"""Ways to pack weights that need kernels which no family here has."""
 _MOST_LABELS = 100_000
 _GLINER2_TYPE = "extractor"
 
@@ -59,9 +76,15 @@ def choose(files: ModelFiles) -> Choice:
     if _model_type(files.object("config.json")) == _GLINER2_TYPE:
         return _gliner2(files.object("config.json"))
     _refuse_vision_language(files)
+    _refuse_packed(files)
     found = _by_modules(files) or _by_architecture(files)
     if found is not None:
         return found
+    if "model.bin" in files.names and any("vocabulary." in name for name in files.names):
+        raise CannotTell(
+            "model.bin and vocabulary: a model in the form of CTranslate2, which is not read. Name the model in "
+            "safetensors from which the model was converted"
+        )
     if "adapter_config.json" in files.names:
         base = shown(files.object("adapter_config.json").get("base_model_name_or_path") or "another model")
         raise CannotTell(
@@ -89,6 +112,17 @@ def _refuse_vision_language(files: ModelFiles) -> None:
         raise undecided(
             f"config.json: architectures {shown(stated[0])}: the class embeds or ranks",
             "adapter: qwen3_vl_embedding, or adapter: qwen3_vl_reranker",
+        )
+
+
+def _refuse_packed(files: ModelFiles) -> None:
+    """Raise `CannotTell` for weights in the packed integers of AWQ or GPTQ."""
+    stated = files.object("config.json").get("quantization_config")
+    method = stated.get("quant_method") if isinstance(stated, dict) else None
+    if method in _PACKED:
+        raise CannotTell(
+            f"config.json: quantization_config.quant_method {method}: packed integers of {str(method).upper()} are not "
+            "read. Name the model that was quantised, or the same model in GGUF"
         )
 
 
@@ -126,6 +160,9 @@ def _by_architecture(files: ModelFiles) -> Choice | None:
         return None
     name = stated[0]
     where = f"config.json: architectures {shown(name)}"
+    base = re.match(r"([A-Za-z0-9]+?)(ForConditionalGeneration|MTModel)$", name)
+    if base is not None and base[1] in _UNSERVED:
+        raise CannotTell(f"{where}: {_UNSERVED[base[1]]}")
     family = _ARCHITECTURES.get(name)
     family = family or next((f for ending, f in _ENDINGS.items() if name.endswith(ending)), None)
     if family is None and name.endswith("ForSequenceClassification"):

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -31,6 +32,8 @@ OWN_ENTRY = "penstock.yaml"
 _PATH = re.compile(r"^(\.{0,2}/|~)|^\.{1,2}$")
 _REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
 _MOST_ENTRY_BYTES = 64 << 10
+_PROGRAMS = {".onnx": "model.onnx", ".pt2": "model.pt2"}
+"""Endings of programs, and the names of their files in a repository."""
 _WEIGHTS = (".safetensors", ".bin")
 _VOCABULARIES = ("tokeniz*", "*vocab*", "*.model", "*.tiktoken", "*.spm", "tekken*")
 """Patterns of the names of files, one of which a tokenizer has."""
@@ -82,12 +85,9 @@ def find(name: str, alias: str = "", stated: Mapping[str, Any] | None = None) ->
         return _gguf_file(name, alias, stated or {})
     place = _existing(name)
     if place is None and (_is_file(name) or _PATH.match(name)):
-        file = (
-            "this is a file and no GGUF; name the directory of the model"
-            if _is_file(name)
-            else "there is no such directory"
+        raise CannotTell(
+            f"{name[:200]}: {_file_told(name) if _is_file(name) else 'there is no such directory'}"
         )
-        raise CannotTell(f"{name[:200]}: {file}")
     if place is not None:
         # NOTE: a link gives the id of a model, and may lead elsewhere at the next load.
         root = place.resolve() if ".." in place.parts else place.absolute()
@@ -115,6 +115,24 @@ def _is_file(name: str) -> bool:
         return Path(name).expanduser().is_file()
     except (OSError, RuntimeError):
         return False
+
+
+def _file_told(name: str) -> str:
+    """What to do with a file that is no GGUF."""
+    suffix = Path(name).suffix.lower()
+    if suffix not in _PROGRAMS:
+        return "this is a file and no GGUF; name the directory of the model"
+    return f"this is a program, {_as_program(Path(name).stem, name, suffix)}"
+
+
+def _as_program(model: str, file: str, suffix: str) -> str:
+    """How a file of a program is served. A name that a shell would read in another way stands in quotes."""
+    place = f"programs/{model}/1"
+    return (
+        f"which is served from a repository of programs (docs/repository.md): mkdir -p {shlex.quote(place)}, cp "
+        f"{shlex.quote(file)} {shlex.quote(f'{place}/{_PROGRAMS[suffix]}')}, penstock serve --set "
+        f"repository.dirs=programs"
+    )
 
 
 def _directory(name: str, root: Path, alias: str, stated: Mapping[str, Any]) -> Own:
@@ -247,6 +265,14 @@ def _has_weights(files: ModelFiles) -> bool:
 def _described(files: ModelFiles, stated: Mapping[str, Any]) -> Description:
     """The description of a model in safetensors or pickled weights. Raises `CannotTell`."""
     if not _has_weights(files):
+        programs = sorted(name for name in files.names if name.lower().endswith(".onnx"))
+        if programs:
+            found = files.root / programs[0]
+            file = str(found) if found.exists() else programs[0]
+            more = f" ({len(programs)} of them)" if len(programs) > 1 else ""
+            raise CannotTell(
+                f"the weights are a program{more}, {_as_program(files.root.name, file, '.onnx')}"
+            )
         raise CannotTell("there are no weights: neither *.safetensors nor pytorch_model*.bin nor *.gguf")
     description = describe(files, stated)
     _refuse_without_tokenizer(description)

@@ -85,11 +85,14 @@ class AnswerGrammar:
         self._rules: list[str] = []
 
     def forced(self, calls: Calls, budget: Budget) -> str:
-        """The grammar of an answer that calls a function at its end."""
+        """The grammar of an answer that calls a function at its end.
+
+        A model without reasoning calls at once: such models are often small, and talk as long as the grammar lets them.
+        """
         reasoning = self._reasoning(budget.reasoning)
         if self._form.name == "harmony":
             return self._whole(f"{reasoning} {self._preamble(budget.talk)} {self._calls(calls)}")
-        if not calls.wrapper.mark:
+        if not calls.wrapper.mark or self._form.reasoning is None:
             return self._whole(f"{reasoning} {self._calls(calls)}")
         return self._whole(f"{reasoning} {self._calls(calls, self._until(calls.wrapper.mark, budget.talk))}")
 

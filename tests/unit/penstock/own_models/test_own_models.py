@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -244,7 +245,14 @@ def test_bge_m3_is_known_by_its_heads(tmp_path: Path) -> None:
         ({}, "there is no config.json with `architectures`"),
         ({"config": BERT}, "State adapter: dense with loadtime.pooling"),
         ({"config": architecture("BertForMaskedLM")}, "State adapter: splade, or adapter: dense with"),
-        ({"config": architecture("WhisperForConditionalGeneration")}, "no family here runs this class"),
+        (
+            {"config": architecture("LlamaForCausalLM") | {"quantization_config": {"quant_method": "awq"}}},
+            "quantization_config.quant_method awq: packed integers of AWQ are not read",
+        ),
+        ({"config": architecture("BlipForConditionalGeneration")}, "no family here runs this class"),
+        ({"config": architecture("WhisperForConditionalGeneration")}, "a model of speech, which no family here runs"),
+        ({"config": architecture("T5ForConditionalGeneration")}, "an encoder alone (T5EncoderModel) gives vectors"),
+        ({"config": architecture("MarianMTModel")}, "turns a text into a text, which no family here runs"),
         ({"modules": modules("StaticEmbedding"), "config": BERT}, "no family here runs these modules"),
         ({"modules": modules("Transformer", "LogitScore")}, "State adapter: qwen3_reranker with"),
         ({"modules": [{"type": "other.Pooling", "path": ""}]}, "unsupported module 'other.Pooling'"),
@@ -538,6 +546,33 @@ def test_a_name_that_means_nothing_is_refused(
     config = load(None, run, environ={})
     with pytest.raises(Exception, match=re.escape(why)):
         entries.resolve(config)
+
+
+def test_programs_and_models_of_other_engines_are_refused_with_what_serves_them(tmp_path: Path) -> None:
+    for file, ending in (("a model.onnx", "onnx"), ("add.pt2", "pt2")):
+        (tmp_path / file).touch()
+        stem = Path(file).stem
+        place = shlex.quote(f"programs/{stem}/1")
+        copied = shlex.quote(f"programs/{stem}/1/model.{ending}")
+        with pytest.raises(CannotTell) as refused:
+            find(str(tmp_path / file))
+        assert "served from a repository of programs (docs/repository.md)" in refused.value.message
+        assert (
+            f"mkdir -p {place}, cp {shlex.quote(str(tmp_path / file))} {copied}, penstock serve --set"
+            in str(refused.value.message)
+        )
+    exported = tmp_path / "exported"
+    (exported / "onnx").mkdir(parents=True)
+    (exported / "config.json").write_text(json.dumps(BERT))
+    (exported / "onnx" / "model.onnx").touch()
+    copied = f"cp {exported}/onnx/model.onnx programs/exported/1/model.onnx"
+    with pytest.raises(CannotTell, match=f"the weights are a program, .*{re.escape(copied)}"):
+        find(str(exported))
+    converted = write(tmp_path / "converted", config={"bos_token": "<s>"})
+    (converted / "model.bin").touch()
+    (converted / "vocabulary.json").write_text("[]")
+    with pytest.raises(CannotTell, match="in the form of CTranslate2, which is not read"):
+        find(str(converted))
 
 
 def test_ids_of_own_models_are_unique_and_known_models_are_not_read(tmp_path: Path) -> None:

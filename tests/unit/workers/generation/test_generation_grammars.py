@@ -178,6 +178,18 @@ def test_calls_are_right_in_every_format(known: Any, kind: str, tool_format: str
         _check_calls(model.answer(GenerateCall(tools=USES[use]), seed, most=3000), USES[use])
 
 
+@pytest.mark.parametrize(("kind", "talks"), [("chatml", False), ("qwen3", True)])
+def test_a_model_without_reasoning_is_forced_to_call_from_its_first_token(
+    kind: str, talks: bool, known: Any
+) -> None:
+    model = known(kind, "qwen" if kind == "chatml" else "")
+    assert (model.form.reasoning is not None) == talks
+    for use in (USES["required"], USES["named"]):
+        said = [model.answer(GenerateCall(tools=use), seed) for seed in range(3)]
+        assert all(answer.calls for answer in said)
+        assert any(answer.said(TEXT).strip() for answer in said) == talks
+
+
 def test_an_answer_may_have_a_grammar_and_calls(known: Any) -> None:
     said, called = 0, 0
     for kind in ("chatml", "qwen3", "deepseek", "harmony"):
