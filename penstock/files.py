@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ import msgspec
 from ipc import extras
 from ipc.catalog import ids
 from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, read_entries
+from ipc.machine import count_gpus
 from ipc.settings import Settings
 from ipc.wire.messages import ModelStatus
 from penstock import terminal
@@ -79,11 +82,16 @@ def nbytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-_HEAD = ("MODEL", "FAMILY", "INPUTS", "OUTPUTS", "DIMS", "LENGTH", "SERVED", "ON DISK")
+_HEAD = ("MODEL", "OUTPUTS", "DIMS", "LENGTH", "SERVED", "DISK", "MEMORY")
+_PARAMETERS = re.compile(r"([\d.]+) ([MB]) parameters")
+_SCALES = {"M": 1e6, "B": 1e9}
+_SHORTEST, _OUTPUTS_CUT = 20, 14
+"""Characters of names and of lists of outputs that a narrow terminal keeps."""
 
 
-def summary(entry: ModelEntry, served: bool) -> dict[str, Any]:
-    """One model as a row of the list."""
+def summary(entry: ModelEntry, config: Settings) -> dict[str, Any]:
+    """One model as a row of the list; sizes in bytes, None where nothing is known."""
+    directory = directory_of(entry)
     return {
         "id": entry.id,
         "family": entry.adapter,
@@ -92,9 +100,26 @@ def summary(entry: ModelEntry, served: bool) -> dict[str, Any]:
         "dims": {name: output.dims for name, output in entry.outputs.items() if output.dims},
         "max_sequence_length": entry.max_sequence_length,
         "profiles": [name for name in entry.profiles if name != "default"],
-        "served": served,
-        "on_disk": directory_of(entry) is not None,
+        "served": _is_served(entry, config),
+        "on_disk": directory is not None,
+        "disk_bytes": None if directory is None else nbytes(directory),
+        "memory_bytes": weights_nbytes(entry, config),
     }
+
+
+def weights_nbytes(entry: ModelEntry, config: Settings) -> int | None:
+    """Memory of the weights, from the number of parameters in the description; None where the text has none.
+
+    Weights have four bytes on CPU and two on a GPU, unless the entry or the settings choose the precision.
+    """
+    found = _PARAMETERS.search(entry.description)
+    if found is None:
+        return None
+    precision = entry.precision or config.worker.precision
+    if precision == "auto":
+        on_gpu = config.worker.device == "cuda" or (config.worker.device == "auto" and count_gpus() > 0)
+        precision = "bfloat16" if on_gpu else "float32"
+    return int(float(found[1]) * _SCALES[found[2]]) * (4 if precision == "float32" else 2)
 
 
 def print_list(config: Settings, options: argparse.Namespace) -> int:
@@ -107,16 +132,38 @@ def print_list(config: Settings, options: argparse.Namespace) -> int:
         print(f"penstock: no model of the family {options.family!r}; {hint}", file=sys.stderr)
         return 1
     rows = [
-        summary(entry, _is_served(entry, config))
+        summary(entry, config)
         for entry in sorted(entries.values(), key=lambda entry: (entry.adapter, entry.id.lower()))
         if options.family in (None, entry.adapter)
         if options.output is None or options.output in entry.outputs
+        if _matches(entry, options.text)
     ]
     if options.json:
         print(terminal.as_json(rows))
     else:
-        print("\n".join(terminal.table([_HEAD, *map(_cells, rows)])))
+        print("\n".join(_fitted([_HEAD, *map(_cells, rows)])))
     return 0
+
+
+def _matches(entry: ModelEntry, words: Sequence[str]) -> bool:
+    """Whether the id, a further name, the family, an output or the description has each of the words."""
+    text = " ".join((entry.id, *entry.served_names, entry.adapter, *entry.outputs, entry.description)).lower()
+    return all(word.lower() in text for word in words)
+
+
+def _fitted(rows: list[tuple[str, ...]]) -> list[str]:
+    """The lines of the table; on a terminal long names and lists of outputs lose their middle, so that a line fits."""
+    lines, width = terminal.table(rows), shutil.get_terminal_size().columns
+    if not sys.stdout.isatty() or max(map(len, lines)) <= width:
+        return lines
+    cut = [(row[0], _shortened(row[1], _OUTPUTS_CUT), *row[2:]) for row in rows]
+    room = width - max(map(len, terminal.table(cut))) + max(len(row[0]) for row in cut)
+    return terminal.table([(_shortened(row[0], max(room, _SHORTEST)), *row[1:]) for row in cut])
+
+
+def _shortened(name: str, most: int) -> str:
+    end = (most - 3) // 2
+    return name if len(name) <= most else f"{name[: most - 3 - end]}...{name[-end:]}"
 
 
 def _is_served(entry: ModelEntry, config: Settings) -> bool:
@@ -129,14 +176,17 @@ def _is_served(entry: ModelEntry, config: Settings) -> bool:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         row["id"],
-        row["family"],
-        ",".join(row["inputs"]),
-        ",".join(row["outputs"]),
-        ",".join(map(str, row["dims"].values())) or "-",
+        "+".join(row["outputs"]).replace("multivector", "multi"),
+        str(next(iter(row["dims"].values()), "-")),
         str(row["max_sequence_length"] or "-"),
         "yes" if row["served"] else "no",
-        "yes" if row["on_disk"] else "no",
+        _size(row["disk_bytes"]),
+        _size(row["memory_bytes"]),
     )
+
+
+def _size(nbytes: int | None) -> str:
+    return "-" if nbytes is None else f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
 
 
 def print_one(entry: ModelEntry, loaded: ModelStatus | None, *, as_json: bool) -> int:

@@ -52,12 +52,19 @@ def add_parsers(commands: Any, add_flags: AddFlags, add_looking: AddFlags) -> No
 
 
 def _add_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "text",
+        metavar="TEXT",
+        nargs="*",
+        help="only models whose id, family, outputs or description has each",
+    )
     parser.add_argument("--family", help="only this family, for example dense")
     parser.add_argument("--output", choices=OUTPUTS, help="only models that give this output")
     terminal.with_json(parser)
     terminal.with_examples(
         parser,
         ("models list", "all models of the catalog"),
+        ("models list rerank multilingual", "models whose words have both"),
         ("models list --output sparse --json", "models that give sparse vectors, for a script"),
     )
 

@@ -39,7 +39,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "model", type=target.text, metavar="MODEL", nargs="?", help="name of the model; chat has a default"
     )
-    parser.add_argument("--protocol", choices=PROTOCOLS, default="encode", help="default %(default)s")
+    parser.add_argument(
+        "--protocol", choices=PROTOCOLS, help="default: what the model gives; chat without a model"
+    )
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
         "--connections",
@@ -82,7 +84,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
     _check(options)
     url, key = target.url_of(options, config), target.key_of(options)
     # Imported here: only this command needs the HTTP client.
-    from penstock.bench.load import Clock, Load, Refused, Requests
+    from penstock.bench.load import Clock, Load, Refused, Requests, protocol_of
     from penstock.http_client import Asker, Unreachable
 
     load, samples = (
@@ -93,6 +95,10 @@ def run(options: argparse.Namespace, config: Settings) -> int:
 
     async def measured() -> float:
         async with Asker(url, key, load.connections, options.timeout) as asker:
+            if options.protocol is None:
+                options.protocol = await protocol_of(asker, options.model)
+            if options.protocol == "chat" and options.items != 1:
+                raise ConfigError(f"bench: --items {options.items}: a request of chat has one text")
             requests = Requests(asker, options, clock.now, samples)
             await requests.warm()
             began = clock.now()
@@ -143,10 +149,8 @@ def _check(options: argparse.Namespace) -> None:
         if value is not None and not (math.isfinite(value) and least <= value <= limit):
             flag = name.replace("_", "-")
             raise ConfigError(f"bench: --{flag} {value:g}: expected a number from {least:g} to {limit}")
-    if options.protocol == "chat":
-        options.model = options.model or "default"
-        if options.items != 1:
-            raise ConfigError(f"bench: --items {options.items}: a request of chat has one text")
+    if options.protocol in (None, "chat") and not options.model:
+        options.protocol, options.model = "chat", "default"
     if not options.model:
         raise ConfigError(
             f"bench: --protocol {options.protocol} needs the name of a model: penstock bench MODEL"

@@ -108,6 +108,33 @@ class Refused(Exception):
     """The server refused the first request."""
 
 
+class _Known(msgspec.Struct):
+    """What a server tells of a model; `outputs` leaves out generated text."""
+
+    outputs: list[str] = msgspec.field(default_factory=list)
+
+
+async def protocol_of(asker: Asker, model: str) -> str:
+    """The protocol of the load that suits a model. Raises `Refused` for a model without one, and `Unreachable`."""
+    reply = await asker.get(f"/v1/models/{quote(model)}")
+    if reply.status != _OK:
+        program = await asker.get(f"/v2/models/{quote(model)}")
+        if program.status == _OK:
+            return "kserve"
+        raise Refused(f"{asker.url} does not tell what the model gives: {reply.message}; choose a --protocol")
+    try:
+        outputs = msgspec.json.decode(reply.body, type=_Known).outputs
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise Refused(f"{asker.url} does not tell what the model gives; choose a --protocol") from None
+    if not outputs:
+        return "chat"
+    if "json" in outputs:
+        raise Refused(
+            f"{model} extracts, for which there is no load; chat, vectors, scores and tensors have one"
+        )
+    return "score" if outputs == ["score"] else "encode"
+
+
 class _Usage(msgspec.Struct):
     total_tokens: int | None = None
     completion_tokens: int | None = None

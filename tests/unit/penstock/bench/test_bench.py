@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
 
 from penstock.bench import figures
 from penstock.bench.figures import Sample, percentile
-from penstock.bench.load import Clock, Load, Refused, Requests
+from penstock.bench.load import Clock, Load, Refused, Requests, protocol_of
 from penstock.cli import main
 from penstock.http_client import Asker, Reply, Unreachable
 
@@ -170,7 +173,7 @@ def test_a_server_that_is_not_there_is_asked_once() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "--protocol encode needs the name of a model"),
+        (["--protocol", "encode"], "--protocol encode needs the name of a model"),
         (["m", "--connections", "0"], "--connections 0: expected a number from 1 to 1024"),
         (["m", "--rate", "nan"], "--rate nan: expected"),
         (["m", "--requests", "-1"], "--requests -1: expected"),
@@ -182,3 +185,31 @@ def test_a_server_that_is_not_there_is_asked_once() -> None:
 def test_wrong_flags_exit_with_3(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *flags]) == 3
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("replies", "protocol"),
+    [
+        ([Reply(200, b'{"outputs": []}')], "chat"),
+        ([Reply(200, b'{"outputs": ["dense", "score"]}')], "encode"),
+        ([Reply(200, b'{"outputs": ["score"]}')], "score"),
+        ([Reply(404, b""), Reply(200, b"{}")], "kserve"),
+    ],
+)
+def test_the_model_decides_the_protocol(replies: list[Reply], protocol: str) -> None:
+    asker: Any = SimpleNamespace(url="http://s", get=AsyncMock(side_effect=replies))
+    assert asyncio.run(protocol_of(asker, "m")) == protocol
+
+
+@pytest.mark.parametrize(
+    ("replies", "why"),
+    [
+        ([Reply(200, b'{"outputs": ["json"]}')], "m extracts"),
+        ([Reply(200, b"no")], "choose a --protocol"),
+        ([Reply(404, b'{"error": "no m"}'), Reply(404, b"")], "404: no m; choose a --protocol"),
+    ],
+)
+def test_a_model_without_a_load_is_told(replies: list[Reply], why: str) -> None:
+    asker: Any = SimpleNamespace(url="http://s", get=AsyncMock(side_effect=replies))
+    with pytest.raises(Refused, match=why):
+        asyncio.run(protocol_of(asker, "m"))
