@@ -29,6 +29,13 @@ _WORDS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
         lambda _: "no text fits: a rule or a '$ref' leads back to itself, or two rules exclude each other",
     ),
     (
+        r"parser error: Too many items \(limit [0-9]+; ff_tokens\).*",
+        lambda _: (
+            "the text that must follow has no end: a required part with a '$ref' leads back to itself, or a value is "
+            "too long"
+        ),
+    ),
+    (
         r"circular references with sibling keys are not supported: (.*)",
         lambda found: f"'$ref' {_value(found[1])} leads back to itself, and stands beside other keywords",
     ),

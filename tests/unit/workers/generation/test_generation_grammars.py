@@ -340,6 +340,20 @@ def test_a_wrong_schema_is_refused_in_words_of_schemas(
     assert not _INTERNALS.search(caught.value.message)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+    ],
+)
+def test_a_schema_without_an_end_is_refused_in_words_of_schemas(known: Any, schema: dict[str, Any]) -> None:
+    grammar = Grammar("json_schema", json.dumps(schema), field="response_format")
+    with pytest.raises(InvalidInput, match="leads back to itself") as caught:
+        known("qwen3").guide(GenerateCall(grammar=grammar), "")
+    assert "items" not in caught.value.message and "lexeme" not in caught.value.message
+
+
 def test_grammars_that_explode_are_refused_and_harm_nobody(
     known: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
