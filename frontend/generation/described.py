@@ -7,26 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from frontend.generation.errors import ErrorAnswer
 from frontend.routes import Route, asking
-
-
-class ErrorInfo(msgspec.Struct):
-    """An error in the form of OpenAI; `param` names the field."""
-
-    message: Annotated[str, Meta(description="What is said.")]
-    type: Annotated[str, Meta(description="Kind of what is told here.")]
-    param: Annotated[str | None, Meta(description="The field that is wrong.")]
-    code: Annotated[str | None, Meta(description="Kind of the error, for programs.")]
-
-
-class ErrorAnswer(msgspec.Struct):
-    """The body of an error; `partial_response` is the answer so far of a model that failed."""
-
-    message: Annotated[str, Meta(description="What is said.")]
-    error: Annotated[ErrorInfo, Meta(description="What went wrong.")]
-    partial_response: Annotated[
-        dict[str, Any] | msgspec.UnsetType, Meta(description="The answer so far of a model that failed.")
-    ] = msgspec.UNSET
 
 
 class PromptDetails(msgspec.Struct):

@@ -13,9 +13,11 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 import falcon
+import msgspec
+from msgspec import Meta
 
 from ipc.errors import BodyTooLarge, InvalidInput, PenstockError
 
@@ -63,6 +65,25 @@ class InvalidField(InvalidInput):
         self.field = field
 
 
+class ErrorInfo(msgspec.Struct):
+    """An error in the form of OpenAI; `param` names the field."""
+
+    message: Annotated[str, Meta(description="What is said.")]
+    type: Annotated[str, Meta(description="Kind of what is told here.")]
+    param: Annotated[str | None, Meta(description="The field that is wrong.")]
+    code: Annotated[str | None, Meta(description="Kind of the error, for programs.")]
+
+
+class ErrorAnswer(msgspec.Struct):
+    """The body of an error; `partial_response` is the answer so far of a model that failed."""
+
+    message: Annotated[str, Meta(description="What is said.")]
+    error: Annotated[ErrorInfo, Meta(description="What went wrong.")]
+    partial_response: Annotated[
+        dict[str, Any] | msgspec.UnsetType, Meta(description="The answer so far of a model that failed.")
+    ] = msgspec.UNSET
+
+
 def shown(value: object) -> str:
     """The beginning of a value as text for messages."""
     return str(value)[:64]
@@ -75,23 +96,17 @@ def status_of(error: PenstockError) -> int:
     return error.status
 
 
-def error_object(error: PenstockError) -> dict[str, Any]:
-    """`{"message", "type", "param", "code"}` of an error."""
-    return {
-        "message": text_of(error),
-        "type": _kind(status_of(error)),
-        "param": error.field if isinstance(error, InvalidField) else error.detail.get("param"),
-        "code": _CODES.get(error.code),
-    }
+def error_info(error: PenstockError) -> ErrorInfo:
+    """What the body of an answer says of an error."""
+    param = error.field if isinstance(error, InvalidField) else error.detail.get("param")
+    return ErrorInfo(text_of(error), _kind(status_of(error)), param, _CODES.get(error.code))
 
 
 def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
     """(status, body, headers) of an error; its detail may have the answer so far as `partial_response`."""
-    status, inner = status_of(error), error_object(error)
-    body: dict[str, Any] = {"message": inner["message"], "error": inner}
-    if "partial_response" in error.detail:
-        body["partial_response"] = error.detail["partial_response"]
-    return status, body, headers_of(error, status)
+    status, info = status_of(error), error_info(error)
+    answer = ErrorAnswer(info.message, info, error.detail.get("partial_response", msgspec.UNSET))
+    return status, msgspec.to_builtins(answer), headers_of(error, status)
 
 
 def headers_of(error: PenstockError, status: int) -> dict[str, str]:
@@ -112,8 +127,8 @@ def text_of(error: PenstockError) -> str:
 def render_http(error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:
     """(status, body, headers) of an error of the framework, such as an unknown path."""
     status, text = error.status_code, http_text(error)
-    inner = {"message": text, "type": _kind(status), "param": None, "code": None}
-    return status, {"message": text, "error": inner}, {}
+    answer = ErrorAnswer(text, ErrorInfo(text, _kind(status), None, None))
+    return status, msgspec.to_builtins(answer), {}
 
 
 def http_text(error: falcon.HTTPError) -> str:
@@ -123,8 +138,7 @@ def http_text(error: falcon.HTTPError) -> str:
 
 def stream_error(error: PenstockError) -> dict[str, Any]:
     """The object of an error inside a stream, whose status has been sent."""
-    inner = {"message": error.message, "type": "server_error", "param": None, "code": None}
-    return {"error": inner}
+    return {"error": msgspec.to_builtins(ErrorInfo(error.message, "server_error", None, None))}
 
 
 def _kind(status: int) -> str:

@@ -11,7 +11,8 @@ import orjson
 
 from frontend.openapi.document import document
 from frontend.openapi.pages import SchemaResource, SwaggerResource
-from frontend.protocols.sie.operations import ErrorResponse, faults
+from frontend.protocols.sie.errors import ErrorResponse
+from frontend.protocols.sie.operations import faults
 from frontend.resources.health import HealthResource, LivenessResource, MetricsResource, ReadinessResource
 from frontend.routes import HTML, JSON, METRICS, TEXT, Faults, Parameter, Route
 from frontend.services import Services

@@ -30,6 +30,7 @@ from frontend.services import Services
 from ipc.catalog.entries import OutputSpec
 from ipc.errors import PenstockError
 from ipc.wire.messages import ModelStatus
+from tests.fakes.described_answers import DescribedAnswers
 from tests.fakes.engine import InProcessDirectory
 from tests.fakes.generation import RecordedEngine, Step
 from tests.fakes.tensors import entry, services_of
@@ -54,7 +55,7 @@ def app_of(services: Services, known: Protocols, *, with_keys: bool = False) -> 
     """An application with the middleware, the error forms and the routes of these protocols."""
     cors, access = access_middleware(services)
     middleware = [RequestMiddleware(services, known), cors, *([access] if with_keys else [])]
-    app = falcon.asgi.App(middleware=[*middleware, DeadlineMiddleware(services)])
+    app = falcon.asgi.App(middleware=[*middleware, DeadlineMiddleware(services), DescribedAnswers()])
     renderer = ErrorRenderer(known)
     app.add_error_handler(Exception, renderer.unexpected)
     app.add_error_handler(falcon.HTTPError, renderer.http)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import falcon
 import msgspec
@@ -101,6 +101,34 @@ def _parsed(body: bytes) -> ModelRequest:
     return bodies.decode(body, ModelRequest, 1)
 
 
+class SystemInfo(msgspec.Struct):
+    """Facts of the machine, of the workers' devices, and of the build."""
+
+    os: Annotated[str, Meta(description="Operating system.")]
+    kernel: Annotated[str, Meta(description="Version of the kernel.")]
+    cpu: Annotated[dict[str, Any], Meta(description="The processors.")]
+    memory: Annotated[dict[str, int], Meta(description="Main memory.")]
+    devices: Annotated[list[dict[str, Any]], Meta(description="Devices of the workers.")]
+    build: Annotated[dict[str, str], Meta(description="Version of the server and its libraries.")]
+    hf_cache_path: Annotated[str, Meta(description="Where model files of the hub are kept.")]
+
+
+class Check(msgspec.Struct):
+    """One check; `suggestion` says what to do."""
+
+    name: Annotated[str, Meta(description="The name.")]
+    status: Annotated[Literal["ok", "warn", "error"], Meta(description="The state.")]
+    message: Annotated[str, Meta(description="What is said.")]
+    suggestion: Annotated[str | msgspec.UnsetType, Meta(description="What to do.")] = msgspec.UNSET
+
+
+class Examination(msgspec.Struct):
+    """Facts, and all checks."""
+
+    system: Annotated[SystemInfo, Meta(description="The machine.")]
+    checks: Annotated[list[Check], Meta(description="What was looked at.")]
+
+
 _ADVICE = {
     "shared_memory": "make the file system of shared memory larger, or arena.bytes smaller",
     "open_files": "raise the hard limit of open files, or allow fewer connections",
@@ -126,14 +154,14 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-async def info(services: Services) -> dict[str, Any]:
+async def info(services: Services) -> SystemInfo:
     """Facts of the machine, and the devices of the workers."""
     workers = services.directory.workers()
     devices = [{"worker": each.number, "name": each.device, "state": each.state} for each in workers]
-    return {**await off_loop(machine_facts), "devices": devices}
+    return SystemInfo(devices=devices, **await off_loop(machine_facts))
 
 
-def findings(services: Services) -> list[dict[str, Any]]:
+def findings(services: Services) -> list[Check]:
     """All checks with `name`, `status`, `message`, and a `suggestion` where something is wrong."""
     config = services.settings
     return [
@@ -146,9 +174,8 @@ def findings(services: Services) -> list[dict[str, Any]]:
     ]
 
 
-def _told(name: str, fine: bool, message: str) -> dict[str, Any]:
-    told = {"name": name, "status": "ok" if fine else "error", "message": message}
-    return told if fine else told | {"suggestion": _ADVICE[name]}
+def _told(name: str, fine: bool, message: str) -> Check:
+    return Check(name, "ok", message) if fine else Check(name, "error", message, _ADVICE[name])
 
 
 def _workers(services: Services) -> Iterator[health.Finding]:
@@ -178,7 +205,7 @@ class InfoResource:
     async def on_get(self, req: Request, resp: Response) -> None:
         """The facts as JSON."""
         resp.content_type = falcon.MEDIA_JSON
-        resp.data = orjson.dumps(await info(self._services))
+        resp.data = msgspec.json.encode(await info(self._services))
 
 
 class DoctorResource:
@@ -190,8 +217,7 @@ class DoctorResource:
     async def on_post(self, req: Request, resp: Response) -> None:
         """Facts and checks as JSON; a body is not read."""
         resp.content_type = falcon.MEDIA_JSON
-        examined = {"system": await info(self._services), "checks": findings(self._services)}
-        resp.data = orjson.dumps(examined)
+        resp.data = msgspec.json.encode(Examination(await info(self._services), findings(self._services)))
 
 
 class OtherCategory:

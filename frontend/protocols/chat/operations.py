@@ -8,13 +8,21 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.generation.described import ErrorAnswer, Usage, generating
+from frontend.generation.described import Usage, generating
+from frontend.generation.errors import ErrorAnswer
 from frontend.protocols.chat import management
 from frontend.protocols.chat.chat import ChatResource
 from frontend.protocols.chat.chat_requests import ChatRequest
 from frontend.protocols.chat.completion_requests import CompletionRequest
 from frontend.protocols.chat.completions import CompletionsResource
-from frontend.protocols.chat.management import ControlAnswer, ModelRequest, NotBuilt, OtherCategory
+from frontend.protocols.chat.management import (
+    ControlAnswer,
+    Examination,
+    ModelRequest,
+    NotBuilt,
+    OtherCategory,
+    SystemInfo,
+)
 from frontend.routes import JSON, Need, Route
 from frontend.services import Services
 
@@ -113,34 +121,6 @@ def _control(
         need=need,
         switch=switch,
     )
-
-
-class SystemInfo(msgspec.Struct):
-    """Facts of the machine, of the workers' devices, and of the build."""
-
-    os: Annotated[str, Meta(description="Operating system.")]
-    kernel: Annotated[str, Meta(description="Version of the kernel.")]
-    cpu: Annotated[dict[str, Any], Meta(description="The processors.")]
-    memory: Annotated[dict[str, int], Meta(description="Main memory.")]
-    devices: Annotated[list[dict[str, Any]], Meta(description="Devices of the workers.")]
-    build: Annotated[dict[str, str], Meta(description="Version of the server and its libraries.")]
-    hf_cache_path: Annotated[str, Meta(description="Where model files of the hub are kept.")]
-
-
-class Check(msgspec.Struct):
-    """One check; `suggestion` says what to do."""
-
-    name: Annotated[str, Meta(description="The name.")]
-    status: Annotated[Literal["ok", "warn", "error"], Meta(description="The state.")]
-    message: Annotated[str, Meta(description="What is said.")]
-    suggestion: Annotated[str | msgspec.UnsetType, Meta(description="What to do.")] = msgspec.UNSET
-
-
-class Examination(msgspec.Struct):
-    """Facts, and all checks."""
-
-    system: Annotated[SystemInfo, Meta(description="The machine.")]
-    checks: Annotated[list[Check], Meta(description="What was looked at.")]
 
 
 def _system(

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import Any
 
 import falcon
+import msgspec
 
 from frontend.protocols.cohere.contract import (
     CohereEmbedRequest,
@@ -42,7 +43,8 @@ class _CohereForm(ErrorForm):
 
 
 def _body(status: int, text: str) -> dict[str, Any]:
-    return {"message": text}
+    body: dict[str, Any] = msgspec.to_builtins(CohereError(text))
+    return body
 
 
 _FORM = _CohereForm(lambda error: errors.contract_code(error)[0], _body)

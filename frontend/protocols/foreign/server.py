@@ -108,7 +108,9 @@ def _bare_status(error: PenstockError) -> int:
 
 def _bare_body(status: int, text: str) -> dict[str, Any]:
     other = "InternalServerError" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "BadRequestError"
-    return {"error": {"message": text, "type": _BARE_KINDS.get(status, other), "param": None, "code": status}}
+    fault = BareFault(text, _BARE_KINDS.get(status, other), None, status)
+    body: dict[str, Any] = msgspec.to_builtins(BareError(fault))
+    return body
 
 
 BARE_FORM = ErrorForm(_bare_status, _bare_body)

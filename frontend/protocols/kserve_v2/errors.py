@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 import falcon
+import msgspec
+from msgspec import Meta
 
 from frontend.protocols.kserve_v2.infer_bodies import OFFERED, UnsupportedEncoding
 from frontend.tensors.request import UnavailableModel
@@ -24,6 +26,15 @@ _HTTP = {
 }
 _RETRY = frozenset((429, 503, 504))
 _CLOSING = frozenset(("BODY_TOO_LARGE", "DRAINING"))
+
+
+class KserveError(msgspec.Struct):
+    """An error."""
+
+    error: Annotated[str, Meta(description="What went wrong.")]
+    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
+    request_id: Annotated[str, Meta(description="Id of the request, as in the log.")]
+    retryable: Annotated[bool, Meta(description="Whether the same request may succeed later.")]
 
 
 def render(error: PenstockError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
@@ -63,10 +74,4 @@ def render_http(error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any]
 
 
 def _body(text: str, code: str, retryable: bool, detail: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **detail,
-        "error": text,
-        "code": code,
-        "request_id": logs.request_id.get(),
-        "retryable": retryable,
-    }
+    return {**detail, **msgspec.to_builtins(KserveError(text, code, logs.request_id.get(), retryable))}

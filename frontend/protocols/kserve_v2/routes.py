@@ -21,6 +21,7 @@ from msgspec import Meta
 from frontend.access.restricted import Api
 from frontend.http.bodies import until_disconnect
 from frontend.protocols.kserve_v2 import management, reading, schemas
+from frontend.protocols.kserve_v2.errors import KserveError
 from frontend.protocols.kserve_v2.generate import GenerateResource
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.reading import Target
@@ -263,15 +264,6 @@ async def _change_trace_settings(services: Services, req: Request, target: Targe
     changes = await schemas.read(services, req, schemas.TRACE)
     settings, deadline_ns = services.extensions.trace_settings, req.context.penstock.deadline_ns
     return dict(await settings.update(changes, deadline_ns, model))
-
-
-class KserveError(msgspec.Struct):
-    """An error."""
-
-    error: Annotated[str, Meta(description="What went wrong.")]
-    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
-    request_id: Annotated[str, Meta(description="Id of the request, as in the log.")]
-    retryable: Annotated[bool, Meta(description="Whether the same request may succeed later.")]
 
 
 class InferredOutput(msgspec.Struct):

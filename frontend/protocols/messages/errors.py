@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import falcon
+import msgspec
+from msgspec import Meta
 
 from frontend.generation.errors import headers_of, http_text, text_of
 from ipc.errors import PenstockError
@@ -24,6 +26,23 @@ _KINDS = {
     504: "timeout_error",
 }
 _INVALID, _FAILED = "invalid_request_error", "api_error"
+
+
+class MessagesErrorInfo(msgspec.Struct):
+    """What went wrong."""
+
+    type: Annotated[str, Meta(description="Kind of what is told here.")]
+    message: Annotated[str, Meta(description="What is said.")]
+    details: Annotated[
+        dict[str, Any] | msgspec.UnsetType, Meta(description="What an SDK does about a refused `thread`.")
+    ] = msgspec.UNSET
+
+
+class MessagesError(msgspec.Struct):
+    """An error in the form of Anthropic."""
+
+    type: Annotated[Literal["error"], Meta(description="Kind of what is told here.")]
+    error: Annotated[MessagesErrorInfo, Meta(description="What went wrong.")]
 
 
 def status_of(error: PenstockError) -> int:
@@ -59,4 +78,5 @@ def _blame(status: int) -> str:
 
 
 def _body(kind: str, text: str) -> dict[str, Any]:
-    return {"type": "error", "error": {"type": kind, "message": text}}
+    body: dict[str, Any] = msgspec.to_builtins(MessagesError("error", MessagesErrorInfo(kind, text)))
+    return body

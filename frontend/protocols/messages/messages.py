@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import falcon
+import msgspec
 import orjson
 from falcon.asgi import Request, Response
+from msgspec import Meta
 
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation import bodies
@@ -226,6 +228,12 @@ class MessagesResource(InferenceRoute):
                     yield b"".join(told)
 
 
+class TokenCount(msgspec.Struct):
+    """The number of tokens of a prompt."""
+
+    input_tokens: Annotated[int, Meta(description="Tokens of the inputs.")]
+
+
 class CountTokensResource(InferenceRoute):
     """The number of tokens of a prompt, which is the `input_tokens` of its answer."""
 
@@ -240,7 +248,7 @@ class CountTokensResource(InferenceRoute):
         async with running(services, req, scope, entry, plan.call) as generation:
             await outcome.gather(generation)
         resp.content_type = falcon.MEDIA_JSON
-        resp.data = orjson.dumps({"input_tokens": outcome.counts.prompt_tokens})
+        resp.data = msgspec.json.encode(TokenCount(outcome.counts.prompt_tokens))
 
 
 def last_event(error: PenstockError) -> tuple[int, bytes]:

@@ -7,26 +7,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from frontend.protocols.messages.errors import MessagesError
 from frontend.protocols.messages.message_requests import MessagesRequest
-from frontend.protocols.messages.messages import CountTokensResource, MessagesResource
+from frontend.protocols.messages.messages import CountTokensResource, MessagesResource, TokenCount
 from frontend.routes import Route, asking
-
-
-class MessagesErrorInfo(msgspec.Struct):
-    """What went wrong."""
-
-    type: Annotated[str, Meta(description="Kind of what is told here.")]
-    message: Annotated[str, Meta(description="What is said.")]
-    details: Annotated[
-        dict[str, Any] | msgspec.UnsetType, Meta(description="What an SDK does about a refused `thread`.")
-    ] = msgspec.UNSET
-
-
-class MessagesError(msgspec.Struct):
-    """An error in the form of Anthropic."""
-
-    type: Annotated[Literal["error"], Meta(description="Kind of what is told here.")]
-    error: Annotated[MessagesErrorInfo, Meta(description="What went wrong.")]
 
 
 class MessagesUsage(msgspec.Struct):
@@ -53,12 +37,6 @@ class MessagesAnswer(msgspec.Struct):
     logprobs: Annotated[
         dict[str, Any] | msgspec.UnsetType, Meta(description="Log probabilities of the tokens.")
     ] = msgspec.UNSET
-
-
-class TokenCount(msgspec.Struct):
-    """The number of tokens of a prompt."""
-
-    input_tokens: Annotated[int, Meta(description="Tokens of the inputs.")]
 
 
 _FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(

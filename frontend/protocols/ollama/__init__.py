@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import falcon
+import msgspec
 
 from frontend.protocols.foreign.server import ErrorForm, Rendered, ServerProtocol
-from frontend.protocols.ollama.operations import ROUTES
+from frontend.protocols.ollama.operations import ROUTES, OllamaError
 from frontend.protocols.ollama.texts import PROTOCOL, status_of
 
 _UNKNOWN = (
@@ -20,7 +21,8 @@ _UNKNOWN = (
 
 
 def _body(status: int, text: str) -> dict[str, Any]:
-    return {"error": text}
+    body: dict[str, Any] = msgspec.to_builtins(OllamaError(text))
+    return body
 
 
 class OllamaProtocol(ServerProtocol):

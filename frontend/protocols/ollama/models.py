@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -33,7 +32,7 @@ from ipc.wire.messages import ModelStatus
 
 _DENSE = "dense"
 _FOREVER_S = 100 * 365 * 86400
-"""How far the end of a model lies that stays in memory."""
+"""How far behind the start of the frontend the end of a model lies that stays in memory."""
 
 
 class OllamaDetails(msgspec.Struct):
@@ -168,7 +167,8 @@ class ProcessesResource:
 
     async def on_get(self, req: Request, resp: Response) -> None:
         """The list, each model once."""
-        services, until = self._services, instant(int(time.time()) + _FOREVER_S)
+        services = self._services
+        until = instant(int(services.started_at) + _FOREVER_S)
         models = []
         for name, entry in _listed(services):
             status = services.directory.status(entry.id)

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from frontend.generation.errors import error_object
+from frontend.generation.errors import error_info
 from frontend.protocols.responses import resource
 from frontend.protocols.responses.resource import Resource
 from frontend.sse import DONE, named
@@ -56,8 +56,8 @@ class NamedEvents:
 
     def fail(self, error: PenstockError) -> bytes:
         """The rest of a stream that ends before its response, or whose request was wrong."""
-        told, inner = error_object(error), {"type": resource.kind_of(error), "message": error.message}
-        self.tell("error", error=inner, message=error.message, code=told["code"], param=told["param"])
+        info, inner = error_info(error), {"type": resource.kind_of(error), "message": error.message}
+        self.tell("error", error=inner, message=error.message, code=info.code, param=info.param)
         return self.taken() + DONE
 
     def taken(self) -> bytes:

@@ -8,12 +8,20 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.generation.described import ErrorAnswer, PromptDetails, generating
+from frontend.generation.described import PromptDetails, generating
+from frontend.generation.errors import ErrorAnswer
 from frontend.protocols.responses.create import ResponsesResource
 from frontend.protocols.responses.requests import ResponseRequest
 from frontend.protocols.responses.runs import Runs
 from frontend.protocols.responses.store import ResponseStore
-from frontend.protocols.responses.stored import CancelResource, InputItemsResource, NotServed, StoredResource
+from frontend.protocols.responses.stored import (
+    CancelResource,
+    DeletedResponse,
+    InputItems,
+    InputItemsResource,
+    NotServed,
+    StoredResource,
+)
 from frontend.routes import Parameter, Route
 from frontend.services import Services
 
@@ -33,11 +41,17 @@ class OutputDetails(msgspec.Struct):
     reasoning_tokens: Annotated[int, Meta(description="Generated tokens that are reasoning.")]
 
 
+class InputDetails(PromptDetails):
+    """Prompt tokens that were found in the prefix cache, and those that were written there on purpose."""
+
+    cache_write_tokens: Annotated[int, Meta(description="Always 0: nobody pays for writing.")]
+
+
 class ResponseUsage(msgspec.Struct):
     """Token counts."""
 
     input_tokens: Annotated[int, Meta(description="Tokens of the inputs.")]
-    input_tokens_details: Annotated[PromptDetails, Meta(description="Of the tokens of the inputs.")]
+    input_tokens_details: Annotated[InputDetails, Meta(description="Of the tokens of the inputs.")]
     output_tokens: Annotated[int, Meta(description="Generated tokens.")]
     output_tokens_details: Annotated[OutputDetails, Meta(description="Of the generated tokens.")]
     total_tokens: Annotated[int, Meta(description="Tokens of inputs and answers.")]
@@ -136,24 +150,6 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
     session_id: Annotated[
         str | msgspec.UnsetType, Meta(description="The session that the request named.")
     ] = msgspec.UNSET
-
-
-class DeletedResponse(msgspec.Struct):
-    """A response that is not stored any more."""
-
-    id: Annotated[str, Meta(description="Id of what is told here.")]
-    object: Annotated[Literal["response.deleted"], Meta(description="Kind of what is told here.")]
-    deleted: Annotated[Literal[True], Meta(description="Whether the response is gone.")]
-
-
-class InputItems(msgspec.Struct):
-    """A page of the input of a response."""
-
-    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
-    data: Annotated[list[dict[str, Any]], Meta(description="The list.")]
-    has_more: Annotated[bool, Meta(description="Whether there are more behind the last one.")]
-    first_id: Annotated[str | None, Meta(description="Id of the first of these.")]
-    last_id: Annotated[str | None, Meta(description="Id of the last of these.")]
 
 
 _ROOT = "/v1/responses"

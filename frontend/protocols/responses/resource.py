@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 from frontend.engine.events import Ended
-from frontend.generation.errors import error_object, status_of
+from frontend.generation.errors import error_info, status_of
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.requests import ResponsePlan
 from ipc.errors import Draining, ModelError, Overloaded, PenstockError, WorkerFault
@@ -74,7 +74,7 @@ def kind_of(error: PenstockError) -> str:
 
 def _code_of(error: PenstockError) -> str:
     default = "invalid_prompt" if kind_of(error) == "validation_error" else "server_error"
-    return str(error_object(error)["code"] or default)
+    return error_info(error).code or default
 
 
 def _told(output: Output) -> dict[str, Any]:

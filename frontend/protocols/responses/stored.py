@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
+from typing import Annotated, Any, Literal
 
 import falcon
+import msgspec
 import orjson
 from falcon.asgi import Request, Response
+from msgspec import Meta
 
 from frontend.generation.errors import InvalidField, status_of
 from frontend.generation.sending import send_stream
@@ -30,6 +33,24 @@ _BOOLEANS = (*_TRUE, "false", "0")
 _ORDERS = ("asc", "desc")
 _DIGITS = 12
 _MOST_NUMBER = 10**_DIGITS
+
+
+class DeletedResponse(msgspec.Struct):
+    """A response that is not stored any more."""
+
+    id: Annotated[str, Meta(description="Id of what is told here.")]
+    object: Annotated[Literal["response.deleted"], Meta(description="Kind of what is told here.")]
+    deleted: Annotated[Literal[True], Meta(description="Whether the response is gone.")]
+
+
+class InputItems(msgspec.Struct):
+    """A page of the input of a response."""
+
+    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
+    data: Annotated[list[dict[str, Any]], Meta(description="The list.")]
+    has_more: Annotated[bool, Meta(description="Whether there are more behind the last one.")]
+    first_id: Annotated[str | None, Meta(description="Id of the first of these.")]
+    last_id: Annotated[str | None, Meta(description="Id of the last of these.")]
 
 
 class StoredResource:
@@ -58,7 +79,7 @@ class StoredResource:
     async def on_delete(self, req: Request, resp: Response, response_id: str) -> None:
         """Delete the response; one that runs ends."""
         await self._store.delete(response_id, _owner(req))
-        _answer(resp, orjson.dumps({"id": response_id, "object": "response.deleted", "deleted": True}))
+        _answer(resp, msgspec.json.encode(DeletedResponse(response_id, "response.deleted", True)))
 
 
 class NotServed:
@@ -103,8 +124,8 @@ class InputItemsResource:
             items = items[ids.index(after) + 1 :]
         page = items[:limit]
         ends = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-        told = {"object": "list", "data": page, "has_more": len(items) > limit}
-        _answer(resp, orjson.dumps({**told, "first_id": ends[0], "last_id": ends[1]}))
+        answer = InputItems("list", page, len(items) > limit, *ends)
+        _answer(resp, orjson.dumps(answer, default=msgspec.to_builtins))
 
 
 async def _following(store: ResponseStore, row: Stored, named: NamedEvents) -> AsyncGenerator[bytes, None]:

@@ -6,9 +6,11 @@ Where the contract has fewer codes than Penstock, a code is mapped to the neares
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import falcon
+import msgspec
+from msgspec import Meta
 
 from ipc.errors import PenstockError
 
@@ -54,6 +56,42 @@ _OPENAI = {
 }
 
 
+class ErrorDetail(msgspec.Struct):
+    """Stable code and text of an error; some codes add fields."""
+
+    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
+    message: Annotated[str, Meta(description="What is said.")]
+
+
+class ErrorResponse(msgspec.Struct):
+    """An error; on unknown paths and wrong methods `detail` is a text."""
+
+    detail: Annotated[ErrorDetail | str, Meta(description="What went wrong.")]
+
+
+class OpenAIFault(msgspec.Struct):
+    """The error as OpenAI's clients read it."""
+
+    message: Annotated[str, Meta(description="What is said.")]
+    type: Annotated[str, Meta(description="Kind of what is told here.")]
+    param: Annotated[str | None, Meta(description="The field that is wrong.")]
+    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
+
+
+class ModelErrorResponse(ErrorResponse):
+    """An error of the route of one model, with its message once more."""
+
+    message: Annotated[str, Meta(description="What is said.")]
+
+
+class OpenAIErrorResponse(msgspec.Struct):
+    """An error in both forms."""
+
+    error: Annotated[OpenAIFault, Meta(description="What went wrong.")]
+    detail: Annotated[ErrorDetail, Meta(description="What went wrong.")]
+    message: Annotated[str, Meta(description="What is said.")]
+
+
 Render = Callable[[PenstockError, bool], tuple[int, dict[str, Any], dict[str, str]]]
 """(status, body, headers) of an error; the flag says that a client library of SIE asks."""
 
@@ -79,7 +117,8 @@ def _headers(error: PenstockError, status: int, code: str) -> dict[str, str]:
 def render(error: PenstockError, own_client: bool = False) -> tuple[int, dict[str, Any], dict[str, str]]:
     """(status, body, headers) in the SIE form."""
     status, code = contract_code(error, own_client)
-    body: dict[str, Any] = {"detail": {"code": code, "message": error.message, **error.detail}}
+    body: dict[str, Any] = msgspec.to_builtins(ErrorResponse(ErrorDetail(code, error.message)))
+    body["detail"].update(error.detail)
     if error.code == "DRAINING":
         body = {"error": "Service shutting down", "detail": {**body["detail"], "reason": "draining"}}
     return status, body, _headers(error, status, code)
@@ -90,18 +129,19 @@ def render_model(
 ) -> tuple[int, dict[str, Any], dict[str, str]]:
     """(status, body, headers) on the route of one model: the SIE form, with the message for clients of OpenAI."""
     status, body, headers = render(error, own_client)
-    return status, {**body, "message": error.message}, headers
+    answer = ModelErrorResponse(body.pop("detail"), error.message)
+    return status, {**body, **msgspec.to_builtins(answer)}, headers
 
 
 def render_http(error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:
     """(status, body, headers) of an error of the framework, such as an unknown path."""
-    detail: Any = {404: "Not Found", 405: "Method Not Allowed"}.get(error.status_code)
+    detail = {404: "Not Found", 405: "Method Not Allowed"}.get(error.status_code)
     if detail is None:
         title = error.title or falcon.code_to_http_status(error.status)[4:]
         code = "INVALID_INPUT"
-        detail = {"code": code, "message": error.description or title}
-        return error.status_code, {"detail": detail}, {"X-SIE-Error-Code": code}
-    return error.status_code, {"detail": detail}, {}
+        answer = ErrorResponse(ErrorDetail(code, error.description or title))
+        return error.status_code, msgspec.to_builtins(answer), {"X-SIE-Error-Code": code}
+    return error.status_code, msgspec.to_builtins(ErrorResponse(detail)), {}
 
 
 def _group_of(status: int) -> str:
@@ -114,10 +154,8 @@ def render_openai(
     """(status, body, headers) with both the OpenAI keys and the SIE ones."""
     status, code = contract_code(error, own_client)
     kind, group = _OPENAI.get(code, (code.lower(), _group_of(status)))
-    inner = {"message": error.message, "type": group, "param": None, "code": kind}
-    body = {
-        "error": inner,
-        "detail": {"code": code, "message": error.message, "error": inner, **error.detail},
-        "message": error.message,
-    }
+    fault = OpenAIFault(error.message, group, None, kind)
+    answer = OpenAIErrorResponse(fault, ErrorDetail(code, error.message), error.message)
+    body: dict[str, Any] = msgspec.to_builtins(answer)
+    body["detail"].update({"error": body["error"], **error.detail})
     return status, body, _headers(error, status, code)

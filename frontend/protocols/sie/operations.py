@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, UnsetType
 from frontend.protocols.sie import listing, models, schemas
 from frontend.protocols.sie.embeddings import EmbeddingsResource
 from frontend.protocols.sie.encode import EncodeResource
+from frontend.protocols.sie.errors import ErrorResponse, ModelErrorResponse, OpenAIErrorResponse
 from frontend.protocols.sie.extract import ExtractResource
 from frontend.protocols.sie.rerank import RerankResource
 from frontend.protocols.sie.score import ScoreResource
@@ -213,42 +214,6 @@ class RerankResponse(msgspec.Struct):
     results: Annotated[list[RerankResult], Meta(description="The documents, the best first.")]
     usage: Annotated[Usage, Meta(description="Counts of tokens.")]
     meta: Annotated[dict[str, Any], Meta(description="Version of the contract, and what is billed.")]
-
-
-class ErrorDetail(msgspec.Struct):
-    """Stable code and text of an error; some codes add fields."""
-
-    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
-    message: Annotated[str, Meta(description="What is said.")]
-
-
-class ErrorResponse(msgspec.Struct):
-    """An error; on unknown paths and wrong methods `detail` is a text."""
-
-    detail: Annotated[ErrorDetail | str, Meta(description="What went wrong.")]
-
-
-class OpenAIFault(msgspec.Struct):
-    """The error as OpenAI's clients read it."""
-
-    message: Annotated[str, Meta(description="What is said.")]
-    type: Annotated[str, Meta(description="Kind of what is told here.")]
-    param: Annotated[str | None, Meta(description="The field that is wrong.")]
-    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
-
-
-class ModelErrorResponse(ErrorResponse):
-    """An error of the route of one model, with its message once more."""
-
-    message: Annotated[str, Meta(description="What is said.")]
-
-
-class OpenAIErrorResponse(msgspec.Struct):
-    """An error in both forms."""
-
-    error: Annotated[OpenAIFault, Meta(description="What went wrong.")]
-    detail: Annotated[ErrorDetail, Meta(description="What went wrong.")]
-    message: Annotated[str, Meta(description="What is said.")]
 
 
 CLIENT_FAULTS = (400, 401, 403, 404, 408, 409, 413, 429)

@@ -20,6 +20,7 @@ from frontend.protocols.tei.contract import (
     SimilarityRequest,
     TeiClass,
     TeiError,
+    TeiKind,
     TeiRank,
     TeiTerm,
     TeiToken,
@@ -55,7 +56,7 @@ _STATUSES = {
     "SHM_EXHAUSTED": 429,
 }
 """Statuses of this contract that differ from Penstock's own, by code."""
-_KINDS = {429: "Overloaded", 503: "Unhealthy"}
+_KINDS: dict[int, TeiKind] = {429: "Overloaded", 503: "Unhealthy"}
 _BACKEND = (424, 500, 501, 502, 504)
 
 
@@ -64,8 +65,9 @@ def _status_of(error: PenstockError) -> int:
 
 
 def _body(status: int, text: str) -> dict[str, Any]:
-    kind = "Backend" if status in _BACKEND else _KINDS.get(status, "Validation")
-    return {"error": text, "error_type": kind}
+    kind: TeiKind = "Backend" if status in _BACKEND else _KINDS.get(status, "Validation")
+    body: dict[str, Any] = msgspec.to_builtins(TeiError(text, kind))
+    return body
 
 
 _FORM = ErrorForm(_status_of, _body)

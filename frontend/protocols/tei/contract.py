@@ -236,13 +236,14 @@ class Info(msgspec.Struct):
     docker_label: Annotated[str | None, Meta(description="Always null.")] = None
 
 
+TeiKind = Literal["Backend", "Overloaded", "Unhealthy", "Validation"]
+
+
 class TeiError(msgspec.Struct):
     """An error in the form of TEI."""
 
     error: Annotated[str, Meta(description="What went wrong.")]
-    error_type: Annotated[
-        Literal["Backend", "Overloaded", "Unhealthy", "Validation"], Meta(description="Kind of the error.")
-    ]
+    error_type: Annotated[TeiKind, Meta(description="Kind of the error.")]
 
 
 class TeiRank(msgspec.Struct):

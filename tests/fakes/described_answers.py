@@ -1,0 +1,82 @@
+"""Compares the JSON answers of applications in tests with the API's description, field by field.
+
+1. The schemas of the description are closed: a field that the description does not name is a mistake, as is a missing
+   one, or one of another type.
+2. `DescribedAnswers` is a middleware of every application of `tests.fakes.generation_server.app_of`. An answer that the
+   description does not allow becomes a failure of its request, and the log names the field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+import falcon
+from falcon.asgi import Request, Response
+from jsonschema import Draft202012Validator
+from referencing import Registry
+from referencing.jsonschema import DRAFT202012
+
+from frontend.protocols.registry import protocols
+
+OPEN = {"ErrorDetail"}
+"""Objects that have further fields for some values of others."""
+_ROOT = "urn:openapi"
+
+
+@cache
+def _document() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(protocols().schema())
+    for name, schema in found["components"]["schemas"].items():
+        if schema.get("type") == "object" and "properties" in schema and name not in OPEN:
+            schema.setdefault("additionalProperties", False)
+    return found
+
+
+@cache
+def _registry() -> Registry:
+    return Registry().with_resource(_ROOT, DRAFT202012.create_resource(_document()))
+
+
+@cache
+def _patterns() -> list[tuple[re.Pattern[str], str]]:
+    """Patterns of described paths, the most special first."""
+    paths = sorted(_document()["paths"], key=lambda path: (path.count("{"), -len(path)))
+    return [(re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(path))), path) for path in paths]
+
+
+@cache
+def _validator(path: str, method: str, status: int) -> Draft202012Validator | None:
+    """What checks an answer; None where the description does not tell of one as JSON."""
+    methods = _document()["paths"][path]
+    answer = methods.get(method, {}).get("responses", {}).get(str(status), {})
+    if falcon.MEDIA_JSON not in answer.get("content", {}):
+        return None
+    keys = ("paths", path.replace("~", "~0").replace("/", "~1"), method, "responses", str(status), "content")
+    pointer = "/".join((*keys, falcon.MEDIA_JSON.replace("/", "~1"), "schema"))
+    pointer = pointer.replace("{", "%7B").replace("}", "%7D")
+    return Draft202012Validator({"$ref": f"{_ROOT}#/{pointer}"}, registry=_registry())
+
+
+def check(method: str, path: str, status: int, body: bytes) -> None:
+    """Raise `AssertionError` for an answer that the description does not allow."""
+    known = next((template for pattern, template in _patterns() if pattern.fullmatch(path)), None)
+    validator = None if known is None else _validator(known, method.lower(), status)
+    if validator is None:
+        return
+    mistakes = [
+        f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(json.loads(body))
+    ]
+    assert not mistakes, f"{method} {path} {status} is not what the description says: {mistakes}"
+
+
+class DescribedAnswers:
+    """The middleware."""
+
+    async def process_response(self, req: Request, resp: Response, resource: object, succeeded: bool) -> None:
+        """Check an answer that is JSON and whole."""
+        body = resp.data or (resp.text or "").encode()
+        if body and (resp.content_type or "").startswith(falcon.MEDIA_JSON):
+            check(req.method, req.path, resp.status_code, bytes(body))
