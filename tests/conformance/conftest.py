@@ -27,6 +27,7 @@ from tests.conformance.hostile import MAX_BODY_BYTES, MAX_GROWTH_BYTES, MAX_IMAG
 from tests.conformance.models import write_catalog
 from tests.conformance.trtis_transports import Stub
 from tests.conformance.wire import FORMS
+from tests.fakes.gateway import gateway
 from tests.harness.browser import Browser, browser
 from tests.harness.keys import SLOW_KEYS, STRANGER, write_keys
 from tests.harness.rpc import address_of, grpc_settings
@@ -219,6 +220,20 @@ def limited_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     place = tmp_path_factory.mktemp("limited")
     with serving(place, ("fake/echo",), grpc_settings(**kserve_limits.settings(place))) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def far_sie(tmp_path_factory: pytest.TempPathFactory, sie: Server) -> Iterator[Server]:
+    """A frontend without workers, whose engine is a process beside those of `sie`."""
+    with gateway(tmp_path_factory.mktemp("far-sie"), sie) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def far_limited(tmp_path_factory: pytest.TempPathFactory, limited_server: Server) -> Iterator[Server]:
+    """A frontend without workers, whose engine is a process beside those of `limited_server`."""
+    with gateway(tmp_path_factory.mktemp("far-limited"), limited_server) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -172,7 +172,7 @@ class Answer:
 class Server:
     """A running server; `run_dir` holds its sockets and locks, `log` everything its processes wrote.
 
-    `named` are models for `penstock serve`; without any Gunicorn starts the server.
+    `named` are models for `penstock serve`; without any Gunicorn starts the server, `application` in place of its own.
     """
 
     port: int
@@ -180,6 +180,7 @@ class Server:
     log_path: Path
     environment: dict[str, str]
     named: Sequence[str] = ()
+    application: str = ""
     process: subprocess.Popen[bytes] = field(init=False)
 
     @property
@@ -196,7 +197,8 @@ class Server:
         """Start the arbiter."""
         count_server()
         program = ("penstock", "serve", *self.named) if self.named else ("gunicorn", "-c", "gunicorn.conf.py")
-        command = [sys.executable, "-m", *program]
+        application = [self.application] if self.application else []
+        command = [sys.executable, "-m", *program, *application]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=self.environment, stdout=log, stderr=log, start_new_session=True
