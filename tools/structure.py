@@ -55,7 +55,7 @@ FLOORS = {
         ("scheduling",),
         ("lifecycle", "strategies"),
         ("pipeline",),
-        ("reporting",),
+        ("reports",),
         ("runtime",),
         ("main",),
         ("__main__",),

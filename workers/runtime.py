@@ -23,7 +23,7 @@ from workers.endpoint.endpoint import Endpoint
 from workers.endpoint.sessions import Session
 from workers.lifecycle.models import ModelTable
 from workers.pipeline import Pipeline
-from workers.reporting.reporter import Reporter, Statistics
+from workers.reports import Reporter, Statistics
 
 log = logging.getLogger(__name__)
 

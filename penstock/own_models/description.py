@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.own_models.files import CannotTell, ModelFiles, number_of, shown, text_of
 from workers.adapters.shared import transformer_settings
-from workers.adapters.shared.rope_scaling import scaled_positions
 from workers.adapters.shared.sentence_transformers_layout import PROMPTS_FILE, ModuleConfig
+from workers.adapters.shared.transformer_settings import scaled_positions
 
 Fields = dict[str, Any]
 T = TypeVar("T")

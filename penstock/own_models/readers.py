@@ -28,15 +28,16 @@ from penstock.own_models.description import (
 )
 from penstock.own_models.families import POOLING_FILE, choose, kinds_of, labels_of
 from penstock.own_models.files import CannotTell, ModelFiles, number_of, shown, text_of, undecided
-from workers.adapters.shared.late_layout import read_late_layout
-from workers.adapters.shared.pooling_modes import MODES, resolve_modes
 from workers.adapters.shared.sentence_transformers_layout import (
+    MODES,
     PROMPTS_FILE,
     ModelLayout,
     default_prompt,
     pooling_modes,
     read_classifier,
+    read_late_layout,
     read_layout,
+    resolve_modes,
 )
 
 _ENCODER_CONFIG = "encoder_config/config.json"

@@ -24,7 +24,7 @@ from ipc.wire.extraction import Classification, Entity, Extraction
 from ipc.wire.messages import InputItem
 from penstock.verification.samples import opened
 from penstock.verification.supported import OWN, SENTENCE_TRANSFORMERS, refuse_unsupported
-from workers.adapters.shared.prompting import Prompts
+from workers.adapters.shared.text_model import Prompts
 
 
 class Opening(msgspec.Struct, frozen=True):

@@ -10,11 +10,11 @@ import torch
 from ipc.wire.messages import GenerateCall, Sampling
 from ipc.wire.streams import FINISHED, TEXT, Finish, TokenLogprob
 from workers.generation.attention import PagedAttention
-from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
 from workers.generation.engine import Engine
 from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.rope import length_rope
+from workers.generation.sequence import BlockPool
 from workers.generation.sequence import Sequence as Choice
 
 BLOCK_TOKENS = 8

@@ -13,7 +13,7 @@ from tests.tiny.models import build
 from tests.tiny.texts import mixed_lengths
 from workers.adapters.base import LoadContext
 from workers.adapters.dense import DenseAdapter
-from workers.adapters.shared.attention import select_kernel
+from workers.adapters.shared.encoder import select_kernel
 
 pytestmark = pytest.mark.gpu
 MODELS = ("dense_mean", "dense_last", "dense_modernbert", "dense_xlmr", "dense_mpnet")

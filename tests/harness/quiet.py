@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from tests.harness.server import PATIENCE_S, Server, wait_until
-from workers.reporting.reporter import EVERY_S
+from workers.reports import EVERY_S
 
 GAUGES = (
     "penstock_requests_in_flight",

@@ -31,7 +31,7 @@ from ipc.store.store import Store
 from ipc.sweep import sweep
 from tests.harness.accounting import count_server
 from tests.harness.server import ROOT, wait_until
-from workers.reporting.reporter import EVERY_S
+from workers.reports import EVERY_S
 
 Options = dict[str, Any]
 

@@ -24,12 +24,12 @@ from torch import nn
 from ipc.wire.messages import Call, InputItem, ScoreCall
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import CheckpointError
+from workers.adapters.shared.heads import Float32Array, max_per_id, paired_dots
 from workers.adapters.shared.late_interaction import PairBatch, PairedAdapter, max_sim
 from workers.adapters.shared.long_texts import Tokens
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import Int64Array
 from workers.adapters.shared.sentence_transformers_layout import ModelLayout, read_layout
-from workers.adapters.shared.sparse import Float32Array, max_per_id, paired_dots
 from workers.adapters.shared.text_model import (
     TextAdapter,
     TextBatch,

@@ -23,8 +23,7 @@ from workers.adapters.shared.checkpoint import stored_limit, text_limit
 from workers.generation.building import CACHE_SETTING, build
 from workers.generation.engine import Engine
 from workers.generation.formats.table import Format, detect
-from workers.generation.grammar import Grammars
-from workers.generation.masks import MaskFiller
+from workers.generation.grammar import Grammars, MaskFiller
 from workers.generation.proof import Earlier
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler, check_bias

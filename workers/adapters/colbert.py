@@ -22,16 +22,16 @@ from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.heads import load_head
 from workers.adapters.shared.late_interaction import LateInteraction, PairBatch
-from workers.adapters.shared.late_layout import (
+from workers.adapters.shared.long_texts import Tokens
+from workers.adapters.shared.packing import Int64Array
+from workers.adapters.shared.sentence_transformers_layout import (
     Expansion,
     LateLayout,
     read_late_layout,
     stanford_projection,
 )
-from workers.adapters.shared.long_texts import Tokens
-from workers.adapters.shared.packing import Int64Array
-from workers.adapters.shared.prompting import SIDES
 from workers.adapters.shared.text_model import (
+    SIDES,
     TextAdapter,
     TextBatch,
     TextModel,

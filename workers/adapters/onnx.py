@@ -22,7 +22,7 @@ from workers.adapters.shared.interface import Interface, ProgramTensor, fit
 from workers.adapters.shared.named_tensors import Array, NamedBatch
 from workers.adapters.shared.program import RepositoryProgram, entry_of
 from workers.foreign import line_of
-from workers.loading.onnx_data import external_files, nbytes_of
+from workers.loading.program_files import external_files, nbytes_of
 from workers.loading.source import SourceError
 from workers.repository.layout import ModelRefused
 

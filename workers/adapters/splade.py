@@ -22,6 +22,7 @@ from transformers import AutoModelForMaskedLM
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import CheckpointError, load_model
+from workers.adapters.shared.heads import nonzero_terms, strongest
 from workers.adapters.shared.options import NO_LIMIT, OptionReader
 from workers.adapters.shared.packing import Layout, Run
 from workers.adapters.shared.sentence_transformers_layout import (
@@ -30,7 +31,6 @@ from workers.adapters.shared.sentence_transformers_layout import (
     read_modules,
     read_transformer,
 )
-from workers.adapters.shared.sparse import nonzero_terms, strongest
 from workers.adapters.shared.text_model import TextAdapter, TextBatch, TextModel, TextPayload, is_query
 from workers.adapters.shared.transformer_settings import UnsupportedLayoutError, read_json, whole
 

@@ -1,6 +1,6 @@
 """Programs of `torch.export` (`model.pt2`): a graph of torch operators, called with its weights and the inputs.
 
-1. The file is opened without executing its content (`workers.loading.program_archive`) and moved to the device.
+1. The file is opened without executing its content (`workers.loading.program_files`) and moved to the device.
 2. The graph is called directly, without trees of inputs and guards. Sizes that the program assumes equal or bounded are
    checked here, all other shapes are checked against the configuration.
 3. Buffers that the program changes keep their new values. A program that changes tensors in place is rewritten, so that
@@ -22,9 +22,8 @@ from ipc.errors import InvalidInput
 from workers.adapters.base import AdapterSpec, LoadContext
 from workers.adapters.shared.interface import DATATYPE_OF, Interface, ProgramTensor, fit
 from workers.adapters.shared.named_tensors import NamedBatch
-from workers.adapters.shared.program import RepositoryProgram, entry_of
-from workers.adapters.shared.program_state import marks
-from workers.loading.program_archive import open_program
+from workers.adapters.shared.program import RepositoryProgram, entry_of, marks
+from workers.loading.program_files import open_program
 from workers.repository.layout import ModelRefused
 
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)

@@ -21,8 +21,7 @@ from ipc.memory.datatypes import BYTES
 from workers.adapters.base import AdapterSpec, LoadContext
 from workers.adapters.shared.interface import Interface, ProgramTensor, fit, number_of
 from workers.adapters.shared.named_tensors import NamedBatch
-from workers.adapters.shared.program import RepositoryProgram, entry_of
-from workers.adapters.shared.program_state import marks
+from workers.adapters.shared.program import RepositoryProgram, entry_of, marks
 from workers.foreign import line_of
 from workers.loading.source import SourceError
 from workers.repository.conversion import MOST_TENSORS

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from workers.generation.formats.table import Format
-from workers.generation.formats.tags import Tags
-from workers.generation.formats.wrappers import Wrapper
+from workers.generation.formats.tags import Tags, Wrapper
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 """The schema of arguments that may be any object."""

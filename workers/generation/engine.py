@@ -23,13 +23,11 @@ from ipc.wire.stats import GenerationStats
 from ipc.wire.streams import PROMPT, STARTED, PromptToken, Start, TokenLogprob
 from workers import foreign
 from workers.generation.attention import PagedAttention, plan_of
-from workers.generation.blocks import BlockPool
-from workers.generation.captured import CapturedSteps
-from workers.generation.packed_pass import packed_pass
+from workers.generation.captured import CapturedSteps, packed_pass
 from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.scheduler import Scheduler
 from workers.generation.scoring import first_token, scored
-from workers.generation.sequence import Output, Span, Spoiled
+from workers.generation.sequence import BlockPool, Output, Span, Spoiled
 from workers.generation.sequence import Sequence as Choice
 
 

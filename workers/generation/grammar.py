@@ -6,29 +6,46 @@
    grammar that was refused is remembered as well. Only calls of one `space` find what was kept, since the time of a
    request tells whether its grammar was known.
 3. Each choice gets a copy of the compiled grammar (`Guide`).
-4. A mistake in a grammar is `InvalidInput` with the words of llguidance, or plainer ones (`grammar_words`).
+4. A mistake in a grammar is `InvalidInput` with the words of llguidance, or plainer ones (`grammar_trial.plain`).
 
 NOTE: `Grammars` makes the tokenizer of llguidance when the model is loaded. A vocabulary of 250,000 tokens takes over
 two seconds, in which no other thread of the worker runs: llguidance keeps the lock of the interpreter.
+
+llguidance reads the tokenizer of a model so that no text becomes a control token:
+
+1. llguidance tokenizes the text that a grammar forces. The model's own tokenizer would make a control token of letters
+   such as `<think>`, which a grammar of text does not take.
+2. `without_marks` gives control tokens other names, which no text has. All ids stay what they are.
+3. Grammars in Lark may name control tokens. `with_ids` writes ids in place of these names.
+
+`MaskFiller` fills masks in a thread, while the model runs. The rows of all masks lie in one buffer. One call of
+llguidance fills the rows of a step without the interpreter's lock, so that the thread of the model never waits for this
+one.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
+import msgspec
+import torch
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from ipc.errors import InvalidInput
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
-from workers.generation import grammar_formats, grammar_numbers, grammar_tokens, grammar_words
+from workers.generation import grammar_formats, grammar_trial
 from workers.generation.answers import ANSWER, ANY_OBJECT, AnswerGrammar, Budget, Calls, Function
 from workers.generation.formats.table import Format
 from workers.generation.grammar_trial import LIMITS, Trial, error_of
 from workers.generation.request import Matcher
+from workers.generation.sequence import Sequence as Choice
+from workers.generation.sequence import Unfit
 from workers.generation.templates import switch_off_limits
 
 MOST_TALK = 512
@@ -132,10 +149,8 @@ class Grammars:
             return f", which has no {'end token' if backend else 'fast tokenizer'}"
         marks = self._form.marks
         added = self._tokenizer.added_tokens_decoder.items()
-        self._special = {
-            token.content: number for number, token in added if grammar_tokens.is_control(token, marks)
-        }
-        text = grammar_tokens.without_marks(backend.to_str(), self._special)
+        self._special = {token.content: number for number, token in added if is_control(token, marks)}
+        text = without_marks(backend.to_str(), self._special)
         try:
             guided = LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._end_ids)
         except ValueError as error:
@@ -200,7 +215,7 @@ class Grammars:
         try:
             self._compiled(f"start: {function.rule()}", field, space)
         except InvalidInput:
-            lost = grammar_numbers.lost(function.schema)
+            lost = grammar_formats.lost(function.schema)
             if function.strict or (lost is not None and not lost.is_type_bound):
                 raise
             return function.loose()
@@ -221,7 +236,7 @@ class Grammars:
         if isinstance(found, str):
             # NOTE: llguidance shows the line with the mistake, which for functions nobody but us has written.
             of_function = field.startswith("tools")
-            words, param = (grammar_words.of_function(found), "tools") if of_function else (found, field)
+            words, param = (grammar_trial.of_function(found), "tools") if of_function else (found, field)
             raise InvalidInput(f"{field}: {words}", param=param)
         return found
 
@@ -231,7 +246,7 @@ class Grammars:
     def _tried(self, text: str) -> LLMatcher | str:
         """A grammar, or what is wrong with the grammar."""
         assert self._guided is not None and self._trial is not None
-        lost = grammar_numbers.of_grammar(text)
+        lost = grammar_formats.lost_numbers(text)
         text = grammar_formats.of_grammar(text)
         error = str(lost) if lost else self._trial.error(text)
         return error or LLMatcher(self._guided, text, log_level=0, limits=LIMITS)
@@ -256,7 +271,7 @@ def _given(grammar: Grammar, special: Mapping[str, int]) -> str:
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.value)
     if grammar.kind == "lark":
-        return LLMatcher.grammar_from_lark(grammar_tokens.with_ids(grammar.value, special))
+        return LLMatcher.grammar_from_lark(with_ids(grammar.value, special))
     try:
         if grammar.kind == "llguidance":
             return _compact(grammar.value, special)
@@ -275,7 +290,7 @@ def _compact(text: str, special: Mapping[str, int]) -> str:
     grammars = value.get("grammars")
     for item in grammars if isinstance(grammars, list) else ():
         if isinstance(item, dict) and isinstance(item.get("lark_grammar"), str):
-            item["lark_grammar"] = grammar_tokens.with_ids(item["lark_grammar"], special)
+            item["lark_grammar"] = with_ids(item["lark_grammar"], special)
         schema = item.get("json_schema") if isinstance(item, dict) else None
         if isinstance(schema, dict):
             given = schema.get("x-guidance", {})
@@ -307,3 +322,111 @@ def _functions(tools: ToolUse) -> list[Function]:
 def _part(tokens: int, most: int) -> int:
     """Tokens at most, as a power of two, so that a grammar with the number is found again."""
     return 1 << max(1, min(tokens, most)).bit_length() - 1
+
+
+_HIDDEN = "\U0010ffff"
+"""A character that no text has."""
+_LARK_PART = re.compile(
+    r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*|(?P<token><[^<>\s\[\]]+>)'
+)
+
+
+def is_control(token: Any, marks: Collection[str]) -> bool:
+    """Whether an added token controls the model, as llguidance sees it, or is part of one of the `marks`."""
+    text: str = token.content
+    return bool(token.special) or (text[:1] + text[-1:]) == "<>" or any(text in mark for mark in marks)
+
+
+def without_marks(text: str, control: Collection[str]) -> str:
+    """JSON text of a tokenizer in which the `control` tokens are special and have names that no text has."""
+    tokenizer = msgspec.json.decode(text)
+    names = {name: f"{name[:-1]}{_HIDDEN}{name[-1:]}" for name in control}
+    for token in tokenizer["added_tokens"]:
+        if token["content"] in names:
+            token |= {"content": names[token["content"]], "special": True}
+    model = tokenizer["model"]
+    if isinstance(model["vocab"], dict):
+        _rename_pieces(model, names)
+    else:
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    return msgspec.json.encode(tokenizer).decode()
+
+
+def with_ids(lark: str, special: Mapping[str, int]) -> str:
+    """A grammar in Lark with `<[id]>` in place of the names of control tokens."""
+
+    def written(part: re.Match[str]) -> str:
+        token = special.get(part["token"] or "")
+        return part[0] if token is None else f"<[{token}]>"
+
+    return _LARK_PART.sub(written, lark)
+
+
+def _rename_pieces(model: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Rename pieces of a vocabulary, and leave out merges that would make one of them."""
+    known = names.keys() & model["vocab"].keys()
+    if not known:
+        return
+    model["vocab"] = {names.get(piece, piece): number for piece, number in model["vocab"].items()}
+    unknown = model.get("unk_token") or ""
+    if unknown in names:
+        model["unk_token"] = names[unknown]
+    model["merges"] = [
+        merge
+        for merge in model.get("merges", ())
+        if ("".join(merge) if isinstance(merge, list) else merge.replace(" ", "")) not in known
+    ]
+
+
+class GrammarFailed(Unfit, InvalidInput):
+    """The grammars of some `sequences` cannot go on; the message has the words of llguidance on the first."""
+
+    def __init__(self, sequences: Sequence[Choice], reason: str) -> None:
+        super().__init__(f"grammar: {reason}")
+        self.sequences = sequences
+
+
+class MaskFiller:
+    """The masks of one engine (`workers.generation.engine.Masks`)."""
+
+    def __init__(self, words: int, vocabulary: int, threads: int = 1) -> None:
+        """`words` as of `Grammars`, `vocabulary` is the number of logits of the model."""
+        self._words, self._width = words, -(-vocabulary // 32)
+        self._executor = LLExecutor(threads)
+        self._thread = ThreadPoolExecutor(1, "grammar-masks")
+        self._rows = torch.empty(0, words, dtype=torch.int32)
+        self._filling: Future[None] | None = None
+        self._choices: list[Choice] = []
+
+    def begin(self, sequences: Sequence[Choice]) -> None:
+        """Begin to fill `mask` of sequences, whose matchers are `Guide`s."""
+        if len(sequences) > len(self._rows):
+            self._rows = torch.empty(2 * len(sequences), self._words, dtype=torch.int32)
+        self._choices = list(sequences)
+        rows: list[tuple[LLMatcher, int]] = []
+        for row, sequence in enumerate(sequences):
+            assert isinstance(sequence.matcher, Guide)
+            sequence.mask = self._rows[row, : self._width]
+            rows.append((sequence.matcher.matcher, row))
+        self._filling = self._thread.submit(
+            self._executor.unsafe_compute_mask_ptr,
+            rows,
+            self._rows.data_ptr(),
+            self._words * 4,
+            len(self._rows),
+        )
+
+    def wait(self) -> None:
+        """Return when all masks are filled. Raises `GrammarFailed`."""
+        if self._filling is None:
+            return
+        filling, self._filling = self._filling, None
+        filling.result()
+        failed = {one: one.matcher.error for one in self._choices if isinstance(one.matcher, Guide)}
+        failed = {sequence: reason for sequence, reason in failed.items() if reason}
+        if failed:
+            raise GrammarFailed(list(failed), next(iter(failed.values())))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()

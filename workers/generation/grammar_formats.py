@@ -1,17 +1,22 @@
-"""Dates and times of schemas, as patterns of text that validators accept.
+"""What llguidance reads otherwise than validators of schemas: dates, times, and large numbers.
 
 llguidance's own `date` has a year 0000 and the 29th of February in each year, and its `time` has a second 60.
 `of_grammar` writes a pattern in place of these formats: years 0001 to 9999, seconds 00 to 59, six digits of a fraction
 at most, `T` and `Z` in upper case.
+
+llguidance reads every number of a schema as a double. A larger integer becomes its neighbour without a word, so such
+schemas are refused before llguidance sees them.
+
+1. `lost_numbers` looks through the schemas of a whole grammar: of its JSON, or behind `%json` in Lark.
+2. `lost` looks through one schema: values of `const` and `enum`, and bounds. A default or an example is no rule.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any
-
-from workers.generation import grammar_numbers
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
@@ -54,7 +59,7 @@ def of_grammar(text: str) -> str:
 
 def _lark(text: str) -> str:
     pieces, done = [], 0
-    for begin, end, schema in grammar_numbers.within_lark(text):
+    for begin, end, schema in within_lark(text):
         if begin >= done and _write(schema):
             pieces += [text[done:begin], json.dumps(schema)]
             done = end
@@ -63,7 +68,7 @@ def _lark(text: str) -> str:
 
 def _write(schema: Any) -> bool:
     """Write patterns into a schema; returns whether there was a date or a time."""
-    found = [part for part in grammar_numbers.parts(schema) if part.get("format") in tuple(_PATTERNS)]
+    found = [part for part in parts(schema) if part.get("format") in tuple(_PATTERNS)]
     for part in found:
         pattern = _PATTERNS[part.pop("format")]
         if "pattern" not in part:
@@ -73,3 +78,126 @@ def _write(schema: Any) -> bool:
             if isinstance(inner, list):
                 inner.append({"pattern": pattern})
     return bool(found)
+
+
+MOST_INTEGER = (1 << 53) - 1
+"""Integers up to this one are doubles, and so are their neighbours."""
+MOST_LONG = (1 << 63) - 1
+_EQUALITIES = ("const", "enum")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values are schemas by names of the client's choice."""
+_NO_RULES = ("default", "examples", "example", "x-guidance")
+_MAYBE_LONG = re.compile(r"[0-9]{16}|[0-9][eE]")
+"""PERF: text without such a number has none that could be lost, and most schemas are such text."""
+_SCHEMA = re.compile(r"%json\s*(?=[{\[])")
+
+
+class Lost(NamedTuple):
+    """A number that a grammar cannot hold, and the keyword that has the number."""
+
+    keyword: str
+    number: int | float
+
+    def __str__(self) -> str:
+        limit = f"{-MOST_INTEGER} to {MOST_INTEGER}"
+        return (
+            f"{self.number} in {self.keyword!r} cannot be held exactly: grammars hold integers from {limit}"
+        )
+
+    @property
+    def is_type_bound(self) -> bool:
+        """Whether the number only says that integers have 64 bits, as generated schemas do."""
+        return self.keyword in _BOUNDS and abs(self.number) >= MOST_LONG
+
+
+def lost_numbers(text: str) -> Lost | None:
+    """The first number that is lost in a grammar of llguidance, in its JSON or in Lark."""
+    if not _MAYBE_LONG.search(text):
+        return None
+    return next((found for schema in _schemas(text) if (found := lost(schema))), None)
+
+
+def lost(schema: Any) -> Lost | None:
+    """The first number of a schema that is lost."""
+    return next(_lost(schema), None)
+
+
+def _schemas(text: str) -> Iterator[Any]:
+    if not text.startswith("{"):
+        yield from (schema for _, _, schema in within_lark(text))
+        return
+    try:
+        grammars = json.loads(text).get("grammars")
+    except (ValueError, RecursionError):
+        return
+    for grammar in grammars if isinstance(grammars, list) else ():
+        if isinstance(grammar, dict):
+            yield grammar.get("json_schema")
+            lark = grammar.get("lark_grammar")
+            yield from (schema for _, _, schema in within_lark(lark if isinstance(lark, str) else ""))
+
+
+def within_lark(text: str) -> Iterator[tuple[int, int, Any]]:
+    """Begin and end of each schema in a grammar in Lark, and the schema as decoded for this call."""
+    decoder = json.JSONDecoder()
+    for mark in _SCHEMA.finditer(text):
+        try:
+            schema, end = decoder.raw_decode(text, mark.end())
+        except (ValueError, RecursionError):
+            continue
+        yield mark.end(), end, schema
+
+
+def parts(schema: Any) -> Iterator[Any]:
+    """The mappings that are rules of a schema, in order of the text."""
+    # NOTE: without recursion: a hostile schema may be nested as deep as a message can be.
+    left = [schema]
+    while left:
+        each = left.pop()
+        if isinstance(each, Mapping):
+            yield each
+            left += reversed([part for keyword, value in each.items() for part in _inner(keyword, value)])
+        elif isinstance(each, list):
+            left += reversed(each)
+
+
+def _lost(schema: Any) -> Iterator[Lost]:
+    for part in parts(schema):
+        for keyword, value in part.items():
+            if keyword in _EQUALITIES:
+                yield from (Lost(keyword, number) for number in _numbers(value) if not _is_equal(number))
+            elif keyword in _BOUNDS:
+                yield from _bound(keyword, value, part)
+
+
+def _inner(keyword: str, value: Any) -> Iterable[Any]:
+    """The schemas under a keyword."""
+    if keyword in _EQUALITIES or keyword in _NO_RULES:
+        return ()
+    return value.values() if keyword in _NAMED and isinstance(value, Mapping) else (value,)
+
+
+def _bound(keyword: str, value: Any, schema: Mapping[str, Any]) -> Iterator[Lost]:
+    is_longest = keyword == "maximum" and value == MOST_LONG and schema.get("type") == "integer"
+    if isinstance(value, int | float) and abs(value) > MOST_INTEGER and not is_longest:
+        yield Lost(keyword, value)
+
+
+def _is_equal(number: int | float) -> bool:
+    """Whether a grammar of this one number accepts its digits and no others."""
+    if abs(number) <= MOST_INTEGER or number == MOST_LONG:
+        return True
+    return abs(number) < MOST_LONG and int(float(number)) == number
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, Mapping):
+            left += reversed(list(each.values()))
+        elif isinstance(each, list):
+            left += reversed(each)
+        elif isinstance(each, int | float):
+            yield each

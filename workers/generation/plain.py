@@ -22,12 +22,11 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from ipc.wire.streams import PromptToken
 from workers import foreign
-from workers.generation.blocks import BlockPool
 from workers.generation.engine import Engine, Masks, Sampler
 from workers.generation.request import GenerationRequest
 from workers.generation.rope import depends_on_length, forget_lengths
 from workers.generation.scoring import scored
-from workers.generation.sequence import Output, Span
+from workers.generation.sequence import BlockPool, Output, Span
 from workers.generation.sequence import Sequence as Choice
 
 log = logging.getLogger(__name__)

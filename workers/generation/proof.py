@@ -31,14 +31,13 @@ from ipc.wire.streams import TokenLogprob
 from workers.device.findings import Findings
 from workers.device.oom import is_out_of_memory
 from workers.generation.attention import PagedAttention, plan_of
-from workers.generation.blocks import BlockPool
+from workers.generation.captured import packed_pass
 from workers.generation.engine import Engine
-from workers.generation.packed_pass import packed_pass
 from workers.generation.plain import Run, without_settings
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.rope import LengthRope, Unfollowed, forget_lengths, length_rope
+from workers.generation.sequence import BlockPool, Span
 from workers.generation.sequence import Sequence as Choice
-from workers.generation.sequence import Span
 
 log = logging.getLogger(__name__)
 

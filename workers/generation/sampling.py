@@ -28,14 +28,16 @@ from ipc.errors import InferenceFailed, InvalidInput
 from ipc.wire.streams import TokenLogprob
 from workers.generation.drawing import (
     STRETCH,
+    Entries,
     Ids,
+    RepeatedPassages,
+    TokenCounts,
     candidates_of,
     draw_filtered,
     draw_unfiltered,
     floors_of,
     has_filters,
 )
-from workers.generation.penalties import Entries, RepeatedPassages, TokenCounts
 from workers.generation.sequence import Sequence as Choice
 from workers.generation.sequence import Unfit
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from workers.generation.blocks import ROOT, BlockPool, Link
 from workers.generation.rope import LengthRope
-from workers.generation.sequence import Sequence, Span
+from workers.generation.sequence import ROOT, BlockPool, Link, Sequence, Span
 
 
 class Scheduler:

@@ -8,7 +8,7 @@
    else as transformers' `apply_chat_template` does. Without marks the ids are the same as those of transformers.
 
 With the variable `continue_final_message` the prompt ends within the last message, which an answer continues
-(`workers.generation.continuing`).
+(`workers.generation.template_forms`).
 
 A mark is a pair of noncharacters around a control token. A single mark stands where a string of the request ends with
 the beginning of a control token, so that two strings that the template joins make no control token either.
@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import jinja2
 
 from ipc.errors import InputTooLong, InvalidInput
-from workers.generation import continuing, tool_texts
-from workers.generation.formats.wrappers import Wrapper
+from workers.generation import template_forms, tool_texts
+from workers.generation.formats.tags import Wrapper
 from workers.generation.sandbox import MAX_CHARACTERS, Sandbox, TemplateOverrun
 from workers.generation.template_forms import TemplateForms
 from workers.generation.tool_texts import Shown
@@ -123,7 +123,7 @@ class ChatTemplate:
         others = self._control.mark(dict(variables or {}))
         said = None
         if others.pop("continue_final_message", False) and messages:
-            said, marked[-1] = messages[-1].get("content"), continuing.marked(marked[-1])
+            said, marked[-1] = messages[-1].get("content"), template_forms.marked(marked[-1])
         name = self._chosen(bool(tools))
         forms, functions = self._forms[name], self._control.mark(tools)
         if wrapper is not None:
@@ -139,10 +139,10 @@ class ChatTemplate:
 
     def _unfinished(self, text: str, name: str) -> str:
         """The prompt up to the end of the last message. Raises `InvalidInput` where no answer can continue there."""
-        cut = continuing.cut(text)
-        why = continuing.LEFT_OUT if cut is None else self._forms[name].obstacle
+        cut = template_forms.cut(text)
+        why = template_forms.LEAVES_OUT if cut is None else self._forms[name].obstacle
         if cut is None or why:
-            raise continuing.refusal(f"the chat template {name!r} of the model {why}")
+            raise template_forms.refusal(f"the chat template {name!r} of the model {why}")
         return cut
 
     def _marked_message(self, message: Mapping[str, Any]) -> dict[str, Any]:

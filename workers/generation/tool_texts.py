@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from workers.generation.formats.wrappers import Wrapper
+from workers.generation.formats.tags import Wrapper
 
 TEMPLATE, SYSTEM_TEXT, NONE = "template", "system text", "none"
 """How a model is shown functions: by its template, by a system text, or not at all."""

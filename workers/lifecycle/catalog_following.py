@@ -20,7 +20,7 @@ from ipc.settings import Settings
 from ipc.store.overrides import Overrides
 from ipc.store.store import Store
 from ipc.wire.catalogs import Entries
-from workers.lifecycle import grouping
+from workers.lifecycle import model_states
 from workers.lifecycle.model_states import ModelStates
 from workers.repository import opening
 from workers.repository.entries import RepositoryEntry, refuse_draft
@@ -84,7 +84,7 @@ class CatalogFollower:
         )
         opening.tell_bad(catalog)
         catalog = catalog.keeping(self.catalog.sources)
-        grouping.groups(catalog)
+        model_states.groups(catalog)
         self._watch.was_read(catalog.files)
         changed = catalog.sources != self.catalog.sources
         log.info("the catalog changed: it has %d models now", len(catalog))

@@ -1,4 +1,14 @@
-"""One load: the files, room for them, the adapter, the proof on the device, the memory it took."""
+"""One load: the files, room for them, the adapter, the proof on the device, the memory it took.
+
+A program of named tensors is also tried: whether its requests may be joined, its samples, its state as in the file.
+
+1. `row_trials` tries whether rows depend on their company. Sequences, streams and Python models are not tried.
+2. A program whose configuration leaves `max_batch_size` to the program is joined only if rows are independent.
+   Otherwise the program is loaded again, without a batch dimension. Programs of torch on CUDA are tried on the CPU.
+3. A stated `max_batch_size` is obeyed. Requests of a program whose rows depend on each other are joined only if the
+   configuration has `dynamic_batching`, as in Triton. Where a trial proves nothing they are joined.
+4. A program that has changed its own state in a trial or a sample is loaded again, so that no trace is left.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +20,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, check_names, gguf_of
+from ipc.catalog.model_config import InstanceGroup
 from ipc.settings import Settings
 from ipc.wire import codec
 from workers.adapters.base import Adapter, LoadContext
 from workers.adapters.registry import BUILT_IN, resolve
 from workers.adapters.shared.building import BUILDING, resolve_dtype
+from workers.adapters.shared.program import ProgramAdapter
 from workers.device.devices import Device, batch_tokens
 from workers.device.findings import Findings
-from workers.lifecycle import fingerprint, grouping, memory_budget, program_loads
+from workers.lifecycle import fingerprint, memory_budget, model_states
 from workers.lifecycle.instance import Instance, LoadAbandoned
+from workers.lifecycle.proof import Values, prove
+from workers.lifecycle.row_trials import Finding, Run, try_rows
 from workers.loading import reading, source
 from workers.repository.entries import RepositoryEntry
-
-log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 1.0
 BYTES_PER_S, DOWNLOADED_PER_S = 500e6, 50e6
@@ -84,7 +97,7 @@ class Loader:
         Raises whatever went wrong, for `workers.loading.failure` to classify.
         """
         entry, progress = instance.entry, Progress(instance, changed)
-        grouping.check_device(entry, self._device.torch, self._settings.worker_count)
+        model_states.check_device(entry, self._device.torch, self._settings.worker_count)
         if not instance.load_s:
             instance.load_s = expected_s(entry)
             changed()
@@ -98,7 +111,7 @@ class Loader:
         try:
             watched = reading.unchanged(directory, (LoadAbandoned,), gguf=gguf_of(entry))
             with nullcontext() if _has_own_code(entry) else watched:
-                adapter, values = program_loads.load(
+                adapter, values = load(
                     entry, lambda entry: self._build(entry, directory, dtype, progress), self._run
                 )
                 state = self._settings.state_root
@@ -227,3 +240,95 @@ def fetch(entry: ModelEntry, progress: Callable[[str, float], None]) -> Path:
         directory = source.from_package(where.package, where.path, where.gguf)
     source.read_ahead(directory, progress, where.gguf)
     return directory
+
+
+Build = Callable[[ModelEntry], Adapter]
+_STATEFUL = Finding("dependent", "the program keeps state of its own from one run to the next")
+
+
+def load(entry: ModelEntry, build: Build, run: Run) -> tuple[Adapter, Values]:
+    """Build an adapter and prove it; `run` executes a function on the device thread. Raises whatever went wrong."""
+    adapter = build(entry)
+    if not isinstance(adapter, ProgramAdapter):
+        return adapter, run(lambda: prove(adapter, entry))
+    return _Load(entry, adapter, build, run).finish()
+
+
+class _Load:
+    """The load of one program."""
+
+    def __init__(self, entry: ModelEntry, adapter: ProgramAdapter, build: Build, run: Run) -> None:
+        self._entry, self._build, self._run = entry, build, run
+        self._adapter, self._state = adapter, adapter.kept_state()
+        self._infers = isinstance(entry, RepositoryEntry) and entry.infers_batch
+
+    def finish(self) -> tuple[Adapter, Values]:
+        """The adapter, with its finding, and the values of its fingerprint."""
+        finding = self._try() if _may_be_joined(self._adapter) else None
+        if finding is not None and self._infers and finding.kind != "independent":
+            assert isinstance(self._entry, RepositoryEntry)
+            self._entry = msgspec.structs.replace(self._entry, default_batch=0)
+            self._again()
+        values = self._run(lambda: prove(self._adapter, self._entry))
+        if self._adapter.kept_state() != self._state:
+            log.info("model %s: %s; the program is loaded again", self._entry.id, _STATEFUL.words)
+            self._again()
+        if finding is not None:
+            self._conclude(finding)
+        return self._adapter, values
+
+    def _try(self) -> Finding:
+        if not self._may_break_device():
+            found = try_rows(self._adapter, self._run)
+            return found if self._adapter.kept_state() == self._state else _STATEFUL
+        beside = self._build(_on_cpu(self._entry))
+        assert isinstance(beside, ProgramAdapter)
+        found = try_rows(beside, self._run)
+        return found if beside.kept_state() == self._state else _STATEFUL
+
+    def _may_break_device(self) -> bool:
+        """Whether a value that becomes an index out of range would end the context of the device: torch on CUDA."""
+        device = getattr(self._adapter, "device", torch.device("cpu"))
+        return device.type == "cuda" and self._entry.adapter in ("torchscript", "torch_export")
+
+    def _again(self) -> None:
+        """Load the program anew."""
+        del self._adapter
+        adapter = self._build(self._entry)
+        assert isinstance(adapter, ProgramAdapter)
+        self._adapter, self._state = adapter, adapter.kept_state()
+
+    def _conclude(self, finding: Finding) -> None:
+        """Set what the finding means for batches, and say so."""
+        adapter, name, words = self._adapter, self._entry.id, finding.words
+        if finding.kind == "independent":
+            log.info("model %s: requests are joined, rows do not depend on each other (%s)", name, words)
+            return
+        if self._infers:
+            text = f"requests run one at a time, as no configuration states a max_batch_size: {words}"
+        elif finding.kind == "unknown":
+            text = f"requests are joined as max_batch_size says, without proof that rows are independent: {words}"
+        elif adapter.config.dynamic_batching is not None:
+            text = f"requests are joined as dynamic_batching says, and change each other's results: {words}"
+        else:
+            adapter.joins = False
+            text = (
+                f"requests run one at a time; dynamic_batching in the configuration would join them: {words}"
+            )
+        adapter.finding = text
+        log.warning("model %s: %s", name, text)
+
+
+def _on_cpu(entry: ModelEntry) -> RepositoryEntry:
+    assert isinstance(entry, RepositoryEntry)
+    config = msgspec.structs.replace(entry.config, instance_groups=(InstanceGroup(kind="KIND_CPU"),))
+    return msgspec.structs.replace(entry, config=config)
+
+
+def _may_be_joined(adapter: ProgramAdapter) -> bool:
+    config = adapter.config
+    tried = adapter.tries_rows and not adapter.streams and config.sequence_batching is None
+    return tried and config.max_batch_size > 1
+
+
+log = logging.getLogger(__name__)

@@ -1,29 +1,177 @@
 """Loads of one kind (models, or LoRA adapters), each in a thread of its own, and what becomes of them.
 
 1. `start` begins what is due, a bounded number at a time. What this process may have died of is not loaded beside
-   another such load, and not at all for a while after the second death (`lifecycle.crashes`).
+   another such load, and not at all for a while after the second death (`LoadCrashes`).
 2. A load succeeds, fails, or is given up (`LoadAbandoned`, `NoRoom`). A failure is classified, logged and kept.
 
-What a load does, and what its outcome means for others, is said by the two kinds: `model_loads` and `loras`.
+What a load does, and what its outcome means for others, is said by the two kinds: `ModelLoads` here, which makes room
+within the memory budget, and `LoraLoads` in `lifecycle.loras`.
+
+`LoadCrashes` remembers which models were being loaded when this worker's process died, so that no model can kill the
+worker for ever:
+
+1. A file per load is written before it begins and removed when it ends, well or not; it holds how often that was tried.
+   A worker that ends in order removes the files of its loads too.
+2. What a starting worker finds was being loaded when an earlier life of its slot died. Of those models only one at a
+   time is loaded, so that a second death names the guilty one; others are loaded beside it.
+3. A model that was being loaded at two deaths in a row is not loaded again for a while, by no worker, unless some
+   worker loads the model well meanwhile.
+4. A process may be killed from outside. SIGKILL does not tell who sent the signal: an operator, the kernel for want of
+   memory, the model itself. A model that has loaded well before is trusted for `MOST_KILLS` such deaths, and likewise
+   where nobody says how the process ended (systemd). A death by another signal or an exit code ends the trust.
+5. What nobody tries for `KEPT_S` of a life is forgotten.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
+import signal
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Generic, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
+from ipc.errors import ProtocolError
+from ipc.metrics.registry import WorkerMetrics
+from ipc.settings import Settings
 from workers import foreign
+from workers.adapters.base import Adapter
+from workers.device.devices import Device
 from workers.device.stepping import vital_thread
 from workers.lifecycle import memory_budget
-from workers.lifecycle.crashes import LoadCrashes
-from workers.lifecycle.instance import LifeCycle, LoadAbandoned, NoRoom
+from workers.lifecycle.instance import Instance, LifeCycle, LoadAbandoned, NoRoom
+from workers.lifecycle.loading import Loaded, Loader
 from workers.lifecycle.model_states import LoadLine, ModelStates
 from workers.loading import failure
 from workers.loading.failure import LoadFailure
+from workers.loading.source import DownloadFailed, SourceError
+from workers.repository.layout import ModelRefused
+from workers.repository.watch import EVERY_S
+
+MOST_DEATHS = 2
+MOST_KILLS = 5
+_FROM_OUTSIDE = ("", f"signal-{signal.SIGKILL:d}")
+"""Ends of a process that need not be its own fault."""
+RETRY_AFTER_S = 300.0
+KEPT_S = 300.0
+"""How long a life remembers a mark that it has found."""
+
+
+class LoadCrashes:
+    """The marks of one worker slot, under `root`, beside those that all slots share: `well.*` and `refused.*`."""
+
+    def __init__(self, root: Path, slot: int, ended_by: str = "") -> None:
+        """`ended_by` is how the earlier life of the slot ended, in the supervisor's words; "" where nobody says it."""
+        self._root, self._slot = root, slot
+        self._told: dict[str, float] = {}
+        """Refusals that this life has told, with the time of each."""
+        self._deaths: dict[str, int] = {}
+        self._running: set[str] = set()
+        self._lock, self._closed = threading.Lock(), False
+        self._found_at = time.monotonic()
+        for path in root.glob(f"{slot}.*"):
+            model, _, count = path.read_text().rpartition(" ")
+            if model and count.isdigit():
+                self._deaths[model] = int(count)
+                log.warning("the worker died (%s) while it loaded %s", ended_by or "nobody says how", model)
+                if ended_by not in _FROM_OUTSIDE:
+                    self._shared("well", model).unlink(missing_ok=True)
+
+    def may_begin(self, model: str) -> bool:
+        """Whether this load may begin beside those that run: no two of which an earlier life may have died."""
+        with self._lock:
+            return model not in self._known() or self._running.isdisjoint(self._deaths)
+
+    def verdict(self, model: str) -> LoadFailure | None:
+        """Why this model is not to be loaded now, if so; the next time it may be."""
+        refused = self._shared("refused", model)
+        with self._lock:
+            deaths = self._known().get(model, 0)
+            is_guilty = deaths >= (MOST_KILLS if self._shared("well", model).exists() else MOST_DEATHS)
+            is_told = _written(refused) in (self._told.get(model, 0.0), 0.0)
+            if not is_guilty and (is_told or time.time() - _written(refused) > RETRY_AFTER_S):
+                return None
+        self.end(model)
+        if is_guilty:
+            with contextlib.suppress(OSError):
+                refused.write_text(f"{deaths}")
+        self._told[model] = _written(refused)
+        times = "twice" if deaths <= MOST_DEATHS else f"{deaths} times"
+        return LoadFailure(
+            error_class="UNKNOWN",
+            permanent=False,
+            retry_after_s=RETRY_AFTER_S,
+            message=f"the worker process died {times} while it loaded this model",
+        )
+
+    def forgiven(self, model: str) -> bool:
+        """Whether a refusal of this life is over, as some worker has loaded the model well since."""
+        if model not in self._told or _written(self._shared("refused", model)) >= self._told[model]:
+            return False
+        del self._told[model]
+        return True
+
+    def begin(self, model: str) -> None:
+        """A load begins. A full disk costs the mark and not the load."""
+        with self._lock:
+            if self._closed:
+                return
+            self._running.add(model)
+            try:
+                self._root.mkdir(exist_ok=True, mode=0o700)
+                self._path(model).write_text(f"{model} {self._deaths.get(model, 0) + 1}")
+            except OSError as error:
+                log.warning("the load of %s is not marked: %s", model, error)
+
+    def end(self, model: str, *, well: bool = False) -> None:
+        """The load has ended, `well` or not, and the process lives."""
+        with self._lock:
+            self._forget(model)
+        if well:
+            self._shared("refused", model).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._root.mkdir(exist_ok=True, mode=0o700)
+                self._shared("well", model).touch()
+
+    def close(self) -> None:
+        """The process ends in order: loads that still run are no deaths, and none is marked any more."""
+        with self._lock:
+            self._closed = True
+            for model in list(self._running):
+                self._forget(model)
+
+    def _known(self) -> dict[str, int]:
+        """Deaths by model, those that were found too long ago and are not being tried forgotten."""
+        if time.monotonic() - self._found_at >= KEPT_S:
+            for model in self._deaths.keys() - self._running:
+                self._forget(model)
+        return self._deaths
+
+    def _forget(self, model: str) -> None:
+        self._deaths.pop(model, None)
+        self._running.discard(model)
+        self._path(model).unlink(missing_ok=True)
+
+    def _path(self, model: str) -> Path:
+        return self._shared(f"{self._slot}", model)
+
+    def _shared(self, kind: str, model: str) -> Path:
+        digest = hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
+        return self._root / f"{kind}.{digest}"
+
+
+def _written(path: Path) -> float:
+    """When a file was written (Unix seconds); 0 if there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
 
 log = logging.getLogger(__name__)
 
@@ -131,3 +279,90 @@ class Loads(ABC, Generic[T, R]):
             return found
         finally:
             foreign.settle_warnings()
+
+
+class ModelLoads(Loads[Instance, Loaded]):
+    """The loads of models on one worker."""
+
+    expected = (SourceError, DownloadFailed, ModelRefused, ProtocolError)
+
+    def __init__(
+        self,
+        states: ModelStates,
+        settings: Settings,
+        crashes: LoadCrashes,
+        device: Device,
+        run: Callable[[Callable[[], Any]], Any],
+        load_loras: Callable[[Instance, Adapter], None],
+        metrics: WorkerMetrics,
+    ) -> None:
+        """`run` executes a function on the device thread; `load_loras` loads what the profiles of a model name."""
+        super().__init__(states, states.due, crashes, settings.worker.load_threads)
+        self._loader, self._load_loras = Loader(settings, device, run), load_loras
+        self._device, self._metrics = device, metrics
+        self._closed = False
+
+    def close(self) -> None:
+        """Loads that run end soon, and what they loaded stays. Wants the lock."""
+        self._closed = True
+        for instance in self.states.instances():
+            instance.abandoned = True
+
+    def load(self, item: Instance) -> Loaded:
+        """One model, and the LoRA adapters that its profiles name."""
+        loaded = self._loader.load(item, self._room, partial(self.states.progressed, item))
+        self._load_loras(item, loaded.adapter)
+        return loaded
+
+    def succeeded(self, item: Instance, result: Loaded, seconds: float) -> None:
+        """The model serves, unless somebody has unloaded it meanwhile."""
+        log.info("%s loaded on %s in %.1f s", item.title, self._device.name, seconds)
+        self._metrics.loads.labels(item.name, self._metrics.worker, "loaded").inc()
+        how = partial(item.succeed, result.adapter, result.memory_bytes, seconds, time.monotonic())
+        self.states.end(item, how)
+        # NOTE: a start reads which models were unloaded by name before it can be told of another unload.
+        unwanted = not item.demanded and self.states.was_unloaded(item.entry)
+        if (item.abandoned or unwanted) and not self._closed:
+            self.states.begin_unload(item, "admin")
+
+    def failed(self, item: Instance, reason: LoadFailure | None) -> None:
+        """The model is failed; after lack of memory another model goes first, and the load is tried once more."""
+        if reason is None:
+            self.states.end(item, item.rest)
+            return
+        self._metrics.loads.labels(item.name, self._metrics.worker, "failed").inc()
+        if reason.error_class == "OOM" and not (item.relieved or item.abandoned):
+            item.relieved = True
+            if self.states.make_way(item) or self.states.evict(1, "oom", last_may_go=True):
+                self.states.again(item)
+                return
+        self.states.end(item, partial(item.fail, reason, time.monotonic()))
+
+    def refused(self, item: Instance, verdict: LoadFailure) -> None:
+        """The model is failed for a while; that counts as no load."""
+        self.states.end(item, partial(item.fail, verdict, time.monotonic()))
+
+    def _room(self, instance: Instance, nbytes: int) -> None:
+        """Wait until the budget has room for a load, and make it; see `Loader.load`."""
+        states = self.states
+        with states.lock:
+            instance.reserved_bytes = nbytes
+            while not (self._closed or instance.abandoned):
+                leaving = any(other.state == "unloading" for other in states.instances())
+                excess = states.used_bytes() - states.budget.nbytes
+                if excess <= 0 and not (instance.relieved and leaving):
+                    return
+                if not leaving and not states.make_way(instance):
+                    if not instance.demanded and not states.is_pinned(instance):
+                        raise NoRoom("it does not fit beside the others and no request has asked for it")
+                    if not states.evict(excess, "memory", last_may_go=self._last_may_go(instance)):
+                        return
+                states.lock.wait(EVERY_S)
+        raise LoadAbandoned("nobody wants it any more")
+
+    def _last_may_go(self, instance: Instance) -> bool:
+        """The last loaded model gives way when there would not be enough memory at all, or when another one comes."""
+        coming = (i for i in self.states.instances() if i is not instance and i.state == "loading")
+        return self.states.used_bytes() > self.states.budget.total_nbytes or any(
+            i.reserved_bytes for i in coming
+        )

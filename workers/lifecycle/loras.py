@@ -31,9 +31,8 @@ from ipc.wire.messages import Call
 from workers.adapters.base import Adapter
 from workers.adapters.shared.lora import FittedLora, LoraLayers
 from workers.lifecycle import memory_budget
-from workers.lifecycle.crashes import LoadCrashes
 from workers.lifecycle.instance import Instance, LoadAbandoned, LoraAdapter
-from workers.lifecycle.loads import Loads
+from workers.lifecycle.loads import LoadCrashes, Loads
 from workers.lifecycle.model_states import LoadLine, ModelStates
 from workers.lifecycle.proof import prove
 from workers.loading import lora_files

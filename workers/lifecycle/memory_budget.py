@@ -30,7 +30,7 @@ from ipc.settings import Settings
 from workers.adapters.base import Adapter
 from workers.device.devices import Device
 from workers.loading.gguf_file import read_model
-from workers.loading.onnx_data import external_files, nbytes_of
+from workers.loading.program_files import external_files, nbytes_of
 from workers.loading.source import weight_files
 
 TRIM_AFTER_BYTES = 128 << 20

@@ -27,7 +27,7 @@ from workers import foreign
 from workers.adapters.shared.program import SEED, ProgramAdapter, Sample
 from workers.device import oom
 from workers.foreign import line_of
-from workers.lifecycle.program_proof import outputs_of
+from workers.lifecycle.proof import outputs_of
 
 Run = Callable[[Callable[[], Any]], Any]
 Arrays = Mapping[str, np.ndarray]

@@ -27,7 +27,7 @@ from workers.device.devices import Device
 from workers.endpoint.endpoint import Endpoint, Handler
 from workers.lifecycle.models import ModelTable
 from workers.pipeline import Pipeline
-from workers.reporting.reporter import Reporter
+from workers.reports import Reporter
 from workers.runtime import Runtime
 from workers.scheduling.batch_counts import BatchLog
 

@@ -25,9 +25,9 @@ class CausalFiles:
         """transformers' tokenizer, with the chat template."""
         if self._stored is None:
             return checkpoint.load_tokenizer(self._context)
-        from workers.adapters.shared import gguf_tokenizer
+        from workers.adapters.shared import gguf_weights
 
-        tokenizer = gguf_tokenizer.read_tokenizer(self._stored)
+        tokenizer = gguf_weights.read_tokenizer(self._stored)
         checkpoint.refuse_without_words(tokenizer)
         self._context.progress("tokenizer", 1.0)
         return tokenizer
@@ -46,7 +46,7 @@ class CausalFiles:
         return model
 
     def _from_gguf(self) -> Any:
-        from workers.adapters.shared import gguf_tokenizer, gguf_weights
+        from workers.adapters.shared import gguf_weights
 
         context, stored = self._context, self._stored
         assert stored is not None
@@ -54,6 +54,6 @@ class CausalFiles:
         config = gguf_weights.config_of(stored)
         model = gguf_weights.load(stored, config, context.dtype, context.progress)
         model.config.use_cache = False
-        model.generation_config.eos_token_id = gguf_tokenizer.end_ids(stored) or None
+        model.generation_config.eos_token_id = gguf_weights.end_ids(stored) or None
         context.progress("weights", 1.0)
         return model.to(context.device).eval().requires_grad_(False)

@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.building import BUILDING
 from workers.adapters.shared.packing import COUNTED, Positions
-from workers.adapters.shared.rope_scaling import scaled_positions
+from workers.adapters.shared.transformer_settings import scaled_positions
 from workers.device.oom import is_out_of_memory
 from workers.loading.reading import safe_open
 from workers.loading.source import PICKLED, is_plain

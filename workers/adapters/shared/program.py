@@ -3,14 +3,17 @@
 A family defines `config` and `infer`; `ProgramAdapter` defines the other methods of `Adapter`. The operation
 `workers.operations.infer` checks and prepares requests. `RepositoryProgram` adds the device and the warm-up inputs of
 programs in a model repository.
+
+Marks of what a program keeps between two runs (`marks`) tell whether a run has changed something.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import zlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -264,3 +267,26 @@ def _from_file(directory: Path, where: str, shape: tuple[int, ...], given: Warmu
     except InvalidInput as error:
         raise ModelRefused(f"{where}: {error.message}") from error
     return np.broadcast_to(row.reshape(given.dims), shape)
+
+
+def mark(value: Any) -> object:
+    """Equal for equal values: a checksum for a tensor, and the same for what lists and dictionaries hold."""
+    if isinstance(value, torch.Tensor):
+        return _mark_of_tensor(value.detach())
+    if isinstance(value, dict):
+        return tuple((key, mark(each)) for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(mark, value))
+    return repr(value) if isinstance(value, (str, bytes, bool, int, float, type(None))) else ""
+
+
+def marks(values: Iterable[Any]) -> tuple[object, ...]:
+    """The mark of each value."""
+    return tuple(map(mark, values))
+
+
+def _mark_of_tensor(tensor: torch.Tensor) -> object:
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return None
+    raw = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+    return str(tensor.dtype), tuple(tensor.shape), zlib.crc32(raw.numpy().data)

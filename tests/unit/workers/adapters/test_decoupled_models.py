@@ -12,7 +12,7 @@ from ipc.settings import Repository
 from tests.tiny import programs
 from workers.adapters.base import LoadContext
 from workers.adapters.python_model import PythonModelAdapter
-from workers.lifecycle import program_proof
+from workers.lifecycle import proof
 from workers.repository import entries
 from workers.repository.layout import ModelRefused
 
@@ -114,5 +114,5 @@ def test_a_decoupled_class_without_its_method_cannot_be_made(tmp_path: Path) -> 
 
 def test_the_proof_of_a_stream_without_an_end_takes_its_first_part_and_closes_it(tmp_path: Path) -> None:
     adapter = load(entry_of(tmp_path, DECOUPLED, source=ENDLESS))
-    assert program_proof.prove(adapter, "m@1") == {"infer.0.OUTPUT": [0.0]}
+    assert proof.prove_program(adapter, "m@1") == {"infer.0.OUTPUT": [0.0]}
     assert type(adapter._model).closed == 2  # type: ignore[attr-defined]

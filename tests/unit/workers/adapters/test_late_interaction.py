@@ -15,8 +15,8 @@ from ipc.errors import InvalidInput
 from ipc.wire.messages import Call, EncodeCall, InputItem, ScoreCall
 from workers.adapters.base import Adapter, AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared import late_interaction
+from workers.adapters.shared.heads import paired_dots
 from workers.adapters.shared.late_interaction import LateInteraction, PairBatch, max_sim, slices
-from workers.adapters.shared.sparse import paired_dots
 
 WIDTH = 4
 

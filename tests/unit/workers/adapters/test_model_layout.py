@@ -22,8 +22,8 @@ from workers.adapters.colbert import ColbertAdapter
 from workers.adapters.dense import DenseAdapter
 from workers.adapters.shared.checkpoint import CheckpointError, load_tokenizer, load_transformer
 from workers.adapters.shared.heads import load_head
-from workers.adapters.shared.prompting import Prompts
 from workers.adapters.shared.sentence_transformers_layout import read_layout
+from workers.adapters.shared.text_model import Prompts
 from workers.adapters.shared.transformer_settings import UnsupportedLayoutError
 
 CPU = torch.device("cpu")

@@ -16,10 +16,15 @@ from hypothesis import strategies as st
 from tests.fakes import varlen as reference_kernels
 from tests.tiny.models import build
 from workers.adapters.shared import encoder as encoder_module
-from workers.adapters.shared.attention import WINDOW_BLOCK, VarlenKernel, attend_runs, select_kernel
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.classification import SequenceClassifier
-from workers.adapters.shared.encoder import TextEncoder
+from workers.adapters.shared.encoder import (
+    WINDOW_BLOCK,
+    TextEncoder,
+    VarlenKernel,
+    attend_runs,
+    select_kernel,
+)
 from workers.adapters.shared.linears import LaidOutLinear
 from workers.adapters.shared.packing import COUNTED, PackedBatch, Positions, TokenSequence, filled, pack
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from workers.adapters.shared.heads import pool
 from workers.adapters.shared.packing import TokenSequence, pack
-from workers.adapters.shared.pooling_modes import MODES, resolve_modes
+from workers.adapters.shared.sentence_transformers_layout import MODES, resolve_modes
 
 CASES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10)), min_size=1, max_size=8)
 

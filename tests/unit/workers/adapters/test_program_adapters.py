@@ -25,7 +25,7 @@ from workers.adapters.shared.named_tensors import NamedBatch, NamedInputs
 from workers.adapters.shared.program import ProgramAdapter
 from workers.inputs import Payload
 from workers.lifecycle.memory_budget import give_back, private_bytes
-from workers.lifecycle.program_proof import call_of
+from workers.lifecycle.proof import call_of
 from workers.loading.source import SourceError
 from workers.operations import operation_of
 from workers.repository import entries

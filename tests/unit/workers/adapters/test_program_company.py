@@ -26,7 +26,7 @@ from workers.device.devices import Device
 from workers.inputs import Payload
 from workers.lifecycle import loading
 from workers.lifecycle.instance import Instance
-from workers.lifecycle.program_proof import call_of
+from workers.lifecycle.proof import call_of
 from workers.operations.infer import Infer
 from workers.repository import entries
 

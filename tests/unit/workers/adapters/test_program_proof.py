@@ -14,7 +14,7 @@ from ipc.errors import UnexpectedOutput
 from workers.adapters.base import AdapterSpec, LoadContext
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import ProgramAdapter, Sample
-from workers.lifecycle.program_proof import prove
+from workers.lifecycle.proof import prove_program
 
 
 class Program(ProgramAdapter):
@@ -76,20 +76,20 @@ class Warm(Program):
 
 def test_zeros_run_twice_and_only_what_is_the_same_counts() -> None:
     program = Program()
-    assert prove(program, "m") == {"infer.0.Y": [0.0, 1.0]}
+    assert prove_program(program, "m") == {"infer.0.Y": [0.0, 1.0]}
     assert program.calls == 2
 
 
 def test_samples_of_a_warm_up_all_run() -> None:
     program = Warm(must_run=True)
-    assert prove(program, "m") == {"infer.0.Y": [0.0, 2.0], "infer.1.Y": [0.0, 3.0, 3.0, 3.0]}
+    assert prove_program(program, "m") == {"infer.0.Y": [0.0, 2.0], "infer.1.Y": [0.0, 3.0, 3.0, 3.0]}
     assert program.calls == 4
 
 
 def test_zeros_need_not_suit_a_program_but_its_own_samples_must() -> None:
-    assert prove(Program(error=ZeroDivisionError()), "m") == {}
+    assert prove_program(Program(error=ZeroDivisionError()), "m") == {}
     with pytest.raises(ZeroDivisionError):
-        prove(Warm(must_run=True, error=ZeroDivisionError()), "m")
+        prove_program(Warm(must_run=True, error=ZeroDivisionError()), "m")
 
 
 @pytest.mark.parametrize(
@@ -102,16 +102,16 @@ def test_zeros_need_not_suit_a_program_but_its_own_samples_must() -> None:
 )
 def test_outputs_that_contradict_the_configuration_fail_the_load(output: TensorConfig, words: str) -> None:
     with pytest.raises(UnexpectedOutput, match=words):
-        prove(Program(outputs=(output,)), "m")
+        prove_program(Program(outputs=(output,)), "m")
     optional = TensorConfig(name="X", datatype="FP32", dims=(-1, 2), optional=True)
-    assert prove(Program(outputs=(output,), inputs=(optional,)), "m") == {}
+    assert prove_program(Program(outputs=(output,), inputs=(optional,)), "m") == {}
 
 
 def test_lack_of_memory_is_no_matter_of_zeros() -> None:
     with pytest.raises(MemoryError):
-        prove(Program(error=MemoryError()), "m")
+        prove_program(Program(error=MemoryError()), "m")
 
 
 def test_a_program_that_keeps_sequences_is_asked_like_every_other() -> None:
     program = Program(sequence_batching=SequenceBatching())
-    assert prove(program, "m") and program.calls
+    assert prove_program(program, "m") and program.calls

@@ -20,7 +20,7 @@ from workers.adapters.base import Prepared
 from workers.adapters.shared.named_tensors import NamedInputs, host_array
 from workers.adapters.shared.program import ProgramAdapter
 from workers.adapters.shared.slot_batch import SlotBatch, check_step
-from workers.lifecycle.program_proof import prove
+from workers.lifecycle.proof import prove_program
 from workers.repository.layout import ModelRefused
 
 CONTROLS = (
@@ -143,7 +143,7 @@ def test_programs_of_every_backend_keep_totals_by_slot(tmp_path: Path, name: str
     adapter = load(tmp_path, name)
     run(adapter, {0: (Step(1, start=True), 10), 2: (Step(2, start=True), 20)})
     with torch.inference_mode():
-        prove(adapter, name)
+        prove_program(adapter, name)
     assert run(adapter, {2: (Step(2), 5)})[2] == 25
     assert run(adapter, {1: (Step(3, start=True, end=True), 7)})[1] == 7
     found = run(adapter, {0: (Step(1, end=True), 1), 2: (Step(2, end=True), 1), 1: (Step(4, start=True), 3)})
@@ -194,7 +194,7 @@ def test_sequence_models_in_the_form_of_triton_answer_as_they_do_there(
     )
     adapter = load(tmp_path, "m")
     codec.check_status(ModelStatus("m@1", "loaded", config=adapter.config))
-    prove(adapter, "m")
+    prove_program(adapter, "m")
     row = np.array([10, 20, 30, 40] if dims != [1] else [10], dtype)
     sent = {slot: (row + slot)[None] if rows else row for slot in ([1, 3] if rows else [0])}
     prepared = [

@@ -19,8 +19,7 @@ from tests.harness.guided_model import Answer, Model
 from tests.tiny import chat_tokenizers
 from workers.generation import grammar_trial
 from workers.generation.formats.table import NAMES, Format, detect
-from workers.generation.grammar import Grammars, Guide
-from workers.generation.masks import GrammarFailed, MaskFiller
+from workers.generation.grammar import GrammarFailed, Grammars, Guide, MaskFiller
 from workers.generation.request import GenerationRequest
 from workers.generation.sequence import Sequence as Choice
 from workers.generation.text import Vocabulary

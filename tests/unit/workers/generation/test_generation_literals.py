@@ -13,7 +13,7 @@ from ipc.wire.messages import GenerateCall, Grammar, ToolUse
 from ipc.wire.streams import CALLED, REASONING, TEXT
 from tests.harness.guided_model import Model
 from tests.tiny import chat_tokenizers
-from workers.generation import grammar_tokens
+from workers.generation import grammar as grammar_text
 
 OPEN = "<|im_start|>assistant\n<think>\n"
 MARKS = ("<think>", "</think>", "[THINK]", "<|channel>thought", "<|im_end|>", "</tool_call>", "[TOOL_CALLS]")
@@ -170,7 +170,7 @@ def test_clients_may_name_control_tokens_in_lark(known: Any) -> None:
     model = known("qwen3")
     token = model.tokenizer.convert_tokens_to_ids("<tool_response>")
     lark = 'start: "<tool_response>" /<\\/?b>/ <tool_response> "x" // <tool_response>\n'
-    written = grammar_tokens.with_ids(lark, {"<tool_response>": token})
+    written = grammar_text.with_ids(lark, {"<tool_response>": token})
     assert written == lark.replace(" <tool_response> ", f" <[{token}]> ", 1)
     guide = model.guide(
         GenerateCall(grammar=Grammar("lark", 'start: "a" <tool_response> "b"'), splits=False), ""
@@ -182,13 +182,13 @@ def test_pieces_of_a_vocabulary_that_are_control_tokens_are_made_by_no_merge() -
     vocabulary = {"<": 0, "s": 1, ">": 2, "<s": 3, "<s>": 4, "a": 5}
     model = {"type": "BPE", "vocab": vocabulary, "merges": [["<", "s"], ["<s", ">"]], "unk_token": "<s>"}
     text = json.dumps({"added_tokens": [{"id": 4, "content": "<s>", "special": True}], "model": model})
-    hidden = json.loads(grammar_tokens.without_marks(text, {"<s>"}))
+    hidden = json.loads(grammar_text.without_marks(text, {"<s>"}))
     [token] = hidden["added_tokens"]
     assert hidden["model"]["vocab"] == {"<": 0, "s": 1, ">": 2, "<s": 3, token["content"]: 4, "a": 5}
     assert hidden["model"]["merges"] == [["<", "s"]]
     assert hidden["model"]["unk_token"] == token["content"] != "<s>"
     unigram = {"type": "Unigram", "vocab": [["<s>", 0.0], ["a", -1.25]], "unk_id": 0}
     hidden = json.loads(
-        grammar_tokens.without_marks(json.dumps({"added_tokens": [token], "model": unigram}), {"<s>"})
+        grammar_text.without_marks(json.dumps({"added_tokens": [token], "model": unigram}), {"<s>"})
     )
     assert hidden["model"]["vocab"] == [[token["content"], 0.0], ["a", -1.25]]

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from tests.fakes.generating import KeptOutput, request_of
-from workers.generation.blocks import BlockPool
 from workers.generation.scheduler import Scheduler
-from workers.generation.sequence import Sequence, Span
+from workers.generation.sequence import BlockPool, Sequence, Span
 
 SIZE = 4
 

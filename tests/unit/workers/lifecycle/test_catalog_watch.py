@@ -19,8 +19,8 @@ from ipc.catalog.entries import (
     preloaded_names,
 )
 from ipc.errors import ConfigError
-from workers.lifecycle import crashes
-from workers.lifecycle.crashes import LoadCrashes
+from workers.lifecycle import loads
+from workers.lifecycle.loads import LoadCrashes
 from workers.repository import opening
 from workers.repository.opening import open_accepted
 from workers.repository.watch import CatalogWatch, look
@@ -194,7 +194,7 @@ def test_a_mark_that_nobody_tries_is_forgotten(tmp_path: Path, monkeypatch: pyte
     marks = LoadCrashes(tmp_path, 0)
     marks.begin("slow")
     assert not marks.may_begin("stale")
-    monkeypatch.setattr(crashes, "KEPT_S", 0.0)
+    monkeypatch.setattr(loads, "KEPT_S", 0.0)
     assert marks.may_begin("stale") and len(list(tmp_path.iterdir())) == 1, "what is being tried is kept"
     assert LoadCrashes(tmp_path, 0).verdict("slow") is None
     monkeypatch.undo()

@@ -20,8 +20,8 @@ from tests.fakes.adapter import FakeAdapter
 from tests.harness.server import wait_until
 from workers.adapters.shared.lora import FittedLora, LoraLayers
 from workers.lifecycle import loras
-from workers.lifecycle.crashes import LoadCrashes
 from workers.lifecycle.instance import Instance, LoraAdapter
+from workers.lifecycle.loads import LoadCrashes
 from workers.lifecycle.loras import LoraLoads
 from workers.lifecycle.model_states import ModelStates
 from workers.loading.failure import LoadFailure

@@ -13,7 +13,8 @@ from ipc.settings import Settings
 from tests.fakes.adapter import FakeAdapter
 from tests.fakes.clock import Clock
 from tests.unit.workers.lifecycle.test_model_states import ENTRY, table
-from workers.lifecycle import maintenance, memory_budget, model_states
+from workers.lifecycle import memory_budget, model_states
+from workers.lifecycle import models as maintenance
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.models import ModelTable
 from workers.loading.failure import LoadFailure

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry, Profile
 from tests.fakes.adapter import FakeAdapter
-from workers.lifecycle import grouping
+from workers.lifecycle import model_states
 from workers.lifecycle.instance import NEXT, Instance, WrongTransition
 from workers.loading.failure import LoadFailure
 
@@ -95,16 +95,16 @@ def test_profiles_share_weights_unless_they_differ_in_what_is_read_at_the_load(
     profile: Profile, shares: bool
 ) -> None:
     catalog = Catalog([entry(profiles={"other": profile})])
-    assert len(grouping.groups(catalog)) == (1 if shares else 2)
+    assert len(model_states.groups(catalog)) == (1 if shares else 2)
 
 
 def test_a_family_that_cannot_be_imported_shares_nothing_that_differs() -> None:
     strange = ModelEntry(
         "m", ENTRY.source, adapter="no.such:Family", profiles={"p": Profile(runtime={"a": 1})}
     )
-    assert len(grouping.groups(Catalog([strange]))) == 2
+    assert len(model_states.groups(Catalog([strange]))) == 2
 
 
 def test_different_models_never_share() -> None:
     alias = ModelEntry("org/alias", ENTRY.source, adapter=ENTRY.adapter)
-    assert len(grouping.groups(Catalog([ENTRY, alias]))) == 2
+    assert len(model_states.groups(Catalog([ENTRY, alias]))) == 2

@@ -19,7 +19,7 @@ from tests.tiny import chat_tokenizers, gguf_models
 from tests.unit.workers.adapters import test_causal_adapter
 from workers.adapters.base import Prepared
 from workers.adapters.causal import CausalAdapter
-from workers.adapters.shared import gguf_tokenizer
+from workers.adapters.shared import gguf_weights
 from workers.lifecycle.loading import fetch
 from workers.lifecycle.memory_budget import estimate
 from workers.loading.gguf_file import GgufRefused, read_model
@@ -88,14 +88,14 @@ def test_the_tokenizer_of_a_file_cuts_texts_like_the_original(tmp_path: Path) ->
     path = tmp_path / "model.gguf"
     gguf_models.write(path, "qwen2", fields={"tokenizer.ggml.eot_token_id": 7})
     stored, original = read_model(path), chat_tokenizers.build("chatml")
-    tokenizer = gguf_tokenizer.read_tokenizer(stored)
+    tokenizer = gguf_weights.read_tokenizer(stored)
     for text in (*TEXTS, ""):
         assert tokenizer.encode(text) == original.encode(text)
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.chat_template == original.chat_template
     assert (tokenizer.eos_token, tokenizer.pad_token) == (original.eos_token, original.pad_token)
     ends = {7, original.eos_token_id, *original.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])}
-    assert gguf_tokenizer.end_ids(stored) == sorted(ends - {None})
+    assert gguf_weights.end_ids(stored) == sorted(ends - {None})
     assert tokenizer.model_max_length == gguf_models.CONTEXT
 
 
@@ -106,7 +106,7 @@ def test_the_tokenizer_of_a_file_cuts_texts_like_the_original(tmp_path: Path) ->
 def test_texts_are_cut_in_the_way_that_the_file_names(name: str, words: list[str], tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     gguf_models.write(path, "qwen2", fields={"tokenizer.ggml.pre": name})
-    backend = gguf_tokenizer.read_tokenizer(read_model(path)).backend_tokenizer
+    backend = gguf_weights.read_tokenizer(read_model(path)).backend_tokenizer
     assert [word.replace("Ġ", " ") for word, _ in backend.pre_tokenizer.pre_tokenize_str("a 123")] == words
 
 
@@ -129,7 +129,7 @@ def test_a_tokenizer_that_cannot_be_had_is_refused(fields: dict[str, Any], why: 
     path = tmp_path / "model.gguf"
     gguf_models.write(path, "qwen2", fields=fields)
     with pytest.raises(GgufRefused, match=why):
-        gguf_tokenizer.read_tokenizer(read_model(path))
+        gguf_weights.read_tokenizer(read_model(path))
 
 
 def test_a_file_is_described_by_its_fields_and_served_under_its_name(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_sentencepiece_vocabulary_merges_by_its_scores(
     described = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
     dropped = dict.fromkeys(("merges", "pre", "padding_token_id"))
     gguf_models.write(path, fields={**described, **{f"tokenizer.ggml.{name}": None for name in dropped}})
-    tokenizer = gguf_tokenizer.read_tokenizer(read_model(path))
+    tokenizer = gguf_weights.read_tokenizer(read_model(path))
     ids = tokenizer.encode("ab c\u00e9")
     assert tokenizer.convert_ids_to_tokens(ids) == ["<s>", first, "\u2581", "c", "<0xC3>", "<0xA9>"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == "ab c\u00e9"

@@ -16,7 +16,7 @@ import torch
 
 from tests.tiny.program_modules import AddSub, Classifier, RowSums
 from tests.tiny.programs import exported
-from workers.loading.program_archive import open_program
+from workers.loading.program_files import open_program
 from workers.loading.source import SourceError
 
 MODEL = "models/model.json"

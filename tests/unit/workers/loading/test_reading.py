@@ -25,7 +25,7 @@ from workers.device.devices import Device
 from workers.lifecycle.instance import Instance, LoadAbandoned
 from workers.lifecycle.loading import Loader
 from workers.loading import failure, reading
-from workers.loading.onnx_data import external_files, nbytes_of
+from workers.loading.program_files import external_files, nbytes_of
 from workers.loading.reading import FilesChanged, files_of, mapped_files, unchanged
 
 

@@ -17,7 +17,7 @@ from ipc.errors import ConfigError
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository
 from tests.harness.server import FAKE_CATALOG
-from workers.lifecycle import grouping
+from workers.lifecycle import model_states
 from workers.repository import opening
 from workers.repository.entries import RepositoryEntry
 from workers.repository.layout import ModelRefused
@@ -126,13 +126,13 @@ def test_every_change_of_a_repository_is_noticed_once_it_has_settled(
 
 def test_only_the_version_whose_files_changed_is_loaded_anew(tmp_path: Path) -> None:
     repository = settings(model(tmp_path, "m", 1, 2))
-    before = grouping.groups(open_catalog(NONE, repository)).keys()
-    assert grouping.groups(open_catalog(NONE, repository)).keys() == before
+    before = model_states.groups(open_catalog(NONE, repository)).keys()
+    assert model_states.groups(open_catalog(NONE, repository)).keys() == before
     os.truncate(tmp_path / "m" / "2" / "model.pt2", 3)
-    after = grouping.groups(open_catalog(NONE, repository))
+    after = model_states.groups(open_catalog(NONE, repository))
     assert [entry.id for facts, [entry] in after.items() if facts not in before] == ["m@2"]
     (tmp_path / "m" / "labels.txt").write_text("a")
-    assert not grouping.groups(open_catalog(NONE, repository)).keys() & before
+    assert not model_states.groups(open_catalog(NONE, repository)).keys() & before
 
 
 def test_a_worker_that_starts_again_takes_the_repository_as_it_is(tmp_path: Path) -> None:
@@ -200,21 +200,21 @@ CUDA, CPU = torch.device("cuda"), torch.device("cpu")
     ],
 )
 def test_instance_groups_choose_workers(groups: tuple[InstanceGroup, ...], slots: list[int]) -> None:
-    assert [slot for slot in range(4) if grouping.offers(entry(*groups), slot, CUDA, 4)] == slots
-    grouping.check_device(entry(*groups), CUDA, 4)
+    assert [slot for slot in range(4) if model_states.offers(entry(*groups), slot, CUDA, 4)] == slots
+    model_states.check_device(entry(*groups), CUDA, 4)
 
 
 def test_a_group_that_no_worker_can_be_is_refused_by_all() -> None:
     far = entry(InstanceGroup(kind="KIND_GPU", gpus=(7,)))
-    assert all(grouping.offers(far, slot, CUDA, 2) for slot in range(2))
+    assert all(model_states.offers(far, slot, CUDA, 2) for slot in range(2))
     with pytest.raises(ModelRefused, match=r"instance_group: gpus \[7\], but the workers are 0 to 1"):
-        grouping.check_device(far, CUDA, 2)
+        model_states.check_device(far, CUDA, 2)
     on_gpu = entry(InstanceGroup(kind="KIND_GPU"))
-    assert grouping.offers(on_gpu, 0, CPU, 1)
+    assert model_states.offers(on_gpu, 0, CPU, 1)
     with pytest.raises(ModelRefused, match="KIND_GPU, but the workers run on the CPU"):
-        grouping.check_device(on_gpu, CPU, 1)
-    grouping.check_device(entry(InstanceGroup(kind="KIND_CPU")), CPU, 1)
-    grouping.check_device(entry(InstanceGroup(gpus=(0,))), CPU, 1)
+        model_states.check_device(on_gpu, CPU, 1)
+    model_states.check_device(entry(InstanceGroup(kind="KIND_CPU")), CPU, 1)
+    model_states.check_device(entry(InstanceGroup(gpus=(0,))), CPU, 1)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 from ipc.metrics.registry import WorkerMetrics
 from ipc.wire.stats import GenerationStats
-from workers.reporting.generation import GenerationCounts
+from workers.reports import GenerationCounts
 
 
 def stats(model: str, **numbers: int) -> GenerationStats:
