@@ -118,8 +118,9 @@ format: $(STAMP)dev ## sort imports and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)run ## write the pages of docs/ that are made from code and configuration
+docs: $(STAMP)docs ## write the pages that are made from code and configuration; build docs/ as a site in build/site
 	$(BIN)/python -m tools.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 protos: $(STAMP)dev ## write the modules of ipc/protos/ from the .proto files beside them
 	$(BIN)/python -m tools.protos
@@ -143,6 +144,11 @@ $(STAMP)dev: $(PINS) | $(BIN)/python
 	$(REACH_INDEX)
 	$(PIP_INSTALL) '.[worker,demo,vision,siglip,gguf,tracing,dev]'
 	$(PIP_NO_DEPS)
+	@touch $(STAMP)run $@
+
+$(STAMP)docs: $(PINS) | $(BIN)/python
+	$(REACH_INDEX)
+	$(PIP_INSTALL) '.[worker,demo,vision,siglip,gguf,docs]'
 	@touch $(STAMP)run $@
 
 $(STAMP)bench: $(PINS) | $(BIN)/python

@@ -38,6 +38,8 @@ _PATH = re.compile(r"(?<![\w/.{<-])[\w.-]+(?:/[\w.-]+)*\.(?:py|md|ya?ml|conf|cfg
 _SETTING = re.compile(rf"(?<![\w/.-])({'|'.join(SECTIONS)})\.([a-z]\w*)\b(?!\.?\()")
 _METRIC = re.compile(r"\b(?:penstock|sie)_[a-z_]*[a-z]\b(?!_?\*)")
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+_ANCHOR = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _TARGET = re.compile(r"^make ([a-z-]+)")
 _MEMBER = re.compile(r"(?<![\w/.@-])([A-Za-z]\w*)\.([a-z_]\w*)\b")
 _FOREIGN_FILES = {"adapter.py", "keys.yaml", "adapter_config.json", "config.yaml"}
@@ -83,6 +85,13 @@ def members() -> tuple[set[str], set[str]]:
     return classes, found
 
 
+@cache
+def _headings(page: Path) -> set[str]:
+    """The anchors of the headings of a page, as GitHub and the site make them."""
+    titles = _HEADING.findall(_BLOCK.sub("", page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def _named(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
@@ -102,6 +111,17 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     links = _LINK.findall(_BLOCK.sub("", page.read_text(encoding="utf-8")))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_named)
+def test_anchors_of_links_are_headings(page: Path) -> None:
+    links = _ANCHOR.findall(_BLOCK.sub("", page.read_text(encoding="utf-8")))
+    missing = [
+        f"{path}#{anchor}"
+        for path, anchor in links
+        if anchor not in _headings(page.parent / path if path else page)
+    ]
+    assert missing == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_named)
