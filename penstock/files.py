@@ -180,12 +180,13 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         str(next(iter(row["dims"].values()), "-")),
         str(row["max_sequence_length"] or "-"),
         "yes" if row["served"] else "no",
-        _size(row["disk_bytes"]),
-        _size(row["memory_bytes"]),
+        decimal_size(row["disk_bytes"]),
+        decimal_size(row["memory_bytes"]),
     )
 
 
-def _size(nbytes: int | None) -> str:
+def decimal_size(nbytes: int | None) -> str:
+    """`2.3 GB`, as makers of cards and the hub count; `-` for an unknown size."""
     return "-" if nbytes is None else f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
 
 

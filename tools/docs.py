@@ -12,10 +12,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools import error_reference, model_reference, settings_reference
+from tools import card_reference, error_reference, model_reference, settings_reference
 from tools.source_tree import ROOT
 
 PAGES: dict[Path, Callable[[], str]] = {
+    ROOT / "docs" / "cards.md": card_reference.render,
     ROOT / "docs" / "errors.md": error_reference.render,
     ROOT / "docs" / "models.md": model_reference.render,
     ROOT / "docs" / "settings.md": settings_reference.render,
