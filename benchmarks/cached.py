@@ -23,7 +23,7 @@ from benchmarks.serving import frontend_pids, penstock
 from benchmarks.wrk import JSON_HEADERS, TOOL, measure, raw_request
 
 CONNECTIONS = 16
-TARGET = 2.0
+TARGET = 3.0
 HEALTH = "healthz"
 _MODEL, _TEXT = "fake/noop", "lorem ipsum " * 40
 _ITEMS = json.dumps({"items": [{"text": _TEXT}]}).encode()

@@ -68,8 +68,7 @@ class RequestScope(msgspec.Struct, eq=False):
     the request is traced. `counted_status` is the HTTP status for the metrics, if the status of the answer does not
     show the outcome; 0: the status of the answer. `streams`: the answer is made while it is sent, and its maker
     ends the request. `start_by_ns` above 0: by then the request stops waiting unless a device has begun. `host`
-    is the address of the client, `cache_hits` how many items were in the cache of embeddings, None without a look-up,
-    `answer_key` the key of the whole answer, empty for an answer that is not kept.
+    is the address of the client, `cache_hits` how many items were in the cache of embeddings, None without a look-up.
     `http` is the record of a counted HTTP request. Requests of tensors fill `inference`, which
     `frontend.records.finishing` counts.
     """
@@ -91,7 +90,6 @@ class RequestScope(msgspec.Struct, eq=False):
     grant: Grant = ANONYMOUS
     host: str = ""
     cache_hits: int | None = None
-    answer_key: bytes = b""
     inference: InferenceRecord | None = None
     phases: dict[str, float] = {}
     http: HttpRecord | None = None

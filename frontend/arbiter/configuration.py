@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
-from frontend.engine import default_models
+from frontend.engine import planning
 from frontend.grpc import port
 from frontend.http import listeners
 from frontend.protocols.kserve_v2.parameters import Forwarding
@@ -55,7 +55,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     if _accepted is not None:
         catalog = catalog.keeping(_accepted.catalog.sources)
     check_lists(catalog, config.catalog.preload, config.catalog.pinned)
-    default_models.check(catalog, config.server.default_models)
+    planning.check(catalog, config.server.default_models)
     check_models(config.repository.models, models)
     check_lora_dirs(config.catalog.lora_dirs)
     return Configuration(config, catalog, Gate.of(config.server), restrictions_of(config))

@@ -5,24 +5,25 @@
 3. An embedding is kept with the identity of the model that computed the embedding. A look-up takes only embeddings of
    the model that is loaded now, so changed files never lead to old embeddings.
 4. A request with a LoRA adapter is not looked up: the adapter's files have no identity. Items with errors are not kept.
+
+Values of bounded size by key, the least recently used given up first. For one thread, the event loop's.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from frontend.engine.answer import Answer, AnswerStream
-from frontend.engine.bounded_cache import BoundedCache
 from frontend.engine.events import Generation, Pace
 from frontend.engine.interface import Engine, Models, Payload
 from frontend.engine.planning import is_long, part_of
-from frontend.engine.whole_answers import SHARE, WholeAnswers
 from frontend.http.rendering import off_loop_if
 from frontend.records.finishing import CacheMeter, Recorder
 from frontend.scope import RequestScope
@@ -30,6 +31,61 @@ from ipc.errors import InferenceFailed, InvalidInput, ResourceExhausted
 from ipc.settings import Settings
 from ipc.wire.field_names import IN_PARAMS
 from ipc.wire.messages import EncodeCall, Timing, Work
+
+V = TypeVar("V")
+
+ENTRY_NBYTES = 640
+"""About what a key, its place in the order and the objects around a value take beside the value's own bytes."""
+LARGEST_SHARE = 8
+"""A value above this part of the bound is not kept, so that one value cannot push out all others."""
+
+
+class _Entry(NamedTuple, Generic[V]):
+    """A value, the bytes of the whole entry, and where they are counted."""
+
+    value: V
+    nbytes: int
+    meter: CacheMeter
+
+
+class BoundedCache(Generic[V]):
+    """At most `limit_nbytes` of values together, as their owners count them."""
+
+    def __init__(self, limit_nbytes: int) -> None:
+        self._limit_nbytes = limit_nbytes
+        self._entries: OrderedDict[bytes, _Entry[V]] = OrderedDict()
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: bytes) -> V | None:
+        """The value, which is now the most recently used."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry.value
+
+    def put(self, key: bytes, value: V, nbytes: int, meter: CacheMeter) -> None:
+        """Keep a value of `nbytes` in place of an earlier one with that key, and give up others for room."""
+        if key in self._entries:
+            self._let_go(self._entries.pop(key))
+        nbytes += ENTRY_NBYTES
+        if nbytes > self._limit_nbytes // LARGEST_SHARE:
+            return
+        self._entries[key] = _Entry(value, nbytes, meter)
+        self.nbytes += nbytes
+        meter.nbytes.inc(nbytes)
+        while self.nbytes > self._limit_nbytes:
+            _, oldest = self._entries.popitem(last=False)
+            self._let_go(oldest)
+            oldest.meter.evictions.inc()
+
+    def _let_go(self, entry: _Entry[V]) -> None:
+        self.nbytes -= entry.nbytes
+        entry.meter.nbytes.inc(-entry.nbytes)
+
 
 _RESOLVED = frozenset(
     {
@@ -114,9 +170,7 @@ class CachingEngine(Engine):
     def __init__(self, engine: Engine, models: Models, settings: Settings, recorder: Recorder) -> None:
         self._engine, self._models, self._settings, self._recorder = engine, models, settings, recorder
         self.blocks, self.reads_regions = engine.blocks, engine.reads_regions
-        for_answers = settings.cache.embeddings_bytes // SHARE
-        self.kept: BoundedCache[Row] = BoundedCache(settings.cache.embeddings_bytes - for_answers)
-        self.answers = WholeAnswers(models.catalog, models.identity, recorder, for_answers)
+        self.kept: BoundedCache[Row] = BoundedCache(settings.cache.embeddings_bytes)
 
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
         """Run planned work; see `Engine.run`. An encode call is run for the items that are not kept."""

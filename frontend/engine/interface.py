@@ -18,7 +18,6 @@ from typing import Protocol, Self
 
 from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.events import Generation, Pace
-from frontend.engine.whole_answers import WholeAnswers
 from frontend.scope import RequestScope
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.repository import Override
@@ -102,8 +101,6 @@ def always() -> bool:
 class Engine(ABC):
     """Runs requests of all protocols."""
 
-    answers: WholeAnswers | None = None
-    """Whole answers of requests that come again, where the engine keeps embeddings."""
     blocks: Blocks
     """Memory for large inputs."""
     reads_regions = False

@@ -1,16 +1,34 @@
-"""Plans a request once: its cost, its lane, and the `Work` that travels to a worker. The engine adds the deadlines."""
+"""Plans a request once: its cost, its lane, and the `Work` that travels to a worker. The engine adds the deadlines.
+
+The model of a request that names no model. Requests of TEI and its like name none: such a server has one model.
+
+1. The first of `server.default_models` that gives what the request asks for.
+2. Else the only served model that gives the output.
+3. Else the request is refused with the names of the models that give the output.
+
+Resolves the options of a request, by one rule for encode, score and extract.
+
+Options of the request replace the runtime options of the profile (`options.profile`, or the default profile).
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from frontend.engine.events import Pace
+from frontend.http.fields import check_shared
 from frontend.records.finishing import Recorder
 from frontend.scope import RequestScope
+from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.option_names import OVERFLOW_POLICIES
+from ipc.errors import ConfigError, InvalidInput, ModelNotFound
 from ipc.settings import Limits, Settings
+from ipc.wire.field_names import IN_PARAMS, FieldNames
 from ipc.wire.messages import (
     Call,
     EncodeCall,
@@ -22,6 +40,167 @@ from ipc.wire.messages import (
     Work,
 )
 from ipc.wire.streams import WINDOW
+
+_SHOWN = 10
+UNNAMED = ("default/not-specified",)
+"""Names that clients send where they name no model."""
+
+
+def default_model(catalog: Catalog, settings: Settings, outputs: Sequence[str], family: str = "") -> str:
+    """Name of the model that is meant by a request for one of `outputs`. Raises `ModelNotFound`.
+
+    Where several families have the output, only models of `family` can answer.
+    """
+    known = [name for name in catalog if ":" not in name and _gives(catalog, name, outputs, family)]
+    named = [name for name in settings.server.default_models if _gives(catalog, name, outputs, family)]
+    if named or len(known) == 1:
+        return (named or known)[0]
+    wanted = f"{' or '.join(outputs)}{f' of {family}' if family else ''}"
+    if not known:
+        raise ModelNotFound(f"the request names no model, and no served model gives {wanted}")
+    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    raise ModelNotFound(
+        f"the request names no model, and several give {wanted}: {', '.join(known[:_SHOWN])}{more}; "
+        "server.default_models chooses one"
+    )
+
+
+def is_served(catalog: Catalog, outputs: Sequence[str], family: str = "") -> bool:
+    """Whether a served model takes text, gives one of `outputs`, and is of `family` if that is said."""
+    return any(_gives(catalog, name, outputs, family) for name in catalog)
+
+
+def check(catalog: Catalog, names: Sequence[str]) -> None:
+    """Raise `ConfigError` for a name in `server.default_models` that no served model has."""
+    unknown = next((name for name in names if name not in catalog), None)
+    if unknown is not None:
+        raise ConfigError(f"server.default_models: no model {unknown[:200]!r} is served")
+
+
+def model_named(
+    request: object, catalog: Catalog, settings: Settings, outputs: Sequence[str], family: str = ""
+) -> str:
+    """The field `model` of a request, else `default_model`."""
+    named: str = getattr(request, "model", None) or ""
+    return named if named not in ("", *UNNAMED) else default_model(catalog, settings, outputs, family)
+
+
+def _gives(catalog: Catalog, name: str, outputs: Sequence[str], family: str) -> bool:
+    """`is_served` of the model of that name."""
+    entry = catalog.get(name)
+    if entry is None or "text" not in entry.inputs or (family and entry.adapter != family):
+        return False
+    return not entry.outputs.keys().isdisjoint(outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The entry to run on, whether its profile was named, and the options that hold for this request."""
+
+    entry: ModelEntry
+    explicit: bool
+    options: dict[str, Any]
+    instruction: str | None
+    overflow: str
+    lora: str
+
+
+def typed(options: dict[str, Any], name: str, kind: type, text: str, before: str) -> Any:
+    """`options[name]`, or None. Raises `InvalidInput` when it is not a `kind` (called `text` in the message).
+
+    `before` is as in `FieldNames.options`.
+    """
+    value = options.get(name)
+    if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        raise InvalidInput(f"{before}{name}: expected {text}, got {type(value).__name__}")
+    return value
+
+
+def side_of(options: dict[str, Any]) -> bool | None:
+    """Whether the items are queries by the option `is_query`, with any truthy value; None where no side is stated."""
+    value = options.get("is_query")
+    return None if value is None else bool(value)
+
+
+def resolve(
+    entry: ModelEntry,
+    given: dict[str, Any] | None,
+    instruction: str | None,
+    catalog: Catalog,
+    items: int,
+    limits: Limits,
+    names: FieldNames = IN_PARAMS,
+) -> Resolved:
+    """Resolve the options of a request over `items` items. Raises `InvalidInput` that names the field."""
+    request, before = _present(given), names.options
+    if not request and not entry.runtime and instruction is None:
+        # PERF: most requests have no options, and their models no options of their own.
+        return Resolved(entry, ":" in entry.id, {}, None, OVERFLOW_POLICIES["default"], "")
+    entry, explicit = _choose(entry, request, catalog, before)
+    options = {**entry.runtime, **request}
+    options.pop("profile", None)
+    if instruction is None:
+        instruction = typed(options, "instruction", str, "str", before)
+    if instruction is not None:
+        check_shared(instruction, f"{before.removesuffix('options.')}instruction", items, limits)
+    overflow = _overflow(options, before)
+    return Resolved(entry, explicit, options, instruction, overflow, _lora(request, entry.runtime, before))
+
+
+def check_options(given: dict[str, Any] | None, names: FieldNames = IN_PARAMS) -> None:
+    """Raise `InvalidInput` for options that no model could take, by their types and the overflow policy."""
+    if not given:
+        return
+    options, before = _present(given), names.options
+    for name in ("profile", "instruction"):
+        typed(options, name, str, "str", before)
+    _overflow(options, before)
+    _lora(options, {}, before)
+
+
+def _present(given: dict[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None} if given else {}
+
+
+def target_of(entry: ModelEntry, options: dict[str, Any] | None, catalog: Catalog) -> ModelEntry:
+    """The entry that a request will run on: of the profile in `options`, if the model has the profile, else `entry`."""
+    profile = (options or {}).get("profile")
+    if isinstance(profile, str) and profile != "default" and profile in entry.profiles:
+        return catalog.find(f"{entry.id}:{profile}")
+    return entry
+
+
+def _choose(
+    entry: ModelEntry, options: dict[str, Any], catalog: Catalog, before: str
+) -> tuple[ModelEntry, bool]:
+    profile = typed(options, "profile", str, "str", before)
+    if profile is None:
+        return entry, ":" in entry.id
+    known = sorted({"default", *entry.profiles})
+    if profile not in known:
+        raise InvalidInput(
+            f"{before}profile: unknown profile {profile[:64]!r}, available are {', '.join(known)}"
+        )
+    return (entry if profile == "default" else catalog[f"{entry.id}:{profile}"]), True
+
+
+def _overflow(options: dict[str, Any], before: str) -> str:
+    policy = typed(options, "overflow_policy", str, "str", before)
+    if policy is not None and policy not in OVERFLOW_POLICIES:
+        known = ", ".join(OVERFLOW_POLICIES)
+        raise InvalidInput(f"{before}overflow_policy: {policy[:64]!r} is not one of {known}")
+    return OVERFLOW_POLICIES[policy or "default"]
+
+
+def _lora(request: dict[str, Any], runtime: dict[str, Any], before: str) -> str:
+    """The request's LoRA adapter under either name, else the profile's."""
+    for options in (request, runtime):
+        for name in ("lora", "lora_id"):
+            found = typed(options, name, str, "str", before)
+            if found is not None:
+                return str(found)
+    return ""
+
 
 _INLINE_NBYTES = 512 << 10
 """Inputs up to this size are looked at on the event loop."""

@@ -20,8 +20,8 @@ import msgspec
 from falcon.asgi import Request
 
 from frontend.generation.errors import InvalidField, MalformedBody, WrongContentType
-from frontend.generation.models import find_generator
 from frontend.generation.nested import written
+from frontend.generation.running import find_generator
 from frontend.http.fields import mismatch_of
 from frontend.http.rendering import off_loop_if
 from frontend.http.values import check_values, fault_of, model_in

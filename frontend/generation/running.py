@@ -6,25 +6,151 @@
    sends X-Request-Timeout bounds the whole request instead.
 3. The call gets its space: what a worker keeps of a prompt is found by the same API key and `cache_salt` only.
 4. The engine's context is entered when the worker has tokenized the prompt.
+
+Which models generate text, and which of them a request means.
+
+1. A model generates text if its catalog entry has the output `chat`.
+2. A request without a model, or for `default`, means `generation.default_model`, or the only such model.
+3. An unknown name is answered with the names that exist.
+
+Sends answers of generated text: JSON that is whole, or events while the text comes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
 
+import falcon
 import msgspec
-from falcon.asgi import Request
+import orjson
+from falcon.asgi import Request, Response
 
 from frontend.engine.events import Generation
 from frontend.engine.planning import cost_of, pace_of, plan
-from frontend.generation.models import find_generator
+from frontend.generation.errors import InvalidField, status_of
+from frontend.generation.outcome import Outcome
+from frontend.http.rendering import off_loop_if
 from frontend.scope import RequestScope
 from frontend.services import Services
+from frontend.sse import COMMENT, CONTENT_TYPE, EventStream, Opening, RenderError, comment
 from ipc import deadline
-from ipc.catalog.entries import ModelEntry
+from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.errors import ModelNotFound, PenstockError
+from ipc.settings import Settings
 from ipc.wire.messages import GenerateCall
+
+OUTPUT = "chat"
+DEFAULT = "default"
+STATUSES = {"loaded": "loaded", "loading": "reloading"}
+"""Statuses of the contract for states of a model; all other states are `unloaded`."""
+_SHOWN = 20
+
+
+def model_status(state: str) -> str:
+    """The status of the contract for a state of a model."""
+    return STATUSES.get(state, "unloaded")
+
+
+def generators(catalog: Catalog) -> list[str]:
+    """Names of the models that generate text, without variants of profiles."""
+    return [name for name, entry in catalog.items() if OUTPUT in entry.outputs and ":" not in name]
+
+
+def default_model(catalog: Catalog, settings: Settings) -> str:
+    """The name that `default` stands for; empty if several models could be meant, or none."""
+    if settings.generation.default_model:
+        return settings.generation.default_model
+    known = generators(catalog)
+    return known[0] if len(known) == 1 else ""
+
+
+def find_generator(name: str | None, catalog: Catalog, settings: Settings) -> ModelEntry:
+    """Catalog entry of the model of a request.
+
+    Raises `ModelNotFound` with the names that exist, and `InvalidField` for a model that generates no text.
+    """
+    if name is None or name in ("", DEFAULT):
+        name = default_model(catalog, settings)
+        if not name:
+            all_names = generators(catalog)
+            why = f"several could be meant; {_listing(all_names)}" if all_names else "none is served"
+            raise ModelNotFound(f"model: no default model of generated text: {why}")
+    try:
+        entry = catalog.find(name)
+    except ModelNotFound:
+        why, known = catalog.absence(name), _listing(generators(catalog))
+        text = f"model {name[:200]!a} does not exist{'; ' + why if why else ''}; {known}, or 'default'"
+        raise ModelNotFound(text) from None
+    if OUTPUT not in entry.outputs:
+        raise InvalidField("model", f"'{entry.id}' generates no text; {_listing(generators(catalog))}")
+    return entry
+
+
+def _listing(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"models of generated text: {', '.join(names[:_SHOWN]) or 'none'}{more}"
+
+
+MANY_TOKENS = 2048
+"""Log probabilities of more tokens are written by a thread."""
+
+Render = Callable[[Outcome], dict[str, Any]]
+"""The body of an outcome."""
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other process gives: `prefix` and 32 hexadecimal digits."""
+    return f"{prefix}{random.getrandbits(128):032x}"
+
+
+async def gathered(generation: Generation, choices: int, render: Render) -> Outcome:
+    """All that a generation gives. The error of a model that fails has the answer so far as its `partial_response`."""
+    outcome = Outcome(choices)
+    try:
+        await outcome.gather(generation)
+    except PenstockError as error:
+        if status_of(error) == HTTPStatus.INTERNAL_SERVER_ERROR and not outcome.is_empty:
+            error.detail["partial_response"] = render(outcome)
+        raise
+    return outcome
+
+
+async def send_json(resp: Response, render: Render, outcome: Outcome) -> None:
+    """Answer with the body of an outcome."""
+    long = sum(len(each.logprobs) + len(each.prompt_tokens) for each in outcome.choices) > MANY_TOKENS
+    resp.content_type = falcon.MEDIA_JSON
+    resp.data = await off_loop_if(long, lambda: orjson.dumps(render(outcome)))
+
+
+async def send_stream(
+    services: Services,
+    req: Request,
+    resp: Response,
+    events: AsyncGenerator[bytes, None],
+    protocol: str,
+    last_events: RenderError,
+    *,
+    opening: Opening = comment,
+    idle: bytes = COMMENT,
+    content_type: str = CONTENT_TYPE,
+) -> None:
+    """Answer with `events`, whose first piece says that the stream has begun. Raises what fails before that.
+
+    `last_events` end a stream that fails; `idle` is sent at the keep-alive interval while no event comes, and `opening`
+    in place of the first.
+    """
+    idle_s = services.settings.generation.keep_alive_s
+    stream = EventStream(
+        services, req, events, protocol, last_events, opening=opening, idle=idle, idle_s=idle_s
+    )
+    await stream.begin()
+    stream.answer(resp, content_type)
+
 
 LONGEST_S = 86400.0
 """Bound of a request whose stream goes on and on."""

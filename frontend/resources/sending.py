@@ -42,12 +42,7 @@ class InferenceRoute(ABC):
         """One request; `target` or `model` comes from the path. Raises a `PenstockError`, which ends the request."""
         scope: RequestScope = req.context.penstock
         scope.operation = self.operation
-        if not self.respond_at_once(req, resp, scope, target or model):
-            await until_disconnect(self.respond(req, resp, scope, target or model), req.scope)
-
-    def respond_at_once(self, req: Request, resp: Response, scope: RequestScope, target: Any) -> bool:
-        """Answer a request for which nothing need be awaited; returns whether there was such an answer."""
-        return False
+        await until_disconnect(self.respond(req, resp, scope, target or model), req.scope)
 
     @abstractmethod
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: Any) -> None:

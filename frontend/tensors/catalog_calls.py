@@ -10,11 +10,10 @@ import msgspec
 import numpy as np
 import orjson
 
-from frontend.engine.answer import Answer
+from frontend.engine.answer import Answer, quantize, shorten
 from frontend.engine.interface import Engine
 from frontend.engine.planning import cost_of
 from frontend.engine.planning import plan as plan_work
-from frontend.engine.quantize import quantize, shorten
 from frontend.http.media import check_all
 from frontend.tensors.catalog_plans import DATATYPES, CatalogPlan, plan
 from frontend.tensors.checking import CheckedRequest

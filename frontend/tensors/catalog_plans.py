@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.engine.options import Resolved, resolve, side_of, typed
+from frontend.engine.planning import Resolved, resolve, side_of, typed
 from frontend.http.fields import (
     check_count,
     check_label_count,

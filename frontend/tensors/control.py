@@ -20,9 +20,9 @@ from typing import Any
 from frontend.http.rendering import off_loop_if
 from frontend.tensors import load_parameters
 from frontend.tensors.load_parameters import Brought
+from frontend.tensors.models import VersionState
 from frontend.tensors.overriding import ControlServices, Overriding, reread, shown
 from frontend.tensors.request import UnavailableModel
-from frontend.tensors.version_states import VersionState
 from ipc import deadline
 from ipc.catalog.ids import model_of
 from ipc.errors import (

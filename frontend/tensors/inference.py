@@ -23,12 +23,11 @@ from typing import Any
 from frontend.engine.answer import Answer
 from frontend.engine.interface import Engine
 from frontend.scope import InferenceRecord, RequestScope
-from frontend.tensors import head_plans
+from frontend.tensors import program_calls
 from frontend.tensors.catalog_calls import CatalogCalls
 from frontend.tensors.checking import CheckedRequest, check
-from frontend.tensors.head_plans import HeadPlan
 from frontend.tensors.models import TensorModel, TensorModels
-from frontend.tensors.program_calls import ProgramCalls, outputs_of, regions_of
+from frontend.tensors.program_calls import HeadPlan, ProgramCalls, outputs_of, regions_of
 from frontend.tensors.regions import ClientRegions
 from frontend.tensors.request import TensorRequest, TimeoutExpired, UnavailableModel
 from frontend.tensors.result import OutputTensor, TensorResult, classify
@@ -139,7 +138,7 @@ class TensorInference:
         `wanted` is the protocol's own. Inputs that travel in shared memory have no plan.
         """
         if behind_nbytes <= self.inputs.inline_nbytes:
-            head_plans.keep(model, head, behind_nbytes, request, wanted)
+            program_calls.keep(model, head, behind_nbytes, request, wanted)
 
     async def run_plan(
         self, scope: RequestScope, model: TensorModel, plan: HeadPlan, data: memoryview

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from frontend.engine.quantize import quantize
+from frontend.engine.answer import quantize
 from tests.conformance.conftest import Families
 from tests.conformance.encoders import INSTRUCTED, MEAN
 from tests.conformance.score_references import BY_TINY

@@ -138,7 +138,7 @@ def test_an_array_is_a_msgpack_numpy_map_byte_for_byte(server: Server) -> None:
 
 
 def test_the_contracts_example_of_an_array_is_written_byte_for_byte() -> None:
-    from frontend.protocols.sie.arrays import array_prefix
+    from frontend.protocols.sie.outputs import array_prefix
 
     example = (
         "85 c4026e64 c3 c40474797065 a33c6634 c4046b696e64 c400 c4057368617065 91 02"
@@ -152,7 +152,7 @@ def test_the_contracts_example_of_an_array_is_written_byte_for_byte() -> None:
     ("dims", "header"), [(63, "c4fc"), (64, "c50100"), (16383, "c5fffc"), (16384, "c600010000")]
 )
 def test_the_length_of_an_array_takes_the_shortest_header(dims: int, header: str) -> None:
-    from frontend.protocols.sie.arrays import array_prefix
+    from frontend.protocols.sie.outputs import array_prefix
 
     assert array_prefix("<f4", (dims,)).endswith(bytes.fromhex("c40464617461" + header))
 

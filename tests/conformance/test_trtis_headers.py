@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, text_format
 
-from frontend.protocols.trtis_v1.text import as_of_1_4
+from frontend.protocols.trtis_v1.requests import as_of_1_4
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.conformance.trtis import KANA, infer, status_of
 from tests.conformance.trtis_transports import Stub

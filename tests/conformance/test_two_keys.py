@@ -4,7 +4,7 @@ Each test first shows that a key finds again what the key itself has sent, and t
 if that had never been sent. What the server keeps of requests, and where the walk through it is:
 
 kept                        found again by                    the walk
-embeddings, whole answers   equal items, equal bodies         here, over each protocol that encodes
+embeddings                  equal items                       here, over each protocol that encodes
 sequences of programs       correlation id                    here, over both contracts and both transports
 plans of equal heads        the bytes of a head               here; test_head_plans.py
 recent requests, errors     /ws/status                        here; test_watching_keys.py
@@ -126,7 +126,7 @@ def _plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", ENCODING)
-def test_embeddings_and_whole_answers_are_kept_for_their_key_alone(keyed_server: Keyed, way: str) -> None:
+def test_embeddings_are_kept_for_their_key_alone(keyed_server: Keyed, way: str) -> None:
     """The kept text and the one that was never kept are equally long, so all counts of both answers are equal."""
     ask, kept, never = ENCODING[way], f"{SECRET} {way} a", f"{SECRET} {way} b"
 

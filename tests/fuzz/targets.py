@@ -19,16 +19,16 @@ from google.protobuf.message import DecodeError, Message
 from frontend.grpc.received import Form
 from frontend.http import media
 from frontend.http.rendering import at_once
-from frontend.protocols.chat import chat_requests, completion_requests
-from frontend.protocols.kserve_v2 import generate, images, infer_bodies, reading
-from frontend.protocols.kserve_v2.grpc import counting
+from frontend.protocols.chat import chat, completions
+from frontend.protocols.kserve_v2 import generate, images, infer, reading
+from frontend.protocols.kserve_v2.grpc import infer as counting
 from frontend.protocols.kserve_v2.grpc import reading as grpc_reading
 from frontend.protocols.kserve_v2.schemas import CONTROL
-from frontend.protocols.messages import message_requests
+from frontend.protocols.messages import requests as message_requests
 from frontend.protocols.responses import requests as response_requests
 from frontend.protocols.sie import schemas
 from frontend.protocols.trtis_v1 import requests
-from frontend.protocols.trtis_v1.text import one_line, read_request_header
+from frontend.protocols.trtis_v1.requests import one_line, read_request_header
 from frontend.scope import scope_of_ids
 from frontend.tensors import checking, load_parameters
 from frontend.tensors.models import ExpectedInput, TensorModel
@@ -195,9 +195,9 @@ def kserve_packed(data: bytes) -> None:
     """A content encoding, and a packed body."""
     encoding, body = _first_line(data)
     with _refusing(Unsupported), _refusing(InvalidInput):
-        chosen = infer_bodies.encoding_of(encoding)
+        chosen = infer.encoding_of(encoding)
         if chosen:
-            assert len(at_once(infer_bodies.unpack(body, chosen, 1 << 20, 200))) <= 1 << 20
+            assert len(at_once(infer.unpack(body, chosen, 1 << 20, 200))) <= 1 << 20
 
 
 def bytes_tensor(data: bytes) -> None:
@@ -344,8 +344,8 @@ def _body(data: bytes, content_type: str) -> None:
 def text_request(data: bytes) -> None:
     """A body of the routes of generated text."""
     for parse in (
-        _one_call(chat_requests.parse),
-        lambda body, limits: completion_requests.parse(body, limits).calls,
+        _one_call(chat.parse),
+        lambda body, limits: completions.parse(body, limits).calls,
         _one_call(message_requests.parse),
         _one_call(message_requests.parse_count),
         lambda body, limits: [response_requests.parse(body, limits).call_after((), limits)],
@@ -366,7 +366,7 @@ def request_headers(data: bytes) -> None:
     assert all(
         text.isascii() and text.isprintable() for text in (made.request_id, made.trace_id, made.parent)
     )
-    assert infer_bodies.choose(given[2], binary=False) in ("", *infer_bodies.OFFERED)
+    assert infer.choose(given[2], binary=False) in ("", *infer.OFFERED)
 
 
 TARGETS: dict[str, Target] = {

@@ -21,8 +21,7 @@ from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.demand import Demand
 from frontend.engine.local.part_stream import PartStream
-from frontend.engine.local.poison import PoisonList
-from frontend.engine.local.retry import UNSAYABLE, Attempts, Retries, unsayable
+from frontend.engine.local.retry import UNSAYABLE, Attempts, PoisonList, Retries, unsayable
 from frontend.engine.local.workers import TICK_S, Workers
 from ipc.errors import PenstockError
 from ipc.memory.input_arena import InputArena

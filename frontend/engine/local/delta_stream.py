@@ -37,7 +37,7 @@ from frontend.engine.events import (
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
 from frontend.engine.local.delivery import Delivery
-from frontend.engine.local.incoming import Incoming
+from frontend.engine.local.part_stream import Incoming
 from frontend.engine.local.retry import Attempts
 from ipc.errors import PenstockError, WorkerLost
 from ipc.wire.messages import Work

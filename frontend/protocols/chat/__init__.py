@@ -12,7 +12,7 @@ import falcon
 import falcon.asgi
 
 from frontend.generation import errors
-from frontend.protocols.chat.envelope import PROTOCOL
+from frontend.protocols.chat.chat import PROTOCOL
 from frontend.protocols.chat.operations import FOLDERS, ROUTES
 from frontend.routes import Route
 from frontend.services import Services

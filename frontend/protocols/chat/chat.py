@@ -4,29 +4,251 @@
 2. The calls of a choice leave together, in the chunk with its finish reason.
 3. The chunk that finishes the last choice waits for the counts of the request, and has the usage.
 4. `include_usage` adds a chunk without choices that has the usage in place of the finishing one: clients add them up.
+
+What every answer of this contract begins and ends with: identity, usage, and `data: [DONE]` behind a stream.
+
+Requests of /v1/chat/completions: the body, and the call that it asks for.
+
+1. Fields of OpenAI, and those that the contract adds. Unknown fields are ignored, null equals absent.
+2. Messages become a `Conversation`. A bare string is one message of a user.
+3. Everything is checked before a model is looked up.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+import time
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+import msgspec
 import orjson
 from falcon.asgi import Request, Response
+from msgspec import Meta
 
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation import bodies
-from frontend.generation.logprobs import entries_of
-from frontend.generation.outcome import ChoiceOutcome, Outcome, finish_reason
-from frontend.generation.running import named_model, running
-from frontend.generation.sending import gathered, send_json
-from frontend.protocols.chat.chat_requests import ChatPlan, parse
-from frontend.protocols.chat.envelope import Envelope, call_of, last_chunks, send_events, usage_of
+from frontend.generation.conversation import (
+    BeginsAnswer,
+    ChatMessage,
+    ContinuesMessage,
+    end_variables,
+    is_continued,
+    messages_of,
+)
+from frontend.generation.errors import InvalidField, status_of, stream_error
+from frontend.generation.fields import (
+    ChoiceFields,
+    Effort,
+    alternatives_of,
+    choices_of,
+    ending_of,
+    salt_of,
+    sampling_of,
+    template_variables,
+)
+from frontend.generation.nested import grammar_of
+from frontend.generation.outcome import ChoiceOutcome, Outcome, entries_of, finish_reason
+from frontend.generation.running import gathered, named_model, new_id, running, send_json, send_stream
+from frontend.generation.tools import choice_of, functions_of, tool_use
+from frontend.http.fields import one_of
 from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope
+from frontend.services import Services
 from frontend.sse import DONE, data
 from ipc.catalog.entries import ModelEntry
+from ipc.errors import PenstockError
+from ipc.settings import Limits
+from ipc.wire.messages import GenerateCall
+
+FINGERPRINT = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Id, object, instant and model of an answer, whole or in chunks; `created` is in seconds since 1970."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+    @classmethod
+    def new(cls, prefix: str, kind: str, model: str) -> Envelope:
+        """An envelope with a new id, unique over all processes."""
+        return cls(new_id(f"{prefix}-"), kind, int(time.time()), model)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields in the order of the contract."""
+        return {
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+
+def usage_of(ended: Ended) -> dict[str, Any]:
+    """Token counts, times in seconds, and tokens per second (0 where no time passed)."""
+    total = ended.prompt_tokens + ended.completion_tokens
+    total_s = ended.prompt_s + ended.completion_s
+    return {
+        "prompt_tokens": ended.prompt_tokens,
+        "completion_tokens": ended.completion_tokens,
+        "total_tokens": total,
+        "avg_tok_per_sec": _rate(total, total_s),
+        "avg_prompt_tok_per_sec": _rate(ended.prompt_tokens, ended.prompt_s),
+        "avg_compl_tok_per_sec": _rate(ended.completion_tokens, ended.completion_s),
+        "total_time_sec": round(total_s, 6),
+        "total_prompt_time_sec": round(ended.prompt_s, 6),
+        "total_completion_time_sec": round(ended.completion_s, 6),
+        "prompt_tokens_details": {"cached_tokens": ended.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": ended.reasoning_tokens},
+    }
+
+
+def last_chunks(
+    fields: dict[str, Any], last: dict[str, Any] | None, ended: Ended, include_usage: bool
+) -> list[dict[str, Any]]:
+    """The end of a stream: the chunk that finishes the `last` choice, and with `include_usage` one without choices.
+
+    One of both has the usage, since some clients add up the usage of all chunks. `fields` begin each chunk.
+    """
+    usage = usage_of(ended)
+    if include_usage:
+        return [*([last] if last else []), {**fields, "choices": [], "usage": usage}]
+    return [{**last, "usage": usage}] if last else []
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return round(tokens / seconds, 3) if seconds > 0 else 0.0
+
+
+def call_of(call: Called, *, indexed: bool) -> dict[str, Any]:
+    """A tool call; chunks tell its index among the calls of the choice."""
+    function = {"name": call.name, "arguments": call.arguments}
+    told = {"id": call.id, "type": "function", "function": function}
+    return {"index": call.index, **told} if indexed else told
+
+
+PROTOCOL = "chat"
+
+
+async def send_events(
+    services: Services, req: Request, resp: Response, events: AsyncGenerator[bytes, None]
+) -> None:
+    """Answer with `events`, whose first piece says that the stream has begun. Raises what fails before that."""
+    await send_stream(services, req, resp, events, PROTOCOL, last_events)
+
+
+def last_events(error: PenstockError) -> tuple[int, bytes]:
+    """(status to count, events) of an error that ends a stream."""
+    return status_of(error), data(orjson.dumps(stream_error(error))) + DONE
+
+
+_ALIASES = (("max_tokens", "max_completion_tokens"),)
+_MODALITIES = ("text",)
+_INSTEAD = "is no tool of chat completions: use POST /v1/responses"
+_HINTS = dict.fromkeys(("web_search", "web_search_preview", "shell", "namespace"), _INSTEAD)
+
+
+class StreamOptions(msgspec.Struct):
+    """Options of a stream."""
+
+    include_usage: Annotated[bool | None, Meta(description="Add a last event with the counts of tokens.")] = (
+        None
+    )
+
+
+class ChatRequest(ChoiceFields, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    unserved: ClassVar[Mapping[str, str]] = {
+        **ChoiceFields.unserved,
+        "audio": "speech is not offered by this server",
+        "functions": "this older form of functions is not offered: use tools",
+        "function_call": "this older form of a choice is not offered: use tool_choice",
+    }
+    messages: Annotated[
+        list[ChatMessage] | str, Meta(description="The conversation so far, the oldest message first.")
+    ]
+    stream_options: Annotated[StreamOptions | None, Meta(description="Options of a stream.")] = None
+    modalities: Annotated[
+        list[Annotated[str, one_of(_MODALITIES, required=True)]] | None,
+        Meta(description="Kinds of answers: `text` only, as no model here speaks."),
+    ] = None
+    audio: Annotated[Any, Meta(description="Refused: no model here speaks.")] = None
+    functions: Annotated[Any, Meta(description="Refused: `tools` takes its place.")] = None
+    function_call: Annotated[Any, Meta(description="Refused: `tool_choice` takes its place.")] = None
+    enable_thinking: Annotated[
+        bool | None, Meta(description="Whether the model thinks first; absent: as its template does.")
+    ] = None
+    reasoning_effort: Annotated[Effort, Meta(description="How long the model thinks.")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="Values for the template of the conversation.")
+    ] = None
+    add_generation_prompt: BeginsAnswer = None
+    continue_final_message: ContinuesMessage = None
+    truncate_sequence: Annotated[
+        bool | None,
+        Meta(description="Cut the beginning of a prompt that is too long, in place of a refusal."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """What to generate, on which model (None: the default), and in which form the answer goes out."""
+
+    model: str | None
+    call: GenerateCall
+    streams: bool
+    include_usage: bool
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the answer tells log probabilities."""
+        return self.call.sampling.logprobs is not None
+
+
+def parse(body: bytes, limits: Limits) -> ChatPlan:
+    """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
+    request = bodies.decode(body, ChatRequest, limits.max_items, _ALIASES)
+    streams = bool(request.stream)
+    request.refuse_hosted(streams)
+    if any(kind not in _MODALITIES for kind in request.modalities or ()):
+        raise InvalidField("modalities", "the models of this server answer with text only")
+    options = request.stream_options
+    usage = streams and options is not None and bool(options.include_usage)
+    return ChatPlan(request.model, _call(request, limits), streams, usage)
+
+
+def _call(request: ChatRequest, limits: Limits) -> GenerateCall:
+    functions = functions_of(request.tools, _HINTS)
+    choice = choice_of(request.tool_choice, [function.name for function in functions])
+    limit = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
+    limit_name = "max_completion_tokens" if request.max_tokens is None else "max_tokens"
+    messages = messages_of(request.messages, limits)
+    end = end_variables(request.add_generation_prompt, request.continue_final_message)
+    if request.continue_final_message and not is_continued(messages[-1]):
+        where = f"messages[{len(messages) - 1}]"
+        raise InvalidField(where, "continue_final_message needs a text of the assistant here, without calls")
+    return GenerateCall(
+        messages=messages,
+        tools=tool_use(functions, choice, request.parallel_tool_calls),
+        variables=template_variables(
+            request.enable_thinking, request.reasoning_effort, request.chat_template_kwargs
+        )
+        | end,
+        sampling=sampling_of(request, alternatives_of(request.logprobs, request.top_logprobs)),
+        ending=ending_of(limit, request.stop, request.ignore_eos, names=(limit_name, "stop")),
+        grammar=grammar_of(request.response_format, request.grammar),
+        n=choices_of(request.n),
+        truncate=bool(request.truncate_sequence),
+        salt=salt_of(request.cache_salt),
+    )
+
 
 OBJECT = "chat.completion"
 CHUNK = "chat.completion.chunk"

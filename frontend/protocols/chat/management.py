@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from frontend.generation import bodies
 from frontend.generation.errors import InvalidField
-from frontend.generation.models import find_generator, status_of
+from frontend.generation.running import find_generator, model_status
 from frontend.http.bodies import until_disconnect
 from frontend.http.rendering import off_loop
 from frontend.scope import RequestScope
@@ -61,12 +61,12 @@ async def reload(services: Services, model: str, deadline_ns: int) -> str:
         state = await services.directory.controlled().load(model, True, deadline_ns)
     except DeadlineExceeded:
         state = services.directory.status(model).state
-    return status_of(state)
+    return model_status(state)
 
 
 async def status(services: Services, model: str, deadline_ns: int) -> str:
     """Say in which state the model is."""
-    return status_of(services.directory.status(model).state)
+    return model_status(services.directory.status(model).state)
 
 
 class ControlResource:

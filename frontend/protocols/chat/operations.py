@@ -11,10 +11,8 @@ from msgspec import Meta
 from frontend.generation.described import Usage, generating
 from frontend.generation.errors import ErrorAnswer
 from frontend.protocols.chat import management
-from frontend.protocols.chat.chat import ChatResource
-from frontend.protocols.chat.chat_requests import ChatRequest
-from frontend.protocols.chat.completion_requests import CompletionRequest
-from frontend.protocols.chat.completions import CompletionsResource
+from frontend.protocols.chat.chat import ChatRequest, ChatResource
+from frontend.protocols.chat.completions import CompletionRequest, CompletionsResource
 from frontend.protocols.chat.management import (
     ControlAnswer,
     Examination,

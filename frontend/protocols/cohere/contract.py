@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.protocols.sie.media import ImageText, ImageUrl, Seen, joined
+from frontend.protocols.sie.inputs import ImageText, ImageUrl, Seen, joined
 from frontend.protocols.sie.operations import RerankResult
 from frontend.protocols.sie.schemas import FlatBody, Key, Keys, ModelName, keys_of
 

@@ -16,19 +16,17 @@ from typing import Any, TypeVar
 import numpy as np
 import orjson
 
-from frontend.engine.answer import Answer
-from frontend.engine.quantize import quantize
+from frontend.engine.answer import Answer, quantize
 from frontend.http.fields import check_count, check_texts
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.cohere.contract import CohereEmbedRequest, CohereEmbedV1Request
-from frontend.protocols.sie.inputs import names_at
-from frontend.protocols.sie.media import Seen, input_of
+from frontend.protocols.sie.encode import VectorsResource, Wishes, check_wishes, side_of_type
+from frontend.protocols.sie.flow import Form, Plan
+from frontend.protocols.sie.inputs import Seen, names_at, seen_input
 from frontend.protocols.sie.outputs import INLINE_NBYTES, dense_of
 from frontend.protocols.sie.render import base64_of, json_array
-from frontend.protocols.sie.rerank import RerankResource
-from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import RerankRequest
-from frontend.protocols.sie.vectors import VectorsResource, Wishes, check_wishes, side_of_type
+from frontend.protocols.sie.score import RerankResource
 from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
@@ -98,7 +96,7 @@ class EmbedV1Resource(VectorsResource[R]):
     def check(self, request: R, entry: ModelEntry) -> list[InputItem]:
         """The texts and images as workers take them."""
         field, inputs = _inputs(request)
-        return [input_of(one, f"{field}[{at}]", entry) for at, one in enumerate(inputs)]
+        return [seen_input(one, f"{field}[{at}]", entry) for at, one in enumerate(inputs)]
 
     async def render(
         self, reply: Answer, plan: Plan[EncodeCall], request: R, scope: RequestScope, form: Form

@@ -16,12 +16,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from frontend.engine.answer import Answer
-from frontend.engine.default_models import model_named
-from frontend.engine.options import check_options
+from frontend.engine.planning import check_options, model_named
 from frontend.http.fields import check_count, check_shared, check_texts
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.route import Form, Plan
+from frontend.protocols.sie.flow import Form, InferenceResource, Plan
 from frontend.protocols.sie.schemas import Body
 from frontend.protocols.sie.score import Pairs, ScoringResource, ranking
 from frontend.scope import RequestScope

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from frontend.engine.answer import Answer
-from frontend.engine.default_models import model_named
+from frontend.engine.planning import model_named
 from frontend.http.fields import check_count
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.route import Form, Plan
+from frontend.protocols.sie.flow import Form, InferenceResource, Plan
 from frontend.protocols.sie.schemas import Body
 from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope

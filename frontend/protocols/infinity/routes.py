@@ -14,7 +14,7 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.engine.answer import Answer
-from frontend.engine.default_models import model_named
+from frontend.engine.planning import model_named
 from frontend.http.fields import check_count, check_texts
 from frontend.protocols.foreign.scoring import (
     ENTRY_NBYTES,
@@ -33,11 +33,10 @@ from frontend.protocols.infinity.contract import (
     InfinityStats,
     MultimodalRequest,
 )
-from frontend.protocols.sie.inputs import names_at
-from frontend.protocols.sie.media import Seen, input_of, require
+from frontend.protocols.sie.encode import VectorsResource, unit_rows
+from frontend.protocols.sie.flow import Form, Plan
+from frontend.protocols.sie.inputs import Seen, names_at, require, seen_input
 from frontend.protocols.sie.render import base64_of, json_list
-from frontend.protocols.sie.route import Form, Plan
-from frontend.protocols.sie.vectors import VectorsResource, unit_rows
 from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
 from frontend.services import Services
@@ -88,7 +87,7 @@ class MultimodalResource(VectorsResource[MultimodalRequest]):
         for at, given in enumerate(request.inputs):
             place = f"input[{at}]"
             found.append(
-                input_of(Seen(given) if request.kind == "text" else Seen(None, given, place), place, entry)
+                seen_input(Seen(given) if request.kind == "text" else Seen(None, given, place), place, entry)
             )
         return found
 

@@ -9,7 +9,7 @@ import falcon
 import msgspec
 from msgspec import Meta
 
-from frontend.protocols.kserve_v2.infer_bodies import OFFERED, UnsupportedEncoding
+from frontend.protocols.kserve_v2.infer import OFFERED, UnsupportedEncoding
 from frontend.tensors.request import UnavailableModel
 from ipc import logs
 from ipc.errors import PenstockError, QueueFull

@@ -6,6 +6,10 @@
 3. A stream sends each answer as a Server-Sent Event. The status of the response comes from the first answer, unless
    that takes long: then the stream is open, and a failure is its last event.
 4. A decoupled model gives any number of answers: events as they come, or exactly one without a stream.
+
+Answers of Server-Sent Events: an event for each text, and an event for an error that ends the stream.
+
+A stream whose first text takes long opens with a comment, and comments fill later pauses (`generation.keep_alive_s`).
 """
 
 from __future__ import annotations
@@ -22,17 +26,44 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.http.rendering import at_once, off_loop, off_loop_if
-from frontend.protocols.kserve_v2 import elements, events, parameters, rendering, schemas
+from frontend.protocols.kserve_v2 import elements, errors, parameters, rendering, schemas
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.reading import InferRequest, Target, identifying
 from frontend.protocols.kserve_v2.schemas import Decoder
 from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope
+from frontend.services import Services
+from frontend.sse import CONTENT_TYPE, EventStream, data, prepare
 from frontend.tensors.models import TensorModel
 from frontend.tensors.request import InputTensor, Parameter, TensorRequest
 from frontend.tensors.result import TensorResult
 from ipc.catalog.model_config import ModelConfig, TensorConfig
-from ipc.errors import InvalidInput
+from ipc.errors import InvalidInput, PenstockError
+
+
+async def send(services: Services, req: Request, resp: Response, texts: AsyncGenerator[bytes, None]) -> None:
+    """Answer with an event for each text, and with an event for an error that ends the stream.
+
+    The status is fixed by the first text, or when that takes long. Raises what fails before that.
+    """
+    idle_s = services.settings.generation.keep_alive_s
+    last = partial(_last_event, req.path)
+    events = EventStream(services, req, _framed(texts), "kserve", last, idle_s=idle_s)
+    await events.begin()
+    prepare(resp, f"{CONTENT_TYPE}; charset=utf-8")
+    resp.stream = events
+
+
+async def _framed(texts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(texts):
+        async for text in texts:
+            yield data(text)
+
+
+def _last_event(path: str, error: PenstockError) -> tuple[int, bytes]:
+    status, body, _ = errors.render(error, path)
+    return status, data(orjson.dumps(body))
+
 
 GENERATE = Decoder(dict[str, msgspec.Raw])
 _PARAMETER = msgspec.json.Decoder(Parameter | None)
@@ -120,7 +151,7 @@ class GenerateResource(InferenceRoute):
         answers = self._texts if model.config.decoupled else self._text
         texts = answers(scope, model, wanted)
         if self._stream:
-            await events.send(services, req, resp, texts)
+            await send(services, req, resp, texts)
         else:
             resp.data = await _only(texts, wanted.request.model)
             resp.content_type = falcon.MEDIA_JSON

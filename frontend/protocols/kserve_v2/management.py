@@ -16,8 +16,8 @@ from msgspec import UNSET, Meta, UnsetType
 from frontend.protocols.kserve_v2 import strings
 from frontend.records.statistics import Duration, ModelStatistics
 from frontend.services import Services
+from frontend.tensors.models import VersionState
 from frontend.tensors.request import UnavailableModel
-from frontend.tensors.version_states import VersionState
 from ipc import version
 from ipc.catalog.ids import model_of
 from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching, TensorConfig, VersionPolicy

@@ -11,7 +11,7 @@ from typing import Any
 import falcon
 import falcon.asgi
 
-from frontend.protocols.messages import errors
+from frontend.protocols.messages import messages
 from frontend.protocols.messages.messages import PROTOCOL
 from frontend.protocols.messages.operations import ROUTES
 from frontend.routes import Route
@@ -34,8 +34,8 @@ class MessagesProtocol:
         self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
     ) -> tuple[int, dict[str, Any], dict[str, str]]:
         """(status, JSON body, headers) of an error on `path`."""
-        return errors.render(error)
+        return messages.render(error)
 
     def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
         """(status, JSON body, headers) of an error of the framework."""
-        return errors.render_http(error)
+        return messages.render_http(error)

@@ -7,9 +7,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.protocols.messages.errors import MessagesError
-from frontend.protocols.messages.message_requests import MessagesRequest
-from frontend.protocols.messages.messages import CountTokensResource, MessagesResource, TokenCount
+from frontend.protocols.messages.messages import (
+    CountTokensResource,
+    MessagesError,
+    MessagesResource,
+    TokenCount,
+)
+from frontend.protocols.messages.requests import MessagesRequest
 from frontend.routes import Route, asking
 
 

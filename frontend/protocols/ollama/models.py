@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from frontend.generation import bodies
 from frontend.generation.errors import InvalidField
-from frontend.generation.models import OUTPUT as TEXT
+from frontend.generation.running import OUTPUT as TEXT
 from frontend.protocols.ollama.requests import LATEST, known_name
 from frontend.protocols.ollama.texts import instant
 from frontend.services import Services

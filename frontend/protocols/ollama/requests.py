@@ -20,9 +20,8 @@ from msgspec import Meta
 from frontend.generation import bodies
 from frontend.generation.conversation import CONTINUING, Conversation, calls_of, is_continued
 from frontend.generation.errors import InvalidField, shown
-from frontend.generation.grammars import grammar_of, schema_grammar
-from frontend.generation.reasoning import variables_of
-from frontend.generation.sampling import SamplingFields, ending_of, sampling_of
+from frontend.generation.fields import SamplingFields, ending_of, sampling_of, variables_of
+from frontend.generation.nested import grammar_of, schema_grammar
 from frontend.generation.tools import Choice, functions_of, tool_use
 from frontend.http.fields import one_of
 from ipc.catalog.entries import Catalog

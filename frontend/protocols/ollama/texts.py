@@ -23,10 +23,8 @@ from falcon.asgi import Request, Response
 from frontend.engine.events import Called, Ended, Event, Finished, Generation, Reasoning, Text
 from frontend.generation import bodies
 from frontend.generation.errors import text_of
-from frontend.generation.logprobs import entries_of
-from frontend.generation.outcome import Outcome
-from frontend.generation.running import named_model, running
-from frontend.generation.sending import send_json, send_stream
+from frontend.generation.outcome import Outcome, entries_of
+from frontend.generation.running import named_model, running, send_json, send_stream
 from frontend.protocols.ollama.requests import TextPlan, known_name, parse_chat, parse_generate
 from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope

@@ -9,13 +9,13 @@ import orjson
 from msgspec import Meta
 
 from frontend.engine.answer import Answer
-from frontend.engine.default_models import model_named
+from frontend.engine.planning import model_named
 from frontend.protocols.ollama.requests import KeepAlive, Name, known_name
+from frontend.protocols.sie.encode import VectorsResource, Wishes, unit_rows
+from frontend.protocols.sie.flow import Form, Plan
 from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from frontend.protocols.sie.render import json_array
-from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import FlatBody
-from frontend.protocols.sie.vectors import VectorsResource, Wishes, unit_rows
 from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry

@@ -5,6 +5,13 @@
 2. The row is stored before the last event leaves, so that a client with the last event finds the response.
 3. A client that goes away ends the work. What was generated until then is stored as a cancelled response, or as a
    failed one where the end of this server ends the stream.
+
+The named events of a stream: numbered from 0, framed, and none of those that a client has already.
+
+1. `response.created` tells a queued response, `response.in_progress` the same response at work.
+2. `Output` tells what happens to items. `NamedEvents` collects the events until somebody takes them.
+3. One event ends the stream, by the status of the response; `data: [DONE]` follows. What is wrong with a request, or
+   with this server, is an event `error` instead.
 """
 
 from __future__ import annotations
@@ -13,27 +20,72 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
+from typing import Any
 
 import falcon
 import orjson
 from falcon.asgi import Request, Response
 
 from frontend.engine.events import Generation
-from frontend.generation.errors import status_of
-from frontend.generation.running import named_model, running
-from frontend.generation.sending import send_stream
+from frontend.generation.errors import error_info, status_of
+from frontend.generation.running import named_model, running, send_stream
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.responses import resource
-from frontend.protocols.responses.asking import Keeper, asked_by
-from frontend.protocols.responses.named_events import NamedEvents
-from frontend.protocols.responses.output import Output
-from frontend.protocols.responses.resource import Resource
-from frontend.protocols.responses.runs import PROTOCOL, Runs
+from frontend.protocols.responses import output as resource
+from frontend.protocols.responses.output import Output, Resource
+from frontend.protocols.responses.runs import PROTOCOL, Keeper, Runs, asked_by
 from frontend.protocols.responses.store import ResponseStore
 from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope
 from frontend.services import Services
+from frontend.sse import DONE, named
 from ipc.errors import Cancelled, Draining, PenstockError
+
+_LAST = {resource.COMPLETED: "response.completed", resource.FAILED: "response.failed"}
+
+
+class NamedEvents:
+    """The events of one response behind event number `after`."""
+
+    def __init__(self, after: int = -1) -> None:
+        self._after, self._number = after, 0
+        self._made: list[bytes] = []
+
+    def tell(self, name: str, /, **fields: Any) -> None:
+        """Add one event."""
+        number = self._number
+        self._number += 1
+        if number > self._after:
+            told = {"type": name, "sequence_number": number, **fields}
+            self._made.append(named(name, orjson.dumps(told)))
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the stream has told that the response is at work."""
+        return self._number > 1
+
+    def queue(self, begun: Resource) -> None:
+        """The response is known."""
+        self.tell("response.created", response=begun)
+
+    def work(self, begun: Resource) -> None:
+        """The response is at work."""
+        self.tell("response.in_progress", response=resource.at(begun, resource.IN_PROGRESS))
+
+    def end(self, whole: Resource) -> bytes:
+        """The rest of the stream of a response that has ended."""
+        self.tell(_LAST.get(whole["status"], "response.incomplete"), response=whole)
+        return self.taken() + DONE
+
+    def fail(self, error: PenstockError) -> bytes:
+        """The rest of a stream that ends before its response, or whose request was wrong."""
+        info, inner = error_info(error), {"type": resource.kind_of(error), "message": error.message}
+        self.tell("error", error=inner, message=error.message, code=info.code, param=info.param)
+        return self.taken() + DONE
+
+    def taken(self) -> bytes:
+        """All events since the last call."""
+        made, self._made = self._made, []
+        return b"".join(made)
 
 
 class ResponseStream:

@@ -4,6 +4,19 @@
 2. Everything but the conversation is checked here, before anything is looked up. The conversation is complete once
    the stored one of `previous_response_id` is known: `ResponsePlan.call_after`.
 3. `background` wins over `stream`: the answer is JSON, and the stream can be had by GET.
+
+Tools of a request: functions, functions in namespaces, and what is refused or left out.
+
+1. A function of a namespace is known to the model as `namespace.name`. Its calls are told with both parts.
+2. A web search that may not reach the internet can find nothing here, so such a tool is left out.
+3. All other tools that run on the server are refused with the reason.
+
+Input items of a response: as the store keeps them, and as messages for chat templates.
+
+1. A string is one message of a user. Items without a type that have a role are messages.
+2. Calls that follow each other, or follow text of the assistant, belong to one message of the assistant.
+3. Reasoning is accepted and not replayed. A reference to an item is dropped.
+4. Output items of earlier responses have the same form, so the same functions read history and new input.
 """
 
 from __future__ import annotations
@@ -16,20 +29,205 @@ import msgspec
 from msgspec import Meta
 
 from frontend.generation import bodies
-from frontend.generation.conversation import Conversation
+from frontend.generation.conversation import Conversation, text_of
 from frontend.generation.errors import InvalidField
-from frontend.generation.grammars import grammar_of
-from frontend.generation.models import DEFAULT
-from frontend.generation.nested import checked_json, json_text
-from frontend.generation.reasoning import Effort, variables_of
-from frontend.generation.sampling import alternatives_of, choices_of, ending_of, salt_of, sampling_of
-from frontend.generation.sending import new_id
-from frontend.generation.talk_fields import ChoiceFields
-from frontend.generation.tools import choice_of, tool_use
-from frontend.protocols.responses.items import Turns, kept_items
-from frontend.protocols.responses.tools import functions_of
+from frontend.generation.fields import (
+    ChoiceFields,
+    Effort,
+    alternatives_of,
+    choices_of,
+    ending_of,
+    salt_of,
+    sampling_of,
+    variables_of,
+)
+from frontend.generation.nested import checked_json, grammar_of, json_text
+from frontend.generation.running import DEFAULT, new_id
+from frontend.generation.tools import MAX_FUNCTIONS, Function, choice_of, function_of, refuse_hosted, tool_use
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall
+
+NAMESPACE = "namespace"
+
+
+def functions_of(tools: Sequence[Any] | None) -> list[Function]:
+    """All functions of a request. Raises `InvalidField`."""
+    _check_number(len(tools or ()), "tools")
+    functions = [
+        function for index, tool in enumerate(tools or ()) for function in _functions(tool, f"tools[{index}]")
+    ]
+    _check_number(len(functions), "tools")
+    return functions
+
+
+def _check_number(given: int, field: str) -> None:
+    if given > MAX_FUNCTIONS:
+        raise InvalidField(field, f"{given} given, the limit is {MAX_FUNCTIONS}")
+
+
+def _functions(tool: Any, where: str) -> list[Function]:
+    if not isinstance(tool, dict):
+        raise InvalidField(where, "expected an object")
+    kind = tool.get("type")
+    if kind == NAMESPACE:
+        return _in_namespace(tool, where)
+    if kind == "web_search" and tool.get("external_web_access") is False:
+        return []
+    if kind != "function":
+        refuse_hosted(kind, where, {})
+    return [function_of(tool, where)]
+
+
+def _in_namespace(namespace: dict[str, Any], where: str) -> list[Function]:
+    name, tools = namespace.get("name"), namespace.get("tools")
+    if not isinstance(name, str) or not name:
+        raise InvalidField(f"{where}.name", "expected the name of the namespace")
+    if not isinstance(tools, list):
+        raise InvalidField(f"{where}.tools", "expected a list of functions")
+    _check_number(len(tools), f"{where}.tools")
+    functions = []
+    for index, tool in enumerate(tools):
+        place = f"{where}.tools[{index}]"
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise InvalidField(f"{place}.type", "a namespace holds functions only")
+        inner = tool.get("function", tool)
+        if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
+            raise InvalidField(f"{place}.name", "expected the name of a function")
+        functions.append(function_of({**inner, "name": joined(name, inner["name"])}, place))
+    return functions
+
+
+def joined(namespace: Any, name: str) -> str:
+    """The name of a function as the model knows the function."""
+    return f"{namespace}.{name}" if isinstance(namespace, str) and namespace else name
+
+
+class Names:
+    """Takes names of called functions apart, by the tools of their request."""
+
+    def __init__(self, tools: Sequence[Any]) -> None:
+        self._namespaces = {
+            joined(tool["name"], (inner.get("function") or inner)["name"]): tool["name"]
+            for tool in tools
+            if tool.get("type") == NAMESPACE
+            for inner in tool["tools"]
+        }
+
+    def fields(self, name: str) -> dict[str, str]:
+        """`name`, and `namespace` where the function has one."""
+        namespace = self._namespaces.get(name)
+        if namespace is None:
+            return {"name": name}
+        return {"name": name[len(namespace) + 1 :], "namespace": namespace}
+
+
+PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+"""Kinds of items that are kept, and the beginning of their ids."""
+REFERENCE = "item_reference"
+
+
+def item_id(kind: str, response: str, place: str) -> str:
+    """The id of an item of a response, the same whenever the response is told again."""
+    return f"{PREFIXES[kind]}_{response.partition('_')[2]}_{place}"
+
+
+def kept_items(given: str | Sequence[Any], response: str) -> list[dict[str, Any]]:
+    """Input items of the response with that id, each with a type and an id of its own. Raises `InvalidField`."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    kept: dict[str, dict[str, Any]] = {}
+    for index, item in enumerate(given):
+        kind = _kind_of(item, f"input[{index}]")
+        if kind != REFERENCE:
+            new_id, id_ = item_id(kind, response, f"in{index}"), item.get("id")
+            # NOTE: pages are asked for by the id of an item, and would never end if two items had the same.
+            if not isinstance(id_, str) or not id_ or id_ in kept:
+                id_ = new_id
+            kept[id_] = _kept(item, kind, id_)
+    return list(kept.values())
+
+
+def _kind_of(item: Any, where: str) -> str:
+    if not isinstance(item, dict):
+        raise InvalidField(where, "expected an object")
+    kind = item.get("type")
+    if kind is None and "role" in item:
+        kind = "message"
+    if not isinstance(kind, str):
+        raise InvalidField(f"{where}.type", "expected a string")
+    if kind not in PREFIXES and kind != REFERENCE:
+        raise InvalidField(
+            f"{where}.type", f"{kind[:64]!a} is not one of {', '.join((*PREFIXES, REFERENCE))}"
+        )
+    return kind
+
+
+def _kept(item: dict[str, Any], kind: str, id_: str) -> dict[str, Any]:
+    kept = {**item, "type": kind, "id": id_}
+    if kind == "message" and isinstance(item.get("content"), str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        kept["content"] = [{"type": part, "text": item["content"]}]
+    return kept
+
+
+class Turns:
+    """Adds items to a conversation, and joins what the assistant says and calls in one turn."""
+
+    def __init__(self, talk: Conversation) -> None:
+        self._talk = talk
+        self._said: tuple[str | None, str] | None = None
+        """Text and place of the assistant's turn that is not added yet."""
+        self._calls: list[dict[str, Any]] = []
+
+    def add(self, items: Sequence[dict[str, Any]], field: str) -> None:
+        """Items in their order; `field` is the path of their list. Raises `InvalidField`."""
+        for index, item in enumerate(items):
+            where = f"{field}[{index}]"
+            if item["type"] == "message":
+                self._message(item, where)
+            elif item["type"] == "function_call":
+                self._call(item, where)
+            elif item["type"] == "function_call_output":
+                self._output(item, where)
+        self._flush()
+
+    def _message(self, item: dict[str, Any], where: str) -> None:
+        role, text = item.get("role"), text_of(item.get("content"), f"{where}.content")
+        if not isinstance(role, str):
+            raise InvalidField(f"{where}.role", "expected a string")
+        self._flush()
+        if role == "assistant" and text is not None:
+            self._said = text, where
+        else:
+            self._talk.add(role, text, where)
+
+    def _call(self, item: dict[str, Any], where: str) -> None:
+        call_id = _text_in(item, "call_id", where)
+        name = joined(item.get("namespace"), _text_in(item, "name", where))
+        self._calls.append(self._talk.call(call_id, name, item.get("arguments"), where))
+        self._said = self._said or (None, where)
+
+    def _output(self, item: dict[str, Any], where: str) -> None:
+        call_id = _text_in(item, "call_id", where)
+        text = text_of(item.get("output"), f"{where}.output")
+        if text is None:
+            raise InvalidField(f"{where}.output", "is required")
+        self._flush()
+        self._talk.add("tool", text, where, call_id=call_id)
+
+    def _flush(self) -> None:
+        """The turn of the assistant is complete."""
+        if self._said is not None:
+            self._talk.add("assistant", *self._said, calls=self._calls)
+        self._said, self._calls = None, []
+
+
+def _text_in(item: dict[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise InvalidField(f"{where}.{name}", "expected a string")
+    return value
+
 
 LIMITS = ("max_output_tokens", "max_tokens", "max_completion_tokens")
 """Names of one field."""

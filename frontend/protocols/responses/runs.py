@@ -5,6 +5,8 @@
    or deleted meanwhile, at whichever frontend. Those are ended.
 3. A drain waits for the runs (`frontend.services`). What is not done by the end of the drain ends as failed.
 4. The request is counted when its run ends.
+
+What a request asks for, complete: the plan of its body, the call with the stored conversation, what to keep.
 """
 
 from __future__ import annotations
@@ -13,26 +15,93 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 from falcon.asgi import Request
 
 from frontend.engine.events import Event
-from frontend.generation.errors import status_of
-from frontend.generation.models import find_generator
-from frontend.generation.running import named_model, running
-from frontend.protocols.responses import resource
-from frontend.protocols.responses.asking import Asked
-from frontend.protocols.responses.output import Output
-from frontend.protocols.responses.resource import Resource
-from frontend.protocols.responses.store import ResponseStore, ResponsesUnavailable
+from frontend.generation import bodies
+from frontend.generation.errors import InvalidField, status_of
+from frontend.generation.running import find_generator, named_model, running
+from frontend.http.rendering import off_loop_if
+from frontend.protocols.responses import output as resource
+from frontend.protocols.responses.output import Output, Resource
+from frontend.protocols.responses.requests import ResponsePlan, parse
+from frontend.protocols.responses.store import Items, ResponseStore, ResponsesUnavailable
 from frontend.records.finishing import Outcome
 from frontend.scope import RequestScope, current_scope
-from frontend.services import Services
+from frontend.services import Background, Services
 from ipc.errors import Cancelled, Draining, PenstockError, QueueFull
 from ipc.wire.messages import GenerateCall
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Stores the response of one request of `owner`, unless the request has said no (`stores`)."""
+
+    store: ResponseStore
+    background: Background
+    owner: str
+    history: Items
+    items: Items
+    stores: bool
+
+    async def keep(self, begun: Resource, whole: Resource) -> None:
+        """Store the response as it has ended. Its client gets the answer also if that is impossible."""
+        if not self.stores:
+            return
+        try:
+            await self.store.put(begun, self.owner, self.history, self.items, whole)
+        except ResponsesUnavailable as error:
+            log.error("a response cannot be stored: %s", error.message)
+
+    def keep_soon(self, begun: Resource, whole: Resource) -> None:
+        """`keep`, for a request that cannot wait."""
+        self.background.start(self.keep(begun, whole))
+
+    async def keep_queued(self, begun: Resource) -> None:
+        """Store the response before it runs in the background. Raises `ResponsesUnavailable`."""
+        await self.store.put(begun, self.owner, self.history, self.items)
+
+
+MANY_ITEMS = 64
+"""Conversations of more items are put together by a thread."""
+LONG_NBYTES = 64 << 10
+"""Stored conversations of more bytes are decoded by a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request for a response."""
+
+    plan: ResponsePlan
+    call: GenerateCall
+    keeper: Keeper
+
+
+async def asked_by(services: Services, store: ResponseStore, req: Request, scope: RequestScope) -> Asked:
+    """Read a request. Raises what is wrong with its body, and `ResponseNotFound` for the response to go on with."""
+    limits = services.settings.limits
+    plan = await bodies.receive(services, req, partial(parse, limits=limits))
+    history = await _history(store, plan.previous, scope.grant.caller)
+    long = len(history) + len(plan.items) > MANY_ITEMS
+    call = await off_loop_if(long, plan.call_after, history, limits)
+    keeper = Keeper(store, services.background, scope.grant.caller, history, plan.items, plan.stores)
+    return Asked(plan, call, keeper)
+
+
+async def _history(store: ResponseStore, previous: str | None, owner: str) -> Items:
+    """The items of the conversation that a request goes on with."""
+    if previous is None:
+        return []
+    row = await store.get(previous, owner, with_items=True)
+    if not row.is_finished:
+        raise InvalidField("previous_response_id", f"the response {row.id!a} is {row.status}, not finished")
+    return await off_loop_if(row.nbytes > LONG_NBYTES, row.conversation)
+
 
 PROTOCOL = "responses"
 BEAT_S = 0.1

@@ -1,33 +1,70 @@
 """Stored responses: rows of a SQLite file in the state directory, which all frontends share and a restart keeps.
 
 1. A response is stored when it has ended. A response in the background is stored when it is asked for: its row names
-   the process that runs it, and its neutral events are kept beside it (`event_log`).
+   the process that runs it, and its neutral events are kept beside it.
 2. The end of a response is written only while its row is unfinished. So whoever ends a response first decides: a late
    end never replaces a cancellation.
 3. A response whose process is dead is ended as failed by whoever reads it.
 4. Each row has an owner, the public id of an API key. To everybody else the response does not exist.
 5. Each new row deletes what is too old, too many or too much, oldest first, but nothing that still runs.
+
+Neutral events as bytes, so that any frontend can tell the stream of a response again.
+
+Pieces of text of one choice that follow each other become one piece. Pieces with log probabilities stay as they are.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import orjson
 
-from frontend.engine.events import Event
-from frontend.protocols.responses import event_log, resource
-from frontend.protocols.responses.output import Output
-from frontend.protocols.responses.resource import Resource
+from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.protocols.responses import output as resource
+from frontend.protocols.responses.output import Output, Resource
 from ipc import settings
 from ipc.errors import InvalidInput, PenstockError
 from ipc.processes.liveness import is_running, own_identity
 from ipc.store.store import How, LastingStore, StoreUnreadable
+
+KINDS: tuple[type[Any], ...] = (Started, Text, Reasoning, Called, Finished, Ended)
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
+_decoders = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
+
+
+def encode(events: Iterable[Event]) -> bytes:
+    """The bytes of events."""
+    return _encoder.encode([(KINDS.index(type(event)), event) for event in _joined(events)])
+
+
+def decode(entries: bytes) -> list[Event]:
+    """The events of bytes."""
+    return [_decoders[kind].decode(event) for kind, event in _decoder.decode(entries)]
+
+
+def _joined(events: Iterable[Event]) -> list[Event]:
+    joined: list[Event] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if (
+            isinstance(event, Text | Reasoning)
+            and isinstance(last, Text | Reasoning)
+            and type(event) is type(last)
+            and event.choice == last.choice
+            and not (event.logprobs or last.logprobs)
+        ):
+            joined[-1] = replace(last, text=last.text + event.text, tokens=last.tokens + event.tokens)
+        else:
+            joined.append(event)
+    return joined
+
 
 FILE = "responses-1.db"
 """The number rises when the tables change."""
@@ -199,7 +236,7 @@ class ResponseStore:
             begun = orjson.loads(row.begun)
             output = Output(begun)
             for entries in _pieces(connection, row.id, 0):
-                output.take(event_log.decode(entries))
+                output.take(decode(entries))
             return _end(connection, how(begun, output))
 
         return await _reached(self._file.write(write))
@@ -287,7 +324,7 @@ def _grow(connection: sqlite3.Connection, id_: str, number: int, events: list[Ev
     """Keep a piece of events; whether the response goes on."""
     if not events:
         return _is_unfinished(connection, id_)
-    entries = event_log.encode(events)
+    entries = encode(events)
     if not connection.execute(_GROW, (len(entries), id_)).rowcount:
         return False
     if connection.execute(_IS_FOLLOWABLE, (id_, MAX_EVENTS_NBYTES)).fetchone():

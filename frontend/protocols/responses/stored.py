@@ -14,9 +14,10 @@ from falcon.asgi import Request, Response
 from msgspec import Meta
 
 from frontend.generation.errors import InvalidField, status_of
-from frontend.generation.sending import send_stream
-from frontend.protocols.responses import event_log, resource
-from frontend.protocols.responses.named_events import NamedEvents
+from frontend.generation.running import send_stream
+from frontend.protocols.responses import output as resource
+from frontend.protocols.responses import store as event_log
+from frontend.protocols.responses.create import NamedEvents
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.runs import PROTOCOL
 from frontend.protocols.responses.store import ResponseNotFound, ResponseStore, Stored

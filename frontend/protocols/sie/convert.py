@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.engine.options import Resolved, side_of, typed
-from frontend.engine.quantize import OUTPUT_DTYPES
+from frontend.engine.answer import OUTPUT_DTYPES
+from frontend.engine.planning import Resolved, side_of, typed
 from frontend.protocols.sie import chunking
+from frontend.protocols.sie.flow import Plan
 from frontend.protocols.sie.muvera import Muvera, check_size, read_settings
-from frontend.protocols.sie.route import Plan
 from frontend.protocols.sie.schemas import EncodeParams
 from ipc.catalog.entries import ENCODE_OUTPUTS, ModelEntry
 from ipc.errors import InvalidInput

@@ -10,11 +10,11 @@ import orjson
 from frontend.engine.answer import Answer
 from frontend.protocols.sie import chunking, render
 from frontend.protocols.sie.convert import usage_of
+from frontend.protocols.sie.encode import VectorsResource, Wishes, check_wishes, side_of_type
+from frontend.protocols.sie.flow import Form, Plan
 from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from frontend.protocols.sie.outputs import dense_of
-from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import ENCODINGS, EmbeddingsRequest
-from frontend.protocols.sie.vectors import VectorsResource, Wishes, check_wishes, side_of_type
 from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
@@ -27,7 +27,6 @@ class EmbeddingsResource(VectorsResource[EmbeddingsRequest]):
 
     operation = "embeddings"
     body = EmbeddingsRequest
-    kept = "plain"
 
     def examine(self, request: EmbeddingsRequest) -> None:
         """A known encoding and overflow policy, and an input of one kind."""

@@ -1,26 +1,147 @@
-"""POST /v1/encode/{model}: items to vectors, in JSON or msgpack."""
+"""POST /v1/encode/{model}: items to vectors, in JSON or msgpack.
+
+The base of the routes for vectors in the forms of other APIs: all inputs alike, one output, options by name.
+
+1. A route says where its inputs are, what it asks of a model beside the inputs (`Wishes`), and how wide vectors are.
+2. `check_wishes` refuses wishes that no model could fulfil, or that exclude each other.
+3. `VectorsResource.plan` refuses what the loaded model does not offer, and makes the call.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import numpy as np
 
 from frontend.engine.answer import Answer
-from frontend.engine.options import check_options
+from frontend.engine.planning import check_options, side_of
+from frontend.http.rendering import off_loop_if
 from frontend.protocols.sie import chunking
-from frontend.protocols.sie.convert import EncodePlan, plan_encode
-from frontend.protocols.sie.flow import InferenceResource, timing_of
+from frontend.protocols.sie.convert import EncodePlan, check_dimensions, check_used, plan_encode
+from frontend.protocols.sie.flow import Form, InferenceResource, Plan, timing_of
+from frontend.protocols.sie.inputs import images_of, names_of
 from frontend.protocols.sie.items import check_items, images_in, inputs_of
-from frontend.protocols.sie.outputs import outputs_of
+from frontend.protocols.sie.outputs import INLINE_NBYTES, outputs_of
 from frontend.protocols.sie.render import EncodedItems, json_parts, msgpack_parts
-from frontend.protocols.sie.route import Form
-from frontend.protocols.sie.schemas import EncodeParams, EncodeRequest
+from frontend.protocols.sie.schemas import Body, EncodeParams, EncodeRequest
 from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
-from ipc.wire.field_names import IN_PARAMS
-from ipc.wire.messages import InputItem, ModelStatus
+from ipc.errors import InvalidInput
+from ipc.wire.field_names import IN_PARAMS, FieldNames
+from ipc.wire.messages import EncodeCall, InputItem, ModelStatus
+
+QUERIES = ("query", "search_query")
+"""Values of `input_type` for the query side of a model."""
+DOCUMENTS = ("document", "passage", "search_document")
+"""Values of `input_type` for the side of documents. Every other value states no side."""
+
+
+def side_of_type(input_type: str | None) -> bool | None:
+    """Whether the inputs are queries, by `input_type`; None where no side is stated."""
+    return True if input_type in QUERIES else False if input_type in DOCUMENTS else None
+
+
+class Wishes(NamedTuple):
+    """What a request asks of a model beside its inputs; None: as the model has it.
+
+    `is_query` chooses the side. `prompt_name` is the name of a stored prompt, or chooses the side too.
+    `max_tokens` cuts each text, by `overflow_policy`.
+    """
+
+    is_query: bool | None = None
+    prompt_name: str | None = None
+    instruction: str | None = None
+    overflow_policy: str | None = None
+    max_tokens: int | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The wishes that travel as options of the call."""
+        return {
+            "overflow_policy": self.overflow_policy,
+            "prompt_name": self.prompt_name,
+            "max_tokens": self.max_tokens,
+        }
+
+
+def check_wishes(wishes: Wishes, names: FieldNames) -> None:
+    """Raise `InvalidInput` for an unknown overflow policy, and for two ways to choose a prompt."""
+    check_options(wishes.options, names)
+    if wishes.prompt_name is None:
+        return
+    if wishes.instruction is not None:
+        raise InvalidInput("prompt_name: cannot be given with instruction")
+    if wishes.is_query is not None:
+        raise InvalidInput("prompt_name: cannot be given with input_type")
+
+
+R = TypeVar("R", bound=Body)
+
+
+class VectorsResource(InferenceResource[R, Plan[EncodeCall]], Generic[R]):
+    """One output of all inputs; always JSON.
+
+    `field` is the field of the request that has the inputs, `width_field` the one that has the width of vectors.
+    """
+
+    always_json = True
+    field: ClassVar[str] = "input"
+    width_field: ClassVar[str] = "dimensions"
+
+    def names_of(self, request: R) -> FieldNames:
+        """How messages name the inputs."""
+        return names_of(getattr(request, self.field), self.field)
+
+    def output_of(self, request: R, entry: ModelEntry) -> str:
+        """The output of the model that the answer has."""
+        return "dense"
+
+    def wishes_of(self, request: R) -> Wishes:
+        """What the request asks of the model beside its inputs."""
+        return Wishes()
+
+    def width_of(self, request: R) -> int | None:
+        """The width of dense vectors; None for that of the model."""
+        return None
+
+    def images(self, request: R, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
+        """JSON path and bytes of each image among the inputs."""
+        return images_of(inputs, self.names_of(request).item)
+
+    def plan(
+        self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
+    ) -> Plan[EncodeCall]:
+        """A call for the output with the options of the model's profile below those of the request."""
+        output, wishes, names = (
+            self.output_of(request, entry),
+            self.wishes_of(request),
+            self.names_of(request),
+        )
+        if output not in entry.outputs:
+            raise InvalidInput(f"model: '{entry.id}' has no {output} output")
+        check_used(wishes.options, entry, status)
+        check_dimensions(self.width_of(request), entry, status.dims.get("dense", 0), self.width_field)
+        found = self.resolve(entry, wishes.options, wishes.instruction, len(inputs), names)
+        queries = side_of(found.options) if wishes.is_query is None else wishes.is_query
+        call = EncodeCall(
+            inputs, [output], found.instruction, queries, found.options, found.overflow, found.lora, names
+        )
+        return Plan(found.entry.id, call)
+
+
+async def unit_rows(rows: np.ndarray) -> np.ndarray:
+    """`normalized`, in a thread for many rows."""
+    return await off_loop_if(rows.nbytes > INLINE_NBYTES, normalized, rows)
+
+
+def normalized(rows: np.ndarray) -> np.ndarray:
+    """float32 rows of length 1; a row of zeros stays."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    found: np.ndarray = np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
+    return found
 
 
 class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
@@ -29,7 +150,6 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
     operation: ClassVar[str] = "encode"
     body = EncodeRequest
     itemized = True
-    kept = "timed"
 
     def examine(self, request: EncodeRequest) -> None:
         """Items and options that some model could take."""

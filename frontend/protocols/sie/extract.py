@@ -16,12 +16,11 @@ import numpy as np
 import orjson
 
 from frontend.engine.answer import Answer
-from frontend.engine.options import check_options
+from frontend.engine.planning import check_options
 from frontend.http.fields import check_labels, check_schema, distinct
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.sie.flow import InferenceResource
+from frontend.protocols.sie.flow import Form, InferenceResource, Plan
 from frontend.protocols.sie.items import check_items, images_in, inputs_of
-from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.schemas import ExtractParams, ExtractRequest
 from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope

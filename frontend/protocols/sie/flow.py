@@ -7,36 +7,187 @@
 4. Render the result and send the body. The lease on the result ends with the last byte, or with an error.
 
 A route is one subclass of `InferenceResource`, which says how to check, plan and render (`ModelRoute`).
+
+The header by which clients ask for a kind of machine.
+
+1. `server.machine_profile` names this machine; requests for other machines are refused.
+2. If `server.machine_profile` is empty, the header is ignored, unless `server.machine_profile_strict` is set. Then the
+   header must name `server.gpu_type`, or, if this is empty, the type of the workers' GPUs. If no type is known, every
+   request with the header is refused.
+
+What a route of this contract says about itself: how to check, plan and render. `flow` does all else.
 """
 
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import falcon
 from falcon.asgi import Request, Response
 
 from frontend.engine.answer import Answer
-from frontend.engine.options import target_of
-from frontend.engine.planning import cost_of
+from frontend.engine.planning import Resolved, cost_of, resolve, target_of
 from frontend.engine.planning import plan as plan_work
 from frontend.http.media import check_all
 from frontend.http.rendering import off_loop, off_loop_if
 from frontend.http.values import model_in
-from frontend.protocols.sie import repeating
 from frontend.protocols.sie.items import warnings_of
-from frontend.protocols.sie.machine_profile import check_machine_profile
-from frontend.protocols.sie.route import Form, ModelRoute, Plan
-from frontend.protocols.sie.schemas import Body, is_large, is_msgpack, read, read_aside, unknown_fields
-from frontend.resources.sending import Buffer, send_parts
+from frontend.protocols.sie.schemas import (
+    Body,
+    EncodeParams,
+    ExtractParams,
+    ScoreRequest,
+    is_large,
+    is_msgpack,
+    read,
+    read_aside,
+    unknown_fields,
+)
+from frontend.resources.sending import Buffer, InferenceRoute, send_parts
 from frontend.scope import RequestScope
-from ipc.errors import InvalidInput, ModelNotFound, of_items
+from frontend.services import Services
+from ipc.catalog.entries import ModelEntry
+from ipc.errors import InvalidInput, ModelNotFound, NoReplica, of_items
+from ipc.machine import CPU, UNKNOWN, gpu_type
+from ipc.settings import Server
+from ipc.wire.field_names import IN_PARAMS, FieldNames
+from ipc.wire.messages import Call, ModelStatus
+
+HEADER = "X-SIE-MACHINE-PROFILE"
+_SHOWN = 64
+
+
+def check_machine_profile(req: Request, services: Services) -> None:
+    """Raise `InvalidInput` when the request asks for another machine than this one.
+
+    Raises `NoReplica` if the answer depends on the workers' devices and no worker has reported a device yet.
+    """
+    server = services.settings.server
+    if not (server.machine_profile or server.machine_profile_strict):
+        return
+    asked = req.get_header(HEADER)
+    if asked is None:
+        return
+    own = profiles_of(server, [worker.device for worker in services.directory.workers()])
+    if asked.strip().lower() in (profile.lower() for profile in own):
+        return
+    known = " or ".join(repr(profile) for profile in own)
+    raise InvalidInput(
+        f"{HEADER}: {asked[:_SHOWN]!r} was asked for, "
+        + (f"this server is {known}" if own else "this server does not know what it is")
+        + (" (server.machine_profile)" if server.machine_profile else " (server.machine_profile_strict)"),
+        requested_profile=asked[:_SHOWN],
+        worker_identity=own[0] if own else UNKNOWN,
+    )
+
+
+def profiles_of(server: Server, devices: Sequence[str]) -> list[str]:
+    """The profiles of this server, by its settings or by the names of its workers' devices ("": unknown yet)."""
+    named = server.machine_profile or server.gpu_type
+    if named:
+        return [named]
+    if not any(devices):
+        raise NoReplica("no worker has told its device yet", retry_after_s=1)
+    types = dict.fromkeys(gpu_type(device) for device in devices if device)
+    return [found for found in types if found not in (CPU, UNKNOWN)]
+
+
+C = TypeVar("C", bound=Call)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[C]):
+    """What a worker is asked to do; routes add what rendering needs.
+
+    `model` is a catalog id, of a profile's variant where the request chose a profile.
+    """
+
+    model: str
+    call: C
+
+
+class Form(NamedTuple):
+    """How the answer is written: as JSON or msgpack, with the fields `beside` the results in the contract's own forms.
+
+    These fields are `usage` and, where the request asks for them, `warnings`.
+    """
+
+    json: bool
+    beside: dict[str, Any]
+
 
 R = TypeVar("R", bound=Body)
 P = TypeVar("P", bound=Plan[Any])
+
+
+class ModelRoute(InferenceRoute, Generic[R, P]):
+    """The parts that are special to one route.
+
+    `body` is the struct of the requests. `capability` is the output that a model must list to be asked at all (empty:
+    decided in `plan`). `always_json`: both bodies are JSON whatever the headers say. `itemized`: an item can have an
+    error of its own in the answer.
+    """
+
+    body: type[R]
+    capability: ClassVar[str] = ""
+    always_json: ClassVar[bool] = False
+    itemized: ClassVar[bool] = False
+
+    def model_of(self, request: R) -> str:
+        """The model of a request whose path names none. Raises `ModelNotFound` where the request leaves it open."""
+        name: str = getattr(request, "model", "")
+        return name
+
+    def params_of(self, request: R) -> EncodeParams | ExtractParams | ScoreRequest | None:
+        """What holds the options of a request, which may choose a profile; None where it has none."""
+        return None
+
+    def resolve(
+        self,
+        entry: ModelEntry,
+        options: dict[str, Any] | None,
+        instruction: str | None,
+        items: int,
+        names: FieldNames = IN_PARAMS,
+    ) -> Resolved:
+        """The options that hold for a request over `items` items. Raises `InvalidInput` that names the field."""
+        catalog, limits = self.services.catalog, self.services.settings.limits
+        return resolve(entry, options, instruction, catalog, items, limits, names)
+
+    @abstractmethod
+    def examine(self, request: R) -> None:
+        """Raise `InvalidInput` for a body that no model could answer; a model is looked up only afterwards.
+
+        Called in a thread for a large body.
+        """
+
+    @abstractmethod
+    def check(self, request: R, entry: ModelEntry) -> Any:
+        """The inputs as workers take them. Raises `InvalidInput` for what this model cannot take; nothing is loaded.
+
+        Called in a thread for a large body.
+        """
+
+    def images(self, request: R, inputs: Any) -> Sequence[tuple[str, bytes]]:
+        """JSON path and bytes of each image of `inputs`, which `check` returned."""
+        return ()
+
+    @abstractmethod
+    def plan(self, request: R, entry: ModelEntry, inputs: Any, status: ModelStatus) -> P:
+        """The call, from what `check` returned and the request's options; `status` is that of the loaded model."""
+
+    @abstractmethod
+    async def render(
+        self, reply: Answer, plan: P, request: R, scope: RequestScope, form: Form
+    ) -> Sequence[Buffer]:
+        """The body of the answer.
+
+        May close the answer early (`with reply:`), once it holds no views.
+        """
 
 
 def wants_json(accept: str | None) -> bool:
@@ -86,12 +237,6 @@ def headers_of(phases: Mapping[str, float], cache_hits: int | None) -> list[tupl
     return headers
 
 
-@lru_cache(maxsize=256)
-def _repeated_headers(json: bool, items: int) -> tuple[tuple[str, str], ...]:
-    """The headers of a kept answer without the total. Answers with as many items share one tuple."""
-    return ("Content-Type", media_type(json)), *headers_of({}, items)
-
-
 def total_header(total_ms: float) -> tuple[str, str]:
     """The timing header of the total."""
     return "X-Total-Time", f"{total_ms:.2f}"
@@ -116,21 +261,15 @@ def _postprocessing_ms(phases: Mapping[str, float]) -> float:
 class InferenceResource(ModelRoute[R, P], Generic[R, P]):
     """One POST route over the engine. A subclass adds the parts that are special to the route (`ModelRoute`)."""
 
-    def respond_at_once(self, req: Request, resp: Response, scope: RequestScope, model: str) -> bool:
-        """Answer a request whose body is at hand and whose whole answer is kept.
+    async def respond(self, req: Request, resp: Response, scope: RequestScope, model: str) -> None:
+        """One request. `model` is the name in the path; empty if the body names the model.
 
         Raises `ModelNotFound` for a path that ends before the name of its model, whatever the body.
         """
         if not model and (req.uri_template or "").endswith(PATH_MODEL):
             raise ModelNotFound("the path names no model")
-        scope.model = model
-        check_machine_profile(req, self.services)
-        small = self.services.bodies.at_hand(req)
-        return small is not None and self._repeated(req, resp, scope, model, small)
-
-    async def respond(self, req: Request, resp: Response, scope: RequestScope, model: str) -> None:
-        """One request. `model` is the name in the path; empty if the body names the model."""
-        services = self.services
+        scope.model, services = model, self.services
+        check_machine_profile(req, services)
         sent = "application/json" if self.always_json else req.content_type
         small = services.bodies.at_hand(req)
         if small is not None:
@@ -145,8 +284,6 @@ class InferenceResource(ModelRoute[R, P], Generic[R, P]):
                 await self._answer(req, resp, scope, model, request, unknown, large=False)
             return
         async with services.bodies.receive(req, scope.deadline_ns) as body:
-            if self._repeated(req, resp, scope, model, body):
-                return
             try:
                 request = await read_aside(body, sent, self.body, services.settings.limits)
             except InvalidInput:
@@ -169,24 +306,6 @@ class InferenceResource(ModelRoute[R, P], Generic[R, P]):
         """A refused body counts for the model of the path, else for the one that the body names."""
         if named := model or model_in(body, binary=is_msgpack(sent)):
             scope.names(named)
-
-    def _repeated(self, req: Request, resp: Response, scope: RequestScope, model: str, body: bytes) -> bool:
-        """Answer a request whose whole answer is kept; returns whether there is one."""
-        answers = self.services.engine.answers
-        if answers is None or not self.kept:
-            return False
-        scope.answer_key = repeating.key_of(req, scope, self.services, model, body)
-        scope.started = time.perf_counter()
-        answer = answers.find(scope.answer_key)
-        if answer is None:
-            return False
-        if not model:
-            scope.names(answer.name)
-        scope.cache_hits = answer.items
-        scope.phases["total"] = total = scope.elapsed_ms()
-        resp.data = repeating.body_of(answer, total)
-        resp.set_headers([*answer.headers, total_header(total)])
-        return True
 
     async def _answer(
         self,
@@ -220,7 +339,6 @@ class InferenceResource(ModelRoute[R, P], Generic[R, P]):
             times = headers_of(scope.phases, scope.cache_hits)
             scope.phases["total"] = total = scope.elapsed_ms()
             resp.set_headers([*times, total_header(total)])
-            self._keep(scope, plan, parts, json=form.json)
             send_parts(resp, parts, reply, self.services)
 
     def _form(self, req: Request, reply: Answer, warnings: list[str] | None) -> Form:
@@ -229,16 +347,6 @@ class InferenceResource(ModelRoute[R, P], Generic[R, P]):
         if warnings is not None:
             beside["warnings"] = warnings
         return Form(self.always_json or wants_json(req.get_header("Accept")), beside)
-
-    def _keep(self, scope: RequestScope, plan: P, parts: Sequence[Buffer], *, json: bool) -> None:
-        """Keep a whole answer that was made of kept embeddings alone."""
-        answers, items = self.services.engine.answers, len(plan.call.items)
-        if answers is None or not scope.answer_key or scope.cache_hits != items:
-            return
-        headers = _repeated_headers(json, items)
-        block = timing_of({}, 0.0) if self.kept == "timed" else None
-        whole = repeating.whole_of(scope.model, plan.model, items, headers, parts, block, json=json)
-        answers.keep(scope.answer_key, whole)
 
     async def _run(
         self, req: Request, request: R, unknown: list[str] | None, large: bool

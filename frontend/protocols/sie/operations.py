@@ -12,13 +12,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.protocols.sie import listing, models, schemas
+from frontend.protocols.sie import models, schemas
 from frontend.protocols.sie.embeddings import EmbeddingsResource
 from frontend.protocols.sie.encode import EncodeResource
 from frontend.protocols.sie.errors import ErrorResponse, ModelErrorResponse, OpenAIErrorResponse
 from frontend.protocols.sie.extract import ExtractResource
-from frontend.protocols.sie.rerank import RerankResource
-from frontend.protocols.sie.score import ScoreResource
+from frontend.protocols.sie.score import RerankResource, ScoreResource
 from frontend.routes import JSON, MSGPACK, Parameter, Route, asking
 from ipc.wire.extraction import Classification, DetectedObject, Entity, Relation
 
@@ -298,7 +297,7 @@ _PAGE = (
         "limit",
         "query",
         "Most entries of a page; without it there is one page.",
-        {"type": "integer", "minimum": 1, "maximum": listing.MAX_LIMIT},
+        {"type": "integer", "minimum": 1, "maximum": models.MAX_LIMIT},
     ),
     Parameter("after_id", "query", "The page begins behind this entry."),
     Parameter("before_id", "query", "The page ends before this entry."),

@@ -19,8 +19,7 @@ import numpy as np
 import orjson
 
 from frontend.http.rendering import Steps, in_steps
-from frontend.protocols.sie.arrays import array_header, map_header, packed
-from frontend.protocols.sie.outputs import INLINE_NBYTES, Output
+from frontend.protocols.sie.outputs import INLINE_NBYTES, Output, array_header, map_header, packed
 from frontend.resources.sending import Buffer
 
 JSON_CHUNK_NBYTES = 256 << 10

@@ -12,9 +12,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.protocols.foreign.scoring import activation_option, function_option
+from frontend.protocols.sie.encode import Wishes
 from frontend.protocols.sie.inputs import Inputs, TokenId
 from frontend.protocols.sie.schemas import FlatBody, Key, Keys
-from frontend.protocols.sie.vectors import Wishes
 from ipc.errors import InvalidInput
 from ipc.wire.messages import InputItem
 

@@ -20,7 +20,7 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.engine.answer import Answer
-from frontend.engine.default_models import default_model, is_served
+from frontend.engine.planning import default_model, is_served
 from frontend.protocols.foreign.scoring import (
     ENTRY_NBYTES,
     FAMILY,
@@ -36,8 +36,8 @@ from frontend.protocols.foreign.tokens import (
     check_ids_together,
     check_texts_together,
 )
+from frontend.protocols.sie.flow import Form
 from frontend.protocols.sie.render import joined, json_list
-from frontend.protocols.sie.route import Form
 from frontend.protocols.tei.contract import DecodeRequest, Info, PredictRequest, TextsRequest, TokenizeRequest
 from frontend.protocols.tei.vectors import EmbedAllResource, EmbedResource, EmbedSparseResource
 from frontend.resources.sending import Buffer, InferenceRoute

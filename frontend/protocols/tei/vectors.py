@@ -10,14 +10,14 @@ import numpy as np
 import orjson
 
 from frontend.engine.answer import Answer
-from frontend.engine.default_models import default_model
+from frontend.engine.planning import default_model
 from frontend.http.fields import check_count, check_texts
 from frontend.http.rendering import off_loop_if
+from frontend.protocols.sie.encode import VectorsResource, Wishes, normalized, unit_rows
+from frontend.protocols.sie.flow import Form, Plan
 from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from frontend.protocols.sie.outputs import INLINE_NBYTES
 from frontend.protocols.sie.render import json_array, json_list
-from frontend.protocols.sie.route import Form, Plan
-from frontend.protocols.sie.vectors import VectorsResource, Wishes, normalized, unit_rows
 from frontend.protocols.tei.contract import EmbedAllRequest, EmbedRequest, SimilarityRequest
 from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope

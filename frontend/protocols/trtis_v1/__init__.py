@@ -11,11 +11,9 @@ from typing import Any
 import falcon
 import falcon.asgi
 
-from frontend.protocols.trtis_v1.http_forms import STATUS_HEADER
-from frontend.protocols.trtis_v1.infer import OCTETS, RESPONSE_HEADER
-from frontend.protocols.trtis_v1.routes import ROUTES, Context
+from frontend.protocols.trtis_v1.requests import one_line
+from frontend.protocols.trtis_v1.routes import OCTETS, RESPONSE_HEADER, ROUTES, STATUS_HEADER, Context
 from frontend.protocols.trtis_v1.statuses import Statuses, http_status_of, retry_after
-from frontend.protocols.trtis_v1.text import one_line
 from frontend.routes import Route
 from frontend.services import Services
 from ipc.errors import PenstockError

@@ -15,8 +15,8 @@ from frontend.records.statistics import Duration, ModelStatistics, RequestStatis
 from frontend.server.drain import SUCCESSION
 from frontend.services import Services
 from frontend.tensors import config_messages
+from frontend.tensors.models import VersionState
 from frontend.tensors.request import UnavailableModel
-from frontend.tensors.version_states import VersionState
 from ipc import version
 from ipc.catalog.ids import is_repository, model_of
 from ipc.catalog.model_config import ModelConfig

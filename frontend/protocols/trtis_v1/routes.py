@@ -4,6 +4,10 @@
    status of a refused key) with an empty body.
 2. `NV-Status` carries the outcome. Every call is counted by its kind, for the status of the server.
 3. An unknown path in a folder of the contract gets 400 without body and `NV-Status`.
+
+The forms of HTTP: targets in paths, `NV-Status`, and bodies as text, JSON or in the wire format.
+
+POST /api/infer/<model>[/<version>]: the request in a header, raw tensors in and out of the bodies.
 """
 
 from __future__ import annotations
@@ -15,18 +19,193 @@ from typing import Any
 
 import falcon
 from falcon.asgi import Request, Response
+from google.protobuf import json_format
 from google.protobuf.message import Message
 
+from frontend.http import tracebacks
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.trtis_v1 import management
-from frontend.protocols.trtis_v1.http_forms import number_of, set_failure, set_message, set_status
-from frontend.protocols.trtis_v1.infer import OCTETS, InferResource
+from frontend.protocols.trtis_v1 import management, requests
 from frontend.protocols.trtis_v1.management import MODES, server_status
-from frontend.protocols.trtis_v1.statuses import Statuses
+from frontend.protocols.trtis_v1.requests import (
+    CACHED_CHARACTERS,
+    as_of_1_4,
+    many_lines,
+    one_line,
+    read_request_header,
+)
+from frontend.protocols.trtis_v1.statuses import Statuses, http_status_of, retry_after
+from frontend.resources.sending import InferenceRoute, send_parts
 from frontend.routes import Parameter, Route
+from frontend.scope import RequestScope
 from frontend.services import Services
+from frontend.tensors import checking
+from frontend.tensors.result import TensorResult
+from frontend.tensors.uploading import receive
 from ipc.errors import Cancelled, PenstockError
 from ipc.protos import trtis_v1_pb2 as pb
+
+STATUS_HEADER = "NV-Status"
+_MOST_DIGITS = 20
+"""A digit more than the largest int64 has: a number that is cut there is a version, or a size, that nothing has."""
+
+
+def wants_binary(req: Request) -> bool:
+    """Whether messages in the body are in the wire format: `format=binary`; any other value means text."""
+    return req.get_param("format") == "binary"
+
+
+def set_status(resp: Response, status: pb.RequestStatus) -> None:
+    """The status as a header of one line of ASCII."""
+    resp.set_header(STATUS_HEADER, one_line(status))
+
+
+def set_failure(resp: Response, error: PenstockError, status: pb.RequestStatus) -> None:
+    """An empty answer with the status of an error in its headers."""
+    tracebacks.forget(error)
+    resp.status = http_status_of(error)
+    resp.data = b""
+    resp.stream = None
+    resp.set_headers(retry_after(error))
+    set_status(resp, status)
+
+
+def wants_json(req: Request) -> bool:
+    """Whether messages in the body are JSON: `format=json`, or a format of no name and `Accept: application/json`."""
+    if req.get_param("format") == "json":
+        return True
+    return not wants_binary(req) and "application/json" in (req.get_header("Accept") or "")
+
+
+def set_message(req: Request, resp: Response, message: Message) -> None:
+    """A message as the body: text, which has no media type in this contract, or the form of the request.
+
+    JSON and the wire format have the whole message; a ServerStatus in text has the fields of release 1.4.
+    """
+    if wants_json(req):
+        resp.content_type, resp.data = "application/json", json_format.MessageToJson(message).encode()
+    elif wants_binary(req):
+        resp.content_type, resp.data = "application/octet-stream", message.SerializeToString()
+    else:
+        known = as_of_1_4(message) if isinstance(message, pb.ServerStatus) else message
+        resp.data = many_lines(known)
+
+
+def number_of(text: str) -> int | None:
+    """The number that digits write, None for other text."""
+    if not (text.isascii() and text.isdigit()):
+        return None
+    return int(text.lstrip("0")[:_MOST_DIGITS] or "0")
+
+
+def target_of(services: Services, path: str) -> tuple[str, int]:
+    """Model and version (-1: none) of `<model>[/<version>]`; only models of the catalog have names with slashes.
+
+    Raises `HTTPRouteNotFound` for any other path.
+    """
+    name, slash, last = path.rpartition("/")
+    if path and (not slash or services.models.known(path) is not None):
+        return path, -1
+    version = number_of(last)
+    if version is not None and name and ("/" not in name or services.models.known(name) is not None):
+        return name, version
+    raise falcon.HTTPRouteNotFound
+
+
+REQUEST_HEADER = "NV-InferRequest"
+RESPONSE_HEADER = "NV-InferResponse"
+OCTETS = "application/octet-stream"
+
+
+class InferResource(InferenceRoute):
+    """One inference over HTTP."""
+
+    operation = "infer"
+
+    def __init__(self, services: Services, statuses: Statuses) -> None:
+        super().__init__(services)
+        self._statuses = statuses
+
+    async def on_post(self, req: Request, resp: Response, target: Any = "", model: str = "") -> None:
+        """One request. Raises `HTTPRouteNotFound` for a path that names no model; nothing is counted then."""
+        await super().on_post(req, resp, target_of(self.services, target))
+
+    async def respond(
+        self, req: Request, resp: Response, scope: RequestScope, target: tuple[str, int]
+    ) -> None:
+        """200 with raw outputs and the response header behind them, or 400 with the reason in NV-Status."""
+        inference = self.services.inference
+        scope.model, number = target
+        name, version, scheduled, header = (
+            scope.model,
+            requests.version_of(number),
+            False,
+            pb.InferRequestHeader(),
+        )
+        record = inference.begin(scope, name, version)
+        try:
+            text = req.get_header(REQUEST_HEADER)
+            header = await off_loop_if(len(text or "") > CACHED_CHARACTERS, read_request_header, text)
+            model = await inference.find(scope, name, version)
+            plan, small = model.plans.get(text or ""), self.services.bodies.at_hand(req)
+            if plan is not None and small is not None and len(small) == plan.nbytes:
+                scheduled = True
+                with self.services.bodies.holding(len(small)):
+                    result = await inference.run_plan(scope, model, plan, memoryview(small))
+                    with result.answer:
+                        await self._render(req, resp, result, header.id)
+                return
+            record.rows = requests.rows_of(model, header)
+            request = requests.request_of(model, header)
+            checking.check_shapes(model, request)
+            sizes = requests.sizes_of(model, header, request)
+            async with receive(inference.inputs, req, 0, scope.deadline_ns) as body:
+                requests.cut(model, request, sizes, body.data)
+                request.block = body.block
+                scheduled = True
+                result = await inference.run(scope, model, request)
+                if text is not None:
+                    inference.keep_plan(model, text, len(body.data), request, None)
+                with result.answer:
+                    await self._render(req, resp, result, header.id)
+        except Cancelled:
+            raise
+        except PenstockError as error:
+            self._fail(resp, error, scope, header.id, name, scheduled)
+
+    async def _render(self, req: Request, resp: Response, result: TensorResult, request_id: int) -> None:
+        long, binary = result.has_many_classes, wants_binary(req)
+        short, tail = await off_loop_if(long, _rendered, result, request_id, binary)
+        raw = [output.data for output in result.outputs if output.data is not None]
+        resp.status, resp.content_type = falcon.HTTP_200, OCTETS
+        resp.set_header(RESPONSE_HEADER, short)
+        resp.set_header(STATUS_HEADER, self._statuses.success_line())
+        send_parts(resp, [*raw, tail], result.answer, self.services)
+
+    def _fail(
+        self,
+        resp: Response,
+        error: PenstockError,
+        scope: RequestScope,
+        request_id: int,
+        model: str,
+        scheduled: bool,
+    ) -> None:
+        """An empty body; the header names the request so that it can be found again."""
+        scope.failed(error, error.status)
+        set_failure(resp, error, self._statuses.failure(error, model, numbered=scheduled))
+        resp.content_type = OCTETS
+        resp.set_header(RESPONSE_HEADER, one_line(pb.InferResponseHeader(id=request_id)))
+
+
+def _rendered(result: TensorResult, request_id: int, binary: bool) -> tuple[str, bytes]:
+    """The response header as a field of one line, and in full as the end of the body."""
+    forms = requests.forms_of(result, request_id)
+    if forms is not None:
+        return forms.line, forms.wire if binary else forms.lines
+    full = requests.header_of(result, request_id)
+    short = requests.without_classes(full)
+    return one_line(short), full.SerializeToString() if binary else many_lines(full)
+
 
 INLINE_MODELS = 32
 """Statuses of more models are rendered in a thread."""

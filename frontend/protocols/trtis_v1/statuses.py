@@ -12,7 +12,7 @@ import ctypes
 import logging
 import os
 
-from frontend.protocols.trtis_v1.text import one_line
+from frontend.protocols.trtis_v1.requests import one_line
 from frontend.tensors.request import UnavailableModel
 from ipc.errors import InvalidInput, ModelError, PenstockError
 from ipc.processes.paths import RunPaths

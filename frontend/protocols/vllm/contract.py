@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.generation.chat_messages import (
+from frontend.generation.conversation import (
     BeginsAnswer,
     ChatMessage,
     ContinuesMessage,
     end_variables,
     messages_of,
 )
-from frontend.generation.reasoning import template_variables
+from frontend.generation.fields import template_variables
 from frontend.generation.tools import choice_of, functions_of, tool_use
 from frontend.protocols.foreign.scoring import activation_option, function_option
 from frontend.protocols.sie.convert import check_used

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from frontend.engine.answer import Answer
-from frontend.engine.default_models import model_named
+from frontend.engine.planning import model_named
 from frontend.protocols.foreign.scoring import (
     ClassesPlan,
     ClassifyResource,
@@ -32,11 +32,11 @@ from frontend.protocols.foreign.tokens import (
     check_ids_together,
     check_texts_together,
 )
+from frontend.protocols.sie.encode import VectorsResource, Wishes
+from frontend.protocols.sie.flow import Form, Plan
 from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from frontend.protocols.sie.render import base64_of, json_list
-from frontend.protocols.sie.route import Form, Plan
 from frontend.protocols.sie.score import Pairs
-from frontend.protocols.sie.vectors import VectorsResource, Wishes
 from frontend.protocols.vllm.contract import (
     ClassifyRequest,
     DocumentsRequest,

@@ -18,8 +18,8 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from frontend.generation.errors import InvalidField
-from frontend.protocols.chat import chat_requests, completion_requests
-from frontend.protocols.messages import message_requests
+from frontend.protocols.chat import chat, completions
+from frontend.protocols.messages import requests as message_requests
 from frontend.protocols.responses import requests
 from ipc.settings import Limits
 from tools.source_tree import ROOT
@@ -27,12 +27,12 @@ from tools.source_tree import ROOT
 _ROW = re.compile(r"^\| (`[^|]+`) \| (supported|checked|refused|ignored) \|", re.MULTILINE)
 _HI = [{"role": "user", "content": "hi"}]
 _PAGES = [
-    ("chat.md", "Fields of chat", chat_requests.ChatRequest, chat_requests.parse, {"messages": _HI}),
+    ("chat.md", "Fields of chat", chat.ChatRequest, chat.parse, {"messages": _HI}),
     (
         "chat.md",
         "Fields of completions",
-        completion_requests.CompletionRequest,
-        completion_requests.parse,
+        completions.CompletionRequest,
+        completions.parse,
         {"prompt": "hi"},
     ),
     (

@@ -1,27 +1,208 @@
 """ModelInfer and ModelStreamInfer: the same request, alone or as a message of a stream.
 
 A decoupled model gives any number of responses to a message of a stream, which leave as they come.
+
+How many values the typed contents of a request have, counted before the protobuf library makes anything of them.
+
+A number takes one byte on the wire and eight in memory; a string takes two and becomes an object. So their counts are
+bounded, and their memory is counted among the bytes that requests hold. Raw contents have no such bounds.
+
+A `TensorResult` as the bytes of a ModelInferResponse: tensors are raw, and joined in without a copy of their own.
+
+ModelInfer messages that repeat: the bytes before the raw contents are equal, and the contents have the same sizes.
+
+A message whose head has been seen is not parsed: its bytes are compared with those of the earlier message, and the
+plan runs that the model keeps for the head (`frontend.tensors.program_calls`). The head does not tell the sizes of
+BYTES tensors, so the model keeps the plan by the head with the tag and the size of each of the raw contents behind
+the head.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from frontend.grpc import received
 from frontend.grpc.call import Call, Several
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.kserve_v2 import images
+from frontend.protocols.kserve_v2 import images, rendering, strings
 from frontend.protocols.kserve_v2.errors import text_of
-from frontend.protocols.kserve_v2.grpc import counting
 from frontend.protocols.kserve_v2.grpc.reading import EMPTY_FINAL, request_of, version_of
-from frontend.protocols.kserve_v2.grpc.rendering import bare_message, is_long, response_of
-from frontend.protocols.kserve_v2.grpc.repeats import KnownHeads, Repeated
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.reading import identified, identifying
+from frontend.scope import RequestScope
+from frontend.tensors.checking import check_dimensions
+from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModel
-from frontend.tensors.request import TensorRequest
-from ipc.errors import PenstockError
+from frontend.tensors.program_calls import MOST_HEAD_NBYTES, HeadPlan
+from frontend.tensors.request import Parameter, TensorRequest
+from frontend.tensors.result import TensorResult
+from ipc.errors import InvalidInput, PenstockError
 from ipc.protos import kserve_v2_pb2 as pb
+
+MOST_NUMBERS = 1 << 24
+"""Numbers and truth values in the typed contents of one request."""
+MOST_SINGLE = 1 << 16
+"""Strings in the typed contents of one request, and numbers that are not packed."""
+NUMBER_NBYTES, STRING_NBYTES = 16, 96
+"""Bytes of a value: parsed, and once more as raw bytes."""
+_BYTES = 2
+_INPUTS = pb.ModelInferRequest.INPUTS_FIELD_NUMBER << 3 | _BYTES
+_CONTENTS = pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER << 3 | _BYTES
+_SHAPE = pb.ModelInferRequest.InferInputTensor.SHAPE_FIELD_NUMBER << 3 | _BYTES
+_PIECE_NBYTES = 1 << 20
+_typed = pb.InferTensorContents
+
+
+def refuse_too_many_values(data: bytes) -> None:
+    """Raise `InvalidInput` when a ModelInferRequest, of which the raw contents are left out, has too many values.
+
+    Raises `ValueError` for other bytes. The fields of the message, and those a level below, must have been counted.
+    """
+    numbers = single = 0
+    for tag, _, began, end in received.fields(data, 0, len(data)):
+        for inner, _, start, stop in received.fields(data, began, end) if tag == _INPUTS else ():
+            if inner == _SHAPE:
+                check_dimensions(_varints(data, start, stop), "an input")
+            for field, _, first, last in received.fields(data, start, stop) if inner == _CONTENTS else ():
+                count = _PACKED.get(field)
+                if count is None:
+                    single += 1
+                else:
+                    numbers += count(data, first, last)
+                _check_counts(numbers, single)
+
+
+def message_nbytes(message: pb.ModelInferRequest) -> int:
+    """About what the typed contents of a request take, parsed and made into raw bytes."""
+    found = 0
+    for tensor in message.inputs:
+        if not tensor.HasField("contents"):
+            continue
+        for field, values in tensor.contents.ListFields():
+            each = STRING_NBYTES if field.number == _typed.BYTES_CONTENTS_FIELD_NUMBER else NUMBER_NBYTES
+            found += each * len(values)
+    return found
+
+
+def _check_counts(numbers: int, single: int) -> None:
+    if numbers > MOST_NUMBERS:
+        raise InvalidInput(
+            f"typed contents: more than {MOST_NUMBERS} numbers in one request; send them in raw_input_contents"
+        )
+    if single > MOST_SINGLE:
+        raise InvalidInput(
+            f"typed contents: more than {MOST_SINGLE} strings, or numbers that are not packed, in one request; "
+            "send them in raw_input_contents"
+        )
+
+
+def _varints(data: bytes, first: int, last: int) -> int:
+    """Numbers of variable length: the last byte of each is below 128."""
+    found = 0
+    for at in range(first, last, _PIECE_NBYTES):
+        piece = np.frombuffer(data, np.uint8, min(_PIECE_NBYTES, last - at), at)
+        found += int(np.count_nonzero(piece < 128))
+        if found > MOST_NUMBERS:
+            break
+    return found
+
+
+def _fixed(size: int) -> Callable[[bytes, int, int], int]:
+    return lambda data, first, last: (last - first) // size
+
+
+_PACKED: dict[int, Callable[[bytes, int, int], int]] = {
+    number << 3 | _BYTES: count
+    for number, count in (
+        (_typed.BOOL_CONTENTS_FIELD_NUMBER, _varints),
+        (_typed.INT_CONTENTS_FIELD_NUMBER, _varints),
+        (_typed.INT64_CONTENTS_FIELD_NUMBER, _varints),
+        (_typed.UINT_CONTENTS_FIELD_NUMBER, _varints),
+        (_typed.UINT64_CONTENTS_FIELD_NUMBER, _varints),
+        (_typed.FP32_CONTENTS_FIELD_NUMBER, _fixed(4)),
+        (_typed.FP64_CONTENTS_FIELD_NUMBER, _fixed(8)),
+    )
+}
+"""Functions that count the values of a packed field, by its tag."""
+
+RAW_OUTPUT = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+STREAMED = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
+FINAL = "triton_final_response"
+
+
+Shown = tuple[str, str, tuple[int, ...]]
+"""Name, datatype and shape of an output."""
+
+
+def response_of(result: TensorResult, given_id: str, streamed: bool = False, *, final: bool = True) -> bytes:
+    """The response; an output in shared memory has an empty raw entry, so that the others keep their places.
+
+    In a stream it is wrapped in a ModelStreamInferResponse, and says whether it is the `final` one to its request. This
+    copies out of the answer's block, so the answer must still be open.
+    """
+    shown: list[Shown] = []
+    contents: list[bytes | memoryview] = []
+    for output in result.outputs:
+        datatype, shape, data = rendering.told(output, result.batches)
+        shown.append((output.name, datatype, tuple(shape)))
+        contents.append(b"" if data is None else data)
+    if streamed or given_id or result.parameters:
+        head = _message(result.model, result.version, tuple(shown))
+        head.id = given_id
+        for name, value in result.parameters.items():
+            head.parameters[name].CopyFrom(_parameter(value))
+        if streamed:
+            head.parameters[FINAL].bool_param = final
+        parts = received.parts(head.SerializeToString(), RAW_OUTPUT, contents)
+    else:
+        parts = received.parts(_plain_head(result.model, result.version, tuple(shown)), RAW_OUTPUT, contents)
+    return b"".join(received.nested(STREAMED, parts) if streamed else parts)
+
+
+def _message(model: str, version: int, shown: tuple[Shown, ...]) -> pb.ModelInferResponse:
+    """A response without raw contents."""
+    message = pb.ModelInferResponse(model_name=model, model_version=str(version))
+    for name, datatype, shape in shown:
+        message.outputs.add(name=name, datatype=datatype, shape=shape)
+    return message
+
+
+@lru_cache(maxsize=256)
+def _plain_head(model: str, version: int, shown: tuple[Shown, ...]) -> bytes:
+    """PERF: most responses of a model begin with the same bytes."""
+    return _message(model, version, shown).SerializeToString()
+
+
+def is_long(result: TensorResult) -> bool:
+    """Whether that is work for a thread."""
+    return result.has_many_classes or strings.is_long(result)
+
+
+def bare_message(model: str, version: str, given_id: str, *, final: bool = True, error: str = "") -> bytes:
+    """A message of a stream without tensors: no response follows, or the request failed with an `error`."""
+    answer = pb.ModelStreamInferResponse(error_message=error)
+    head = answer.infer_response
+    head.model_name, head.model_version, head.id = model, version, given_id
+    head.parameters[FINAL].bool_param = final
+    return answer.SerializeToString()
+
+
+def _parameter(value: Parameter) -> pb.InferParameter:
+    """A parameter of a response."""
+    if isinstance(value, bool):
+        return pb.InferParameter(bool_param=value)
+    if isinstance(value, int):
+        return pb.InferParameter(int64_param=value)
+    if isinstance(value, float):
+        return pb.InferParameter(double_param=value)
+    return pb.InferParameter(string_param=value)
 
 
 class Infer:
@@ -69,7 +250,7 @@ class Infer:
 
     async def _identified(self, call: Call, message: pb.ModelInferRequest, streamed: bool) -> bytes | Several:
         """The answer; an error of validation begins with the client's id of the request."""
-        bodies, nbytes = call.services.bodies, counting.nbytes(message)
+        bodies, nbytes = call.services.bodies, message_nbytes(message)
         # What typed contents become is larger than what was received, and lives as long as the request.
         bodies.held_nbytes += nbytes
         try:
@@ -112,7 +293,7 @@ class Infer:
     ) -> AsyncGenerator[bytes, None]:
         """Those of a decoupled model; `request` is None where the message has not been read yet."""
         services = call.services
-        with identifying(message.id), services.bodies.holding(counting.nbytes(message)):
+        with identifying(message.id), services.bodies.holding(message_nbytes(message)):
             request = self._completed(call, request or request_of(message, call.raw), model)
             async with aclosing(services.inference.stream(call.context, model, request)) as results:
                 async for result in results:
@@ -131,3 +312,103 @@ def _last(message: pb.ModelInferRequest, model: TensorModel) -> bytes | None:
         if wanted and model.config.decoupled
         else None
     )
+
+
+RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+MOST_KNOWN = 256
+"""Lengths of messages of which the last head is known."""
+MOST_NBYTES = 16 << 10
+"""Longer messages are always parsed."""
+
+
+@dataclass(slots=True, frozen=True)
+class KnownHead:
+    """The head of a message, and `places` of its raw contents: begin and end, and the bytes that stand before."""
+
+    head: bytes
+    places: Sequence[tuple[int, int, bytes]]
+    name: str
+    version: int | None
+    model: TensorModel
+    """The model that the earlier message went to."""
+    key: bytes
+    """The message without its raw contents, by which the model keeps the plan."""
+
+    def contents(self, data: bytes) -> memoryview | None:
+        """The raw contents of a message one after another; None for a message with another head or other sizes."""
+        if not data.startswith(self.head):
+            return None
+        for begin, _, before in self.places:
+            if not data.startswith(before, begin - len(before)):
+                return None
+        return memoryview(b"".join([data[begin:end] for begin, end, _ in self.places]))
+
+
+class Repeated(NamedTuple):
+    """A message of which all but the raw contents is known."""
+
+    model: TensorModel
+    plan: HeadPlan
+    contents: memoryview
+
+
+class KnownHeads:
+    """The heads that were seen last, one for each length of a message."""
+
+    def __init__(self) -> None:
+        self._by_nbytes: dict[int, KnownHead] = {}
+
+    def known(self, data: bytes) -> KnownHead | None:
+        """The head that this message may have."""
+        return self._by_nbytes.get(len(data))
+
+    def find(self, data: bytes, scope: RequestScope, inference: TensorInference) -> Repeated | None:
+        """What a message repeats. None for a head that is not known, and for one without a plan any more."""
+        known = self._by_nbytes.get(len(data))
+        contents = None if known is None else known.contents(data)
+        if known is None or contents is None:
+            return None
+        scope.model = known.name
+        inference.begin(scope, known.name, known.version)
+        model = inference.look(scope, known.name, known.version)
+        plan = None if model is None else model.plans.get(known.key)
+        return None if model is None or plan is None else Repeated(model, plan, contents)
+
+    def note(
+        self, data: bytes, raw: Sequence[bytes | memoryview], version: int | None, model: TensorModel
+    ) -> bytes | None:
+        """The key of a message that was answered by `model`; None if it is not worth to keep, or was noted already."""
+        tail_nbytes = sum(len(received.prefix(RAW_INPUT, len(content))) + len(content) for content in raw)
+        head_nbytes = at = len(data) - tail_nbytes
+        if not raw or len(data) > MOST_NBYTES or not 0 < head_nbytes <= MOST_HEAD_NBYTES:
+            return None
+        places = []
+        for content in raw:
+            before = received.prefix(RAW_INPUT, len(content))
+            at += len(before) + len(content)
+            places.append((at - len(content), at, before))
+        head = data[:head_nbytes]
+        key = b"".join([head, *[before for _, _, before in places]])
+        known = KnownHead(head, places, model.name, version, model, key)
+        if self._is_known(known, data):
+            return None
+        # NOTE: a client may send the fields of a message in any order, and raw contents among the others.
+        contents = known.contents(data)
+        if contents is None or bytes(contents) != b"".join(raw) or not _is_whole(head):
+            return None
+        if len(self._by_nbytes) >= MOST_KNOWN:
+            self._by_nbytes.clear()
+        self._by_nbytes[len(data)] = known
+        return key
+
+    def _is_known(self, known: KnownHead, data: bytes) -> bool:
+        found = self._by_nbytes.get(len(data))
+        return found is not None and found.model is known.model and found.key == known.key
+
+
+def _is_whole(head: bytes) -> bool:
+    """Whether a head is a message by itself, without raw contents: no field of the head goes on behind the head."""
+    try:
+        return not pb.ModelInferRequest.FromString(head).raw_input_contents
+    except DecodeError:
+        return False

@@ -10,9 +10,9 @@ from typing import Any
 from frontend.access.restricted import Api, Restrictions
 from frontend.grpc.call import Answer, Call, Method, Several
 from frontend.protocols.kserve_v2.errors import text_of
-from frontend.protocols.kserve_v2.grpc import counting, management
-from frontend.protocols.kserve_v2.grpc.infer import Infer
-from frontend.protocols.kserve_v2.grpc.repeats import RAW_INPUT
+from frontend.protocols.kserve_v2.grpc import infer as counting
+from frontend.protocols.kserve_v2.grpc import management
+from frontend.protocols.kserve_v2.grpc.infer import RAW_INPUT, Infer
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from ipc.errors import PenstockError
 from ipc.protos import kserve_v2_pb2 as pb

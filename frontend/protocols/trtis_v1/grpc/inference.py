@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from frontend.grpc import received
 from frontend.grpc.call import Answer, Call
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.trtis_v1 import requests, responses
+from frontend.protocols.trtis_v1 import requests
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.tensors import checking
 from frontend.tensors.result import TensorResult
@@ -61,9 +61,7 @@ class Inference:
 
 def _rendered(result: TensorResult, request_id: int, status: pb.RequestStatus) -> bytes:
     """The whole response; outputs without bytes of their own keep their place with an empty entry."""
-    response = pb.InferResponse(
-        request_status=status, meta_data=responses.typed_header_of(result, request_id)
-    )
+    response = pb.InferResponse(request_status=status, meta_data=requests.typed_header_of(result, request_id))
     contents = [b"" if output.data is None else output.data for output in result.outputs]
     return b"".join(received.parts(response.SerializeToString(), RAW_OUTPUT, contents))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from frontend.engine.options import resolve
+from frontend.engine.planning import resolve
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry, Profile
 from ipc.errors import InvalidInput
 from ipc.settings import Limits

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from frontend.engine.local import poison as poison_module
-from frontend.engine.local.poison import PoisonList
+from frontend.engine.local import retry as poison_module
+from frontend.engine.local.retry import PoisonList
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.store.store import Store, Table
 from ipc.wire.field_names import FieldNames

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from frontend.engine.quantize import OUTPUT_DTYPES, quantize, shorten
+from frontend.engine.answer import OUTPUT_DTYPES, quantize, shorten
 from ipc.errors import InferenceFailed
 
 FINITE = st.floats(-(2.0**100), 2.0**100, allow_nan=False, allow_subnormal=False, width=32)

@@ -7,12 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.generation import bodies, errors, grammars, tools
+from frontend.generation import bodies, errors, tools
+from frontend.generation import nested as grammars
 from frontend.generation.conversation import Conversation, calls_of, text_of
-from frontend.generation.models import find_generator
-from frontend.generation.reasoning import template_variables, variables_of
-from frontend.generation.sampling import SamplingFields, choices_of, ending_of, sampling_of
-from frontend.generation.talk_fields import HostedFields
+from frontend.generation.fields import (
+    HostedFields,
+    SamplingFields,
+    choices_of,
+    ending_of,
+    sampling_of,
+    template_variables,
+    variables_of,
+)
+from frontend.generation.running import find_generator
 from ipc.catalog.entries import AdapterSource, Catalog, ModelEntry, OutputSpec
 from ipc.errors import BodyTooLarge, InvalidInput, ModelNotFound, QueueFull
 from ipc.settings import Limits, Settings

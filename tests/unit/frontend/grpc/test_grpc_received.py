@@ -15,7 +15,7 @@ from frontend.grpc.call import Method
 from frontend.grpc.received import SPLIT_NBYTES, Form, Received
 from frontend.grpc.unary import Unary
 from frontend.http.bodies import BodyReader
-from frontend.protocols.kserve_v2.grpc import counting
+from frontend.protocols.kserve_v2.grpc import infer
 from ipc.errors import InvalidInput, PenstockError, QueueFull, RateLimited, Unauthenticated
 from ipc.protos import kserve_v2_pb2 as kserve
 from ipc.protos import trtis_v1_pb2 as trtis
@@ -25,7 +25,7 @@ FORMS: dict[str, Form] = {
     "kserve": Form(
         kserve.ModelInferRequest,
         kserve.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,
-        counting.refuse_too_many_values,
+        infer.refuse_too_many_values,
     ),
     "trtis": Form(trtis.InferRequest, trtis.InferRequest.RAW_INPUT_FIELD_NUMBER),
 }

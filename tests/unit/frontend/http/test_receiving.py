@@ -14,7 +14,7 @@ from falcon.asgi import Request
 
 from frontend.http.bodies import note_disconnect, noting, until_disconnect
 from frontend.services import Services
-from frontend.tensors.receiving import Body, receive
+from frontend.tensors.uploading import Body, receive
 from ipc import deadline
 from ipc.errors import BodyTooLarge, Cancelled, DeadlineExceeded, PenstockError, ShmExhausted
 from ipc.memory import copies

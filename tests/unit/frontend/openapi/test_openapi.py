@@ -13,10 +13,9 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator, validate
 
 from frontend import app
-from frontend.engine.quantize import OUTPUT_DTYPES
+from frontend.engine.answer import OUTPUT_DTYPES
 from frontend.generation.conversation import ROLES
-from frontend.generation.reasoning import EFFORTS
-from frontend.generation.talk_fields import PERMISSIONS
+from frontend.generation.fields import EFFORTS, PERMISSIONS
 from frontend.protocols.ollama.models import INSTEAD
 from frontend.protocols.registry import protocols
 from ipc import settings

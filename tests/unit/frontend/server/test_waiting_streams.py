@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from frontend.engine.events import Started, Text
-from frontend.protocols.kserve_v2 import events
+from frontend.protocols.kserve_v2 import generate
 from frontend.scope import plain_scope
 from frontend.server.drain import Drain
 from frontend.sse import COMMENT
@@ -178,7 +178,7 @@ def test_a_stream_of_tensors_opens_with_a_comment_and_ends_with_what_fails_later
 
     async def act() -> list[bytes]:
         resp = falcon.asgi.Response()
-        await events.send(services, req, resp, texts())
+        await generate.send(services, req, resp, texts())
         stream: Any = resp.stream
         told = [await anext(stream)]
         failing.set()

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.generation import bodies, grammars, sampling, tools
+from frontend.generation import bodies, nested, tools
+from frontend.generation import fields as sampling
 from frontend.generation.tools import MAX_FUNCTIONS, MAX_FUNCTIONS_NBYTES
 from frontend.http import fields
 from frontend.protocols.sie import chunking
@@ -136,7 +137,7 @@ _ASKED: dict[str, tuple[Callable[[int], tuple[str, Any]], int]] = {
     ),
     "a grammar": (
         lambda at: _chat(grammar={"type": "regex", "value": "x" * at}),
-        grammars.MAX_GRAMMAR_NBYTES,
+        nested.MAX_GRAMMAR_NBYTES,
     ),
     "a prompt": (lambda at: (COMPLETIONS, {"prompt": "x" * at}), TEXT),
     "a prompt of many": (lambda at: (COMPLETIONS, {"prompt": ["y", "x" * at]}), TEXT),

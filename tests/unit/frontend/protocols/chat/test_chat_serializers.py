@@ -9,9 +9,8 @@ import orjson
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation.outcome import Outcome
 from frontend.protocols.chat import chat, completions
-from frontend.protocols.chat.chat import ChatChunks
+from frontend.protocols.chat.chat import ChatChunks, Envelope
 from frontend.protocols.chat.completions import CompletionChunks, TokenTable
-from frontend.protocols.chat.envelope import Envelope
 from ipc.wire.streams import TokenLogprob
 
 _USAGE = (

@@ -130,7 +130,6 @@ def test_log_probabilities_have_texts_and_bytes(server: RecordedServer, clients:
     [
         ("auto", "auto", "", []),
         ("required", "required", "", []),
-        ("none", "none", "", []),
         ({"type": "function", "function": {"name": "weather"}}, "named", "weather", []),
         (
             {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}},
@@ -150,6 +149,12 @@ def test_tools_are_called_as_the_choice_says(
     used = server.engine.calls[0].tools
     assert used is not None
     assert (used.choice, used.name, used.allowed, used.parallel) == (mode, name, allowed, False)
+
+
+def test_the_choice_of_no_tool_gives_the_model_none(server: RecordedServer, clients: Clients) -> None:
+    server.script(SCRIPT)
+    clients.call(lambda client: client.chat.completions.create(**HELLO, tools=[TOOL], tool_choice="none"))
+    assert server.engine.calls[0].tools is None
 
 
 def test_the_result_of_a_tool_goes_back(server: RecordedServer, clients: Clients) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.engine import default_models
+from frontend.engine import planning
 from frontend.protocols.registry import chosen, protocols
 from ipc.catalog.entries import Catalog, OutputSpec
 from ipc.errors import ConfigError
@@ -60,15 +60,15 @@ def test_all_routes_of_other_servers_need_the_scope_of_inference() -> None:
 
 def test_default_models_must_be_served() -> None:
     catalog = Catalog([entry("org/dense", served_name="short")])
-    default_models.check(catalog, ["org/dense", "short"])
+    planning.check(catalog, ["org/dense", "short"])
     with pytest.raises(ConfigError, match=r"server\.default_models: no model 'org/typo' is served"):
-        default_models.check(catalog, ["org/dense", "org/typo"])
+        planning.check(catalog, ["org/dense", "org/typo"])
     extractors = [
         entry(name, adapter=adapter, outputs={"json": OutputSpec()})
         for name, adapter in (("org/places", "gliner"), ("org/moods", "text_classification"))
     ]
     both = load(None, {"server.default_models": "org/places,org/moods"}, {})
-    found = default_models.default_model(Catalog(extractors), both, ("json",), "text_classification")
+    found = planning.default_model(Catalog(extractors), both, ("json",), "text_classification")
     assert found == "org/moods"
     named = load(None, {"server.default_models": "short"}, {})
-    assert default_models.default_model(catalog, named, ("dense",)) == "short"
+    assert planning.default_model(catalog, named, ("dense",)) == "short"

@@ -12,10 +12,9 @@ import pytest
 from falcon.asgi import Response
 
 from frontend.http.bodies import BODY_KEY
-from frontend.protocols.kserve_v2.infer import InferResource
-from frontend.protocols.kserve_v2.infer_bodies import LENGTH_HEADER
+from frontend.protocols.kserve_v2.infer import LENGTH_HEADER, InferResource
 from frontend.services import Services
-from frontend.tensors import head_plans
+from frontend.tensors import program_calls
 from frontend.tensors.models import TensorModel
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput, WorkerLost
@@ -134,7 +133,7 @@ def test_an_error_of_a_known_head_is_named_and_counted_as_before(tmp_path: Path)
         {"id": "mine"},
         {"parameters": {"timeout": 10_000_000}},
         {"outputs": [{"name": "O", "parameters": {"binary_data": True, "classification": 1}}]},
-        {"parameters": {"long": "x" * head_plans.MOST_HEAD_NBYTES}},
+        {"parameters": {"long": "x" * program_calls.MOST_HEAD_NBYTES}},
     ],
 )
 def test_what_is_not_plain_takes_the_long_way_every_time(more: dict[str, Any], tmp_path: Path) -> None:
@@ -163,10 +162,10 @@ def test_a_packed_body_is_not_taken_for_a_known_head(tmp_path: Path) -> None:
 
 def test_a_model_keeps_a_bounded_number_of_plans(tmp_path: Path) -> None:
     made = services(tmp_path)
-    for number in range(head_plans.MOST_HEADS + 3):
+    for number in range(program_calls.MOST_HEADS + 3):
         ask(made, head_of(parameters={"k": number}), bytes(12) + TEXTS)
     kept = model_of(made).plans
-    assert len(kept) == head_plans.MOST_HEADS
+    assert len(kept) == program_calls.MOST_HEADS
     assert head_of(parameters={"k": 0}) not in kept and head_of(parameters={"k": number}) in kept
 
 

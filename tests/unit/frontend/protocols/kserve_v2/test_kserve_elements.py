@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from frontend.protocols.kserve_v2 import elements
-from frontend.tensors.receiving import HEAD_GROWTH
+from frontend.tensors.uploading import HEAD_GROWTH
 from ipc.errors import InvalidInput
 from ipc.memory.datatypes import DATATYPES
 

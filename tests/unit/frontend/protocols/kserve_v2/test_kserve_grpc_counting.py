@@ -9,7 +9,7 @@ import pytest
 
 from frontend.grpc import received as wire
 from frontend.grpc.received import Form
-from frontend.protocols.kserve_v2.grpc import counting
+from frontend.protocols.kserve_v2.grpc import infer
 from frontend.tensors.checking import MOST_DIMS
 from ipc.errors import InvalidInput
 from ipc.protos import kserve_v2_pb2 as pb
@@ -18,9 +18,9 @@ MIB = 1 << 20
 FORM = Form(
     pb.ModelInferRequest,
     pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,
-    counting.refuse_too_many_values,
+    infer.refuse_too_many_values,
 )
-MANY = counting.MOST_SINGLE + 1
+MANY = infer.MOST_SINGLE + 1
 
 
 def wrapped(contents: bytes) -> bytes:
@@ -35,9 +35,9 @@ def wrapped(contents: bytes) -> bytes:
         (b"\x42\x00" * MANY, "strings"),
         (b"\x18\x01" * MANY, "not packed"),
         (b"\x35\x00\x00\x00\x00" * MANY, "not packed"),
-        (b"".join(wire.parts(b"", 3, [b"\x01" * (counting.MOST_NUMBERS + 1)])), "numbers"),
-        (b"".join(wire.parts(b"", 1, [b"\x01" * (counting.MOST_NUMBERS + 1)])), "numbers"),
-        (b"".join(wire.parts(b"", 6, [bytes(4 * counting.MOST_NUMBERS + 4)])), "numbers"),
+        (b"".join(wire.parts(b"", 3, [b"\x01" * (infer.MOST_NUMBERS + 1)])), "numbers"),
+        (b"".join(wire.parts(b"", 1, [b"\x01" * (infer.MOST_NUMBERS + 1)])), "numbers"),
+        (b"".join(wire.parts(b"", 6, [bytes(4 * infer.MOST_NUMBERS + 4)])), "numbers"),
     ],
     ids=["strings", "integers", "floats", "packed integers", "packed truths", "packed floats"],
 )
@@ -54,7 +54,7 @@ def test_too_many_values_become_an_error_and_no_objects(contents: bytes, words: 
 
 
 def test_counts_of_several_inputs_are_added_up() -> None:
-    half = b"".join(wire.parts(b"", 2, [b"\x01" * (counting.MOST_NUMBERS // 2 + 1)]))
+    half = b"".join(wire.parts(b"", 2, [b"\x01" * (infer.MOST_NUMBERS // 2 + 1)]))
     one = wire.parts(b"", 5, [b"".join(wire.parts(b"", 5, [half]))])
     with pytest.raises(InvalidInput, match="numbers"):
         FORM.receive(b"".join([*one, *one])).message()
@@ -67,14 +67,14 @@ def test_what_is_within_the_bounds_is_read(field: str) -> None:
     getattr(tensor.contents, field).extend([1] * (1 << 16))
     message: Any = FORM.receive(sent.SerializeToString()).message()
     assert message == sent
-    assert counting.nbytes(message) == counting.NUMBER_NBYTES << 16
+    assert infer.message_nbytes(message) == infer.NUMBER_NBYTES << 16
 
 
 def test_strings_count_as_what_they_become() -> None:
     sent = pb.ModelInferRequest()
     sent.inputs.add().contents.bytes_contents.extend([b"x"] * 5)
-    assert counting.nbytes(sent) == 5 * counting.STRING_NBYTES
-    assert counting.nbytes(pb.ModelInferRequest(raw_input_contents=[b"x" * 100])) == 0
+    assert infer.message_nbytes(sent) == 5 * infer.STRING_NBYTES
+    assert infer.message_nbytes(pb.ModelInferRequest(raw_input_contents=[b"x" * 100])) == 0
 
 
 def test_a_shape_of_many_dimensions_is_refused() -> None:

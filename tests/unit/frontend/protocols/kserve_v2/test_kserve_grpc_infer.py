@@ -14,8 +14,7 @@ import pytest
 from PIL import Image
 
 from frontend.protocols.kserve_v2.grpc import infer
-from frontend.protocols.kserve_v2.grpc.counting import STRING_NBYTES
-from frontend.protocols.kserve_v2.grpc.infer import Infer
+from frontend.protocols.kserve_v2.grpc.infer import STRING_NBYTES, Infer
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.scope import plain_scope
 from frontend.services import Services

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from frontend.grpc import received
-from frontend.protocols.kserve_v2.grpc.infer import Infer
-from frontend.protocols.kserve_v2.grpc.repeats import MOST_NBYTES, RAW_INPUT, KnownHead, KnownHeads
+from frontend.protocols.kserve_v2.grpc.infer import MOST_NBYTES, RAW_INPUT, Infer, KnownHead, KnownHeads
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.scope import RequestScope, plain_scope
 from frontend.services import Services

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.http.rendering import at_once
-from frontend.protocols.kserve_v2 import elements, images, infer_bodies, reading
+from frontend.protocols.kserve_v2 import elements, images, infer, reading
 from frontend.tensors.request import InputTensor
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
@@ -77,10 +77,10 @@ def test_data_is_what_a_json_parser_reads(value: Any, datatype: str, count: int)
 
 
 @FEW
-@given(st.binary(max_size=100), st.sampled_from(infer_bodies.OFFERED))
+@given(st.binary(max_size=100), st.sampled_from(infer.OFFERED))
 def test_packed_bodies_that_are_anything(body: bytes, encoding: str) -> None:
     with contextlib.suppress(InvalidInput):
-        at_once(infer_bodies.unpack(body, encoding, 1000, 10))
+        at_once(infer.unpack(body, encoding, 1000, 10))
 
 
 @FEW
@@ -109,4 +109,4 @@ def test_prefixes_that_lie(data: bytes, count: int) -> None:
 @FEW
 @given(st.text(max_size=40))
 def test_accept_encodings_that_are_anything(header: str) -> None:
-    assert infer_bodies.choose(header, binary=True) in ("", *infer_bodies.OFFERED)
+    assert infer.choose(header, binary=True) in ("", *infer.OFFERED)

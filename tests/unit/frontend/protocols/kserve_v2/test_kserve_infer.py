@@ -19,8 +19,7 @@ from frontend.access.restricted import Restrictions
 from frontend.http.bodies import noting
 from frontend.protocols.kserve_v2 import routes, schemas
 from frontend.protocols.kserve_v2.generate import GENERATE, GenerateResource, request_of
-from frontend.protocols.kserve_v2.infer import InferResource
-from frontend.protocols.kserve_v2.infer_bodies import LENGTH_HEADER
+from frontend.protocols.kserve_v2.infer import LENGTH_HEADER, InferResource
 from frontend.protocols.kserve_v2.reading import Target
 from frontend.resources.sending import InferenceRoute
 from frontend.scope import plain_scope

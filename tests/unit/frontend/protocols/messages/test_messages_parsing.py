@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from frontend.generation.errors import InvalidField
-from frontend.protocols.messages import errors
-from frontend.protocols.messages.message_requests import MessagesPlan, parse, parse_count
+from frontend.protocols.messages import messages as errors
+from frontend.protocols.messages.requests import MessagesPlan, parse, parse_count
 from ipc.errors import BodyTooLarge, Forbidden, InputTooLong, ModelNotFound, QueueFull, Unauthenticated
 from ipc.settings import Limits
 from ipc.wire.messages import Grammar

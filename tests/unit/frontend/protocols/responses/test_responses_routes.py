@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from frontend.engine.events import Called, Finished, Started, Text
-from frontend.protocols.responses.tools import Names
+from frontend.protocols.responses.requests import Names
 from ipc.errors import InferenceFailed, InputTooLong, InvalidInput, QueueFull, WorkerLost
 from tests.fakes.generation_server import ENDED, SCRIPT, RecordedServer
 

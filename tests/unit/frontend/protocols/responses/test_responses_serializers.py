@@ -9,8 +9,9 @@ import orjson
 import pytest
 
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
-from frontend.protocols.responses import event_log, resource
-from frontend.protocols.responses.named_events import NamedEvents
+from frontend.protocols.responses import output as resource
+from frontend.protocols.responses import store
+from frontend.protocols.responses.create import NamedEvents
 from frontend.protocols.responses.output import Output
 from ipc.errors import Draining, InferenceFailed, InvalidInput, PenstockError, WorkerLost
 from ipc.wire.streams import TokenLogprob
@@ -218,8 +219,8 @@ def test_the_log_gives_events_back_with_neighbouring_texts_joined() -> None:
     kept: list[Event] = [Text(1, "c", logprobs=logprobs), Text(1, "d"), Reasoning(1, "e"), Text(1, "f")]
     kept += [Called(0, 0, "id", "f", "{}"), Finished(0, "stop", "END", 3, 1), _ENDED]
     given = [Started(4), Text(0, "a"), Text(0, "b", tokens=2), *kept]
-    assert event_log.decode(event_log.encode(given)) == [Started(4), Text(0, "ab", tokens=3), *kept]
-    assert event_log.decode(event_log.encode([])) == []
+    assert store.decode(store.encode(given)) == [Started(4), Text(0, "ab", tokens=3), *kept]
+    assert store.decode(store.encode([])) == []
 
 
 def test_the_end_token_of_a_text_has_its_entry() -> None:

@@ -16,7 +16,8 @@ import orjson
 import pytest
 
 from frontend.engine.events import Ended, Event, Finished, Started, Text
-from frontend.protocols.responses import event_log, resource, store
+from frontend.protocols.responses import output as resource
+from frontend.protocols.responses import store
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.store import ResponseNotFound, ResponseStore, ResponsesUnavailable, Stored
 from ipc import settings
@@ -143,7 +144,7 @@ def test_a_piece_that_comes_again_with_more_replaces_the_first(first: ResponseSt
         await first.grow({"resp_1": (0, _EVENTS)})
         assert await first.finish(_whole(_begun(1)), 0, [*_EVENTS, Finished(0, "stop")])
         _, [piece] = await first.follow("resp_1", "", 0)
-        assert event_log.decode(piece) == [*_EVENTS, Finished(0, "stop")]
+        assert store.decode(piece) == [*_EVENTS, Finished(0, "stop")]
 
     _run(act())
 

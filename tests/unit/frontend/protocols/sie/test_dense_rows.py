@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.engine.quantize import OUTPUT_DTYPES, quantize, shorten
+from frontend.engine.answer import OUTPUT_DTYPES, quantize, shorten
 from frontend.protocols.sie.outputs import INLINE_NBYTES, dense_of
 from ipc.errors import LeaseRevoked
 from tests.fakes.reply import FakeReply

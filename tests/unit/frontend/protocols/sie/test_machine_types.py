@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.protocols.sie.machine_profile import profiles_of
+from frontend.protocols.sie.flow import profiles_of
 from ipc.errors import NoReplica
 from ipc.settings import Server
 

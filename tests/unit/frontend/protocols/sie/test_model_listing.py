@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.protocols.sie.listing import listed_model
+from frontend.protocols.sie.models import listed_model
 from ipc.catalog.entries import Catalog
 from ipc.wire.messages import ModelStatus
 from tests.fakes.generation_server import CHAT, DENSE, RecordedServer

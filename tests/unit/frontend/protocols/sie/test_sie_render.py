@@ -11,9 +11,8 @@ import numpy as np
 import orjson
 import pytest
 
-from frontend.engine.quantize import OUTPUT_DTYPES, quantize
-from frontend.protocols.sie.arrays import array_prefix
-from frontend.protocols.sie.outputs import Dense, Multivector, Output, Sparse
+from frontend.engine.answer import OUTPUT_DTYPES, quantize
+from frontend.protocols.sie.outputs import Dense, Multivector, Output, Sparse, array_prefix
 from frontend.protocols.sie.render import EncodedItems, json_array, json_parts, msgpack_parts
 
 RANDOM = np.random.default_rng(3)

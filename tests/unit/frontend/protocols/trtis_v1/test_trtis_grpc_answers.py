@@ -12,7 +12,7 @@ import falcon.asgi
 import numpy as np
 import pytest
 
-from frontend.protocols.trtis_v1 import infer, responses
+from frontend.protocols.trtis_v1 import requests, routes
 from frontend.protocols.trtis_v1.grpc.service import TrtisService
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.scope import plain_scope
@@ -70,13 +70,13 @@ def test_other_methods_answer_so_too(tmp_path: Path, method: str) -> None:
 def test_many_classes_are_rendered_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, rendering: bool
 ) -> None:
-    threads, header_of = [], responses.header_of
+    threads, header_of = [], requests.header_of
 
     def noting(*given: Any) -> pb.InferResponseHeader:
         threads.append(threading.current_thread().name)
         return header_of(*given)
 
-    monkeypatch.setattr(responses, "header_of", noting)
+    monkeypatch.setattr(requests, "header_of", noting)
     made = services(tmp_path)
     request = pb.InferRequest(model_name="ranker", model_version=-1)
     request.meta_data.batch_size, request.meta_data.id = 1, 5
@@ -97,21 +97,21 @@ def test_many_classes_are_rendered_in_a_thread(
 def test_many_classes_are_rendered_in_a_thread_over_http_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: int, rendering: bool
 ) -> None:
-    threads, sent, rendered = [], [], infer._rendered
+    threads, sent, rendered = [], [], routes._rendered
 
     def noting(*given: Any) -> tuple[str, bytes]:
         threads.append(threading.current_thread().name)
         return rendered(*given)
 
-    monkeypatch.setattr(infer, "_rendered", noting)
-    monkeypatch.setattr(infer, "send_parts", lambda resp, parts, *_: sent.extend(parts))
+    monkeypatch.setattr(routes, "_rendered", noting)
+    monkeypatch.setattr(routes, "send_parts", lambda resp, parts, *_: sent.extend(parts))
     made = services(tmp_path)
     row = [TopClass(float(index), index, "") for index in range(entries)]
     result = TensorResult(
         "ranker", 1, [OutputTensor("O", "FP32", [1, WIDTH], None, 0, [row])], InferReply([], {}), 1, True
     )  # type: ignore[arg-type]
     req: Any = SimpleNamespace(get_param=lambda name: "binary")
-    resource = infer.InferResource(made, Statuses(made.settings))
+    resource = routes.InferResource(made, Statuses(made.settings))
     asyncio.run(resource._render(req, falcon.asgi.Response(), result, 5))
     made.engine.client.inputs.close()
     found = pb.InferResponseHeader.FromString(sent[0])

@@ -14,10 +14,9 @@ import pytest
 from falcon.asgi import Request, Response
 
 from frontend.http.bodies import BODY_KEY
-from frontend.protocols.trtis_v1 import infer, requests, responses, text
-from frontend.protocols.trtis_v1.http_forms import target_of
-from frontend.protocols.trtis_v1.infer import InferResource
+from frontend.protocols.trtis_v1 import requests, routes
 from frontend.protocols.trtis_v1.management import server_status
+from frontend.protocols.trtis_v1.routes import InferResource, target_of
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.records.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from frontend.services import Services
@@ -111,18 +110,18 @@ def test_a_header_that_was_seen_is_sent_as_before_with_its_own_bytes_and_keeps_t
 
 
 @pytest.mark.parametrize("batches", [True, False])
-@pytest.mark.parametrize("count", [1, responses.MOST_OUTPUTS, responses.MOST_OUTPUTS + 1])
+@pytest.mark.parametrize("count", [1, requests.MOST_OUTPUTS, requests.MOST_OUTPUTS + 1])
 def test_remembered_headers_are_those_that_would_be_made(count: int, batches: bool) -> None:
     named = [OutputTensor(f"O{at}", "FP32", [2, *range(at % 3)], None, at) for at in range(count)]
     result = TensorResult("m", 3, named, cast(Any, None), 2, batches)
     for request_id in (7, 8):
-        forms, full = responses.forms_of(result, request_id), responses.header_of(result, request_id)
-        if count > responses.MOST_OUTPUTS:
+        forms, full = requests.forms_of(result, request_id), requests.header_of(result, request_id)
+        if count > requests.MOST_OUTPUTS:
             assert forms is None
         else:
-            assert forms == (text.one_line(full), text.many_lines(full), full.SerializeToString())
+            assert forms == (requests.one_line(full), requests.many_lines(full), full.SerializeToString())
     named[0].classes = [[]]
-    assert responses.forms_of(result, 7) is None
+    assert requests.forms_of(result, 7) is None
 
 
 @pytest.mark.parametrize(
@@ -227,7 +226,7 @@ def test_an_input_of_far_too_many_dims_is_refused(tmp_path: Path) -> None:
         requests.request_of(found, header)
 
 
-@pytest.mark.parametrize(("length", "rendering"), [(text.CACHED_CHARACTERS + 1, True), (10, False)])
+@pytest.mark.parametrize(("length", "rendering"), [(requests.CACHED_CHARACTERS + 1, True), (10, False)])
 def test_a_long_header_is_read_in_a_thread(
     length: int, rendering: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,9 +234,9 @@ def test_a_long_header_is_read_in_a_thread(
 
     def noting(sent: str | None) -> pb.InferRequestHeader:
         threads.append(threading.current_thread().name)
-        return text.read_request_header(sent)
+        return requests.read_request_header(sent)
 
-    monkeypatch.setattr(infer, "read_request_header", noting)
+    monkeypatch.setattr(routes, "read_request_header", noting)
     made = services(tmp_path)
     header = f"batch_size: 1 # {'x' * length}"
     resource, resp = InferResource(made, Statuses(made.settings)), Response()

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import json_format, message_factory, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from frontend.protocols.trtis_v1.text import many_lines, one_line
+from frontend.protocols.trtis_v1.requests import many_lines, one_line
 from ipc.protos import trtis_v1_pb2 as pb
 
 _BY_KIND: dict[int, tuple[Any, Any]] = {

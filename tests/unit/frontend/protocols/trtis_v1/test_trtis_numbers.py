@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from frontend.protocols.trtis_v1 import statuses
+from frontend.protocols.trtis_v1.requests import one_line
 from frontend.protocols.trtis_v1.statuses import FILE_NAME, RequestNumbers
-from frontend.protocols.trtis_v1.text import one_line
 from ipc import sweep
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import load

@@ -13,9 +13,8 @@ from falcon.asgi import Response
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from frontend.protocols.trtis_v1 import management as server_status_module
-from frontend.protocols.trtis_v1.http_forms import set_message
 from frontend.protocols.trtis_v1.management import is_ready, server_status
-from frontend.protocols.trtis_v1.routes import status_resource
+from frontend.protocols.trtis_v1.routes import set_message, status_resource
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.records.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from frontend.services import Services

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf import text_format
 
-from frontend.protocols.trtis_v1.text import MOST_MARKS, many_lines, one_line, read_request_header
+from frontend.protocols.trtis_v1.requests import MOST_MARKS, many_lines, one_line, read_request_header
 from ipc.errors import InvalidInput
 from ipc.protos import trtis_v1_pb2 as pb
 

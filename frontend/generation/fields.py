@@ -1,19 +1,34 @@
-"""How the next token is chosen and what ends a choice, as all protocols of generated text write this.
+"""The fields that requests for generated text share, and what they mean for the call.
+
+How the next token is chosen and what ends a choice, as all protocols of generated text write this.
 
 1. A temperature that is absent or not above 0 is greedy. Values out of range switch their filter off, without an error.
 2. What a model cannot compute with (an infinite penalty) is brought to a finite number of the same effect.
 3. What costs time or memory is bounded: stop texts, biases, breakers, choices.
+
+Whether and how hard a model thinks first: `enable_thinking` and the reasoning effort, as variables of templates.
+
+1. Thinking has three states: on, off, and None for the template's own default.
+2. An effort is a level, or off; it also switches thinking. Both together must agree.
+
+Fields of requests that talk to a model: those of chat, Responses and Messages, and those of OpenAI's two only.
+
+1. The struct of a route adds what only its contract has. A field stands here under the name that all its contracts use.
+2. `HostedFields` ask for more than generated text: tools that run on the server, speech, stored state. A field that
+   would change the answer, and has no effect here, is refused with the reason (`unserved`). What matters only while
+   such tools run (`session_id`, permissions, `max_tool_rounds: 0`) has no effect here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from frontend.generation.errors import InvalidField, shown
+from frontend.http.fields import one_of
 from ipc.wire.codec import LARGEST, SMALLEST, LongInteger
 from ipc.wire.messages import Ending, Sampling
 
@@ -237,3 +252,152 @@ def _bias(key: str, value: float) -> float:
     if not -MAX_BIAS <= value <= MAX_BIAS:
         raise InvalidField(f"logit_bias.{key[:64]}", f"{value:g} is not in {-MAX_BIAS:g} to {MAX_BIAS:g}")
     return value
+
+
+LEVELS = ("low", "medium", "high", "xhigh", "max")
+_ALIASES = {"none": "off", "minimal": "low"}
+EFFORTS = ("off", *_ALIASES, *LEVELS)
+"""What requests may say, in letters of either case."""
+Effort = Annotated[str | None, one_of(EFFORTS)]
+
+
+def variables_of(
+    thinking: bool | None,
+    effort: str | None,
+    *,
+    names: tuple[str, str] = ("enable_thinking", "reasoning_effort"),
+) -> dict[str, Any]:
+    """Variables of the chat template; `names` are those of the two fields in the request. Raises `InvalidField`."""
+    level = None if effort is None else _level(effort, names[1])
+    if level is None:
+        return {} if thinking is None else {"enable_thinking": thinking}
+    on = level != "off"
+    if thinking is not None and thinking is not on:
+        raise InvalidField(names[1], f"{level!a} contradicts {names[0]}: {str(thinking).lower()}")
+    # NOTE: templates that know an effort of nothing call it "none".
+    told = level if on else "none"
+    return {"enable_thinking": on, "reasoning_effort": told, "reasoning_strength": told}
+
+
+def _level(effort: str, field: str) -> str:
+    level = effort.strip().lower()
+    if level not in EFFORTS:
+        raise InvalidField(field, f"{effort[:64]!a} is not one of {', '.join(EFFORTS)}")
+    return _ALIASES.get(level, level)
+
+
+def template_variables(
+    thinking: bool | None, effort: str | None, kwargs: dict[str, Any] | None
+) -> dict[str, Any]:
+    """As `variables_of`; `chat_template_kwargs` counts where a field itself is absent. Raises `InvalidField`."""
+    given, names = kwargs or {}, ["enable_thinking", "reasoning_effort"]
+    if thinking is None and given.get("enable_thinking") is not None:
+        thinking, names[0] = given["enable_thinking"], "chat_template_kwargs.enable_thinking"
+        if not isinstance(thinking, bool):
+            raise InvalidField(names[0], "expected true or false")
+    if effort is None and given.get("reasoning_effort") is not None:
+        effort, names[1] = given["reasoning_effort"], "chat_template_kwargs.reasoning_effort"
+        if not isinstance(effort, str):
+            raise InvalidField(names[1], "expected a string")
+    return variables_of(thinking, effort, names=(names[0], names[1]))
+
+
+PERMISSIONS = ("auto", "ask", "deny")
+Permission = Annotated[str | None, one_of(PERMISSIONS)]
+
+
+class HostedFields(SamplingFields, kw_only=True):
+    """The fields, as chat, Responses and Messages name them, on top of those of sampling."""
+
+    unserved: ClassVar[Mapping[str, str]] = {
+        "web_search_options": "web search is not offered by this server",
+        "enable_shell": "a shell is not offered by this server",
+        "enable_code_execution": "code execution is not offered by this server",
+        "files": "no tool that could write files is on in this server",
+    }
+    """Refused fields and the reasons. The request of a route adds the fields of its contract."""
+
+    web_search_options: Annotated[
+        Any, Meta(description="Refused, as no tool runs on the server; `/v1/responses` ignores the field.")
+    ] = None
+    enable_shell: Annotated[Any, Meta(description="Refused when true: no tool runs on the server.")] = None
+    enable_code_execution: Annotated[
+        Any, Meta(description="Refused when true: no tool runs on the server.")
+    ] = None
+    agent_permission: Annotated[
+        Permission, Meta(description="Permission for tools that run on the server; checked, without effect.")
+    ] = None
+    code_execution_permission: Annotated[
+        Permission, Meta(description="Permission for tools that run on the server; checked, without effect.")
+    ] = None
+    session_id: Annotated[
+        str | None,
+        Meta(
+            description="Session of tools that run on the server; no effect. `/v1/responses` repeats the session."
+        ),
+    ] = None
+    files: Annotated[
+        list[Any] | None, Meta(description="Refused unless empty: no tool runs on the server.")
+    ] = None
+    max_tool_rounds: Annotated[
+        int | None, Meta(description="Rounds of tools that run on the server: 0 only.")
+    ] = None
+
+    def refuse_hosted(self, streams: bool) -> None:
+        """Raise `InvalidField` for a feature that this server does not offer, and for a permission that cannot hold."""
+        for name, reason in self.unserved.items():
+            value = getattr(self, name)
+            if not (value is None or value is False or value == []):
+                raise InvalidField(name, reason)
+        if self.max_tool_rounds is not None and self.max_tool_rounds != 0:
+            raise InvalidField(
+                "max_tool_rounds", "this server runs no tools: use 0, and run the calls in the client"
+            )
+        self._check_permission(streams)
+
+    def _check_permission(self, streams: bool) -> None:
+        for name in ("agent_permission", "code_execution_permission"):
+            value = getattr(self, name)
+            if value is not None and value not in PERMISSIONS:
+                raise InvalidField(name, f"{value[:64]!a} is not one of {', '.join(PERMISSIONS)}")
+        # `agent_permission` wins over its old alias.
+        if (self.agent_permission or self.code_execution_permission) == "ask" and not streams:
+            raise InvalidField("agent_permission", "'ask' needs stream: true")
+
+
+class TalkFields(HostedFields, kw_only=True):
+    """The fields of chat, Responses and Messages, on top of those of sampling and of tools that run on the server."""
+
+    model: Annotated[str | None, Meta(description="Name of the model.")] = None
+    max_tokens: Annotated[int | None, Meta(description="Most tokens to generate, at least 1.")] = None
+    stream: Annotated[bool | None, Meta(description="Answer with events as the text comes.")] = None
+    tools: Annotated[
+        list[Any] | None, Meta(description="Functions that the model may call, at most 128.")
+    ] = None
+    tool_choice: Annotated[Any, Meta(description="Whether the model calls functions, and which.")] = None
+    logprobs: Annotated[bool | None, Meta(description="Log probabilities of the tokens.")] = None
+    top_logprobs: Annotated[
+        int | None, Meta(description="Number of alternatives beside each token, 0 to 20.")
+    ] = None
+    response_format: Annotated[
+        Any, Meta(description="The form of the answer: text, any JSON, or JSON of a schema.")
+    ] = None
+    grammar: Annotated[
+        Any, Meta(description="A grammar that the answer keeps to; not beside a form of the answer.")
+    ] = None
+
+
+class ChoiceFields(TalkFields, kw_only=True):
+    """The fields of chat and Responses besides."""
+
+    max_completion_tokens: Annotated[
+        int | None, Meta(description="Most tokens to generate, at least 1; not beside `max_tokens`.")
+    ] = None
+    n: Annotated[int | None, Meta(description="Number of choices, 1 to 128.")] = None
+    stop: Annotated[
+        str | list[str] | None,
+        Meta(description="Texts that end the answer and are not part of the answer, at most 64."),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="Whether the model may call several functions at once.")
+    ] = None

@@ -1,0 +1,487 @@
+"""Requests of Messages: the body, its blocks, its tools, and the call that the body asks for.
+
+Messages and their content blocks, as a `Conversation`.
+
+| block | assistant | user |
+|---|---|---|
+| text | text | text |
+| tool_use | a call | refused |
+| tool_result | refused | a message of the tool, before the text of the user |
+| image | refused | refused: the models take text only |
+| tool_addition, tool_removal | refused | refused: system messages change the tools (`message_tools`) |
+| thinking, redacted_thinking, server_tool_use, *_tool_result | dropped | dropped |
+| anything else | refused | refused |
+
+Inside of a tool_result an image becomes a placeholder, and what is no text its JSON.
+
+The functions of a request to Messages, how freely the model calls them, and whether the model thinks first.
+
+`tools` declares functions. The blocks `tool_addition` and `tool_removal` of system messages add functions, withdraw
+functions, and bring withdrawn functions back. A chat template shows one list: the functions after the last message.
+
+Requests of /v1/messages and /v1/messages/count_tokens: the body, and the call that it asks for.
+
+1. Fields of Anthropic, and those that the contract adds. Unknown fields are ignored, null equals absent.
+2. `system` is the first message of the conversation.
+3. `output_config` of newer clients, and `output_format` of older ones, stand for `response_format` and
+   `reasoning_effort`, which win.
+4. The tools are those that stand when the last message is read: system messages add and withdraw tools.
+5. A `thread` is refused in a form that the SDKs of Anthropic know: they send the whole conversation next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from frontend.generation import bodies
+from frontend.generation.conversation import (
+    CONTINUING,
+    Conversation,
+    is_continued,
+    refuse_media,
+    text_of,
+    text_of_part,
+)
+from frontend.generation.errors import InvalidField
+from frontend.generation.fields import (
+    Effort,
+    TalkFields,
+    alternatives_of,
+    ending_of,
+    salt_of,
+    sampling_of,
+    variables_of,
+)
+from frontend.generation.nested import grammar_of, json_text, kind_of
+from frontend.generation.tools import (
+    MAX_FUNCTIONS,
+    Choice,
+    Function,
+    declared,
+    declared_name,
+    mode_of,
+    not_offered,
+    read_functions,
+    tool_use,
+)
+from frontend.http.fields import one_of
+from ipc.settings import Limits
+from ipc.wire.messages import GenerateCall, Grammar, ToolUse
+
+_ROLES = ("user", "assistant", "system")
+_DROPPED = frozenset(("thinking", "redacted_thinking", "server_tool_use"))
+_RESULT = "tool_result"
+TOOL_CHANGES = ("tool_addition", "tool_removal")
+"""Blocks of system messages that offer a tool from there on, or withdraw a tool."""
+_CLEARED = "next_user_message"
+_CLEAR_AT = ("never", _CLEARED)
+PLACEHOLDER = "[image]"
+"""What stands for a picture in the result of a tool."""
+
+
+class Message(msgspec.Struct):
+    """One message; `content` is text or a list of content blocks."""
+
+    role: Annotated[Annotated[str, one_of(_ROLES, required=True)], Meta(description="Who speaks.")]
+    content: Annotated[Any, Meta(description="What is said: a text or parts.")]
+    clear_at: Annotated[
+        Annotated[str | None, one_of(_CLEAR_AT)],
+        Meta(
+            description="When the model no longer sees a system message: at the next message of the user, or never."
+        ),
+    ] = None
+    output_config: Annotated[
+        dict[str, Any] | None,
+        Meta(description="Refused unless empty: `output_config` of the request holds for all messages."),
+    ] = None
+
+
+def add_messages(talk: Conversation, messages: list[Message]) -> None:
+    """Append what the messages say. Raises `InvalidField`."""
+    last_turn = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if message.output_config:
+            raise InvalidField(f"{where}.output_config", "not offered: use output_config of the request")
+        if message.clear_at not in (None, *_CLEAR_AT):
+            raise InvalidField(
+                f"{where}.clear_at", f"{message.clear_at[:64]!a} is not one of {', '.join(_CLEAR_AT)}"
+            )
+        if message.clear_at is not None and message.role != "system":
+            raise InvalidField(f"{where}.clear_at", "only system messages are cleared")
+        if message.clear_at != _CLEARED or index > last_turn:
+            _add_message(talk, message, where)
+
+
+def _add_message(talk: Conversation, message: Message, where: str) -> None:
+    role, content = message.role, message.content
+    if role not in _ROLES:
+        raise InvalidField(f"{where}.role", f"{role[:64]!a} is not one of {', '.join(_ROLES)}")
+    if content is None:
+        raise InvalidField(f"{where}.content", "expected a string or a list of content blocks")
+    if role == "system" and isinstance(content, list):
+        _add_system(talk, content, where)
+        return
+    if isinstance(content, str) or role == "system":
+        talk.add(role, text_of(content, f"{where}.content"), where)
+        return
+    blocks = _blocks(content, f"{where}.content")
+    (_add_user if role == "user" else _add_assistant)(talk, blocks, where)
+
+
+def changes_tools(block: Any) -> bool:
+    """Whether a block of a system message changes the tools and says nothing."""
+    return isinstance(block, dict) and block.get("type") in TOOL_CHANGES
+
+
+def _add_system(talk: Conversation, content: list[Any], where: str) -> None:
+    texts = [
+        text_of_part(part, f"{where}.content[{index}]")
+        for index, part in enumerate(content)
+        if not changes_tools(part)
+    ]
+    if texts or not content:
+        talk.add("system", " ".join(texts), where)
+
+
+def _blocks(content: Any, where: str) -> list[tuple[str, dict[str, Any], str]]:
+    """(type, block, path) of each block that counts."""
+    if not isinstance(content, list):
+        raise InvalidField(where, "expected a string or a list of content blocks")
+    found = []
+    for index, block in enumerate(content):
+        place = f"{where}[{index}]"
+        kind = block.get("type") if isinstance(block, dict) else None
+        if not isinstance(kind, str):
+            raise InvalidField(f"{place}.type", "expected an object with a type")
+        if kind in _DROPPED or kind.endswith(f"_{_RESULT}"):
+            continue
+        found.append((kind, block, place))
+    return found
+
+
+def _add_user(talk: Conversation, blocks: list[tuple[str, dict[str, Any], str]], where: str) -> None:
+    texts = []
+    for kind, block, place in blocks:
+        if kind == _RESULT:
+            call_id = _string(block.get("tool_use_id"), f"{place}.tool_use_id")
+            text = _result_text(block.get("content"), f"{place}.content")
+            talk.add("tool", text, place, call_id=call_id)
+        else:
+            texts.append(_text(kind, block, place))
+    if texts or not any(kind == _RESULT for kind, _, _ in blocks):
+        talk.add("user", " ".join(texts), where)
+
+
+def _add_assistant(talk: Conversation, blocks: list[tuple[str, dict[str, Any], str]], where: str) -> None:
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for kind, block, place in blocks:
+        if kind != "tool_use":
+            texts.append(_text(kind, block, place))
+            continue
+        if len(calls) == MAX_FUNCTIONS:
+            raise InvalidField(f"{where}.content", f"more than {MAX_FUNCTIONS} tool_use blocks")
+        arguments = block.get("input")
+        if not isinstance(arguments, dict | None):
+            raise InvalidField(f"{place}.input", "expected an object")
+        call_id = _string(block.get("id"), f"{place}.id")
+        calls.append(talk.call(call_id, block.get("name"), arguments, place, "input"))
+    talk.add("assistant", " ".join(texts) if texts or not calls else None, where, calls=calls)
+
+
+def _text(kind: str, block: dict[str, Any], where: str) -> str:
+    """The text of a text block. Raises `InvalidField` for every other kind of block."""
+    if kind == "text":
+        return _string(block.get("text"), f"{where}.text")
+    refuse_media(kind, block, where)
+    raise InvalidField(f"{where}.type", f"{kind[:64]!a} is not accepted in this message")
+
+
+def _result_text(content: Any, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        return json_text(content, where)
+    return " ".join(_result_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+
+
+def _result_part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "image":
+        return PLACEHOLDER
+    if kind == "text" and isinstance(part.get("text"), str):
+        text: str = part["text"]
+        return text
+    return json_text(part, where)
+
+
+def _string(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidField(where, "expected a string")
+    return value
+
+
+_HOSTED = {"web_search": "web search", "code_execution": "code execution"}
+"""Tools that run on the server, by the beginning of their type, and what each needs there."""
+_MODES = {"auto": "auto", "any": "required"}
+_THINKING = {"enabled": True, "adaptive": True, "disabled": False}
+
+
+def tools_of(tools: list[Any] | None, messages: Sequence[Message], tool_choice: Any) -> ToolUse | None:
+    """The functions as workers take them; a choice of `none` removes all tools. Raises `InvalidField`."""
+    if tool_choice is not None and kind_of(tool_choice, "tool_choice") == "none":
+        return None
+    functions = _offered(read_functions(tools, _function), messages)
+    names = [function.name for function in functions]
+    return tool_use(functions, _choice(tool_choice, names), parallel=_is_parallel(tool_choice))
+
+
+def _offered(declared: list[Function], messages: Sequence[Message]) -> list[Function]:
+    """The functions after the last message; `declared` as it is where a name stands twice. Raises `InvalidField`."""
+    changes = [
+        (block, f"messages[{index}].content[{place}]")
+        for index, message in enumerate(messages)
+        if message.role == "system" and isinstance(message.content, list)
+        for place, block in enumerate(message.content)
+        if changes_tools(block)
+    ]
+    known = {function.name: function for function in declared}
+    if not changes or len(known) < len(declared):
+        return declared
+    offered = dict(known)
+    for block, where in changes:
+        tool = block.get("tool")
+        kind = kind_of(tool, f"{where}.tool")
+        if kind == "tool_definition" and block["type"] == "tool_addition":
+            definition = tool.get("definition")
+            if not isinstance(definition, dict):
+                raise InvalidField(f"{where}.tool.definition", "expected an object")
+            function = _function(definition, f"{where}.tool.definition")
+            known[function.name] = offered[function.name] = function
+            if len(known) > MAX_FUNCTIONS:
+                raise InvalidField(where, f"more than {MAX_FUNCTIONS} tools")
+            continue
+        if kind != "tool_reference":
+            raise InvalidField(
+                f"{where}.tool.type", f"{kind[:64]!a} is no known kind of tool in a {block['type']}"
+            )
+        name = declared_name(tool.get("name"), known, f"{where}.tool.name")
+        if block["type"] == "tool_removal":
+            offered.pop(name, None)
+        else:
+            offered[name] = known[name]
+    return list(offered.values())
+
+
+def thinking_of(thinking: Any, enable_thinking: bool | None) -> bool | None:
+    """Whether the model thinks first; None leaves that to the template. Raises `InvalidField`."""
+    if thinking is None:
+        return enable_thinking
+    kind = kind_of(thinking, "thinking")
+    if kind not in _THINKING:
+        raise InvalidField("thinking.type", f"{kind[:64]!a} is not one of {', '.join(_THINKING)}")
+    on = _THINKING[kind]
+    if enable_thinking is not None and enable_thinking is not on:
+        raise InvalidField("thinking.type", f"{kind!a} contradicts enable_thinking: {str(not on).lower()}")
+    return on
+
+
+def _is_parallel(tool_choice: Any) -> bool:
+    """Whether an answer may have several calls. Raises `InvalidField`."""
+    given = None if tool_choice is None else tool_choice.get("disable_parallel_tool_use")
+    if not isinstance(given, bool | None):
+        raise InvalidField("tool_choice.disable_parallel_tool_use", "expected true or false")
+    return not given
+
+
+def _function(tool: Mapping[str, Any], where: str) -> Function:
+    kind, name = tool.get("type"), tool.get("name")
+    if not isinstance(kind, str | None):
+        raise InvalidField(f"{where}.type", "expected a string")
+    _refuse_hosted(kind, name if "input_schema" not in tool else None, where)
+    if kind not in (None, "custom"):
+        raise InvalidField(f"{where}.type", f"{kind[:64]!a} is no known kind of tool, expected 'custom'")
+    schema, strict = tool.get("input_schema"), tool.get("strict")
+    return declared(name, tool.get("description"), schema, strict, where, schema_field="input_schema")
+
+
+def _refuse_hosted(kind: str | None, name: Any, where: str) -> None:
+    for hosted, feature in _HOSTED.items():
+        if kind is not None and kind.startswith(f"{hosted}_"):
+            raise not_offered(kind, feature, f"{where}.type")
+        if name == hosted:
+            raise not_offered(name, feature, f"{where}.name")
+
+
+def _choice(given: Any, names: Collection[str]) -> Choice:
+    if given is None:
+        return Choice()
+    kind = kind_of(given, "tool_choice")
+    if kind == "tool":
+        return Choice("named", declared_name(given.get("name"), names, "tool_choice.name"))
+    if kind not in _MODES:
+        raise InvalidField("tool_choice.type", f"{kind[:64]!a} is not one of auto, any, tool, none")
+    if kind == "any" and not names:
+        raise InvalidField("tool_choice.type", "'any' needs at least one tool in tools")
+    return mode_of(_MODES[kind], names, "tool_choice.type")
+
+
+_NO_THREADS = "the server keeps no conversations: send the whole conversation in messages"
+_NO_THREADS_DETAILS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+class OutputConfig(msgspec.Struct):
+    """Form of the answer and effort of the reasoning, as newer clients send them."""
+
+    format: Annotated[Any, Meta(description="The form.")] = None
+    effort: Annotated[Effort, Meta(description="How long the model thinks.")] = None
+
+
+class MessagesRequest(TalkFields, kw_only=True):
+    """Body of POST /v1/messages."""
+
+    unserved: ClassVar[Mapping[str, str]] = {
+        **TalkFields.unserved,
+        "mcp_servers": "MCP servers are not offered by this server",
+    }
+    messages: Annotated[list[Message], Meta(description="The conversation so far, the oldest message first.")]
+    system: Annotated[
+        str | list[Any] | None, Meta(description="What the model should know before the conversation.")
+    ] = None
+    stop_sequences: Annotated[
+        list[str] | None,
+        Meta(description="Texts that end the answer and are not part of the answer, at most 64."),
+    ] = None
+    thinking: Annotated[Any, Meta(description="Whether the model thinks first.")] = None
+    container: Annotated[Any, Meta(description="Skills are refused; all else is ignored.")] = None
+    output_config: Annotated[
+        OutputConfig | None, Meta(description="Form of the answer and effort of the model.")
+    ] = None
+    output_format: Annotated[
+        Any, Meta(description="Form of the answer, as older clients name `output_config.format`.")
+    ] = None
+    thread: Annotated[Any, Meta(description="Refused: the server keeps no conversations.")] = None
+    mcp_servers: Annotated[
+        Any, Meta(description="Refused unless empty: the server calls no MCP servers.")
+    ] = None
+    enable_thinking: Annotated[
+        bool | None, Meta(description="Whether the model thinks first; absent: as its template does.")
+    ] = None
+    reasoning_effort: Annotated[Effort, Meta(description="How long the model thinks.")] = None
+    truncate_sequence: Annotated[
+        bool | None,
+        Meta(description="Cut the beginning of a prompt that is too long, in place of a refusal."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesPlan:
+    """What to generate, on which model (None: the default), and whether as a stream."""
+
+    model: str | None
+    call: GenerateCall
+    streams: bool
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the answer tells log probabilities."""
+        return self.call.sampling.logprobs is not None
+
+
+def parse(body: bytes, limits: Limits) -> MessagesPlan:
+    """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
+    request = bodies.decode(body, MessagesRequest, limits.max_items)
+    streams = bool(request.stream)
+    if request.thread is not None:
+        raise InvalidField("thread", _NO_THREADS, details=_NO_THREADS_DETAILS)
+    request.refuse_hosted(streams)
+    if isinstance(request.container, dict) and request.container.get("skills"):
+        raise InvalidField("container.skills", "skills are not offered by this server")
+    return MessagesPlan(request.model, _call(request, limits), streams)
+
+
+def parse_count(body: bytes, limits: Limits) -> MessagesPlan:
+    """The plan of a body whose prompt tokens are to be counted. Raises as `parse` does."""
+    plan = parse(body, limits)
+    return MessagesPlan(plan.model, msgspec.structs.replace(plan.call, counts_only=True), streams=False)
+
+
+def _call(request: MessagesRequest, limits: Limits) -> GenerateCall:
+    messages, grammar = _messages(request, limits), _grammar(request)
+    end = _continuing(request, messages, grammar) if request.messages[-1].role == "assistant" else {}
+    return GenerateCall(
+        messages=messages,
+        tools=tools_of(request.tools, request.messages, request.tool_choice),
+        variables={**_variables(request), **end},
+        sampling=sampling_of(request, alternatives_of(request.logprobs, request.top_logprobs)),
+        ending=ending_of(
+            request.max_tokens,
+            request.stop_sequences,
+            request.ignore_eos,
+            names=("max_tokens", "stop_sequences"),
+        ),
+        grammar=grammar,
+        truncate=bool(request.truncate_sequence),
+        salt=salt_of(request.cache_salt),
+    )
+
+
+def _messages(request: MessagesRequest, limits: Limits) -> list[dict[str, Any]]:
+    talk = Conversation(limits)
+    if not request.messages:
+        raise InvalidField("messages", "may not be empty")
+    if request.system:
+        talk.add("system", text_of(request.system, "system"), "system")
+    add_messages(talk, request.messages)
+    return talk.finished()
+
+
+def _continuing(
+    request: MessagesRequest, messages: list[dict[str, Any]], grammar: Grammar | None
+) -> Mapping[str, bool]:
+    """Variables of a template whose last message the answer continues; an empty message is taken off `messages`.
+
+    Raises `InvalidField` for a message that Anthropic would not continue.
+    """
+    last, where = messages[-1], f"messages[{len(request.messages) - 1}].content"
+    if not is_continued(last):
+        raise InvalidField(
+            where, "a last message with tool_use cannot be continued: send its tool_result next"
+        )
+    if not last["content"] and len(messages) > 1:
+        messages.pop()
+        return {}
+    if last["content"][-1:].isspace():
+        raise InvalidField("messages", "final assistant content cannot end with trailing whitespace")
+    if thinking_of(request.thinking, request.enable_thinking):
+        raise InvalidField(where, "a last message of the assistant cannot be continued with thinking")
+    if grammar is not None and request.grammar is None:
+        raise InvalidField(grammar.field, "not offered where the answer continues a message of the assistant")
+    return CONTINUING
+
+
+def _variables(request: MessagesRequest) -> dict[str, Any]:
+    thinking = thinking_of(request.thinking, request.enable_thinking)
+    config = request.output_config
+    if request.reasoning_effort is None and config is not None and thinking is not False:
+        return variables_of(thinking, config.effort, names=("thinking", "output_config.effort"))
+    return variables_of(thinking, request.reasoning_effort, names=("thinking", "reasoning_effort"))
+
+
+def _grammar(request: MessagesRequest) -> Grammar | None:
+    config = request.output_config
+    forms = {
+        "response_format": request.response_format,
+        "output_config.format": None if config is None else config.format,
+        "output_format": request.output_format,
+    }
+    name = next((name for name, form in forms.items() if form is not None), "response_format")
+    return grammar_of(forms[name], request.grammar, name)
