@@ -52,23 +52,13 @@ _FIELDS = {"options", "model", "response"}
 """Modules whose name, in a page, is that of a field of requests, or the beginning of the name of a file or event."""
 _CELL_WORDS = 25
 _LONG_CELLS = {
-    "CONTRIBUTING.md",
-    "docs/cache.md",
-    "docs/chat.md",
     "docs/encode.md",
-    "docs/images.md",
-    "docs/kserve.md",
-    "docs/observability.md",
     "docs/repository.md",
-    "docs/responses.md",
     "docs/score.md",
-    "docs/sequences.md",
     "docs/settings.md",
     "docs/sie.md",
     "docs/status.md",
     "docs/stored_settings.md",
-    "docs/troubleshooting.md",
-    "docs/trtis.md",
 }
 """Pages with a longer cell in a table. A page leaves the list with its last one."""
 _SUFFIXES = {"counter": ("_total", ""), "gauge": ("",), "histogram": ("", "_bucket", "_sum", "_count")}
