@@ -53,12 +53,9 @@ _FIELDS = {"options", "model", "response"}
 _CELL_WORDS = 25
 _LONG_CELLS = {
     "docs/encode.md",
-    "docs/repository.md",
-    "docs/score.md",
     "docs/settings.md",
     "docs/sie.md",
     "docs/status.md",
-    "docs/stored_settings.md",
 }
 """Pages with a longer cell in a table. A page leaves the list with its last one."""
 _SUFFIXES = {"counter": ("_total", ""), "gauge": ("",), "histogram": ("", "_bucket", "_sum", "_count")}
