@@ -54,8 +54,6 @@ _CELL_WORDS = 25
 _LONG_CELLS = {
     "docs/encode.md",
     "docs/settings.md",
-    "docs/sie.md",
-    "docs/status.md",
 }
 """Pages with a longer cell in a table. A page leaves the list with its last one."""
 _SUFFIXES = {"counter": ("_total", ""), "gauge": ("",), "histogram": ("", "_bucket", "_sum", "_count")}
