@@ -94,7 +94,7 @@ check: $(STAMP)dev ## lint, format, types, import rule, structure, sizes, duplic
 pictures: $(STAMP)dev ## take the pictures of the live page anew (needs Chromium; some minutes)
 	TEST_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -m long tests/conformance/test_status_pictures.py $(ARGS)
 
-walk: $(STAMP)dev ## print the modules that three requests pass through
+walk: $(STAMP)dev ## print the modules that five requests pass through
 	$(BIN)/python -m tools.walk
 
 bench: $(STAMP)bench ## measure against other servers, figures into benchmarks/RESULTS.md (12 minutes; ARGS=--full: hours)

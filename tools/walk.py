@@ -1,7 +1,8 @@
-"""The walk of a request: the modules that three requests pass through, in the order in which each is first entered.
+"""The walk of a request: the modules that five requests pass through, in the order in which each is first entered.
 
 1. Start a server whose processes record each module that they enter (`tools/recording`).
-2. Send one text to encode, a KServe infer over gRPC and a request to a decoupled model, several times each.
+2. Send one text to encode, a KServe infer over HTTP and over gRPC, a chat with a streamed answer and a request to a
+   decoupled model, several times each.
 3. Print, for frontend and worker, the modules that every repetition has entered. Periodic work of the processes is in
    few repetitions, so most of that work drops out.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ipc.protos import kserve_v2_pb2 as pb
-from tests.harness import decoupled
+from tests.harness import chat, decoupled
 from tests.harness.rpc import Rpc, address_of, grpc_settings
 from tests.harness.server import Server, make_server
 from tests.tiny.programs import write_repository
@@ -36,7 +37,8 @@ def recorded(place: Path) -> Iterator[Server]:
     """A server whose processes write their entries into files under `place`."""
     repository = write_repository(place / "models", MODELS)
     settings = grpc_settings() | {"repository.dirs": repository, "repository.allow_python": "true"}
-    server = make_server(place, ("fake/noop",), settings)
+    settings["catalog.dirs"] = chat.chat_catalogs(place)
+    server = make_server(place, ("fake/noop", chat.MODEL), settings)
     entries = place / "entries"
     entries.mkdir()
     search = [str(ROOT / "tools" / "recording"), str(ROOT)]
@@ -61,6 +63,18 @@ def infer_message() -> pb.ModelInferRequest:
     for name in ("INPUT0", "INPUT1"):
         message.inputs.add(name=name, datatype="INT32", shape=[1, 16])
     return message
+
+
+def infer_body() -> dict[str, object]:
+    """The tensors of `infer_message` as the body of an infer over HTTP."""
+    tensor = {"datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
+    return {"inputs": [{"name": name, **tensor} for name in ("INPUT0", "INPUT1")]}
+
+
+def chat_body() -> dict[str, object]:
+    """A chat of four tokens, whose answer is streamed."""
+    message = {"role": "user", "content": "hello"}
+    return {"model": chat.MODEL, "messages": [message], "max_tokens": 4, "stream": True}
 
 
 def entries_of(server: Server, pid: int) -> list[Entry]:
@@ -98,7 +112,9 @@ def main() -> None:
         rpc = Rpc(address_of(server))
         requests: dict[str, Callable[[], object]] = {
             "encode, one text": lambda: server.encode("fake/noop", ["a text"]),
+            "KServe infer over HTTP": lambda: server.post("/v2/models/add_sub/infer", infer_body()),
             "KServe infer over gRPC": lambda: rpc.call("ModelInfer", infer_message()),
+            "a stream of chat": lambda: server.post("/v1/chat/completions", chat_body()),
             "a stream of three parts over gRPC": lambda: list(rpc.stream(iter([decoupled.message(3)]))),
         }
         for title, send in requests.items():
