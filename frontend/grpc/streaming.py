@@ -1,10 +1,11 @@
-"""Streams of requests: each message is a request of its own, and the stream goes on when one fails.
+"""Streams of requests: each message is a request of its own, and the stream goes on after a request that fails.
 
-1. Messages are read while fewer than `grpc.max_stream_requests` are in work; the rest waits at the client.
-2. Each runs as a task. Its answer is written in the order of the requests, or of the answers (`Method.ordered`).
-   `Several` answers to one message are written as they come, with the error that ends them, by a task of their own.
-3. When the client has said all, or the server stops, no more is read; what is in work is answered, then it ends. At the
-   end of a drain the stream ends at once.
+1. The server reads messages while fewer than `grpc.max_stream_requests` are in work; further messages wait at the
+   client.
+2. Each request runs as a task. Answers are written in the order of the requests, or as they come (`Method.ordered`).
+   A task of their own writes `Several` answers to one message as they come, with the error that ends them.
+3. When the client has sent its last message, or the server stops, reading ends. The stream ends after the answers to
+   the requests in work. At the end of a drain the stream ends at once.
 4. After a drain connections stay for a moment: gRPC closes them with the server, and a client that is still writing
    into a closed one never reads how its stream ended.
 """

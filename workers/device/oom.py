@@ -95,7 +95,7 @@ class ModelBudgets:
     def __init__(
         self, tokens: int, full_of: Callable[[str, int], int] = lambda model, tokens: tokens
     ) -> None:
-        """`full_of` is what a model's batch may hold, given what is configured for all."""
+        """`full_of` gives the tokens of a full batch of a model, from the number that is configured for all models."""
         self.configured, self._full_of = tokens, full_of
         self._by_model: dict[str, TokenBudget] = {}
 
@@ -110,8 +110,8 @@ class ModelBudgets:
         return self._full_of(model, self.configured) if budget is None else budget.tokens
 
     def shrink(self, model: str, tried: int, full: int | None = None) -> None:
-        """A batch of `tried` tokens did not fit; `full` is the limit of its adapter, where that has one."""
-        # NOTE: by its name alone, a model that is unloading would be remembered with what is configured for all.
+        """A batch of `tried` tokens did not fit. `full` is the limit of the adapter; None: as `full_of` says."""
+        # NOTE: a model that is unloading has no entry any more, so `full_of` would give the number for all models.
         full = self._full_of(model, self.configured) if full is None else full
         self._by_model.setdefault(model, TokenBudget(full)).shrink(tried)
 

@@ -1,4 +1,4 @@
-"""Whether a model still gives what it gave when it was loaded here first.
+"""Fingerprints: the values that a model gave at its first load here, against which each later load is compared.
 
 The first load of a model writes the first values of its canned inferences into a file; later loads compare. The file
 is named by what the values depend on: all files of the model (name, size, time), be they weights, configuration,

@@ -298,9 +298,10 @@ class ModelStates:
         return list(dict.fromkeys(model.instance for model in served))
 
     def make_way(self, instance: Instance) -> bool:
-        """There is no room for this one beside those that it replaces: they go first. Whether there were any.
+        """Unload the instances that `instance` replaces, since memory has no room for both. Whether there were any.
 
-        From then on nobody serves, and this one is loaded although others have to go for it.
+        Until `instance` is loaded, no instance serves the model. So other models are unloaded for `instance`, if need
+        be.
         """
         going = self.replaced_by(instance)
         instance.demanded = instance.demanded or bool(going)
@@ -347,9 +348,9 @@ class ModelStates:
             self.end(instance, instance.rest)
 
     def end(self, instance: Instance, how: Callable[[], None]) -> None:
-        """A load or an unloading has ended; `how` is the change of the instance's state.
+        """A load or an unloading has ended; `how` changes the state of the instance.
 
-        One that somebody wanted meanwhile is loaded again, unless the catalog has lost it.
+        An instance that a request has wanted meanwhile is loaded again, unless the catalog has lost the model.
         """
         how()
         self.untried.discard(instance.serial)

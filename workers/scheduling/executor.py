@@ -1,6 +1,6 @@
 """The device thread: gives the device to one batch after the other.
 
-1. A batch formed ahead is taken if there is one; otherwise what waits is taken now. Nothing waits on a timer.
+1. The thread takes the batch that was formed ahead, else forms a batch of the jobs that wait. Nothing waits on a timer.
 2. While the device is busy and at least a full budget waits, a second thread forms and collates the next batch.
 3. The requests of a batch are named in the arena's flight record while they have the device.
 4. The strategy of its jobs runs a batch. Between two steps of a long batch the device may go to other work: the batch
@@ -48,7 +48,7 @@ class Executor:
         metrics: WorkerMetrics,
         touch: Callable[[str], None] = lambda model: None,
     ) -> None:
-        """`touch` is told of the model of every batch; `strategies` is set before `start`."""
+        """`touch` takes the model of every batch. The owner sets `strategies` before `start`."""
         self._queue, self._table, self._arena = queue, table, arena
         self._settings, self._touch, self.budgets = settings, touch, budgets
         self.activity = Activity(settings.worker.hang_timeout_s)
@@ -59,7 +59,7 @@ class Executor:
         self.next = NextBatch(queue, table, budgets, settings.batch.max_items)
         self._turn: Turn | None = None
         self._ending = False
-        """Whether suspended batches run to their end for one that lacks memory."""
+        """Whether suspended batches run to their end, so that a batch that lacks memory gets theirs."""
         self._turns: list[Turn] = []
         """Turns without a batch."""
         self._torch_threads = torch.get_num_threads()

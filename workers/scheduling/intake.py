@@ -239,7 +239,10 @@ class Intake:
             self._queue.put(job, 0, len(job.prepared))
 
     def _reserve(self, job: Job) -> bool:
-        """Room for what a job copies, then for what it writes; without, it waits behind others that lack the same."""
+        """Reserve room for the inputs that a job copies, then for its outputs. Whether the job has both.
+
+        A job that lacks room waits behind the jobs that lack room of the same kind.
+        """
         waiting = len(self._line)
         if job.payload.lacks_room and (
             (waiting and self._line.has(Reason.COPY)) or not job.payload.reserve()

@@ -237,14 +237,14 @@ class PreparingLine:
         self._closed = False
 
     def put(self, job: Job, is_long: bool = False) -> None:
-        """At the end of the job's lane; `is_long` is said of what is prepared of it next."""
+        """Add `job` at the end of its lane. `is_long`: the next chunk of the job takes long to prepare."""
         with self._changed:
             self._lanes["long" if is_long else job.work.lane].append(job)
             # NOTE: a single thread that is woken might be the one that takes no long jobs.
             self._changed.notify_all() if is_long else self._changed.notify()
 
     def get(self, quick: bool = False) -> Job | None:
-        """The next job, waited for, no long one if `quick`; None when the line is closed and there is none."""
+        """Wait for the next job; with `quick` for a job that is not long. None when the line is closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._waiting(quick))
             interactive, others = self._lanes["interactive"], self._others(quick)
@@ -287,7 +287,7 @@ def chunk_end(call: Call, start: int) -> int:
 
 
 def is_long(call: Call, start: int) -> bool:
-    """Whether the chunk that begins at `start` may take long: more text than chunks usually are, or a grammar."""
+    """Whether the chunk of items from `start` may take long: its text exceeds a chunk, or it compiles a grammar."""
     if isinstance(call, GenerateCall) and _compiles(call):
         return True
     characters = _characters_beside(call) + _characters(call.items[start])

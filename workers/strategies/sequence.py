@@ -1,20 +1,20 @@
 """Requests of models with sequences: one `SlotTable` for each instance, whose turns decide what may run.
 
-A request is a one-shot job that waits for its turn within its sequence. A batch that failed does not run again, not in
-halves either: nobody knows what the model has kept of it.
+A request is a one-shot job that waits for its turn within its sequence. A batch that failed runs neither again nor in
+halves, since the model may have kept some of its requests in the state of their sequences.
 
 `SlotTable` is a pure policy for the sequences of one model instance: which sequences have a slot, which wait for one,
 and whose turn it is.
 
 1. A sequence is the requests of one correlation id and one caller (API key, where there are keys). Its START takes a
    free slot or joins the backlog.
-2. The requests of an id take turns in the order of their arrival: one runs when it is the first of its sequence and the
-   sequence has a slot.
-3. After END the slot goes to the oldest of the backlog. What is queued under the same id behind the END is a sequence
-   of its own and lines up again.
-4. START on an open sequence begins another in the same slot, behind what is queued.
-5. A START that did not succeed leaves nothing to go on from: the turns behind it, up to the next START, are void.
-6. A sequence that nobody asks for a while loses its slot.
+2. The requests of an id take turns in the order of their arrival. A request runs when all requests before it in its
+   sequence have ended, and the sequence has a slot.
+3. After END the slot goes to the oldest sequence of the backlog. Requests of the same id behind the END are a sequence
+   of their own, which lines up again.
+4. START on an open sequence begins another sequence in the same slot, behind the queued requests.
+5. After a START that failed no state exists: the turns behind that START, up to the next START, are void.
+6. A sequence without requests for a while loses its slot.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ _VOID = "its START request did not succeed"
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One id of one caller: `slot` is None in the backlog, `open` until its last request was an END."""
+    """The requests of one id and one caller.
+
+    `slot` is None while the sequence waits in the backlog. `open` holds until an END is the last request.
+    """
 
     id: int | str
     caller: str = ""
