@@ -75,7 +75,8 @@ def test_everything_else_is_unknown_there(server: Server, what: str) -> None:
         ("/docs", "/nope"),
         ("/nope", "/nope"),
         ("/v2", "/v2/nope"),
-        ("/api/status", "/api/nope"),
+        ("/api/status", "/api/health/nope"),
+        ("/api/tags", "/api/nope"),
     ):
         answer, unknown = place.get(path), server.get(nothing)
         assert (answer.status, _said(answer)) == (unknown.status, _said(unknown)), path
