@@ -71,6 +71,7 @@ CONSTANT = {
     "penstock_gpu_power_watts",
     "penstock_gpu_temperature_celsius",
     "penstock_gpu_utilization_ratio",
+    "penstock_infer_cached_total",
     "penstock_input_shm_bytes_used",
     "penstock_inter_token_latency_seconds",
     "penstock_kv_cache_blocks",

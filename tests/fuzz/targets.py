@@ -16,7 +16,7 @@ import msgspec
 import orjson
 from google.protobuf.message import DecodeError, Message
 
-from frontend.grpc.received import Form
+from frontend.grpc.received import Form, split
 from frontend.http import media
 from frontend.http.rendering import at_once
 from frontend.protocols.chat import chat, completions
@@ -253,7 +253,7 @@ def _grpc(form: Form, data: bytes, understand: Callable[[TensorModel, Message, A
             with _refusing(InvalidInput):
                 understand(model, message, received.raw)
     try:
-        rest, contents = received.split(data, form.raw_field, form.messages)
+        rest, contents = split(data, form.raw_field, form.messages)
         form.check(rest)
         whole = form.request.FromString(data)
     except (ValueError, DecodeError, InvalidInput):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import warnings
 from types import SimpleNamespace
@@ -58,9 +59,14 @@ def test_an_error_that_steers_frontends_does_not_when_a_model_raises_it() -> Non
 
 
 def test_an_operators_interrupt_and_the_end_of_a_turn_pass() -> None:
-    for raised in (KeyboardInterrupt(), TurnEnded()):
-        with pytest.raises(type(raised)):
-            error_of(raised)
+    # The process may have run servers, whose libraries set handlers of their own.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for raised in (KeyboardInterrupt(), TurnEnded()):
+            with pytest.raises(type(raised)):
+                error_of(raised)
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def test_a_batch_that_is_dropped_while_it_is_suspended_ends_without_a_word() -> None:
