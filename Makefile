@@ -55,10 +55,10 @@ run-chat: $(STAMP)run ## start the server with a small chat model on 127.0.0.1:P
 	$(BIN)/python -m penstock.demo_chat $(VENV)/demo-chat
 	exec $(BIN)/penstock serve --catalog $(VENV)/demo-chat --bind 127.0.0.1:$(PORT) $(ARGS)
 
-test: $(STAMP)dev ## run the default test suite (no GPU, no hub; about 25 minutes on two cores)
+test: $(STAMP)dev ## run the default test suite (no GPU, no hub; about half an hour on two cores)
 	$(PYTEST) $(SPREAD) $(PARTS) $(ARGS) $(NONE_IS_FINE)
 
-test-fast: $(STAMP)dev ## run the unit tests that run no model, with few drawn examples (about a minute; starts no server)
+test-fast: $(STAMP)dev ## run the unit tests that run no model, with few drawn examples (about three minutes; starts no server)
 	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder --hypothesis-profile=fast $(addprefix --ignore=,$(SLOW)) tests/unit \
 	$(ARGS) $(NONE_IS_FINE)
 
