@@ -26,6 +26,7 @@ from frontend.http.fields import mismatch_of
 from frontend.http.rendering import off_loop_if
 from frontend.http.values import check_values, fault_of, model_in
 from frontend.services import Services
+from ipc.catalog.entries import Catalog
 from ipc.errors import BodyTooLarge, InvalidInput, PenstockError
 
 T = TypeVar("T")
@@ -39,12 +40,23 @@ _PLACE = re.compile(r"(?P<text>.*?) - at `(?:key in )?\$(?P<path>.*)`$", re.DOTA
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 
 
+def same_name(name: str, catalog: Catalog) -> str:
+    """The name of a model as the request has it."""
+    return name
+
+
 async def receive(
-    services: Services, req: Request, parse: Callable[[bytes], R], *, always_json: bool = False
+    services: Services,
+    req: Request,
+    parse: Callable[[bytes], R],
+    *,
+    always_json: bool = False,
+    known_name: Callable[[str, Catalog], str] = same_name,
 ) -> R:
     """`parse(body)` of a JSON body, in a thread if the body is large; `always_json`: whatever the head says.
 
-    Raises `WrongContentType`, `BodyTooLarge`, what `parse` raises, and as `BodyReader.receive` does.
+    `known_name` gives the catalog's name of a model that a body names. Raises `WrongContentType`, `BodyTooLarge`, what
+    `parse` raises, and as `BodyReader.receive` does.
     """
     if not always_json:
         check_content_type(req.content_type)
@@ -57,6 +69,7 @@ async def receive(
             named = await off_loop_if(len(body) > LONG_NBYTES, model_in, body)
             if named:
                 with suppress(PenstockError):
+                    named = known_name(named, services.catalog)
                     entry = find_generator(named, services.catalog, services.settings)
                     req.context.penstock.names(entry.id)
             raise

@@ -70,7 +70,7 @@ class TextResource(InferenceRoute):
         """One request."""
         services = self.services
         parse = partial(self.parse, limits=services.settings.limits)
-        plan = await bodies.receive(services, req, parse, always_json=True)
+        plan = await bodies.receive(services, req, parse, always_json=True, known_name=known_name)
         entry = named_model(services, scope, known_name(plan.model, services.catalog))
         answer = TextAnswer(self, plan.model or entry.id)
         if plan.call is None:

@@ -57,7 +57,11 @@ class _Vectors(VectorsResource[R]):
     def model_of(self, request: R) -> str:
         """The model that the request names, else the model that gives dense vectors."""
         catalog, settings = self.services.catalog, self.services.settings
-        return known_name(request.model, catalog) or model_named(request, catalog, settings, ("dense",))
+        return self.known_name(request.model or "") or model_named(request, catalog, settings, ("dense",))
+
+    def known_name(self, name: str) -> str:
+        """The name without the tag that clients add."""
+        return known_name(name, self.services.catalog)
 
     def examine(self, request: R) -> None:
         """Texts that some model could take."""

@@ -142,6 +142,10 @@ class ModelRoute(InferenceRoute, Generic[R, P]):
         name: str = getattr(request, "model", "")
         return name
 
+    def known_name(self, name: str) -> str:
+        """The catalog's name of the model that a body names."""
+        return name
+
     def params_of(self, request: R) -> EncodeParams | ExtractParams | ScoreRequest | None:
         """What holds the options of a request, which may choose a profile; None where it has none."""
         return None
@@ -301,10 +305,10 @@ class InferenceResource(ModelRoute[R, P], Generic[R, P]):
             return None
         return unknown_fields(body, sent, params, at_top=params is request)
 
-    @staticmethod
-    def _name(scope: RequestScope, model: str, body: bytes, sent: str | None) -> None:
+    def _name(self, scope: RequestScope, model: str, body: bytes, sent: str | None) -> None:
         """A refused body counts for the model of the path, else for the one that the body names."""
-        if named := model or model_in(body, binary=is_msgpack(sent)):
+        named = model or self.known_name(model_in(body, binary=is_msgpack(sent)) or "")
+        if named:
             scope.names(named)
 
     async def _answer(

@@ -49,6 +49,22 @@ def test_a_refused_body_counts_for_the_model_that_it_names(
     assert counted == [model]
 
 
+@pytest.mark.parametrize(
+    ("path", "model", "body"),
+    [
+        ("/api/chat", CHAT, {"messages": 5}),
+        ("/api/generate", CHAT, {"prompt": 5}),
+        ("/api/embed", DENSE, {"input": 5}),
+        ("/api/embeddings", DENSE, {"prompt": 5}),
+    ],
+)
+def test_a_refused_body_of_ollama_counts_for_the_model_without_its_tag(
+    server: RecordedServer, counted: list[str], path: str, model: str, body: dict[str, Any]
+) -> None:
+    assert server.post(path, {**body, "model": f"{model}:latest"}).status_code == 400
+    assert counted == [model]
+
+
 @pytest.mark.parametrize("named", ["nobody", 5, None])
 def test_a_refused_body_that_names_no_model_of_generated_text_counts_for_none(
     server: RecordedServer, counted: list[str], named: Any
