@@ -98,7 +98,7 @@ def create(config: Settings | None = None, behind: Callable[[Services], Backend]
     middleware: list[Any] = [
         Lifespan(services, behind),
         RequestMiddleware(services, known),
-        *access_middleware(services),
+        *access_middleware(services, known),
         DeadlineMiddleware(services),
     ]
     app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=middleware)

@@ -1,14 +1,10 @@
-"""Before and after every request: ids, headers, access, error rendering, counting, one log line for failures.
+"""Before and after every request: the middleware of the application, in the order of a request.
 
-Pages of other sites get leave, refusals are raised, and grants become part of the request's context.
-
-Leave for pages of other sites to use the API (Cross-Origin Resource Sharing, the Fetch standard, section 3.3).
-
-1. A browser asks before it sends JSON or a key to another site: a preflight. The preflight carries no key, so the gate
-   lets a preflight in, and this middleware answers without the route.
-2. An answer names the origin that may read the answer, also when the answer is an error.
-3. `server.cors_origins` says which origins have leave: without keys pages of this machine only (docs/adr/0070). Other
-   pages are sent nothing. Paths of the tensor protocols, of the metrics and of the live page never have leave.
+1. `RequestMiddleware` makes the request's context, sets the common headers, and counts the outcome.
+2. `CorsMiddleware` gives pages of other sites leave, and answers their preflights.
+3. `AccessMiddleware` raises the gate's refusal, or puts the grant into the context.
+4. `DeadlineMiddleware` applies the deadline that the caller asks for.
+5. `ErrorRenderer` answers an exception in the form of the path's protocol, and logs failures of the server.
 """
 
 from __future__ import annotations
@@ -45,17 +41,23 @@ REQUEST_HEADERS = (
 )
 _OF_SDKS = ("x-stainless-", "anthropic-", "openai-")
 """Beginnings of further headers that the SDKs of OpenAI and Anthropic send from pages."""
-_OF_OLLAMA = tuple(f"/api/{name}" for name in ("chat", "generate", "embed", "tags", "ps", "show", "version"))
-_PATHS = ("/v1/", *_OF_OLLAMA, "/health", "/openapi.json", "/api-doc/openapi.json")
 _MAX_AGE_S = 600
 _ANY, _LOCAL, _AUTO = "*", "local", "auto"
 """Words in place of origins: all pages, pages of this machine, and one of both by whether the server has keys."""
 
 
 class CorsMiddleware:
-    """Answers preflights and marks answers. Runs after the middleware of ids and before the middleware of keys."""
+    """Gives pages leave to use the API: Cross-Origin Resource Sharing, section 3.3 of the Fetch standard.
 
-    def __init__(self, origins: Sequence[str], *, has_keys: bool) -> None:
+    1. A browser asks before it sends JSON or a key to another site: a preflight. The preflight carries no key, so the
+       gate lets a preflight in, and this middleware answers without the route.
+    2. An answer names the origin that may read the answer, also when the answer is an error.
+    3. `server.cors_origins` says which origins have leave: without keys pages of this machine only (docs/adr/0070).
+       Other pages are sent nothing. Leave is for the paths of `Protocols.is_for_pages` alone.
+    """
+
+    def __init__(self, origins: Sequence[str], known: Protocols, *, has_keys: bool) -> None:
+        self._known = known
         words = {(_ANY if has_keys else _LOCAL) if origin == _AUTO else origin.lower() for origin in origins}
         self._any, self._local = _ANY in words, _LOCAL in words
         self._origins = frozenset(words)
@@ -79,7 +81,7 @@ class CorsMiddleware:
         self, req: Request, resp: Response, resource: object, req_succeeded: bool
     ) -> None:
         """Name the origin that may read the answer."""
-        if not self._origins or not req.path.startswith(_PATHS):
+        if not self._origins or not self._known.is_for_pages(req.path):
             return
         if not self._any:
             resp.append_header("Vary", "Origin")
@@ -91,7 +93,7 @@ class CorsMiddleware:
     def _leave(self, req: Request) -> str:
         """The value that gives a request's origin leave; "" for none."""
         origin = req.get_header("Origin")
-        if origin is None or not req.path.startswith(_PATHS):
+        if origin is None or not self._known.is_for_pages(req.path):
             return ""
         if self._any:
             return _ANY
@@ -304,7 +306,7 @@ class AccessMiddleware:
             self._services.recorder.called(decision.grant.name or NO_KEY, code)
 
 
-def access_middleware(services: Services) -> list[Any]:
+def access_middleware(services: Services, known: Protocols) -> list[Any]:
     """The middleware of access, in its order: a preflight is answered before anybody asks for a key."""
-    cors = CorsMiddleware(services.settings.server.cors_origins, has_keys=services.access.closed)
+    cors = CorsMiddleware(services.settings.server.cors_origins, known, has_keys=services.access.closed)
     return [cors, AccessMiddleware(services)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -24,8 +24,12 @@ EVENTS = "text/event-stream"
 METRICS = "/metrics"
 """The path that settings open, close, and move to a port of its own."""
 
+PAGES = "/v1/"
+"""The folder whose paths pages of other sites may get leave to use, also paths that no row names."""
+
 Need = Literal["", "infer", "admin"]
-"""The scope of a key that a route needs; empty where the route is open to all."""
+"""The scope of a key that a route needs; empty where the route is open to all. The strictest comes last."""
+_NEEDS = get_args(Need)
 
 Faults = Mapping[int, type[msgspec.Struct] | tuple[type[msgspec.Struct], ...] | None]
 """Statuses, and the bodies that answers with a status may have; None for no described body."""
@@ -111,6 +115,8 @@ class Route:
     """Whether the port for probes serves the route."""
     counted: bool = True
     """Whether requests are among the metrics of HTTP."""
+    pages: bool = False
+    """Whether pages of other sites may get leave to use the path, as all paths below `PAGES` may."""
 
     def __post_init__(self) -> None:
         if not self.operation:
@@ -187,14 +193,20 @@ def asking(
 class Scopes:
     """The scope that each path needs. A path that no row names needs `infer`: new routes are closed by default.
 
-    A folder in which every route needs `admin` needs `admin` as a whole, whatever path is asked for in the folder.
+    The gate does not look at methods, so a path needs what the strictest of its rows needs. A folder in which every
+    route needs `admin` needs `admin` as a whole, whatever path is asked for in the folder. A folder is open if every
+    route in the folder is open.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
         table = list(routes)
-        self._exact: dict[str, Need] = {path: route.need for route in table for path in route.paths}
-        folders = [route.stem + "/" for route in table if not route.need and not route.paths]
-        self._open_folders = tuple(folders)
+        by_need = sorted(table, key=lambda route: _NEEDS.index(route.need))
+        self._exact: dict[str, Need] = {path: route.need for route in by_need for path in route.paths}
+        folders = {route.stem + "/" for route in table if not route.need and not route.paths}
+        closed = [route.path for route in table if route.need]
+        self._open_folders = tuple(
+            folder for folder in folders if not any(path.startswith(folder) for path in closed)
+        )
         admin = [route for route in table if route.need == "admin"]
         others = [route.path for route in table if route.need != "admin"]
         self.admin_folders = tuple(sorted({_highest(route.path, others) for route in admin} - {""}))

@@ -16,7 +16,7 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.protocols import server_routes
-from frontend.routes import Need, Route, Scopes
+from frontend.routes import PAGES, Need, Route, Scopes
 from frontend.services import Services
 from ipc.errors import ConfigError, PenstockError, Unsupported
 from ipc.settings import Server
@@ -93,6 +93,7 @@ class Protocols:
             f"{row.stem}/" for row in self.routes if not (row.counted or row.paths)
         )
         self._probes = frozenset(path for row in self.routes if row.health for path in row.paths)
+        self._pages = frozenset(path for row in self.routes if row.pages for path in row.paths)
         self._probe_folders = tuple(f"{row.stem}/" for row in self.routes if row.health and "{" in row.path)
 
     def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
@@ -148,6 +149,10 @@ class Protocols:
     def is_probe(self, path: str) -> bool:
         """Whether the port for probes serves a path."""
         return path in self._probes or path.startswith(self._probe_folders)
+
+    def is_for_pages(self, path: str) -> bool:
+        """Whether pages of other sites may get leave to use a path."""
+        return path.startswith(PAGES) or path in self._pages
 
     def _folders_of_protocols(self) -> dict[str, list[WireProtocol]]:
         """The protocols by their prefixes, the first protocol last, and an empty list for folders above a prefix."""

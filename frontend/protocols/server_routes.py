@@ -69,6 +69,7 @@ ROUTES = (
         "`OK`; that this is a single server, for who asks for JSON.",
         (TEXT, JSON),
         health=True,
+        pages=True,
     ),
     Route(
         "get",
@@ -80,8 +81,8 @@ ROUTES = (
         errors=faults(401, 403, 429),
         counted=False,
     ),
-    _open("/openapi.json", _schema, "This document.", (JSON,)),
-    _open("/api-doc/openapi.json", _schema, "This document, under another name.", (JSON,)),
+    _open("/openapi.json", _schema, "This document.", (JSON,), pages=True),
+    _open("/api-doc/openapi.json", _schema, "This document, under another name.", (JSON,), pages=True),
     _open("/docs", _page, "Swagger UI with this document.", (HTML,)),
     _open("/docs/{name}", _page),
     _open("/redoc", _page),

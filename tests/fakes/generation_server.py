@@ -53,7 +53,7 @@ def calling(call_id: str, name: str, city: str) -> list[Step]:
 
 def app_of(services: Services, known: Protocols, *, with_keys: bool = False) -> falcon.asgi.App[Any, Any]:
     """An application with the middleware, the error forms and the routes of these protocols."""
-    cors, access = access_middleware(services)
+    cors, access = access_middleware(services, known)
     middleware = [RequestMiddleware(services, known), cors, *([access] if with_keys else [])]
     app = falcon.asgi.App(middleware=[*middleware, DeadlineMiddleware(services), DescribedAnswers()])
     renderer = ErrorRenderer(known)

@@ -100,14 +100,22 @@ class OllamaEmbeddingsAnswer(msgspec.Struct):
 _FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
     (400, 401, 403, 404, 408, 413, 429, 500, 503, 504), OllamaError
 )
-_asking = partial(asking, tag="ollama", errors=_FAULTS, error_code_header=False)
+_asking = partial(asking, tag="ollama", errors=_FAULTS, error_code_header=False, pages=True)
 _VECTORS = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def _get(path: str, resource: Any, summary: str, answer: type[msgspec.Struct]) -> Route:
     errors: dict[int, type[msgspec.Struct] | None] = dict.fromkeys((401, 403, 429), OllamaError)
     return Route(
-        "get", path, resource, summary, "ollama", answer=answer, errors=errors, error_code_header=False
+        "get",
+        path,
+        resource,
+        summary,
+        "ollama",
+        answer=answer,
+        errors=errors,
+        error_code_header=False,
+        pages=True,
     )
 
 

@@ -95,6 +95,11 @@ def test_without_keys_only_pages_of_this_machine_have_leave(tmp_path: Path) -> N
     assert "access-control-allow-origin" not in preflight(asked, "http://localhost", "/api/status").headers
 
 
+@pytest.mark.parametrize("path", ["/api/showx", "/api/embeds", "/api/chat/x", "/healthz", "/openapi.json5"])
+def test_a_path_that_only_begins_like_one_of_these_has_no_leave(tmp_path: Path, path: str) -> None:
+    assert "access-control-allow-origin" not in preflight(client(tmp_path, "*"), path=path).headers
+
+
 def test_with_keys_every_page_has_leave_to_send_a_key(tmp_path: Path) -> None:
     gate = Gate((KeyEntry("k", hashed(fresh())),))
     answer = preflight(RecordedServer(tmp_path, gate).client)
