@@ -6,6 +6,8 @@ Every path is derived from one `RunPaths`, so that two servers on one host never
 from __future__ import annotations
 
 import os
+import platform
+import re
 import stat
 import tempfile
 from dataclasses import dataclass
@@ -95,9 +97,13 @@ def prepare_run_dir(paths: RunPaths) -> None:
         paths.root.chmod(0o700)
     if len(os.fsencode(paths.notify_socket(999))) > _SUN_PATH_MAX:
         raise ConfigError(f"run.dir {paths.root} is too long: a socket name may have {_SUN_PATH_MAX} bytes")
-    own = (paths.metrics(), paths.store(), paths.control(), paths.overrides())
-    for directory in own:
-        directory.mkdir(exist_ok=True, mode=0o700)
+    make_private(paths.metrics(), paths.store(), paths.control(), paths.overrides())
+
+
+def make_private(*directories: Path) -> None:
+    """Make the directories that are missing, each with mode 0700; directories above them get the usual mode."""
+    for directory in directories:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def default_run_root(instance: str) -> Path:
@@ -111,16 +117,22 @@ def default_run_root(instance: str) -> Path:
 def default_state_root(instance: str) -> Path | None:
     """What outlives a start: `$STATE_DIRECTORY` of systemd, else `penstock` in the user's state, `~/.local/state`.
 
-    None where this user can have no such directory.
+    Machines may share a home, but neither the files of SQLite nor process ids: below a home each machine has a
+    directory of its name. None where this user can have no such directory.
     """
     given = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     try:
         base = Path(given or os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
     except RuntimeError:
         return None
-    root = (base if given else base / "penstock") / instance
+    root = (base if given else base / "penstock" / _machine()) / instance
     existing = next((path for path in (root, *root.parents) if path.exists()), root)
     return root if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK) else None
+
+
+def _machine() -> str:
+    """The name of this machine as the name of a directory."""
+    return re.sub("[^A-Za-z0-9_-]", "-", platform.node()) or "localhost"
 
 
 def default_cache_root() -> Path:

@@ -30,7 +30,7 @@ from ipc.settings import Generation
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, GenerateCall, InputItem
 from workers.adapters.shared.lora import LoraLayers
-from workers.device.findings import Findings
+from workers.device.findings import Findings, Proof
 from workers.repository.entries import RepositoryEntry
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ class LoadContext:
     and, in `free_bytes`, a function that tells how much memory the device has left. `gguf` is the GGUF file in the
     directory that holds the model; empty for a model in another format. `findings` remember what loads found out here.
     `identity` stands for files, entry and versions of the load (`lifecycle.fingerprint`); empty where nobody knows.
+    `proof` is what this load proves, or an earlier load has proven.
     """
 
     directory: Path
@@ -167,6 +168,7 @@ class LoadContext:
     gguf: str = ""
     findings: Findings = field(default_factory=Findings)
     identity: str = ""
+    proof: Proof = field(default_factory=Proof)
 
 
 class ItemRefused(Exception):

@@ -97,7 +97,7 @@ class CausalAdapter(Adapter):
             BatchedSampler(vocabulary.raw, partial(tokenizer.encode, add_special_tokens=False)),
             MaskFiller(grammars.words, size),
             partial(ChoiceOutput, vocabulary),
-            Earlier(context.findings, context.identity, partial(context.progress, "proof of packed steps")),
+            Earlier(context.proof, context.identity, partial(context.progress, "proof of packed steps")),
         )
         return cls(engine, tokenizer, template, answers, grammars, vocabulary, limit)
 

@@ -1,12 +1,13 @@
 """What loads have found out on this machine, remembered for later loads.
 
-1. A finding is a list of words in a small JSON file of its own. The file is named by a digest of all facts on which the
-   finding depends: those of the caller, and those of the machine (`machine_facts`). Other facts mean another file, so a
-   new torch, another processor or another number of threads never meets an old finding.
+1. A finding is a small JSON file of its own. The file is named by a digest of all facts on which the finding depends:
+   those of the caller, and those of the machine (`machine_facts`). Other facts mean another file, so a new torch,
+   another processor or another number of threads never meets an old finding.
 2. A file is written beside its place and renamed, so two workers may write the same finding at once.
 3. A file that is torn, too large, a link, owned by another user or writable for others is as good as none.
 
-A finding never replaces a check of the numbers: who reads a finding says what the finding spares.
+A finding never replaces a check of the numbers: who reads a finding says what the finding spares. The finding of a
+`Proof` brings the values that the proven load gave, for the loads that skip the proof to compare.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ import os
 import platform
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 
+from ipc.processes.paths import make_private
 from ipc.version import VERSION
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Values = dict[str, list[float]]
+"""Values of the canned inferences of a load by `operation.output`."""
 
 _MOST_NBYTES = 64 << 10
 _PROCESSORS = Path("/proc/cpuinfo")
@@ -44,29 +50,33 @@ class Findings:
 
     def read(self, kind: str, facts: Any, choices: Sequence[str], count: int) -> list[str] | None:
         """The finding of `kind` by these facts: exactly `count` words of `choices`. None where there is none."""
+        words = self.read_as(kind, facts, list[str])
+        return words if words and len(words) == count and set(words) <= set(choices) else None
+
+    def read_as(self, kind: str, facts: Any, form: type[T]) -> T | None:
+        """The finding of `kind` by these facts in another form than words. None where there is none."""
         if self._root is None:
             return None
         path = self._path(self._root, kind, facts)
         try:
-            words = msgspec.json.decode(_content(path), type=list[str])
+            return msgspec.json.decode(_content(path), type=form)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.info("the finding %s is not read, and is made anew: %s", path.name, error)
             return None
-        return words if len(words) == count and set(words) <= set(choices) else None
 
-    def write(self, kind: str, facts: Any, words: Sequence[str]) -> None:
+    def write(self, kind: str, facts: Any, finding: Any) -> None:
         """Keep a finding in one step; where that fails the next load finds the same again."""
         if self._root is None:
             return
         path = self._path(self._root, kind, facts)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(self._root, path.parent)
             handle, draft = tempfile.mkstemp(prefix=path.name, dir=path.parent)
             try:
                 with os.fdopen(handle, "wb") as stream:
-                    stream.write(msgspec.json.encode(list(words)))
+                    stream.write(msgspec.json.encode(finding))
                 Path(draft).replace(path)
             except OSError:
                 Path(draft).unlink(missing_ok=True)
@@ -78,6 +88,46 @@ class Findings:
     def _path(root: Path, kind: str, facts: Any) -> Path:
         whole = msgspec.json.encode((facts, machine_facts(), torch.get_num_threads()), order="deterministic")
         return root / kind / f"{hashlib.blake2b(whole, digest_size=16).hexdigest()}.json"
+
+
+class Proven(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a proof has found, and the values that the load of the proof gave."""
+
+    found: str
+    values: Values
+
+
+class Proof:
+    """The proof of one load, for later loads by the same facts to skip.
+
+    1. `earlier` says what a proof has found before. `values` are then those that this load must give again.
+    2. `succeed` notes a proof that this load has made.
+    3. `keep` remembers the proof, with the values of this load, once all other checks of the load have succeeded.
+    """
+
+    def __init__(self, findings: Findings | None = None) -> None:
+        self._findings = findings or Findings()
+        self._made: tuple[str, Any, str] | None = None
+        self.values: Values | None = None
+        """The values of the proven load; None where this load has skipped no proof."""
+
+    def earlier(self, kind: str, facts: Any, choices: Sequence[str]) -> str | None:
+        """What an earlier proof has found, one of `choices`; None where there was no proof."""
+        proven = self._findings.read_as(kind, facts, Proven)
+        if proven is None or proven.found not in choices or not proven.values:
+            return None
+        self.values = proven.values
+        return proven.found
+
+    def succeed(self, kind: str, facts: Any, found: str) -> None:
+        """The proof has been made and has found `found`."""
+        self._made = (kind, facts, found)
+
+    def keep(self, values: Mapping[str, list[float]]) -> None:
+        """The load has succeeded with these values. Without values later loads have nothing to compare, and prove."""
+        if self._made and values:
+            kind, facts, found = self._made
+            self._findings.write(kind, facts, Proven(found, dict(values)))
 
 
 def _content(path: Path) -> bytes:

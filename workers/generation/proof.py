@@ -10,8 +10,8 @@
 A proof that succeeded is remembered (`workers.device.findings`) by all that decides the outcome: files of the model,
 its entry, the versions of the libraries, the code of the engine, and the machine. Where all are the same the arithmetic
 is the same, and the load runs one short pass in place of the proof. The canned inference of each load still runs in
-packed steps, and `lifecycle.fingerprint` compares its values with those of the load that was proven. Models that bring
-code of their own are proven at each load.
+packed steps, and the loader compares its values with those of the proven load, which lie beside what the proof found.
+Models that bring code of their own are proven at each load.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 
 from ipc.wire.messages import GenerateCall
 from ipc.wire.streams import TokenLogprob
-from workers.device.findings import Findings
+from workers.device.findings import Proof
 from workers.device.oom import is_out_of_memory
 from workers.generation.attention import PagedAttention, plan_of
 from workers.generation.captured import packed_pass
@@ -59,9 +59,9 @@ _TOLERANCE_HALF = 0.1
 
 
 class Earlier(NamedTuple):
-    """The proofs of earlier loads, the identity of this load (empty: prove anew), and a listener to progress."""
+    """The proof of this load or before, the identity of this load (empty: prove anew), and a listener to progress."""
 
-    findings: Findings = Findings()
+    proof: Proof
     identity: str = ""
     progress: Callable[[float], None] = lambda fraction: None
 
@@ -69,14 +69,14 @@ class Earlier(NamedTuple):
         """What an earlier proof has found; None where there was none."""
         if not (self.identity and facts):
             return None
-        words = self.findings.read("packed", (self.identity, facts), (_PASSES_RULES, _PASSES_NONE), 1)
-        return None if words is None else words == [_PASSES_RULES]
+        found = self.proof.earlier("packed", (self.identity, facts), (_PASSES_RULES, _PASSES_NONE))
+        return None if found is None else found == _PASSES_RULES
 
-    def keep(self, facts: Any, passes_rules: bool) -> None:
-        """Remember a proof that succeeded."""
+    def succeed(self, facts: Any, passes_rules: bool) -> None:
+        """Note a proof that succeeded; the loader remembers the proof once the load has ended well."""
         if self.identity and facts:
             word = _PASSES_RULES if passes_rules else _PASSES_NONE
-            self.findings.write("packed", (self.identity, facts), [word])
+            self.proof.succeed("packed", (self.identity, facts), word)
 
 
 def packs(model: Any, attention: PagedAttention, earlier: Earlier | None = None) -> bool:
@@ -94,7 +94,7 @@ def packs(model: Any, attention: PagedAttention, earlier: Earlier | None = None)
     except Unfollowed as error:
         log.info("%s: %s", type(model).__name__, error)
         return False
-    earlier, facts = earlier or Earlier(), _facts(model, attention)
+    earlier, facts = earlier or Earlier(Proof()), _facts(model, attention)
     known = earlier.passes_rules(facts)
     earlier.progress(0.0)
     texts = _texts(model, attention.rope) if known is None else []
@@ -110,7 +110,7 @@ def packs(model: Any, attention: PagedAttention, earlier: Earlier | None = None)
                 return True
             earlier.progress(0.5)
             if _agrees(model, attention, texts) and _far_rows_agree(model, attention, rows):
-                earlier.keep(facts, passes_rules)
+                earlier.succeed(facts, passes_rules)
                 return True
         # NOTE: models that index a mask raise TypeError, those without the interface AttributeError or KeyError.
         except (TypeError, AttributeError, KeyError, ValueError, RuntimeError, IndexError) as error:

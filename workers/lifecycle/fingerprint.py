@@ -28,6 +28,7 @@ import msgspec
 import torch
 
 from ipc.catalog.entries import ModelEntry, gguf_of
+from ipc.processes.paths import make_private
 from ipc.version import VERSION
 from workers.loading.reading import facts_of, files_of
 
@@ -35,8 +36,6 @@ log = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 """Largest distance, as a part of the length of the expected values."""
-
-
 FINDINGS = "extraction"
 VARYING = (FINDINGS, "sparse.values")
 """Names of the results whose number of values is not fixed; theirs come with the highest first."""
@@ -67,9 +66,16 @@ def check(entry: ModelEntry, found: Mapping[str, list[float]], dtype: torch.dtyp
         _compare(entry.fingerprint, flat[: len(entry.fingerprint)], dtype, "its catalog entry states")
     stored = _read(path)
     if stored is not None:
-        _compare(*_aligned(stored, found), dtype, "the same files gave before")
+        compare(stored, found, dtype, "the same files gave before")
     else:
         _write(path, found)
+
+
+def compare(
+    expected: Mapping[str, list[float]], found: Mapping[str, list[float]], dtype: torch.dtype, who: str
+) -> None:
+    """Compare values by `operation.output`; `who` gave the expected ones. Raises `FingerprintMismatch`."""
+    _compare(*_aligned(expected, found), dtype, who)
 
 
 def _aligned(
@@ -153,7 +159,7 @@ def _read(path: Path) -> dict[str, list[float]] | None:
 def _write(path: Path, values: Mapping[str, list[float]]) -> None:
     """Write in one step; without room for it the model is served all the same."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(path.parents[1], path.parent)
         draft = path.with_suffix(f".{os.getpid()}")
         draft.write_bytes(msgspec.json.encode(dict(values)))
         draft.replace(path)

@@ -32,10 +32,10 @@ from workers.adapters.registry import BUILT_IN, resolve
 from workers.adapters.shared.building import BUILDING, resolve_dtype
 from workers.adapters.shared.program import ProgramAdapter
 from workers.device.devices import Device, batch_tokens
-from workers.device.findings import Findings
+from workers.device.findings import Findings, Proof, Values
 from workers.lifecycle import fingerprint, memory_budget, model_states
 from workers.lifecycle.instance import Instance, LoadAbandoned
-from workers.lifecycle.proof import Values, prove
+from workers.lifecycle.proof import prove
 from workers.lifecycle.row_trials import Finding, Run, try_rows
 from workers.loading import reading, source
 from workers.repository.entries import RepositoryEntry
@@ -107,23 +107,29 @@ class Loader:
         nbytes = memory_budget.estimate(directory, program, gguf_of(entry), dtype)
         instance.load_s = instance.load_s or 1.0 + nbytes / BYTES_PER_S
         room(instance, instance.known_bytes or nbytes)
-        began = self._meter.begin()
+        began, proof = self._meter.begin(), Proof(Findings(self._settings.findings_root))
         try:
             watched = reading.unchanged(directory, (LoadAbandoned,), gguf=gguf_of(entry))
             with nullcontext() if _has_own_code(entry) else watched:
                 adapter, values = load(
-                    entry, lambda entry: self._build(entry, directory, dtype, progress), self._run
+                    entry, lambda entry: self._build(entry, directory, dtype, progress, proof), self._run
                 )
                 state = self._settings.state_root
                 path = fingerprint.path_of(state, entry, directory, dtype, self._device.torch)
+            if proof.values is not None:
+                fingerprint.compare(proof.values, values, dtype, "the load gave whose proof is remembered")
             fingerprint.check(entry, values, dtype, path)
             tell_mapped(entry, directory)
+            if adapter.identity:
+                proof.keep(values)
         except BaseException:
             self._meter.abort()
             raise
         return Loaded(adapter, self._meter.end(began, adapter))
 
-    def _build(self, entry: ModelEntry, directory: Path, dtype: torch.dtype, progress: Progress) -> Adapter:
+    def _build(
+        self, entry: ModelEntry, directory: Path, dtype: torch.dtype, progress: Progress, proof: Proof
+    ) -> Adapter:
         tokens = batch_tokens(self._settings, self._device)
         context = LoadContext(
             directory=directory,
@@ -140,6 +146,7 @@ class Loader:
             free_bytes=lambda: memory_budget.free_bytes(self._settings, self._device),
             gguf=gguf_of(entry),
             findings=Findings(self._settings.findings_root),
+            proof=proof,
         )
         progress("libraries", 0.0)
         with BUILDING:

@@ -47,6 +47,7 @@ from workers.adapters.base import Adapter, ItemFailure, Pause, Prepared
 from workers.adapters.shared.named_tensors import NamedBatch, host_array
 from workers.adapters.shared.program import ProgramAdapter, Sample
 from workers.device import oom
+from workers.device.findings import Values
 from workers.inputs import NOTHING, Payload
 from workers.lifecycle.fingerprint import FINDINGS
 from workers.operations.infer import Infer
@@ -134,8 +135,6 @@ log = logging.getLogger(__name__)
 
 VALUES = 8
 """Values of each result that go into the fingerprint."""
-Values = dict[str, list[float]]
-"""Values of a fingerprint by `operation.output`."""
 _SIDE = 64
 _QUESTION = "What is this?"
 _LABELS = ["person", "place"]

@@ -237,8 +237,10 @@ def test_state_lasts_unless_the_run_directory_is_named(
 
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert root() == tmp_path / "state/penstock/8080"
-    assert root(server__bind="127.0.0.1:9000") == tmp_path / "state/penstock/9000"
+    monkeypatch.setattr("platform.node", lambda: "../host.example")
+    assert root() == tmp_path / "state/penstock/---host-example/8080", "hosts may share a home"
+    assert root(server__bind="127.0.0.1:9000") == tmp_path / "state/penstock/---host-example/9000"
+    monkeypatch.setattr("platform.node", lambda: "")
     assert root(run__dir=str(tmp_path / "run")) == tmp_path / "run/state"
     assert root(run__dir=str(tmp_path / "run"), run__state_dir="/var/lib/x") == Path("/var/lib/x")
     monkeypatch.setenv("STATE_DIRECTORY", f"{tmp_path / 'unit'}:/other")
@@ -246,7 +248,7 @@ def test_state_lasts_unless_the_run_directory_is_named(
     monkeypatch.delenv("STATE_DIRECTORY")
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert root() == tmp_path / "home/.local/state/penstock/8080"
+    assert root() == tmp_path / "home/.local/state/penstock/localhost/8080"
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     assert root() == settings.load(None, {}, {}).paths.root / "state"

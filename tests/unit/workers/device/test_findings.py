@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from workers.device import findings as module
-from workers.device.findings import Findings
+from workers.device.findings import Findings, Proof
 
 WORDS = ("plain", "laid out")
 
@@ -32,6 +32,21 @@ def test_a_finding_is_found_again_by_the_same_facts_and_kind_only(findings: Find
     assert read(findings, ("a", 2)) is None
     assert findings.read("packed", ("a", 1), WORDS, 2) is None
     assert Findings().read("linears", ("a", 1), WORDS, 2) is None
+
+
+def test_a_proof_is_found_with_the_values_of_its_load_once_the_load_has_succeeded(tmp_path: Path) -> None:
+    made, values = Proof(Findings(tmp_path)), {"encode.dense": [0.5, -0.25]}
+    made.succeed("packed", "facts", "plain")
+    assert Proof(Findings(tmp_path)).earlier("packed", "facts", WORDS) is None, "the load may still fail"
+    made.keep({})
+    assert Proof(Findings(tmp_path)).earlier("packed", "facts", WORDS) is None, "nothing to compare"
+    made.keep(values)
+    later = Proof(Findings(tmp_path))
+    assert later.values is None
+    assert (later.earlier("packed", "facts", WORDS), later.values) == ("plain", values)
+    assert Proof(Findings(tmp_path)).earlier("packed", "facts", ["other words"]) is None
+    Findings(tmp_path).write("packed", "facts", ["plain"])
+    assert Proof(Findings(tmp_path)).earlier("packed", "facts", WORDS) is None, "another form"
 
 
 @pytest.mark.parametrize("changed", ["torch", "processor", "threads", "environment", "version"])

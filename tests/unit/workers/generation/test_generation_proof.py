@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tests.tiny import causal
-from workers.device.findings import Findings
+from workers.device.findings import Findings, Proof
 from workers.generation import proof
 from workers.generation.attention import MaskRule, PagedAttention
 from workers.generation.proof import packs
@@ -121,8 +121,9 @@ def test_a_proof_is_remembered_by_the_identity_of_a_load_and_the_engine_still_ru
     def proven(identity: str, block_tokens: int = BLOCK_TOKENS) -> tuple[bool, int]:
         compared.clear()
         attention = PagedAttention(block_tokens)
-        earlier = proof.Earlier(Findings(tmp_path), identity, told.append)
-        found = packs(causal.make("gpt_oss"), attention, earlier)
+        load = Proof(Findings(tmp_path))
+        found = packs(causal.make("gpt_oss"), attention, proof.Earlier(load, identity, told.append))
+        load.keep({"generate.logprobs": [0.5]})
         assert attention.token_nbytes() and attention.passes_rules
         return found, len(compared)
 
@@ -146,11 +147,13 @@ def test_a_proof_that_failed_and_a_model_with_code_of_its_own_are_proven_each_ti
     class OwnCode(transformers.LlamaForCausalLM):
         """A class that does not come from transformers."""
 
-    earlier = proof.Earlier(Findings(tmp_path), "identity")
+    load = Proof(Findings(tmp_path))
+    earlier = proof.Earlier(load, "identity")
     model, attention = causal.make("llama"), PagedAttention(BLOCK_TOKENS)
     assert proof._facts(model, attention) is not None
     assert proof._facts(OwnCode(model.config), attention) is None
-    earlier.keep(None, True)
+    earlier.succeed(None, True)
     monkeypatch.setattr(proof, "_are_near", lambda *_: False)
     assert not packs(causal.make("llama"), PagedAttention(BLOCK_TOKENS), earlier)
+    load.keep({"generate.logprobs": [0.5]})
     assert not list(tmp_path.rglob("*.json"))
