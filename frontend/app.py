@@ -12,7 +12,8 @@ import falcon.asgi
 from frontend.arbiter import configuration
 from frontend.assembly import Backend, local
 from frontend.http.bodies import CALLBACK_KEY, noting
-from frontend.http.listeners import SEND_KEY, Listeners, normalize, refuse
+from frontend.http.listeners import SEND_KEY, Listeners, refuse
+from frontend.http.paths import normalize
 from frontend.lifespan import Lifespan
 from frontend.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware, access_middleware
 from frontend.protocols.registry import Protocols, as_bytes, protocols

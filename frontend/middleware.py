@@ -19,8 +19,9 @@ import orjson
 from falcon.asgi import Request, Response, WebSocket
 
 from frontend.access.gate import Decision, Grant, decision_of, is_loopback
-from frontend.http import listeners, tracebacks
+from frontend.http import tracebacks
 from frontend.http.listeners import deny
+from frontend.http.paths import check_path
 from frontend.http_counting import NO_MODEL, RECORD_KEY, HttpRecord
 from frontend.protocols.registry import Protocols, WireProtocol
 from frontend.records.finishing import Outcome
@@ -136,7 +137,7 @@ class RequestMiddleware:
             made.http.request_id = made.request_id
         logs.request_id.set(made.request_id)
         self._services.finisher.begin(made, req.path)
-        listeners.check_path(req.scope)
+        check_path(req.scope)
 
     async def process_resource(
         self, req: Request, resp: Response, resource: object, params: dict[str, Any]
@@ -152,7 +153,7 @@ class RequestMiddleware:
         made = scope_of_request(req, self._services.settings.limits)
         req.context.penstock, req.context.common = made, self._common(made)
         logs.request_id.set(made.request_id)
-        listeners.check_path(req.scope)
+        check_path(req.scope)
 
     def _common(self, made: RequestScope) -> dict[str, str]:
         return common_headers(made, self._services.settings.server)

@@ -161,7 +161,7 @@ class Outline:
         return made
 
     def refuse_too_many_fields(self, data: bytes) -> None:
-        """Raise `InvalidInput` for more than `wire.MAX_FIELDS` fields, `ValueError` for other bytes."""
+        """Raise `InvalidInput` for more than `MAX_FIELDS` fields, `ValueError` for other bytes."""
         count, left = 0, [(self, 0, len(data))]
         while left:
             outline, at, end = left.pop()

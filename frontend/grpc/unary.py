@@ -5,7 +5,7 @@
 3. Counted and remembered, however it ended.
 
 Several answers to one request are written as they come. A client that does not take one holds the request until its
-deadline, and no longer: then the rpc ends. One answer may wait for its client as `waiting` says.
+deadline, and no longer: then the rpc ends. One answer may wait for its client as `UntakenAnswer` says.
 """
 
 from __future__ import annotations

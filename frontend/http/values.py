@@ -1,20 +1,8 @@
-"""Looks into bodies that are not decoded: how many values, which text is no Unicode, which model.
+"""Looks into bodies that are not decoded.
 
-`check_values` counts the values of a body and finds long values, without building them.
-
-A decoded value takes about a hundred bytes and may be written in one or two: a body of empty maps takes fifty times its
-size once decoded. Bodies above `UNCHECKED_NBYTES` are therefore counted first. If images make up most of a body, only
-the rest is searched.
-
-A large body is searched in pieces of `PIECE_NBYTES`: one step over the whole body would hold the interpreter lock, and
-so the event loop, even in another thread.
-
-`fault_of` finds the text of a JSON body that is no Unicode: half of a surrogate pair, or bytes that are not UTF-8.
-
-Decoders refuse such a body at a byte. A client with thousands of texts needs the field and the index.
-
-`model_in` finds the model that a refused body names: requests are counted by their model, also those with a mistake
-elsewhere.
+1. `check_values` refuses a large body with too many values, and `without_long_values` leaves out images and texts.
+2. `fault_of` finds the text of a JSON body that is no Unicode.
+3. `model_in` finds the model that a refused body names.
 """
 
 from __future__ import annotations
@@ -55,7 +43,14 @@ for _first, _extra in ((0xC4, 1), (0xC7, 2), (0xD9, 1)):
 
 
 def check_values(body: bytes, binary: bool, max_items: int) -> None:
-    """Raise `InvalidInput` when a large body holds more than `VALUES_PER_ITEM` values for each of `max_items`."""
+    """Raise `InvalidInput` when a large body holds more than `VALUES_PER_ITEM` values for each of `max_items`.
+
+    A decoded value takes about a hundred bytes and may be written in one or two: a body of empty maps takes fifty times
+    its size once decoded. Bodies above `UNCHECKED_NBYTES` are therefore counted before anything is built.
+
+    A large body is searched in pieces of `PIECE_NBYTES`: one step over the whole body would hold the interpreter lock,
+    and so the event loop, even in another thread.
+    """
     limit = VALUES_PER_ITEM * max_items
     if len(body) <= UNCHECKED_NBYTES:
         return
@@ -186,7 +181,11 @@ LARGEST_NBYTES = 4 << 20
 
 
 def fault_of(body: bytes | memoryview) -> str:
-    """JSON path and fault of the first such text; empty where there is none, or the body is no JSON or too long."""
+    """JSON path and fault of the first text that is no Unicode: half of a surrogate pair, or bytes that are not UTF-8.
+
+    Decoders refuse such a body at a byte. A client with thousands of texts needs the field and the index. Empty where
+    there is no such text, or the body is no JSON or too long.
+    """
     if len(body) > LARGEST_NBYTES:
         return ""
     raw = bytes(body)
@@ -238,7 +237,10 @@ _MSGPACK = msgspec.msgpack.Decoder(_Named)
 
 
 def model_in(body: bytes, *, binary: bool = False) -> str:
-    """The `model` of a body of JSON, or of msgpack if `binary`; empty where the body names none or cannot be read."""
+    """The `model` of a body of JSON, or of msgpack if `binary`; empty where the body names none or cannot be read.
+
+    Requests are counted by their model, also those with a mistake elsewhere.
+    """
     try:
         found = (_MSGPACK if binary else _JSON).decode(body).model
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError):

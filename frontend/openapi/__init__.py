@@ -1,4 +1,4 @@
-"""The description of this server's HTTP routes, made from structs and tables of operations, and shown at `/docs`.
+"""The description of this server's HTTP routes, made from the rows of all tables and their structs; shown at `/docs`.
 
-`operation` may be imported by the protocols; the rest by the application and the command line.
+May be imported by `frontend.protocols.server_routes`, which serves the description. Imports `frontend.routes`.
 """

@@ -1,30 +1,8 @@
 """Requests to programs of named tensors: inputs to where the worker reads them, the call, the outputs of its answer.
 
-`ProgramCalls.run` is the way of one request: `Upload` makes the payload, `plan` makes the work, the engine runs the
-work, and `outputs_of` reads the answer.
-
-`Upload` puts the inputs where a worker reads the inputs: into the message, or into a block of the input arena.
-
-1. Small inputs are joined and travel in the message. Large inputs are copied once, into a block.
-2. Inputs that were received into a block stay in the block. Other inputs go behind them, where reading left room. If
-   the room is too small, the request gives the block back, since no request waits for room in the arena and holds a
-   block (`uploading`).
-3. An input with a recipe is made in its place, step by step in a thread, once the place is there. Without a block the
-   place is private memory, which counts as a body does. Pixels to be decoded are bounded for all requests together.
-
-    with Upload(memory, request, scope.waits_until_ns) as upload:
-        await upload.place()
-        ... send upload.payload, each input of which begins at upload.starts
-
-Requests that repeat: the head of a request is read, checked and planned once per model.
-
-A client that asks the same question of other numbers sends the same head each time: names, datatypes, shapes and
-sizes of its tensors. Only the bytes behind the head differ. So the model keeps the plan of a request by its head, and
-a request with an equal head and as many bytes runs that plan.
-
-A plan is kept for plain requests to programs only: small inputs that lie behind the head. Regions, encoded images,
-sequences, timeouts, classes, and elements within the head take the long way (`TensorInference.run`). The plans of a
-model go with its `TensorModel`, and so with every change of the model's state, configuration or version.
+1. `ProgramCalls.run` is the way of one request: `Upload` makes the payload, `plan` makes the work, the engine runs the
+   work, and `outputs_of` reads the answer.
+2. `keep` keeps the plan of a plain request. `HeadPlan` runs the plan for later requests with the same head.
 """
 
 from __future__ import annotations
@@ -166,7 +144,22 @@ def regions_of(request: TensorRequest) -> set[str]:
 
 
 class Upload:
-    """The inputs of one request in a payload. Leaving the context, or `release`, frees memory made for the inputs."""
+    """The inputs of one request in a payload, the message or a block of the input arena, where a worker reads them.
+
+    1. Small inputs are joined and travel in the message. Large inputs are copied once, into a block.
+    2. Inputs that were received into a block stay in the block. Other inputs go behind them, where reading left room.
+       If the room is too small, the request gives the block back, since no request waits for room in the arena and
+       holds a block (`uploading`).
+    3. An input with a recipe is made in its place, step by step in a thread, once the place is there. Without a block
+       the place is private memory, which counts as a body does. Pixels to be decoded are bounded for all requests
+       together.
+
+        with Upload(memory, request, scope.waits_until_ns) as upload:
+            await upload.place()
+            ... send upload.payload, each input of which begins at upload.starts
+
+    Leaving the context, or `release`, frees memory made for the inputs.
+    """
 
     def __init__(self, memory: InputMemory, request: TensorRequest, deadline_ns: int) -> None:
         self.starts: list[int] = []
@@ -363,6 +356,11 @@ MOST_HEAD_NBYTES = 4096
 class HeadPlan:
     """The plan of all requests with one head. `wanted` is what the protocol renders the answer with.
 
+    A client that asks the same question of other numbers sends the same head each time: names, datatypes, shapes and
+    sizes of its tensors. Only the bytes behind the head differ. So the head is read, checked and planned once per
+    model, and a request with an equal head and as many bytes runs the kept plan. The plans of a model go with its
+    `TensorModel`, and so with every change of the model's state, configuration or version.
+
     The inputs take `nbytes` bytes behind the head, one after another; `cuts` has begin, end and padding of each, or is
     empty where the bytes are the payload as they stand.
     """
@@ -389,7 +387,11 @@ class HeadPlan:
 def keep(
     model: TensorModel, head: bytes | str, behind_nbytes: int, request: TensorRequest, wanted: Any
 ) -> None:
-    """Keep the plan of a request that has run, if the request is plain; so many bytes lay behind `head`."""
+    """Keep the plan of a request that has run, if the request is plain; so many bytes lay behind `head`.
+
+    Plain are requests to programs with small inputs behind the head. Regions, encoded images, sequences, timeouts,
+    classes, and elements within the head take the long way (`TensorInference.run`).
+    """
     if len(head) > MOST_HEAD_NBYTES or not _is_plain(model, request):
         return
     sizes = [len(tensor.data or b"") for tensor in request.inputs]

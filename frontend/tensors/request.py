@@ -96,7 +96,7 @@ class TensorRequest:
 
     `version` None is the latest that is ready. `outputs` None are all. `batch_size` is what a protocol states apart
     from the shapes (None: it does not). `priority` 0 is the default and 1 the highest; `timeout_us` 0 is none.
-    `parameters` are those that go to the model. `block` is where inputs were received (`receiving.Body.block`): `data`
+    `parameters` are those that go to the model. `block` is where inputs were received (`uploading.Body.block`): `data`
     that are slices of it are read there.
     """
 

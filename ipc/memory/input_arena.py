@@ -1,7 +1,7 @@
 """A frontend's shared memory for large inputs: the arena of `ipc.memory.arena` with the roles exchanged.
 
 1. `reserve` gives a block that a request's bytes are received into. The first call creates the file.
-2. A request that carries the block (`client.Request.payload`) is a reader of the block at the request's worker. A
+2. A request that carries the block (the payload of `Engine.run`) is a reader of the block at the request's worker. A
    reader ends when the worker answers or dies, or, for a cancelled request, when the worker sends `InputFreed`.
 3. The block is free once its owner has released it and no reader is left. A retry sends the same block again.
 

@@ -1,17 +1,9 @@
-"""POST /v1/chat/completions: the resource, and its answer, whole and as a chunk of JSON for each event.
+"""POST /v1/chat/completions: the request, the resource, and the answer, whole or as a chunk of JSON for each event.
 
-1. Text and reasoning leave as they come. The role stands on every delta.
-2. The calls of a choice leave together, in the chunk with its finish reason.
-3. The chunk that finishes the last choice waits for the counts of the request, and has the usage.
-4. `include_usage` adds a chunk without choices that has the usage in place of the finishing one: clients add them up.
-
-What every answer of this contract begins and ends with: identity, usage, and `data: [DONE]` behind a stream.
-
-Requests of /v1/chat/completions: the body, and the call that it asks for.
-
-1. Fields of OpenAI, and those that the contract adds. Unknown fields are ignored, null equals absent.
-2. Messages become a `Conversation`. A bare string is one message of a user.
-3. Everything is checked before a model is looked up.
+1. `parse` reads the body, and checks everything before a model is looked up.
+2. `ChatResource` finds the model and runs the call.
+3. `answer_of` makes the whole answer, `ChatChunks` the chunks of a stream. Both begin with the `Envelope`. `DONE`
+   ends a stream.
 """
 
 from __future__ import annotations
@@ -213,7 +205,11 @@ class ChatPlan:
 
 
 def parse(body: bytes, limits: Limits) -> ChatPlan:
-    """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
+    """The plan of a body. Raises `MalformedBody` and `InvalidField`.
+
+    The body has the fields of OpenAI, and those that the contract adds. Unknown fields are ignored, null equals absent.
+    Messages become a `Conversation`; a bare string is one message of a user.
+    """
     request = bodies.decode(body, ChatRequest, limits.max_items, _ALIASES)
     streams = bool(request.stream)
     request.refuse_hosted(streams)
@@ -284,7 +280,14 @@ def _choice(index: int, choice: ChoiceOutcome, logprobs: bool) -> dict[str, Any]
 
 
 class ChatChunks:
-    """Makes the chunks of one request with `choices` choices."""
+    """Makes the chunks of one request with `choices` choices.
+
+    1. Text and reasoning leave as they come. The role stands on every delta.
+    2. The calls of a choice leave together, in the chunk with its finish reason.
+    3. The chunk that finishes the last choice waits for the counts of the request, and has the usage.
+    4. `include_usage` adds a chunk without choices that has the usage in place of the finishing one: clients add the
+       usages up.
+    """
 
     def __init__(self, envelope: Envelope, choices: int, *, logprobs: bool, include_usage: bool) -> None:
         self._fields = envelope.fields()

@@ -9,11 +9,6 @@
 5. Render the result (`rendering`), packed for clients that ask for a packed body.
 
 Large bodies and answers are parsed, decoded, rendered and packed in the rendering threads.
-
-Bodies of infer requests and answers: received, unpacked, divided into JSON and the bytes behind it; and packed.
-
-Bodies are packed with gzip (one member or several, also named x-gzip) or deflate (a zlib stream). Unpacking stops at a
-limit of bytes and of growth, so that a small body cannot become a large one unnoticed.
 """
 
 from __future__ import annotations
@@ -60,7 +55,7 @@ _LEVEL = 1
 
 @dataclass(slots=True, frozen=True)
 class Arrived:
-    """JSON, and the bytes behind it (None: the whole body is JSON); `block` as in `receiving.Body`.
+    """JSON, and the bytes behind it (None: the whole body is JSON); `block` as in `frontend.tensors.uploading.Body`.
 
     `head_nbytes` is what the length header said, -1 without it; 0 means that the body is one tensor and no JSON.
     """
@@ -164,9 +159,10 @@ def encoding_of(header: str | None) -> str:
 
 
 def unpack(body: bytes, encoding: str, most_nbytes: int, most_ratio: int) -> Steps[bytes]:
-    """The body that was packed. `most_nbytes` and `most_ratio` (beyond `FREE_NBYTES`) bound it.
+    """The body that was packed: with gzip (one member or several, also named x-gzip) or deflate (a zlib stream).
 
-    Raises `BodyTooLarge` without growing past the bounds, `InvalidInput` for broken or cut streams.
+    `most_nbytes` and `most_ratio` (beyond `FREE_NBYTES`) bound the body, so that a small one cannot become a large one
+    unnoticed. Raises `BodyTooLarge` without growing past the bounds, `InvalidInput` for broken or cut streams.
     """
     stream = zlib.decompressobj(_WINDOWS[encoding])
     limit = min(most_nbytes, max(FREE_NBYTES, most_ratio * len(body)))

@@ -1,31 +1,11 @@
-"""Requests of Messages: the body, its blocks, its tools, and the call that the body asks for.
+"""Requests of /v1/messages and /v1/messages/count_tokens: the body, and the call that the body asks for.
 
-Messages and their content blocks, as a `Conversation`.
-
-| block | assistant | user |
-|---|---|---|
-| text | text | text |
-| tool_use | a call | refused |
-| tool_result | refused | a message of the tool, before the text of the user |
-| image | refused | refused: the models take text only |
-| tool_addition, tool_removal | refused | refused: system messages change the tools (`message_tools`) |
-| thinking, redacted_thinking, server_tool_use, *_tool_result | dropped | dropped |
-| anything else | refused | refused |
-
-Inside of a tool_result an image becomes a placeholder, and what is no text its JSON.
-
-The functions of a request to Messages, how freely the model calls them, and whether the model thinks first.
-
-`tools` declares functions. The blocks `tool_addition` and `tool_removal` of system messages add functions, withdraw
-functions, and bring withdrawn functions back. A chat template shows one list: the functions after the last message.
-
-Requests of /v1/messages and /v1/messages/count_tokens: the body, and the call that it asks for.
-
-1. Fields of Anthropic, and those that the contract adds. Unknown fields are ignored, null equals absent.
-2. `system` is the first message of the conversation.
-3. `output_config` of newer clients, and `output_format` of older ones, stand for `response_format` and
+1. `parse` reads the body: fields of Anthropic, and those that the contract adds. Unknown fields are ignored, null is
+   absence.
+2. `system` is the first message of the conversation. `add_messages` appends what the messages and their blocks say.
+3. `tools_of` finds the functions that stand when the last message is read: system messages add and withdraw functions.
+4. `output_config` of newer clients, and `output_format` of older ones, stand for `response_format` and
    `reasoning_effort`, which win.
-4. The tools are those that stand when the last message is read: system messages add and withdraw tools.
 5. A `thread` is refused in a form that the SDKs of Anthropic know: they send the whole conversation next.
 """
 
@@ -102,7 +82,20 @@ class Message(msgspec.Struct):
 
 
 def add_messages(talk: Conversation, messages: list[Message]) -> None:
-    """Append what the messages say. Raises `InvalidField`."""
+    """Append what the messages say. Raises `InvalidField`.
+
+    | block | assistant | user |
+    |---|---|---|
+    | text | text | text |
+    | tool_use | a call | refused |
+    | tool_result | refused | a message of the tool, before the text of the user |
+    | image | refused | refused: the models take text only |
+    | tool_addition, tool_removal | refused | refused: system messages change the tools (`tools_of`) |
+    | thinking, redacted_thinking, server_tool_use, *_tool_result | dropped | dropped |
+    | anything else | refused | refused |
+
+    Inside of a tool_result an image becomes a placeholder, and what is no text its JSON.
+    """
     last_turn = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
@@ -236,7 +229,11 @@ _THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 
 
 def tools_of(tools: list[Any] | None, messages: Sequence[Message], tool_choice: Any) -> ToolUse | None:
-    """The functions as workers take them; a choice of `none` removes all tools. Raises `InvalidField`."""
+    """The functions as workers take them; a choice of `none` removes all tools. Raises `InvalidField`.
+
+    `tools` declares functions. The blocks `tool_addition` and `tool_removal` of system messages add functions, withdraw
+    functions, and bring withdrawn functions back. A chat template shows one list: the functions after the last message.
+    """
     if tool_choice is not None and kind_of(tool_choice, "tool_choice") == "none":
         return None
     functions = _offered(read_functions(tools, _function), messages)

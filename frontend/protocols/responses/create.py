@@ -1,17 +1,7 @@
 """POST /v1/responses: one response, answered whole, as a stream of named events, or run in the background.
 
-1. A stream begins once the worker has accepted the prompt, or when the request has waited for long. What fails before
-   has a status of its own, and is not stored.
-2. The row is stored before the last event leaves, so that a client with the last event finds the response.
-3. A client that goes away ends the work. What was generated until then is stored as a cancelled response, or as a
-   failed one where the end of this server ends the stream.
-
-The named events of a stream: numbered from 0, framed, and none of those that a client has already.
-
-1. `response.created` tells a queued response, `response.in_progress` the same response at work.
-2. `Output` tells what happens to items. `NamedEvents` collects the events until somebody takes them.
-3. One event ends the stream, by the status of the response; `data: [DONE]` follows. What is wrong with a request, or
-   with this server, is an event `error` instead.
+1. `ResponsesResource` answers the request, and stores the response before the last of the answer leaves.
+2. `ResponseStream` makes the stream of one response out of `NamedEvents`.
 """
 
 from __future__ import annotations
@@ -44,7 +34,13 @@ _LAST = {resource.COMPLETED: "response.completed", resource.FAILED: "response.fa
 
 
 class NamedEvents:
-    """The events of one response behind event number `after`."""
+    """The events of one response behind event number `after`: numbered from 0, framed, collected until they are taken.
+
+    1. `response.created` tells a queued response, `response.in_progress` the same response at work.
+    2. `Output` tells what happens to items.
+    3. One event ends the stream, by the status of the response; `data: [DONE]` follows. What is wrong with a request,
+       or with this server, is an event `error` instead.
+    """
 
     def __init__(self, after: int = -1) -> None:
         self._after, self._number = after, 0
@@ -89,7 +85,14 @@ class NamedEvents:
 
 
 class ResponseStream:
-    """The stream of a response that has begun as `begun`."""
+    """The stream of a response that has begun as `begun`.
+
+    1. A stream begins once the worker has accepted the prompt, or when the request has waited for long. What fails
+       before has a status of its own, and is not stored.
+    2. The row is stored before the last event leaves, so that a client with the last event finds the response.
+    3. A client that goes away ends the work. What was generated until then is stored as a cancelled response, or as a
+       failed one where the end of this server ends the stream.
+    """
 
     def __init__(self, begun: Resource, keeper: Keeper) -> None:
         self._begun, self._keeper = begun, keeper

@@ -1,17 +1,10 @@
-"""The output of a response, which grows as neutral events come, and the events of the contract that tell of that.
+"""The output of a response, and the response as an object: how the object begins, and how it ends with the output.
 
-1. An item opens with its first text, and closes when text of the other kind opens another item, or when its choice
-   ends. The calls of a choice follow when the choice ends. A choice that gives nothing is one empty message. Items of
-   a response that is cancelled or fails are closed as incomplete.
-2. Items are numbered as they open. Their ids follow from the id of the response and the number, so that a stream that
-   is told again has the same ids.
-3. Whoever wants whole output only passes `quiet` for the events.
-
-The response as an object: what is known when its request arrives, and how the object ends.
-
-1. The beginning has the id, the instant and the fields of the request. All events of a stream and the stored response
+1. `beginning` has the id, the instant and the fields of the request. All events of a stream and the stored response
    repeat the beginning.
-2. The end adds the status, the output, and usage, error or reason. Fields without a value are left out.
+2. `Output` grows as neutral events come, and tells the events of the contract.
+3. `ended`, `cancelled` and `failed` add the status, the output, and usage, error or reason. Fields without a value are
+   left out.
 """
 
 from __future__ import annotations
@@ -64,7 +57,15 @@ class _Choice:
 
 
 class Output:
-    """The items of one response."""
+    """The items of one response.
+
+    1. An item opens with its first text, and closes when text of the other kind opens another item, or when its choice
+       ends. The calls of a choice follow when the choice ends. A choice that gives nothing is one empty message. Items
+       of a response that is cancelled or fails are closed as incomplete.
+    2. Items are numbered as they open. Their ids follow from the id of the response and the number, so that a stream
+       that is told again has the same ids.
+    3. A caller that wants whole output only passes `quiet` for the events.
+    """
 
     def __init__(self, response: dict[str, Any], tell: Tell = quiet) -> None:
         """`response` is the beginning of the response."""

@@ -6,16 +6,7 @@
    the wait and the call.
 4. Render the result and send the body. The lease on the result ends with the last byte, or with an error.
 
-A route is one subclass of `InferenceResource`, which says how to check, plan and render (`ModelRoute`).
-
-The header by which clients ask for a kind of machine.
-
-1. `server.machine_profile` names this machine; requests for other machines are refused.
-2. If `server.machine_profile` is empty, the header is ignored, unless `server.machine_profile_strict` is set. Then the
-   header must name `server.gpu_type`, or, if this is empty, the type of the workers' GPUs. If no type is known, every
-   request with the header is refused.
-
-What a route of this contract says about itself: how to check, plan and render. `flow` does all else.
+A route is one subclass of `InferenceResource`, which says how to check, plan and render.
 """
 
 from __future__ import annotations
@@ -62,7 +53,12 @@ _SHOWN = 64
 
 
 def check_machine_profile(req: Request, services: Services) -> None:
-    """Raise `InvalidInput` when the request asks for another machine than this one.
+    """Raise `InvalidInput` when the request asks by header for another kind of machine than this one.
+
+    1. `server.machine_profile` names this machine; requests for other machines are refused.
+    2. If `server.machine_profile` is empty, the header is ignored, unless `server.machine_profile_strict` is set. Then
+       the header must name `server.gpu_type`, or, if this is empty, the type of the workers' GPUs. If no type is known,
+       every request with the header is refused.
 
     Raises `NoReplica` if the answer depends on the workers' devices and no worker has reported a device yet.
     """

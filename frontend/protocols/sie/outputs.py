@@ -130,7 +130,7 @@ class Output(Protocol):
         """The fields of one item, in the contract's order; arrays as numpy arrays."""
 
     def write(self, parts: list[Buffer], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
-        """The same as msgpack; see `arrays.append_map`."""
+        """The same as msgpack; see `append_map`."""
 
 
 class _Rows:

@@ -1,13 +1,10 @@
-"""The table of routes over HTTP, and the management calls in the form of HTTP.
+"""The routes over HTTP: inference with raw tensors in the bodies, and the management calls.
 
-1. A handler takes the request and returns a message, None for an empty body. A `PenstockError` becomes 400 (or the
-   status of a refused key) with an empty body.
-2. `NV-Status` carries the outcome. Every call is counted by its kind, for the status of the server.
-3. An unknown path in a folder of the contract gets 400 without body and `NV-Status`.
-
-The forms of HTTP: targets in paths, `NV-Status`, and bodies as text, JSON or in the wire format.
-
-POST /api/infer/<model>[/<version>]: the request in a header, raw tensors in and out of the bodies.
+1. `target_of`, `set_status` and `set_message` read and write the forms of HTTP: targets in paths, `NV-Status`, and
+   bodies as text, JSON or in the wire format.
+2. `InferResource` answers POST /api/infer/<model>[/<version>]: the request stands in a header.
+3. `Resource` answers the management calls by handlers.
+4. `ROUTES` is the table. An unknown path in a folder of the contract gets 400 without body and `NV-Status`.
 """
 
 from __future__ import annotations
@@ -214,7 +211,11 @@ Handler = Callable[..., Awaitable[Message | None]]
 
 
 class Resource:
-    """Answers GET by `show` or POST by `change`; `kind` names the calls in the status of the server."""
+    """Answers GET by `show` or POST by `change`; `kind` names the calls in the status of the server.
+
+    A handler takes the request and returns a message, None for an empty body. A `PenstockError` becomes 400 (or the
+    status of a refused key) with an empty body. `NV-Status` carries the outcome. Every call is counted by its kind.
+    """
 
     def __init__(
         self,

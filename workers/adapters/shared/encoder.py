@@ -175,7 +175,7 @@ class VarlenKernel:
         causal: bool,
         reach: int | None,
     ) -> torch.Tensor:
-        """Attention within each sequence; shapes as in `attention.packed_attention`."""
+        """Attention within each sequence; shapes as in `packed_attention`."""
         q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
         bounds = Bounds(layout.cu_seq_lens, layout.cu_seq_lens, layout.max_len, layout.max_len)
         side = -1 if reach is None else reach

@@ -1,20 +1,11 @@
 """ModelInfer and ModelStreamInfer: the same request, alone or as a message of a stream.
 
-A decoupled model gives any number of responses to a message of a stream, which leave as they come.
-
-How many values the typed contents of a request have, counted before the protobuf library makes anything of them.
-
-A number takes one byte on the wire and eight in memory; a string takes two and becomes an object. So their counts are
-bounded, and their memory is counted among the bytes that requests hold. Raw contents have no such bounds.
-
-A `TensorResult` as the bytes of a ModelInferResponse: tensors are raw, and joined in without a copy of their own.
-
-ModelInfer messages that repeat: the bytes before the raw contents are equal, and the contents have the same sizes.
-
-A message whose head has been seen is not parsed: its bytes are compared with those of the earlier message, and the
-plan runs that the model keeps for the head (`frontend.tensors.program_calls`). The head does not tell the sizes of
-BYTES tensors, so the model keeps the plan by the head with the tag and the size of each of the raw contents behind
-the head.
+1. `refuse_too_many_values` counts the values of typed contents before the protobuf library makes anything of them.
+2. `Infer` reads and runs a request. A decoupled model gives any number of responses to a message of a stream, which
+   leave as they come.
+3. `response_of` writes a `TensorResult` as the bytes of a ModelInferResponse: tensors are raw, and joined in without a
+   copy of their own.
+4. `KnownHeads` knows ModelInfer messages that repeat, which are not parsed again.
 """
 
 from __future__ import annotations
@@ -62,6 +53,9 @@ _typed = pb.InferTensorContents
 
 def refuse_too_many_values(data: bytes) -> None:
     """Raise `InvalidInput` when a ModelInferRequest, of which the raw contents are left out, has too many values.
+
+    A number takes one byte on the wire and eight in memory; a string takes two and becomes an object. So their counts
+    are bounded, and their memory is counted among the bytes that requests hold. Raw contents have no such bounds.
 
     Raises `ValueError` for other bytes. The fields of the message, and those a level below, must have been counted.
     """
@@ -353,7 +347,13 @@ class Repeated(NamedTuple):
 
 
 class KnownHeads:
-    """The heads that were seen last, one for each length of a message."""
+    """The heads that were seen last, one for each length of a message.
+
+    In messages that repeat, the bytes before the raw contents are equal, and the contents have equal sizes. A message
+    whose head has been seen is not parsed: its bytes are compared with those of the earlier message, and the plan runs
+    that the model keeps for the head (`frontend.tensors.program_calls`). The head does not tell the sizes of BYTES
+    tensors, so the model keeps the plan by the head with the tag and the size of each of the raw contents behind.
+    """
 
     def __init__(self) -> None:
         self._by_nbytes: dict[int, KnownHead] = {}
