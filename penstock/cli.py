@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ipc import extras, settings
 from ipc.errors import ConfigError, PenstockError
-from ipc.processes import starting as processes
+from ipc.processes import starting
 from ipc.processes.paths import asset
 from ipc.version import VERSION
 from penstock import completion, keys, target, terminal
@@ -39,8 +39,6 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
         value = getattr(options, option, None)
         if value is not None:
             flags[name] = str(value)
-    if (bind := target.bind_of(options)) is not None:
-        flags["server.bind"] = bind
     if named_models := getattr(options, "named", None):
         if "" in named_models:
             raise ConfigError(f"penstock {options.command}: the name of a model is empty")
@@ -53,6 +51,8 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
         if not found or "." not in name:
             raise ConfigError(f"--set {pair}: expected SECTION.FIELD=VALUE")
         flags[name] = value
+    if (bind := target.bind_of(options, flags)) is not None:
+        flags.setdefault("server.bind", bind)
     return flags
 
 
@@ -203,7 +203,7 @@ def _require_workers() -> None:
 
 def _become(options: argparse.Namespace, flags: dict[str, str], module: str, *arguments: str) -> int:
     """Replace this process by one of our modules, with the same settings."""
-    environment = processes.environment() | settings.to_environ(flags)
+    environment = starting.environment() | settings.to_environ(flags)
     if options.config:
         environment["PENSTOCK_CONFIG"] = options.config
-    os.execve(sys.executable, processes.command(module, *arguments), environment)
+    os.execve(sys.executable, starting.command(module, *arguments), environment)

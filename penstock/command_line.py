@@ -19,7 +19,7 @@ from penstock import (
     layout,
     leftovers,
     models,
-    one_terminal,
+    run,
     status,
     target,
     terminal,
@@ -38,7 +38,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Settings], int]] = {
     "models": models.run,
     "ps": status.run,
     "pull": models.run,
-    "run": one_terminal.run,
+    "run": run.run,
     "show": models.run,
     "status": status.run,
     "sweep": leftovers.run,
@@ -180,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
     _examples({"serve": serve, "check": check, "doctor": look, "worker": worker})
     leftovers.add_parser(commands, _looking)
     status.add_parsers(commands, _looking)
-    one_terminal.add_parser(commands)
+    run.add_parser(commands)
     for client in (bench, chat, embedding, layout):
         client.add_parser(commands)
     models.add_parsers(commands, _common, _looking)

@@ -12,7 +12,6 @@ import math
 import sys
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -113,26 +112,18 @@ def run(options: argparse.Namespace, config: Settings) -> int:
 
 
 def _fetch(address: str, key: str, kind: type[T]) -> T:
-    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"} if key else {})
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return msgspec.json.decode(answer.read(), type=kind)
+    return msgspec.json.decode(target.fetched(address, key, 30), type=kind)
 
 
 def _why(error: Exception, url: str) -> str:
-    """The server's own sentence where the server sent one."""
+    """Why the server gave no layout, in one line."""
+    why = target.failure(error)
     if isinstance(error, urllib.error.HTTPError):
-        try:
-            body = error.read(100_000)
-        except http.client.HTTPException:
-            body = b""
-        return f"the server answered {target.refusal(error.code, body)}"
+        return f"the server answered {why}"
     if isinstance(error, OSError):
-        reason = getattr(error, "reason", error)
-        return f"{url} cannot be asked: {reason}; start a server, or name another with --url"
+        return f"{url} cannot be asked: {why}; start a server, or name another with --url"
     if isinstance(error, http.client.HTTPException):
-        why = terminal.one_line(str(error)) or type(error).__name__
         return f"{url} gave no whole answer: {why}; is another server running there?"
-    why = terminal.one_line(str(error))
     return f"{url} gave an answer that is no description of a model: {why}; is another server running there?"
 
 

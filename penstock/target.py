@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import ipaddress
 import os
+import re
 import socket
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from frontend.access.api_keys import read_private_file
 from frontend.access.gate import is_loopback
+from ipc import addresses, settings
 from ipc.errors import ConfigError
 from ipc.settings import Server, Settings
 from penstock import terminal
 
 KEY_VARIABLE = "PENSTOCK_KEY"
-
-
-LOCAL = ("localhost", socket.gethostname())
-"""Names of this machine."""
+_USER = re.compile(r"^([^/?#]*//)[^/?#]*@")
+"""The beginning of an address with a user: what stands before the `@` of the host."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_address(parser: argparse.ArgumentParser) -> None:
     """Add the flags that set `server.bind`."""
-    parser.add_argument("-p", "--port", metavar="PORT", help="port of the server (default 8080)")
-    parser.add_argument("--host", metavar="HOST", help="host of the server's address (default 127.0.0.1)")
-    parser.add_argument("--bind", metavar="HOST:PORT", help="both in one (default 127.0.0.1:8080)")
+    parser.add_argument(
+        "-p", "--port", metavar="PORT", help="port of the server (default: of server.bind, 8080)"
+    )
+    parser.add_argument(
+        "--host", metavar="HOST", help="host of the server's address (default: of server.bind, 127.0.0.1)"
+    )
+    parser.add_argument("--bind", metavar="HOST:PORT", help="both in one (default: server.bind)")
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
@@ -52,10 +61,11 @@ def add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="address of the server, http://HOST:PORT, in place of the three")
 
 
-def bind_of(options: argparse.Namespace) -> str | None:
+def bind_of(options: argparse.Namespace, flags: Mapping[str, str]) -> str | None:
     """`server.bind` as the flags have it, None without such a flag. Raises `ConfigError` for two that contradict.
 
-    A `--url` counts only for commands that look at processes (`options.looks`): it must name this machine.
+    `--host` or `--port` alone leave the other half to the `server.bind` of file, environment and the other `flags`. A
+    `--url` counts only for commands that look at processes (`options.looks`): it must name this machine.
     """
     url, bind, host, port = (getattr(options, name, None) for name in ("url", "bind", "host", "port"))
     if url and (bind or host or port):
@@ -66,22 +76,36 @@ def bind_of(options: argparse.Namespace) -> str | None:
         return str(bind) if bind is not None else None
     if bind:
         raise ConfigError("--bind HOST:PORT cannot stand beside --host and --port")
-    default_host, _, default_port = Server().bind.rpartition(":")
-    name = f"[{host}]" if host and ":" in host.strip("[]") and not host.startswith("[") else host
-    return f"{name or default_host}:{port or default_port}"
+    if not (host and port):
+        configured = settings.load(getattr(options, "config", None), flags).server.bind
+        # A Unix socket and an inherited one have neither host nor port.
+        default = configured if addresses.port_of(configured, "server.bind") else Server().bind
+        default_host, _, default_port = default.rpartition(":")
+        host, port = host or default_host, port or default_port
+    name = f"[{host}]" if ":" in host.strip("[]") and not host.startswith("[") else host
+    return f"{name}:{port}"
 
 
 def _bind_of_url(url: str) -> str:
     """Host and port of the address of a server of this machine. Raises `ConfigError`."""
     parts = urlsplit(_checked(url))
     host = parts.hostname or ""
-    if host not in LOCAL and not is_loopback(host):
+    if not _is_here(host):
         raise ConfigError(
             f"--url {url}: the command looks at processes of this machine; ask {url}/readyz and {url}/v1/models "
             "about another one"
         )
     port = parts.port or {"https": 443}.get(parts.scheme, 80)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host, in small letters, is this machine: its name, a loopback address, or the wildcard address."""
+    try:
+        wildcard = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        wildcard = False
+    return wildcard or is_loopback(host) or host in ("localhost", socket.gethostname().lower())
 
 
 def text(value: str) -> str:
@@ -100,20 +124,24 @@ def url_of(options: argparse.Namespace, config: Settings) -> str:
 
 def _checked(url: str) -> str:
     """The address. No message shows an address that may hold a password."""
-    if "@" in url:
-        raise ConfigError(
-            "--url: no user, no password and no @ may stand in the address: name the server with "
-            f"--url http://HOST:PORT, and give the API key in {KEY_VARIABLE} or with --key-file"
-        )
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         # NOTE: a host that no resolver takes raises UnicodeError, which is a ValueError.
         (parts.hostname or "").encode("idna")
-        rest = parts.path + parts.query
-        valid = valid and url.isprintable() and rest.isascii() and " " not in rest
+        valid = valid and url.isprintable() and parts.path.isascii() and " " not in parts.path
+        valid = valid and "@" not in parts.netloc
     except ValueError:
         valid = False
+    if not valid and "@" in url:
+        raise ConfigError(
+            "--url: no user, no password and no @ before the path may stand in the address: name the server with "
+            f"--url http://HOST:PORT, and give the API key in {KEY_VARIABLE} or with --key-file"
+        )
+    if "?" in url or "#" in url:
+        raise ConfigError(
+            "--url: no ? and no # may stand in the address; name it with --url http://HOST:PORT"
+        )
     if not valid:
         raise ConfigError(f"{url!r} is no address of a server; name it with --url http://HOST:PORT")
     return url.rstrip("/")
@@ -136,6 +164,36 @@ def key_of(options: argparse.Namespace) -> str:
     return key
 
 
+class _NoRedirection(urllib.request.HTTPRedirectHandler):
+    """Makes an error of an answer that names another address, which must not get the key."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow nothing."""
+
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirection)
+"""Asks the server itself, whatever proxies the environment names, as `penstock chat` does."""
+
+
+def fetched(address: str, key: str, timeout_s: float) -> bytes:
+    """The body of the answer to a GET. Raises `OSError`, `http.client.HTTPException` and `ValueError`."""
+    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"} if key else {})
+    with _DIRECT.open(request, timeout=timeout_s) as answer:
+        return bytes(answer.read())
+
+
+def failure(error: Exception) -> str:
+    """Why `fetched` gave nothing readable, in one line: the server's own sentence where the server sent one."""
+    if isinstance(error, urllib.error.HTTPError):
+        try:
+            body = error.read(100_000)
+        except (OSError, http.client.HTTPException):
+            body = b""
+        return redirection(error.code, error.headers.get("Location")) or refusal(error.code, body)
+    reason = getattr(error, "reason", error)
+    return terminal.one_line(getattr(reason, "strerror", None) or str(reason)) or type(error).__name__
+
+
 def message_of(body: bytes) -> str:
     """The message of an error in one line, in the forms of SIE, OpenAI and KServe; "" for a body of another form."""
     try:
@@ -151,11 +209,8 @@ def redirection(status: int, location: str | None) -> str:
     """An answer that names another address, in one line; "" for any other answer. A password there is not shown."""
     if status // 100 != 3 or not location:
         return ""
-    scheme, slashes, rest = location.rpartition("://")
-    where = scheme + slashes + rest.rpartition("@")[2]
-    return (
-        f"{status}: the server sends requests on to {terminal.one_line(where)}; name that address with --url"
-    )
+    where = terminal.one_line(_USER.sub(r"\1", location))
+    return f"{status}: the server sends requests on to {where}; name that address with --url"
 
 
 def refusal(status: int, body: bytes) -> str:

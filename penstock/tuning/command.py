@@ -134,22 +134,16 @@ def server_environment(model: str, file: str, flags: Mapping[str, str], choice: 
         "catalog.models": model,
         "catalog.preload": model,
         "catalog.watch": "false",
-        "grpc.enabled": "false",
         "limits.request_timeout_s": 3600,
         "queue.min_tokens": 1 << 24,
         "log.level": "warning",
         "repository.dirs": "",
         "server.keys_file": "",
-        "server.metrics_bind": "",
-        "server.health_bind": "",
-        "server.metrics_on_bind": "true",
         "tracing.endpoint": "",
         "worker.spare": 0,
-        "run.state_dir": "",
         **choice.settings,
     }
-    # A trial supervises its own workers, even if the environment says that systemd runs the workers of the server.
-    environment = {**os.environ, **settings.to_environ(flags), "PENSTOCK_SUPERVISE": "1"}
+    environment = {**os.environ, **settings.to_environ(flags)}
     if file:
         environment["PENSTOCK_CONFIG"] = file
     return environment | settings.to_environ({name: str(value) for name, value in own.items()})

@@ -1,37 +1,97 @@
-"""`penstock run`: a model in a file is served for one question, and nothing is left of the server."""
+"""`penstock run`: a model in a file is served beside other servers, and nothing is left of its server."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from ipc.processes import starting
 from penstock.cli import main
+from penstock.own_server import descendants
 from tests.conformance.minilm import DIRECTORY
-from tests.harness.server import ROOT
+from tests.harness.server import alive, free_port, wait_until
 from tests.tiny import gguf_models
 
 
-def test_a_model_in_a_file_is_served_asked_and_stopped(tmp_path: Path) -> None:
-    gguf_models.write(tmp_path / "tiny.gguf", "qwen3")
-    shared = tmp_path / "shm"
-    shared.mkdir()
-    line = ["run", str(tmp_path / "tiny.gguf"), "hi", "--max-tokens", "3", "--device", "cpu"]
-    settings = tmp_path / "settings.yaml"
-    places = f"{{dir: {tmp_path / 'run'}, shm_dir: {shared}}}"
-    settings.write_text(f"run: {places}\nworker: {{count: 1}}\nserver: {{frontends: 1}}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *line, "--config", str(settings)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+def processes_of(place: Path) -> list[int]:
+    """Processes whose settings name a directory."""
+    pids: list[int] = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            if os.fsencode(place) in Path(f"/proc/{pid}/environ").read_bytes():
+                pids.append(pid)
+    return pids
+
+
+def start(place: Path, *words: str, settings: str = "") -> subprocess.Popen[str]:
+    """`penstock run` with a tiny model; all files of its server are below `place`."""
+    gguf_models.write(place / "tiny.gguf", "qwen3")
+    for name in ("shm", "tmp"):
+        (place / name).mkdir()
+    file = place / "settings.yaml"
+    file.write_text(
+        f"server: {{bind: '127.0.0.1:{free_port()}', frontends: 1{settings}}}\n"
+        f"run: {{dir: {place / 'run'}, shm_dir: {place / 'shm'}}}\nworker: {{count: 1}}\n"
+    )
+    line = ["run", "tiny.gguf", *words, "--max-tokens", "3", "--device", "cpu", "--config", str(file)]
+    return subprocess.Popen(
+        starting.command("penstock", *line),
+        cwd=place,
+        env=starting.environment() | {"TMPDIR": str(place / "tmp"), "XDG_STATE_HOME": str(place / "state")},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-    assert not list(shared.iterdir())
-    running = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-    assert not [words for words in running if str(tmp_path) in " ".join(words)]
+
+
+def assert_nothing_is_left(place: Path) -> None:
+    """No process, no arena, no file, but the directory that torch makes for temporary files."""
+    wait_until(lambda: not processes_of(place / "tmp"), what="the end of the server")
+    assert {each.name for each in place.iterdir()} == {"tiny.gguf", "settings.yaml", "shm", "tmp"}
+    assert not [*(place / "shm").iterdir(), *(place / "tmp").glob("penstock-*")]
+
+
+def test_a_model_in_a_file_is_served_beside_another_server_asked_and_stopped(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as metrics,
+        socket.create_server(("127.0.0.1", 0)) as health,
+        socket.create_server(("127.0.0.1", 0)) as grpc,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        taken = [f"127.0.0.1:{each.getsockname()[1]}" for each in (metrics, health, grpc)]
+        patch.setenv("PENSTOCK_GRPC__BIND", taken[2])
+        addresses = f", metrics_bind: '{taken[0]}', health_bind: '{taken[1]}', metrics_on_bind: false"
+        with start(tmp_path, "hi", settings=addresses) as run:
+            answer, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    assert answer.strip()
+    assert_nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_a_run_that_a_signal_ends_leaves_no_server(number: signal.Signals, tmp_path: Path) -> None:
+    below: list[int] = []
+    try:
+        with start(tmp_path) as run:
+            # The arbiter, the supervisor, a frontend and a worker.
+            wait_until(lambda: len(descendants(run.pid)) >= 4, what="processes of the server")
+            below = descendants(run.pid)
+            assert set(below) <= set(processes_of(tmp_path / "tmp"))
+            run.send_signal(number)
+            run.communicate(timeout=60)
+        wait_until(lambda: not any(map(alive, below)), what="the end of the server")
+    finally:
+        for pid in below:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+    if number == signal.SIGHUP:
+        assert run.returncode == 128 + number
+        assert_nothing_is_left(tmp_path)
 
 
 def test_a_model_without_text_and_one_that_is_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -191,7 +191,8 @@ def test_a_password_in_an_address_is_refused_and_never_shown(
     [
         ("https://other.example/v1", "https://other.example/v1"),
         ("https://user:geheim@other.example/v1", "https://other.example/v1"),
-        ("/else\x1b[2J", "/else"),
+        ("https://user:geheim@other.example/@a?b=http://c@d", "https://other.example/@a?b=http://c@d"),
+        ("/@else\x1b[2J", "/@else"),
     ],
 )
 def test_chat_names_the_address_that_a_server_sends_requests_on_to(
@@ -216,6 +217,43 @@ def test_a_broken_answer_is_told_in_one_line(
     lines = [line for line in told.out.splitlines() if line.startswith("failed: ")] or told.err.splitlines()
     assert len(lines) == 1 or command == "embed", "the errors of lines come before the error of the whole"
     assert lines[-1].startswith(("penstock: ", "failed: ")) and len(lines[-1]) > len("penstock: ")
+
+
+@pytest.mark.parametrize("answer", _ANSWERS)
+def test_run_takes_no_broken_answer_for_a_server_of_its_model(
+    answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(_ANSWERS[answer]) as url:
+        assert main(["run", "m", "hello", "--url", url]) == 3
+    error = capsys.readouterr().err
+    assert (
+        error.startswith(f"penstock: run: no server at {url} has the model 'm' (") and error.count("\n") == 1
+    )
+
+
+@pytest.mark.parametrize("command", [["run", "m", "hello"], ["layout", "m"], ["chat"]])
+def test_a_redirection_does_not_get_the_key(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_KEY", "geheim")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"http://127.0.0.1:{other.getsockname()[1]}/"
+        with answering(_answer(b"", "302 Found", more=f"Location: {address}\r\n")) as url:
+            assert main([*command, "--url", url]) in (1, 3)
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.accept()
+    assert f"302: the server sends requests on to {address}; name" in capsys.readouterr().err
+
+
+def test_run_asks_a_server_past_the_proxies_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with answering(_answer(b'{"name": "m"}'), _stream(_PIECE, b"[DONE]")) as url:
+        assert main(["run", "m", "hello", "--url", url]) == 0
+    assert capsys.readouterr().out == "Hel\n"
 
 
 _ERRORS = [
@@ -300,3 +338,12 @@ def test_an_address_that_cannot_be_asked_is_a_wrong_flag(
 ) -> None:
     assert _run("chat", f"http://{host}", monkeypatch) == 3
     assert "no address of a server" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["?key=geheim", "/?", "/#geheim", "?@"])
+def test_an_address_with_a_query_is_a_wrong_flag_and_not_shown(
+    end: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run("chat", f"http://127.0.0.1:9{end}", monkeypatch) == 3
+    error = capsys.readouterr().err
+    assert "no ? and no #" in error and "geheim" not in error

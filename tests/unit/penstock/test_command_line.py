@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -144,7 +145,9 @@ def test_the_program_alone_prints_the_help(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("command", ["status", "ps", "sweep", "show a", "models show a"])
-def test_commands_that_look_take_an_address_of_this_machine_in_each_form(command: str) -> None:
+def test_commands_that_look_take_an_address_of_this_machine_in_each_form(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = command.split()
     for flags in (
         ["--port", "9000"],
@@ -154,6 +157,10 @@ def test_commands_that_look_take_an_address_of_this_machine_in_each_form(command
     ):
         options = parser().parse_args([*words, *flags])
         assert cli.flags_of(options) == {"server.bind": "127.0.0.1:9000"}
+    monkeypatch.setattr(socket, "gethostname", lambda: "Host7")
+    for host in ("LOCALHOST", "Host7", "host7", "0.0.0.0", "[::]"):
+        options = parser().parse_args([*words, "--url", f"http://{host}:9000"])
+        assert cli.flags_of(options) == {"server.bind": f"{host.lower()}:9000"}
     for flags, told in (
         (["--url", "http://127.0.0.1:9000", "--port", "1"], "--url cannot stand beside"),
         (["--url", "http://other.example:9000"], "looks at processes of this machine"),
@@ -170,10 +177,35 @@ def test_commands_that_ask_take_an_address_in_each_form(command: str) -> None:
         (["--host", "::1", "-p", "9000"], "http://[::1]:9000"),
         (["--bind", "10.0.0.1:9000"], "http://10.0.0.1:9000"),
         (["--url", "https://other.example/models/"], "https://other.example/models"),
+        (["--url", "https://other.example/team@here"], "https://other.example/team@here"),
     ):
         options = parser().parse_args([*command.split(), *flags])
         config = settings.load(None, cli.flags_of(options), {})
         assert target.url_of(options, config) == url
+
+
+@pytest.mark.parametrize("command", ["serve", "status", "chat"])
+@pytest.mark.parametrize(
+    ("configured", "flags", "bind"),
+    [
+        ("0.0.0.0:8080", "--port 9000", "0.0.0.0:9000"),
+        ("[::]:8080", "--port 9000", "[::]:9000"),
+        ("0.0.0.0:81", "--host 127.0.0.1", "127.0.0.1:81"),
+        ("0.0.0.0:81", "--host ::1 --port 9000", "[::1]:9000"),
+        ("unix:/tmp/socket", "--port 9000", "127.0.0.1:9000"),
+        ("fd://3", "--host 10.0.0.1", "10.0.0.1:8080"),
+    ],
+)
+def test_one_half_of_an_address_leaves_the_other_to_the_configured_one(
+    command: str, configured: str, flags: str, bind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = [command, *flags.split()]
+    monkeypatch.setenv("PENSTOCK_SERVER__BIND", configured)
+    assert cli.flags_of(parser().parse_args(words)) == {"server.bind": bind}
+    monkeypatch.delenv("PENSTOCK_SERVER__BIND")
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"server:\n  bind: '{configured}'\n")
+    assert cli.flags_of(parser().parse_args([*words, "--config", str(file)])) == {"server.bind": bind}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock import layout
+from penstock import target
 from penstock.cli import main
 
 SIDES: dict[str, Any] = {"inputs": [{"name": "COUNT", "datatype": "INT32", "shape": [1]}], "outputs": []}
@@ -27,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[urllib.request.Request]:
         policy = {"model_transaction_policy": {"decoupled": True}}
         return io.BytesIO(json.dumps(policy if request.full_url.endswith("/config") else SIDES).encode())
 
-    monkeypatch.setattr(layout.urllib.request, "urlopen", answer)
+    monkeypatch.setattr(target._DIRECT, "open", answer)
     return requests
 
 
@@ -48,7 +48,7 @@ def test_a_script_is_given_headers_and_bytes(
     def answer(request: urllib.request.Request, timeout: float) -> io.BytesIO:
         return io.BytesIO(json.dumps(answers[request.full_url.partition("/v2/models/m")[2]]).encode())
 
-    monkeypatch.setattr(layout.urllib.request, "urlopen", answer)
+    monkeypatch.setattr(target._DIRECT, "open", answer)
     assert main(["layout", "m", "--url", "http://host:9", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     kserve, trtis = found["requests"]
@@ -89,6 +89,6 @@ def test_the_sentence_of_the_server_is_shown(
     def refuse(*args: Any, **options: Any) -> None:
         raise urllib.error.HTTPError("http://host", 404, "", Message(), io.BytesIO(body))
 
-    monkeypatch.setattr(layout.urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(target._DIRECT, "open", refuse)
     assert main(["layout", "nobody"]) == 1
     assert sentence in capsys.readouterr().err

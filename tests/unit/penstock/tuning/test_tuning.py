@@ -12,7 +12,9 @@ import pytest
 from ipc import machine
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import ConfigError
+from ipc.processes.paths import RunPaths
 from ipc.settings import load
+from penstock.own_server import Server
 from penstock.tuning import command, settings_file, trial
 from penstock.tuning.search import Choice, Result, Space, best, search, topologies
 from penstock.tuning.trial import Measured
@@ -251,10 +253,11 @@ def test_a_trial_whose_model_fails_to_load_ends_at_once_with_the_reason(
     log = tmp_path / "log"
     log.write_text("model m failed to load: NETWORK\n")
     failed = 'penstock_model_state{model="m",state="failed",worker="worker-0"} 1.0'
-    monkeypatch.setattr(trial, "_get", lambda port, path: [failed])
-    with subprocess.Popen(["sleep", "60"]) as server:
+    monkeypatch.setattr(Server, "get", lambda server, path: [failed])
+    with subprocess.Popen(["sleep", "60"]) as process:
+        server = Server(process, 1, RunPaths(tmp_path, "m"), log)
         try:
             with pytest.raises(trial.TrialFailed, match="did not load: model m failed to load: NETWORK"):
-                trial._wait(lambda: trial._is_ready(1, 1), server, log)
+                trial._await(server, 1)
         finally:
-            server.kill()
+            process.kill()
