@@ -15,9 +15,10 @@ from frontend.engine.interface import Engine
 from frontend.engine.planning import cost_of
 from frontend.engine.planning import plan as plan_work
 from frontend.http.media import check_all
+from frontend.http.rendering import off_loop_if
 from frontend.tensors.catalog_plans import DATATYPES, CatalogPlan, plan
 from frontend.tensors.checking import CheckedRequest
-from frontend.tensors.content_types import decoded
+from frontend.tensors.content_types import packed_nbytes
 from frontend.tensors.result import OutputTensor
 from ipc.catalog.entries import Catalog
 from ipc.errors import of_items
@@ -25,6 +26,9 @@ from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES
 from ipc.settings import Settings
 from ipc.wire import extraction
+
+LONG_NBYTES = 64 << 10
+"""More bytes of base64 than that are decoded in a thread."""
 
 
 class CatalogCalls:
@@ -36,11 +40,11 @@ class CatalogCalls:
     async def run(self, checked: CheckedRequest) -> tuple[Answer, Callable[[], list[OutputTensor]]]:
         """Run the operation that the request stands for: the answer, and the reader of its wanted outputs.
 
-        Raises `InvalidInput` as `decoded` and `plan`, and the errors of the engine.
+        Raises `InvalidInput` as `plan`, and the errors of the engine.
         """
-        scope, model, settings = checked.scope, checked.model, self._settings
-        request = await decoded(model, checked.request)
-        planned = plan(model, request, self._catalog, settings.limits)
+        scope, model, request, settings = checked.scope, checked.model, checked.request, self._settings
+        is_long = packed_nbytes(request) > LONG_NBYTES
+        planned = await off_loop_if(is_long, plan, model, request, self._catalog, settings.limits)
         await check_all(planned.images, settings.limits)
         cost = cost_of(planned.call, model.status, settings.limits)
         work = plan_work(scope, settings, model.id, planned.call, cost, lane=request.lane, tensors=True)

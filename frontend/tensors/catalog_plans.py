@@ -1,6 +1,7 @@
 """What a request of tensors to a catalog model asks for: a call of encode, score or extract.
 
-1. Texts and images are read out of BYTES tensors (`models` says which a model has).
+1. Texts and images are read out of BYTES tensors (`models` says which a model has), once there are not too many of
+   them; those in base64 are decoded (`content_types`).
 2. Options are the parameters of the request, by their names in the SIE routes. A value that is a list or a map there is
    JSON text here, since parameters are texts, numbers and truth values. A parameter that no model of the kind knows is
    refused here; the worker refuses one that the family does not know.
@@ -24,6 +25,7 @@ from frontend.http.fields import (
     check_shared,
     check_texts,
 )
+from frontend.tensors.content_types import BASE64, unpacked, without_codec
 from frontend.tensors.models import TensorModel
 from frontend.tensors.request import InputTensor, Parameter, TensorRequest
 from ipc.catalog.entries import Catalog
@@ -76,7 +78,11 @@ class CatalogPlan:
 
 
 def plan(model: TensorModel, request: TensorRequest, catalog: Catalog, limits: Limits) -> CatalogPlan:
-    """The call of a checked request. Raises `InvalidInput` that names the tensor and element, or the parameter."""
+    """The call of a checked request. Raises `InvalidInput` that names the tensor and element, or the parameter.
+
+    Any thread may call this.
+    """
+    parameters = without_codec(model, request)
     for tensor in (*request.inputs, *(request.outputs or ())):
         if tensor.region is not None:
             raise InvalidInput(
@@ -84,7 +90,7 @@ def plan(model: TensorModel, request: TensorRequest, catalog: Catalog, limits: L
             )
     inputs = {tensor.name: tensor for tensor in request.inputs}
     outputs = list(model.outputs) if request.outputs is None else [w.name for w in request.outputs]
-    options = options_of(model.kind, request.parameters)
+    options = options_of(model.kind, parameters)
     asked = _Asked(model, inputs, outputs, options, catalog, limits)
     return replace(_PLANS[model.kind](asked), images=asked.found)
 
@@ -125,8 +131,8 @@ class _Asked:
         self.found.extend((f"input '{name}' element {index}", image) for index, image in enumerate(images))
         return images
 
-    def elements(self, name: str) -> list[memoryview] | None:
-        """The elements of a BYTES input, None when the request has none of that name."""
+    def elements(self, name: str) -> Sequence[memoryview | bytes] | None:
+        """The elements of a BYTES input as they are meant, None when the request has none of that name."""
         tensor = self.inputs.get(name)
         if tensor is None or tensor.data is None:
             return None
@@ -135,7 +141,8 @@ class _Asked:
             check_label_count(count, self.limits, f"input '{name}'")
         elif name != "query":
             check_count(count, f"input '{name}'", self.limits)
-        return datatypes.split(tensor.data, count, f"input '{name}'")
+        elements = datatypes.split(tensor.data, count, f"input '{name}'")
+        return unpacked(elements, f"input '{name}'") if tensor.content_type == BASE64 else elements
 
     def items(self, text: str, image: str) -> list[InputItem]:
         """One item of each element, of texts, images or both."""

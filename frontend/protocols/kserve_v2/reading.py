@@ -40,7 +40,6 @@ from ipc.memory.datatypes import BYTES, DATATYPES
 MOST_STRINGS = 1 << 20
 UNKNOWN_ID = "<id_unknown>"
 _PREFIX = "[request id: "
-_NO_PARAMETERS = InputParameters()
 
 
 @dataclass(slots=True)
@@ -76,7 +75,8 @@ def parse(name: str, version: int | None, head: bytes | memoryview, data: memory
         inputs = _inputs(body.inputs, data)
         outputs, binary = _outputs(body.outputs)
         request = TensorRequest(name, version, inputs, outputs)
-        default = parameters.apply(request, parameters.without_nulls(body.parameters or {}))
+        given = body.parameters
+        default = parameters.apply(request, parameters.without_nulls(given)) if given else False
     except InvalidInput as error:
         raise identified(error, request_id) from None
     return InferRequest(request, body.id or "", default, binary)
@@ -160,16 +160,15 @@ def _input(given: Input, data: memoryview | None, at: int, alone: bool) -> tuple
     """One input, and how many of the bytes behind the JSON it takes."""
     where = f"input '{given.name[:200]}'"
     count = _count(given, where)
-    source = given.parameters or _NO_PARAMETERS
-    tensor = InputTensor(
-        given.name, given.datatype, given.shape, None, content_type=source.content_type or ""
-    )
-    announced = source.binary_data_size
-    if source.shared_memory_region is not None:
-        if given.data is not UNSET or announced is not None:
-            raise InvalidInput(f"{where}: 'shared_memory_region' excludes 'data' and 'binary_data_size'")
-        tensor.region = _region(source, where)
-        return tensor, 0
+    tensor = InputTensor(given.name, given.datatype, given.shape, None)
+    source, announced = given.parameters, None
+    if source is not None:
+        tensor.content_type, announced = source.content_type or "", source.binary_data_size
+        if source.shared_memory_region is not None:
+            if given.data is not UNSET or announced is not None:
+                raise InvalidInput(f"{where}: 'shared_memory_region' excludes 'data' and 'binary_data_size'")
+            tensor.region = _region(source, where)
+            return tensor, 0
     if given.data is not UNSET:
         if announced is not None:
             raise InvalidInput(f"{where}: has both 'data' and 'binary_data_size', expected one of them")

@@ -21,7 +21,7 @@ from frontend.protocols.kserve_v2.grpc import reading as grpc_reading
 from frontend.protocols.kserve_v2.reading import Target, parse
 from frontend.scope import plain_scope
 from frontend.services import Services
-from frontend.tensors.content_types import LONG_NBYTES
+from frontend.tensors.catalog_calls import LONG_NBYTES
 from frontend.tensors.request import InputTensor, TensorRequest, WantedOutput
 from ipc import deadline
 from ipc.catalog.entries import OutputSpec
@@ -223,6 +223,18 @@ def test_other_codecs_and_shapes_are_refused_by_name(case: str, made: Services) 
         ask(made, request)
     assert refused.value.message.startswith(words)
     assert made.engine.client.requests == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("model", "beside", "name"), [("finder", "text", "labels"), ("rank", "query", "documents")]
+)
+def test_elements_are_counted_before_they_are_decoded(
+    model: str, beside: str, name: str, made: Services
+) -> None:
+    one = InputTensor(beside, "BYTES", [1], elements("river"))
+    many = InputTensor(name, "BYTES", [10_001], elements(*["stone!"] * 10_001), content_type="base64")
+    with pytest.raises(InvalidInput, match=f"input '{name}': 10001 given, the limit is"):
+        ask(made, TensorRequest(model, None, [one, many], None))
 
 
 def test_nulls_of_tensors_are_as_if_absent() -> None:
