@@ -121,8 +121,8 @@ FAULT = Reply(None, (), StatusCode.INTERNAL, "internal error")
 class Rpc:
     """One rpc as it arrived. `path` is `/package.Service/Method`; `context` is grpc.aio's, with which streams speak.
 
-    `grant` and `places` are set when the rpc is let in (`door`); `account` is the id of the key that it counts for, or
-    else an address.
+    `grant` and `places` are set when the rpc is let in (`accepting.Door`); `account` is the id of the key that it
+    counts for, or else an address.
     """
 
     __slots__ = (

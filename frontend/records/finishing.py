@@ -18,7 +18,7 @@ from frontend.http_counting import UNMATCHED, HttpCounts
 from frontend.records.recent import Recent, RecentWriter, open_ring, shown_message
 from frontend.records.statistics import RequestCounters
 from frontend.scope import RequestScope
-from frontend.tracing import otlp as starting
+from frontend.tracing import otlp
 from frontend.tracing.tracer import Tracer
 from ipc.errors import InputRefused, WorkerCrashed
 from ipc.metrics.families import DIRECTIONS, NO_KEY, UNKNOWN
@@ -249,7 +249,7 @@ class Finisher:
     @classmethod
     def opened(cls, settings: Settings, name: str, recorder: Recorder) -> Finisher:
         """The finisher of the frontend `name` (`frontend-0`), with a ring of recent requests and a tracer."""
-        tracer = starting.start(settings, name, recorder.traced)
+        tracer = otlp.start(settings, name, recorder.traced)
         return cls(recorder, recent=open_ring(settings.paths, name), tracer=tracer)
 
     def begin(self, scope: RequestScope, path: str) -> None:

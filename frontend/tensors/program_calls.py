@@ -378,7 +378,7 @@ class HeadPlan:
         return plan(scope, settings, model.id, self.call, cost, lane=self.lane, tensors=True)
 
     def payload(self, data: memoryview) -> bytes | memoryview:
-        """The bytes behind the head as `program_calls.laid_out` places the inputs."""
+        """The bytes behind the head as `laid_out` places the inputs."""
         if not self.cuts:
             return data
         return b"".join([piece for begin, end, padding in self.cuts for piece in (data[begin:end], padding)])

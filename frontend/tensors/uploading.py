@@ -1,16 +1,18 @@
-"""Who may put inputs into the memory that the engine offers for large inputs, and when.
+"""Bodies of requests of tensors (`receive`), and the memory of the engine for large inputs (`InputMemory`).
 
-1. `InputRoom.reserve` waits for room, in the order of arrival, and wakes when a block is given back. Nobody waits who
-   holds a block (`placing`), so whoever waits gets room as soon as those before him are done.
-2. A body that arrives slowly keeps nobody waiting: `Arriving.move_out` frees the block.
-3. Requests of a sequence take turns (`UploadOrder`), in the order in which they came.
-
-Receives the body of a request of tensors: a head (JSON, or nothing) and raw bytes after it.
+`receive` reads a body: a head (JSON, or nothing) and raw bytes after it.
 
 1. A small body, and one whose length is not declared, is read as any other (`frontend.http.bodies`).
 2. Of a large one the raw bytes go from the connection straight into one block of the engine, where the worker reads
    them: no other copy is made. Behind them is room for the elements that the head may hold, so that nobody waits
    for more. The limits of one body and of all bodies, deadlines and disconnects are those of `frontend.http.bodies`.
+
+`InputMemory` says who may have a block, and when.
+
+1. `InputRoom.reserve` waits for room, in the order of arrival, and wakes when a block is given back. No request waits
+   while it holds a block (`program_calls.Upload`), so a waiting request gets room once those before it are done.
+2. A body that arrives slowly keeps nobody waiting: `Arriving.move_out` frees the block.
+3. Requests of a sequence take turns (`UploadOrder`), in the order in which they came.
 
     async with receive(memory, req, head_nbytes, scope.deadline_ns) as body:
         ... parse body.head, slice body.data
@@ -27,7 +29,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 from falcon.asgi import Request
@@ -78,7 +79,7 @@ class Receiving:
         self._memory, self._req = memory, req
         self._head_nbytes, self._deadline_ns = head_nbytes, deadline_ns
         self._held: HeldBody | None = None
-        self._arriving: _Arriving | None = None
+        self._arriving: Arriving | None = None
 
     async def __aenter__(self) -> Body:
         """The body, once all of it has arrived."""
@@ -101,7 +102,7 @@ class Receiving:
         return block or await room.reserve(raw_nbytes, self._deadline_ns)
 
     async def _into(self, block: Block) -> Body:
-        arriving, room = _Arriving(self._head_nbytes, block), self._memory.room
+        arriving, room = Arriving(self._head_nbytes, block), self._memory.room
         room.arriving.add(arriving)
         try:
             poured = self._memory.bodies.pour(self._req, self._deadline_ns, arriving.take)
@@ -121,7 +122,7 @@ class Receiving:
             await self._held.__aexit__()
 
 
-class _Arriving:
+class Arriving:
     """What has come of a body whose raw bytes go into a block."""
 
     def __init__(self, head_nbytes: int, block: Block) -> None:
@@ -169,15 +170,6 @@ BEFORE_DEADLINE_NS = 50_000_000
 """An answer that there was no room leaves this long before the deadline."""
 REQUESTS_OF_PIXELS = 4
 """Pixels that are decoded at a time: of so many requests as large as a request may be."""
-
-
-class Arriving(Protocol):
-    """A body that is being received into a block."""
-
-    began: float
-
-    def move_out(self) -> None:
-        """Go on in private memory and give the block back."""
 
 
 class Turns:
@@ -324,7 +316,7 @@ class InputRoom:
         oldest = min(self.arriving, key=lambda body: body.began, default=None)
         if oldest is None or time.monotonic() - oldest.began < self._patience_s:
             return False
-        # NOTE: a body that is out has nothing more to give; left among them it would be found again for ever.
+        # NOTE: remove the body first, or the caller's loop would pick it forever.
         self.arriving.discard(oldest)
         oldest.move_out()
         return True
