@@ -103,13 +103,25 @@ FRONTEND = (
     gauge("build_info", "penstock_build_info", "Constant 1 with the version.", "version", HIGHEST),
     # Requests of the tensor protocols.
     counter("infer_requests", "penstock_infer_requests", "Tensor requests answered.", _ANSWERED),
-    counter("infer_seconds", "penstock_infer_request_seconds", "Time of the answered ones.", _ANSWERED),
-    counter("infer_queue", "penstock_infer_queue_seconds", "Of it, waiting.", _ANSWERED),
-    counter("infer_input", "penstock_infer_compute_input_seconds", "Of it, reading inputs.", _ANSWERED),
-    counter("infer_compute", "penstock_infer_compute_seconds", "Of it, in the model.", _ANSWERED),
-    counter("infer_output", "penstock_infer_compute_output_seconds", "Of it, writing outputs.", _ANSWERED),
-    counter("infer_cached", "penstock_infer_cached", "Of them, those from the cache.", _ANSWERED),
-    counter("infer_rows", "penstock_infer_rows", "Rows computed for answered ones.", "model version uuid"),
+    counter("infer_seconds", "penstock_infer_request_seconds", "Time of answered requests.", _ANSWERED),
+    counter("infer_queue", "penstock_infer_queue_seconds", "Waiting time of answered requests.", _ANSWERED),
+    counter(
+        "infer_input",
+        "penstock_infer_compute_input_seconds",
+        "Time for inputs of answered requests.",
+        _ANSWERED,
+    ),
+    counter("infer_compute", "penstock_infer_compute_seconds", "Model time of answered requests.", _ANSWERED),
+    counter(
+        "infer_output",
+        "penstock_infer_compute_output_seconds",
+        "Time for outputs of answered requests.",
+        _ANSWERED,
+    ),
+    counter(
+        "infer_cached", "penstock_infer_cached", "Answered requests that were wholly in the cache.", _ANSWERED
+    ),
+    counter("infer_rows", "penstock_infer_rows", "Computed rows of answered requests.", "model version uuid"),
     counter(
         "infer_failures",
         "penstock_infer_failures",
@@ -119,7 +131,7 @@ FRONTEND = (
     counter(
         "infer_failed",
         "penstock_infer_failed_seconds",
-        "Time of the failed ones.",
+        "Time of failed requests.",
         "model version batch_size",
     ),
     gauge(
@@ -268,12 +280,12 @@ WORKER = (
     gauge("cache_blocks", "penstock_kv_cache_blocks", "Cache blocks.", _LOADED, LATEST),
     counter("preemptions", "penstock_preemptions", "Sequences that gave their blocks away.", _LOADED),
     counter("prefix_lookups", "penstock_prefix_cache_lookups", "Prompts looked up in the cache.", _LOADED),
-    counter("prefix_hits", "penstock_prefix_cache_hits", "Of them, those with a known beginning.", _LOADED),
+    counter("prefix_hits", "penstock_prefix_cache_hits", "Prompts with a known beginning.", _LOADED),
     counter("prefix_evictions", "penstock_prefix_cache_evictions", "Known blocks given up.", _LOADED),
     # The names of mistral.rs, for dashboards that exist.
     counter("rs_tokens", "mistralrs_tokens_processed", "Tokens of prompts and answers."),
     counter("rs_lookups", "mistralrs_prefix_cache_lookups", "Prompts looked up in the cache."),
-    counter("rs_hits", "mistralrs_prefix_cache_hits", "Of them, those with a known beginning."),
+    counter("rs_hits", "mistralrs_prefix_cache_hits", "Prompts with a known beginning."),
     counter("rs_evictions", "mistralrs_prefix_cache_evictions", "Known blocks given up."),
     counter("rs_preemptions", "mistralrs_paged_preemptions", "Sequences that gave their blocks away."),
     gauge("rs_running", "mistralrs_sequences_running", "Sequences that are computed."),
@@ -339,7 +351,10 @@ WORKER = (
     ),
     counter("sie_oom_attempted", "sie_oom_recoveries_attempted", "Batches that ran out of memory.", "model"),
     counter(
-        "sie_oom_succeeded", "sie_oom_recoveries_succeeded", "Of them, those that lost no item.", "model"
+        "sie_oom_succeeded",
+        "sie_oom_recoveries_succeeded",
+        "Batches out of memory that lost no item.",
+        "model",
     ),
     counter("sie_oom_terminal", "sie_oom_terminal_failures", "Items that did not fit even alone.", "model"),
     counter("sie_oom_clears", "sie_oom_cache_clears", "Cached device memory given back.", "model"),
