@@ -46,9 +46,9 @@ class ServerSpan:
 class InferenceRecord:
     """Facts of a tensor request for the statistics, filled in as they become known.
 
-    `model` and `version` are the client's names until the model is `found`, then the full name and the version that
-    answers. `rows` 0: not known yet; `cached` of them were in the cache of embeddings. `timing` and the `uuid` of the
-    device come with the answer.
+    Until the model is `found`, `model` and `version` are as the client wrote them; then the full name and the version
+    that answers. `rows` is 0 until the count is known, and `cached` counts the rows from the cache of embeddings. The
+    answer brings `timing` and the `uuid` of the device.
     """
 
     model: str
@@ -104,6 +104,11 @@ class RequestScope(msgspec.Struct, eq=False):
         """The request ends with this error; `counted_status` as above."""
         self.error, self.message = error.code, error.message
         self.counted_status = counted_status or self.counted_status
+
+    @property
+    def began_ns(self) -> int:
+        """The start of the request in CLOCK_MONOTONIC nanoseconds."""
+        return time.monotonic_ns() - int((time.perf_counter() - self.started) * 1e9)
 
     @property
     def waits_until_ns(self) -> int:

@@ -33,6 +33,7 @@ from ipc.memory import tensors
 from ipc.wire.messages import ItemError, Result, TensorInfo, Timing, Trace
 
 EMPTY = memoryview(b"")
+OUTPUT_DTYPES = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
 
 
 class Lease(Protocol):
@@ -89,7 +90,7 @@ class Answer:
 
     @property
     def trace(self) -> Trace | None:
-        """Instants of the worker's clock, when the request is traced. The engine makes offsets of the instants."""
+        """Instants of the worker's clock, for the engine alone. The scope of a traced request gets offsets."""
         return self._result.trace
 
     @property
@@ -269,9 +270,6 @@ class CopyBudget:
     def give(self, nbytes: int) -> None:
         """Give `nbytes` back."""
         self.free_nbytes += nbytes
-
-
-OUTPUT_DTYPES = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,7 @@ class Pace:
         )
 
     def lateness(self, now_ns: int, waits_since_ns: int) -> DeadlineExceeded | None:
-        """The error of text that takes too long. The reader has waited since `waits_since_ns`; 0: no reader waits."""
+        """The error if the text is late, else None. A reader waits since `waits_since_ns`; 0 if no reader waits."""
         if not self._last_ns:
             if now_ns >= self._first_by_ns:
                 return DeadlineExceeded("the deadline passed before the first token", retry_after_s=1)

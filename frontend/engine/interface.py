@@ -2,8 +2,10 @@
 
 `frontend.engine.local` is the implementation for workers of this host. The interface does not say where a model runs:
 
-1. Nothing that crosses the border is an instant of a clock, a place in memory or a path. The request's scope has the
-   time that is left, traces are offsets, and large inputs lie in memory that the engine made (`Blocks`).
+1. No instant of another host's clock crosses the border, no place in memory and no path. Arguments in `_ns` and the
+   deadlines of a scope are CLOCK_MONOTONIC of this process, and an engine sends on how much time is left. `Work` comes
+   without deadlines. `Answer.trace` is for the engine alone, which notes offsets in the scope. Large inputs lie in
+   memory that the engine made (`Blocks`).
 2. Workers have names. A number of a worker is for pages only.
 3. What only some engines can do is asked for: `Engine.reads_regions`, `Models.control`.
 """
@@ -24,6 +26,11 @@ from ipc.catalog.repository import Override
 from ipc.errors import PenstockError, Unsupported
 from ipc.wire.messages import Credits, ModelStatus, Work
 from ipc.wire.stats import Stats
+
+NONE_LOADED = "no model could be loaded"
+"""Why a server is not ready: all models of its start failed to load."""
+STATE_ORDER = ("loaded", "loading", "unloading", "failed", "available")
+"""States of a model; over several workers, the first of these states is the state of the model."""
 
 
 class Block(Protocol):
@@ -80,13 +87,10 @@ Payload = bytes | memoryview | Block | None
 
 def bytes_of(payload: Payload) -> bytes | memoryview:
     """The bytes of a payload, wherever they are."""
-    return payload or b"" if isinstance(payload, bytes | memoryview | None) else payload.buffer
-
-
-NONE_LOADED = "no model could be loaded"
-"""Why a server is not ready all of whose models of the start failed to load."""
-STATE_ORDER = ("loaded", "loading", "unloading", "failed", "available")
-"""States of a model; over several workers, the first of these states is the state of the model."""
+    # PERF: every request asks, most without a payload; `bytes | memoryview` would make a type on each call.
+    if payload is None:
+        return b""
+    return payload if isinstance(payload, (bytes, memoryview)) else payload.buffer
 
 
 Wanted = Callable[[], bool]
@@ -94,7 +98,7 @@ Wanted = Callable[[], bool]
 
 
 def always() -> bool:
-    """Nobody may change their mind."""
+    """The model stays wanted."""
     return True
 
 
@@ -108,10 +112,11 @@ class Engine(ABC):
 
     @abstractmethod
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
-        """Run planned work; its lease is the caller's to end. Notes worker, trace and phases in the scope.
+        """Run planned work. The caller ends the lease of the answer. The scope gets worker, trace and phases.
 
-        `payload` may not change before the work has ended, and a block is still the caller's then. Cancelling the
-        task cancels the work. Raises a `PenstockError`.
+        `payload` may not change before the work has ended, and the caller keeps a block. Cancelling the task cancels
+        the work. Raises a `PenstockError`: `DeadlineExceeded` soon after the deadline of the scope, whatever became of
+        the worker.
         """
 
     @abstractmethod
@@ -139,7 +144,7 @@ class Engine(ABC):
         """Whether traffic is accepted, and the reason, which is `NONE_LOADED` after a start without success."""
 
     async def is_kept_alive(self) -> bool:
-        """Whether a dead worker would be started again. A server whose engine says no for long ends as a unit."""
+        """Whether a dead worker would be started again. If the answer stays no, the server ends as a whole."""
         return True
 
 
@@ -252,7 +257,7 @@ class Control(ABC):
     @property
     @abstractmethod
     def reaches_all(self) -> bool:
-        """Whether a word to all workers would reach every worker that lives: false while a worker is being joined."""
+        """Whether a message to all workers reaches every live worker: false while a worker is being joined."""
 
     @abstractmethod
     async def reread(self, until_ns: int, draft: Override | None = None) -> bool:

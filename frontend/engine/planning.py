@@ -13,7 +13,6 @@ Options of the request replace the runtime options of the profile (`options.prof
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +43,8 @@ from ipc.wire.streams import WINDOW
 _SHOWN = 10
 UNNAMED = ("default/not-specified",)
 """Names that clients send where they name no model."""
+_INLINE_NBYTES = 512 << 10
+"""Inputs up to this size are looked at on the event loop."""
 
 
 def default_model(catalog: Catalog, settings: Settings, outputs: Sequence[str], family: str = "") -> str:
@@ -202,10 +203,6 @@ def _lora(request: dict[str, Any], runtime: dict[str, Any], before: str) -> str:
     return ""
 
 
-_INLINE_NBYTES = 512 << 10
-"""Inputs up to this size are looked at on the event loop."""
-
-
 def plan(
     scope: RequestScope,
     settings: Settings,
@@ -238,10 +235,9 @@ def plan(
 
 def pace_of(scope: RequestScope, settings: Settings, recorder: Recorder, model: str) -> Pace:
     """How fast the text of a request for a model has to come, and where its tokens are counted."""
-    began_ns = time.monotonic_ns() - int((time.perf_counter() - scope.started) * 1e9)
     meter = recorder.text(model, scope.grant.name, scope.http.route if scope.http is not None else "")
     first_by_ns = min(scope.waits_until_ns, scope.deadline_ns)
-    return Pace(began_ns, first_by_ns, settings.generation.idle_timeout_s, meter)
+    return Pace(scope.began_ns, first_by_ns, settings.generation.idle_timeout_s, meter)
 
 
 def lane_of(cost: int, settings: Settings) -> str:

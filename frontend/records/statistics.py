@@ -41,6 +41,19 @@ _TIMES = {
     "runs_output_seconds": "compute_output",
 }
 """Which field the seconds of a family belong to."""
+_REJECTED = (
+    "QUEUE_FULL",
+    "SHM_EXHAUSTED",
+    "DRAINING",
+    "DEADLINE_EXCEEDED",
+    "NO_REPLICA",
+    "MODEL_LOADING",
+    "MODEL_NOT_LOADED",
+)
+_BACKEND = ("INFERENCE_ERROR", "WORKER_LOST", "WORKER_CRASHED", "RESOURCE_EXHAUSTED")
+_REASONS = (
+    dict.fromkeys(_REJECTED, "REJECTED") | dict.fromkeys(_BACKEND, "BACKEND") | {"CANCELLED": "CANCELED"}
+)
 
 
 @dataclass(slots=True)
@@ -191,21 +204,6 @@ def _note_request(model: ModelStatistics, name: str, size: int, value: float) ->
         requests.fail.count += round(value)
     else:
         getattr(requests, _TIMES[name]).ns += round(value * 1e9)
-
-
-_REJECTED = (
-    "QUEUE_FULL",
-    "SHM_EXHAUSTED",
-    "DRAINING",
-    "DEADLINE_EXCEEDED",
-    "NO_REPLICA",
-    "MODEL_LOADING",
-    "MODEL_NOT_LOADED",
-)
-_BACKEND = ("INFERENCE_ERROR", "WORKER_LOST", "WORKER_CRASHED", "RESOURCE_EXHAUSTED")
-_REASONS = (
-    dict.fromkeys(_REJECTED, "REJECTED") | dict.fromkeys(_BACKEND, "BACKEND") | {"CANCELLED": "CANCELED"}
-)
 
 
 class Times(NamedTuple):

@@ -226,8 +226,7 @@ def _limit_waiting(scope: RequestScope, timeout_us: int) -> None:
     """Let the request wait no longer than its own timeout says, which counts from its arrival; 0 is no timeout."""
     if not timeout_us:
         return
-    arrived_ns = time.monotonic_ns() - int((time.perf_counter() - scope.started) * 1e9)
-    until_ns = arrived_ns + timeout_us * 1000
+    until_ns = scope.began_ns + timeout_us * 1000
     if until_ns < scope.deadline_ns:
         scope.start_by_ns = until_ns
 

@@ -317,7 +317,7 @@ class Hello(Wire, frozen=True, tag="hello"):
 
 
 class Work(Wire, frozen=True):
-    """What a request asks of a model: planned once in a frontend, and never copied or changed.
+    """What a request asks of a model, planned once in a frontend; an engine makes copies with other deadlines or items.
 
     `cost` is the frontend's estimate. `caller` is the public id of the API key, or empty; callers take turns by their
     `share`, a weight. `parts` above 0 asks for a stream, of which so many parts may wait. `traceparent` is empty for a

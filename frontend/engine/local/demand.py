@@ -35,6 +35,11 @@ BUSY_SHARE = 0.5
 """A model keeps a worker busy if at least this part of the worker's outstanding work is of the model."""
 BUSY_AFTER_S = 3.0
 PRESENT = ("loaded", "loading")
+ASK_EVERY_S = 1.0
+TICK_EVERY_S = 0.5
+_GIVEN_UP = "the load was given up: the model was unloaded meanwhile"
+_NOTHING = ModelStatus("", "available")
+_HELD = (*PRESENT, "unloading")
 
 
 class View(NamedTuple):
@@ -103,10 +108,6 @@ class BusyWatch:
         if slot is not None:
             self._since[model] = now
         return slot
-
-
-ASK_EVERY_S = 1.0
-TICK_EVERY_S = 0.5
 
 
 class Asked(NamedTuple):
@@ -300,11 +301,6 @@ class Demand:
 def _refuse_unwanted(is_wanted: Wanted) -> None:
     if not is_wanted():
         raise ModelNotLoaded(_GIVEN_UP, retry_after_s=1)
-
-
-_GIVEN_UP = "the load was given up: the model was unloaded meanwhile"
-_NOTHING = ModelStatus("", "available")
-_HELD = (*PRESENT, "unloading")
 
 
 def _afterwards(views: Sequence[View]) -> list[View]:

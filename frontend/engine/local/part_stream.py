@@ -28,6 +28,8 @@ from ipc.errors import LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
 from ipc.wire.streams import WINDOW, PartFlow
 
 T = TypeVar("T")
+TELL_AFTER = WINDOW // 2
+"""So many parts are taken before the worker is told, unless one was in a block."""
 
 
 class Incoming(ABC, Generic[T]):
@@ -144,10 +146,6 @@ class Incoming(ABC, Generic[T]):
             self.result.release()
         else:
             self.channel.abandon(self._request, self._final)
-
-
-TELL_AFTER = WINDOW // 2
-"""So many parts are taken before the worker is told, unless one was in a block."""
 
 
 class PartStream(Incoming[Delivery], AnswerStream):

@@ -73,6 +73,16 @@ log = logging.getLogger(__name__)
 Verdict = Literal["suspect", "accused", "poison"]
 _RANK: dict[Verdict, int] = {"suspect": 0, "accused": 1, "poison": 2}
 MOST = 4096
+MAX_ATTEMPTS = 2
+MAX_LOSSES = 5
+BUDGET_RATIO = 0.2
+BUDGET_FLOOR = 512
+BUDGET_WINDOW_S = 10.0
+NEWS_S = 0.05
+"""A worker's new state or credit follows its refusal within about this time."""
+# NOTE: free maps of a request may hold values that no message can: numbers beyond 64 bits, hundreds of levels.
+UNSAYABLE = (OverflowError, RecursionError)
+_TOO_DEEP = "options, schemas, metadata, tools or messages: values are nested too deep"
 
 
 def fingerprint(model: str, call: Call, payload: bytes | memoryview = b"") -> str:
@@ -178,19 +188,6 @@ class PoisonList:
                 log.error("the other frontends do not know of an input on which a worker died: %s", error)
 
         self._table.change_soon(note, noted)
-
-
-MAX_ATTEMPTS = 2
-MAX_LOSSES = 5
-BUDGET_RATIO = 0.2
-BUDGET_FLOOR = 512
-BUDGET_WINDOW_S = 10.0
-NEWS_S = 0.05
-"""A worker's new state or credit follows its refusal within about this time."""
-
-# NOTE: free maps of a request may hold values that no message can: numbers beyond 64 bits, hundreds of levels.
-UNSAYABLE = (OverflowError, RecursionError)
-_TOO_DEEP = "options, schemas, metadata, tools or messages: values are nested too deep"
 
 
 def unsayable(work: Work, error: Exception) -> InvalidInput:

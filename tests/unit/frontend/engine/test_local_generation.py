@@ -14,8 +14,9 @@ import msgspec
 import pytest
 import zmq
 
+from frontend import scope as scope_module
 from frontend.access.gate import Grant
-from frontend.engine import events, planning
+from frontend.engine import events
 from frontend.engine.events import (
     Called,
     Ended,
@@ -626,7 +627,7 @@ def test_a_waiting_reader_gets_an_error_when_no_token_comes(tmp_path: Path, cloc
 def test_the_times_of_an_answer_are_seconds_until_its_first_token_and_from_there_to_its_last(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "time", clock)
+    monkeypatch.setattr(scope_module, "time", clock)
     monkeypatch.setattr(events, "time", clock)
 
     async def work(frontend: Frontend) -> None:
