@@ -1,9 +1,9 @@
 """Makes the services of one frontend, each after the services that it needs, over one engine.
 
-1. `Backend` is what stands behind the border (`frontend.engine.interface`). `local` makes that of this host; no other
-   module of the frontend knows the engine over ZeroMQ.
+1. A `Backend` holds an engine and its models (`frontend.engine.interface`). `local` makes the backend of this host; no
+   other module of the frontend knows the engine over ZeroMQ.
 2. `assemble` puts the parts that are the same for every engine in front: equal items, kept embeddings, tensors.
-3. The engine begins last, when whatever its news concern is there.
+3. The engine begins last: its first news need every other service.
 """
 
 from __future__ import annotations
@@ -70,9 +70,11 @@ def assemble(
     services.copies = CopyBudget(settings.arena.copy_out_bytes)
     services.store = Store(settings.paths)
     backend = behind(services)
-    services.engine, services.directory = Front(backend.engine, services.recorder), backend.models
+    services.directory = backend.models
     if settings.cache.embeddings_bytes:
-        services.engine = CachingEngine(services.engine, backend.models, settings, services.recorder)
+        services.engine = CachingEngine(backend.engine, backend.models, settings, services.recorder)
+    else:
+        services.engine = Front(backend.engine, services.recorder)
     services.finisher = Finisher.opened(settings, name, services.recorder)
     if settings.server.metrics:
         services.finisher.http = HttpCounts(families, services.catalog, settings.log)

@@ -1,4 +1,6 @@
-"""An engine that keeps the embeddings of single items, so that an item that comes again needs no worker.
+"""The front of an engine that keeps embeddings of single items (`CachingEngine`), and its `BoundedCache`.
+
+An item that comes again needs no worker.
 
 1. A key is a cryptographic digest of all that decides an item's result: API key, model, call, options and content.
 2. Kept items are left out of the work for the engine behind this one. A request whose items are all kept runs nothing.
@@ -6,7 +8,8 @@
    the model that is loaded now, so changed files never lead to old embeddings.
 4. A request with a LoRA adapter is not looked up: the adapter's files have no identity. Items with errors are not kept.
 
-Values of bounded size by key, the least recently used given up first. For one thread, the event loop's.
+The cache holds a bounded number of bytes and gives the least recently used values up first. One thread uses the cache,
+that of the event loop.
 """
 
 from __future__ import annotations
@@ -14,14 +17,13 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
-from frontend.engine.answer import Answer, AnswerStream
-from frontend.engine.events import Generation, Pace
+from frontend.engine.answer import Answer
+from frontend.engine.front import Front
 from frontend.engine.interface import Engine, Models, Payload
 from frontend.engine.planning import is_long, part_of
 from frontend.http.rendering import off_loop_if
@@ -38,6 +40,17 @@ ENTRY_NBYTES = 640
 """About what a key, its place in the order and the objects around a value take beside the value's own bytes."""
 LARGEST_SHARE = 8
 """A value above this part of the bound is not kept, so that one value cannot push out all others."""
+_RESOLVED = frozenset(
+    {
+        *("profile", "instruction", "is_query", "overflow_policy", "lora", "lora_id"),
+        *("output_types", "output_dtype", "dimensions", "muvera", "late_chunking"),
+    }
+)
+"""Options that a worker does not read. Other fields of a call hold their values, or the frontend shapes the answer."""
+_OF_ITEMS = (InvalidInput, InferenceFailed, ResourceExhausted)
+"""Errors that name the place of an item. A request whose items all fail raises the error of one item."""
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_UNSAYABLE = (OverflowError, RecursionError, TypeError, ValueError)
 
 
 class _Entry(NamedTuple, Generic[V]):
@@ -85,19 +98,6 @@ class BoundedCache(Generic[V]):
     def _let_go(self, entry: _Entry[V]) -> None:
         self.nbytes -= entry.nbytes
         entry.meter.nbytes.inc(-entry.nbytes)
-
-
-_RESOLVED = frozenset(
-    {
-        *("profile", "instruction", "is_query", "overflow_policy", "lora", "lora_id"),
-        *("output_types", "output_dtype", "dimensions", "muvera", "late_chunking"),
-    }
-)
-"""Options that a worker does not read. Other fields of a call hold their values, or the frontend shapes the answer."""
-_OF_ITEMS = (InvalidInput, InferenceFailed, ResourceExhausted)
-"""Errors that name the place of an item. A request whose items all fail raises the error of one item."""
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
-_UNSAYABLE = (OverflowError, RecursionError, TypeError, ValueError)
 
 
 class Row(NamedTuple):
@@ -164,24 +164,24 @@ def joined(found: Computed) -> Answer:
     return Answer.joined(arrays, rows[0].ragged, tokens, truncated, found.timing, found.uuid)
 
 
-class CachingEngine(Engine):
-    """Keeps embeddings in front of `engine`."""
+class CachingEngine(Front):
+    """Keeps embeddings in front of `engine`. Answers in parts and generated text are not kept."""
 
     def __init__(self, engine: Engine, models: Models, settings: Settings, recorder: Recorder) -> None:
-        self._engine, self._models, self._settings, self._recorder = engine, models, settings, recorder
-        self.blocks, self.reads_regions = engine.blocks, engine.reads_regions
+        super().__init__(engine, recorder)
+        self._models, self._settings = models, settings
         self.kept: BoundedCache[Row] = BoundedCache(settings.cache.embeddings_bytes)
 
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
         """Run planned work; see `Engine.run`. An encode call is run for the items that are not kept."""
         call = work.call
         if not isinstance(call, EncodeCall) or call.lora:
-            return await self._engine.run(scope, work, payload)
+            return await super().run(scope, work, payload)
         large = is_long(work)
         owner = "" if self._settings.cache.shared else scope.grant.caller
         keys = await off_loop_if(large, keys_of, owner, work.model, call)
         if keys is None:
-            return await self._engine.run(scope, work, payload)
+            return await super().run(scope, work, payload)
         meter, identity = self._recorder.cache(work.model), self._models.identity(work.model)
         found = [_of(identity, row) for row in map(self.kept.get, keys)]
         missing = [at for at, row in enumerate(found) if row is None]
@@ -201,7 +201,7 @@ class CachingEngine(Engine):
         self, scope: RequestScope, work: Work, keys: Sequence[bytes], meter: CacheMeter
     ) -> Answer:
         """The answer of the engine to all items, which are kept."""
-        answer = await self._engine.run(scope, work)
+        answer = await super().run(scope, work)
         try:
             self._keep(keys, await off_loop_if(work.lane == "bulk", rows_of, answer), meter)
         except BaseException:
@@ -225,7 +225,7 @@ class CachingEngine(Engine):
         """
         part = part_of(work, missing, self._settings)
         try:
-            with await self._engine.run(scope, part) as answer:
+            with await super().run(scope, part) as answer:
                 if answer.errors:
                     return None
                 fresh = await off_loop_if(part.lane == "bulk", rows_of, answer)
@@ -243,26 +243,6 @@ class CachingEngine(Engine):
         for key, row in zip(keys, rows, strict=True):
             if row is not None and row.identity:
                 self.kept.put(key, row, row.nbytes, meter)
-
-    def stream(
-        self, scope: RequestScope, work: Work, payload: Payload = None
-    ) -> AbstractAsyncContextManager[AnswerStream]:
-        """Run planned work that is answered in parts; nothing is kept."""
-        return self._engine.stream(scope, work, payload)
-
-    def generate(
-        self, scope: RequestScope, work: Work, pace: Pace
-    ) -> AbstractAsyncContextManager[Generation]:
-        """Run planned work with a `GenerateCall`; nothing is kept."""
-        return self._engine.generate(scope, work, pace)
-
-    def ready(self) -> tuple[bool, str]:
-        """Whether traffic is accepted, and the reason."""
-        return self._engine.ready()
-
-    async def is_kept_alive(self) -> bool:
-        """Whether a dead worker would be started again."""
-        return await self._engine.is_kept_alive()
 
 
 def _of(identity: str, row: Row | None) -> Row | None:

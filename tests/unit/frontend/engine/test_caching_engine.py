@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import tracemalloc
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,7 +89,9 @@ class Setup:
         self.inner = Computing()
         self.counted = meter()
         settings = Settings(cache=Cache(**{"embeddings_bytes": 1 << 20, **cache}))
-        recorder: Any = SimpleNamespace(cache=lambda model: self.counted)
+        recorder: Any = SimpleNamespace(
+            cache=lambda model: self.counted, in_flight=lambda model, lane: nullcontext()
+        )
         self.settings = settings
         self.engine = CachingEngine(self.inner, self.inner.directory, settings, recorder)
 
