@@ -23,7 +23,7 @@ from frontend.http import tracebacks
 from frontend.http.listeners import deny
 from frontend.http.paths import check_path
 from frontend.http_counting import NO_MODEL, RECORD_KEY, HttpRecord
-from frontend.protocols.registry import Protocols, WireProtocol
+from frontend.protocols.registry import Protocols
 from frontend.records.finishing import Outcome
 from frontend.scope import RequestScope, common_headers, plain_scope, scope_of_request, shorten_deadline
 from frontend.services import Services
@@ -171,11 +171,10 @@ class RequestMiddleware:
             made.http.status = status
         if made.streams:
             return
-        protocol: WireProtocol = getattr(req.context, "protocol", None) or self._known.of(req.path)
         if made.error and not made.operation:
             made.operation, made.model = self._known.inference_at(req.path)
         outcome = Outcome(req.method, req.path, req.uri_template or "", status)
-        self._services.finisher.finish(made, protocol.name, outcome)
+        self._services.finisher.finish(made, self._known.of(req.path).name, outcome)
 
 
 class DeadlineMiddleware:
