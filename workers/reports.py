@@ -1,9 +1,9 @@
-"""What a worker tells of itself: gauges for everybody, and `Stats` for those who watch.
+"""What a worker tells of itself: metrics for everybody, and `Stats` for those who watch.
 
 1. Twice a second, and at every change of a model's state, `Reporter` turns the worker's state into metrics.
 2. While a frontend watches, `Statistics` sends a message five times a second; the device is asked twice a second.
 
-Metrics of models that generate, from the numbers of their engines.
+`GenerationCounts` writes the metrics of models that generate, from the numbers of their engines:
 
 1. Gauges take the present numbers, by model, and summed over all models under the names of mistral.rs.
 2. Counters grow by the difference to the last report. An engine that was loaded anew counts from zero again.

@@ -6,7 +6,7 @@
    and so are the arguments of calls.
 4. Pictures, sound, video and files are refused: the models that generate take text only.
 
-Messages in the form of OpenAI, in the order of their conversation.
+`messages_of` reads messages in the form of OpenAI.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """The fields that requests for generated text share, and what they mean for the call.
 
-How the next token is chosen and what ends a choice, as all protocols of generated text write this.
+`SamplingFields` say how the next token is chosen and what ends a choice. All protocols of generated text have these:
 
 1. A temperature that is absent or not above 0 is greedy. Values out of range switch their filter off, without an error.
 2. What a model cannot compute with (an infinite penalty) is brought to a finite number of the same effect.
 3. What costs time or memory is bounded: stop texts, biases, breakers, choices.
 
-Whether and how hard a model thinks first: `enable_thinking` and the reasoning effort, as variables of templates.
+`variables_of` says whether and how hard a model thinks first: `enable_thinking` and the reasoning effort become
+variables of templates.
 
 1. Thinking has three states: on, off, and None for the template's own default.
 2. An effort is a level, or off; it also switches thinking. Both together must agree.
 
-Fields of requests that talk to a model: those of chat, Responses and Messages, and those of OpenAI's two only.
+`TalkFields` are those of chat, Responses and Messages; `ChoiceFields` those of OpenAI's two only.
 
 1. The struct of a route adds what only its contract has. A field stands here under the name that all its contracts use.
 2. `HostedFields` ask for more than generated text: tools that run on the server, speech, stored state. A field that

@@ -1,10 +1,10 @@
-"""Values whose form a request chooses: schemas of functions and grammars, arguments of calls.
+"""Values whose form a request chooses: schemas of functions, arguments of calls, and the form of an answer.
 
 1. Numbers are read as they are written: an integer of any length stays an integer, and a number with more digits than
    a double holds becomes a `Decimal` (`written`).
 2. Messages to workers have integers of 64 bits and doubles. `json_text` refuses every other number by its digits.
 
-The form that an answer must have: `response_format` and `grammar` of a request, as a grammar of llguidance.
+`grammar_of` makes a grammar of llguidance from the form that an answer must have:
 
 1. `response_format` is `text`, `json_object`, or `json_schema` with its schema; a schema is always enforced.
 2. `grammar` is `{"type": regex | json_schema | lark | llguidance, "value"}`. Only one of both may be given.

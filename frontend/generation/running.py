@@ -7,7 +7,7 @@
 3. The call gets its space: what a worker keeps of a prompt is found by the same API key and `cache_salt` only.
 4. The engine's context is entered when the worker has tokenized the prompt.
 
-Which models generate text, and which of them a request means.
+`find_generator` finds the model that a request means:
 
 1. A model generates text if its catalog entry has the output `chat`.
 2. A request without a model, or for `default`, means `generation.default_model`, or the only such model.

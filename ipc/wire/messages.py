@@ -1,7 +1,7 @@
 """The structs that cross a process border, and nothing else.
 
-Array-like tagged msgspec structs. `ipc.wire.codec` says which of them, and of `ipc.wire.stats`,
-`ipc.wire.streams` and `ipc.wire.streams`, each side may send.
+Array-like tagged msgspec structs. `ipc.wire.codec` says which of them, and of `ipc.wire.catalogs`, `ipc.wire.stats` and
+`ipc.wire.streams`, each side may send.
 Durations are nanoseconds, instants are CLOCK_MONOTONIC nanoseconds, costs are tokens.
 """
 

@@ -1,12 +1,12 @@
 """Streamed results: structs of parts and of generated text that come before the final result, and their flow control.
 
-Parts:
+Parts come like this:
 
 1. A request with `Work.parts` above 0 is answered with any number of `Part`s and then a `Result` or a `Failure`.
 2. The frontend says with `PartsConsumed` how many parts its client has had. The worker makes at most `Work.parts` more
    than that, and nothing ahead of a part in a block: a client that does not read holds one block at most.
 
-Generated text:
+Generated text comes like this:
 
 1. A `Work` with a `GenerateCall` is answered with entries of `Deltas`, then with a `Result` or a `Failure`.
 2. A worker sends each session one `Deltas` a step. The message has what is new for all streams of the session.

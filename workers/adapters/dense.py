@@ -9,7 +9,7 @@ Serves any directory in the sentence-transformers layout and plain transformers 
 
 With late chunking the pooling takes the tokens of each chunk in turn (`means`).
 
-Late chunking: which tokens of a tokenized document belong to each chunk, and the mean of their vectors.
+`chunks_of` says which tokens of a tokenized document belong to each chunk:
 
 1. A token belongs to the chunk that holds the token's last character: a blank before a word may be part of a token.
 2. Special tokens and the prompt around the text belong to no chunk.

@@ -5,7 +5,7 @@
 2. Blocks come in the order of arrival. Text closes a block of reasoning and the reverse; a call is a block of its own.
 3. `message_delta` waits for the counts of the request.
 
-Errors in the form of Anthropic: `{"type": "error", "error": {"type", "message"}}`.
+`render` gives errors the form of Anthropic, `{"type": "error", "error": {"type", "message"}}`:
 
 1. A wrong meaning is 400, where the other protocols of generated text answer 422. `details` are for SDKs.
 2. An error inside a stream says whose fault it was, and nothing finer.

@@ -5,13 +5,13 @@
    the stored one of `previous_response_id` is known: `ResponsePlan.call_after`.
 3. `background` wins over `stream`: the answer is JSON, and the stream can be had by GET.
 
-Tools of a request: functions, functions in namespaces, and what is refused or left out.
+`functions_of` reads the tools of a request:
 
 1. A function of a namespace is known to the model as `namespace.name`. Its calls are told with both parts.
 2. A web search that may not reach the internet can find nothing here, so such a tool is left out.
 3. All other tools that run on the server are refused with the reason.
 
-Input items of a response: as the store keeps them, and as messages for chat templates.
+Input items become items for the store (`kept_items`), and messages for chat templates (`Turns`):
 
 1. A string is one message of a user. Items without a type that have a role are messages.
 2. Calls that follow each other, or follow text of the assistant, belong to one message of the assistant.

@@ -3,7 +3,7 @@
 1. `check_inputs` refuses ids beside texts, and what no model could take.
 2. `inputs_of` makes the inputs of workers.
 
-Texts and images as the forms of other APIs give them: plain texts, objects, and lists of content parts.
+Texts and images come as plain texts, objects, or lists of content parts:
 
 1. `seen` finds the text or image of an entry, before any model is looked up.
 2. `seen_input` refuses what the model does not take, and decodes the image. Images travel inside of the request, as a

@@ -1,4 +1,4 @@
-"""A causal language model out of a GGUF file: its configuration, and its weights, turned into numbers one by one.
+"""A causal language model out of a GGUF file: configuration, tokenizer, and weights, turned into numbers one by one.
 
 1. The configuration comes from the fields of the file by transformers' table of names. Here stands what the table
    leaves out: the width of a head, scaled rotary factors, and scales that llama.cpp knows by the number of layers.
@@ -8,7 +8,7 @@
    file; rows of Llama's queries and keys are put back into transformers' order, and Gemma's norms lose the one that
    llama.cpp adds.
 
-The tokenizer in a GGUF file: transformers' tokenizer with the vocabulary, merges, template and end tokens stored.
+`read_tokenizer` makes transformers' tokenizer with the vocabulary, merges, template and end tokens stored:
 
 1. transformers makes the tokenizer from vocabulary, merges and types of tokens.
 2. `tokenizer.ggml.pre` names how a text is cut into words before the merges. transformers knows some of the names and

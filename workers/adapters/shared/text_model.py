@@ -6,7 +6,7 @@
    the items give back. Windows over the token budget make several rows.
 4. `run` sends row after row through the model, as steps of the batch (`workers.device.stepping`).
 
-Prompts around a text, by the first rule that applies.
+`Prompts` chooses the prompt around a text by the first rule that applies:
 
 1. The stored prompt that the request names. The names "query" and "document" choose a side, and so the rules below.
 2. A template (`query_template`, `document_template`), which holds {text} and may hold {instruction}.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ipc.wire.messages import ToolUse
 from ipc.wire.streams import TEXT
-from workers.generation.formats import structured
+from workers.generation.formats import harmony
 from workers.generation.formats.bodies import (
     Reader,
     Schemas,
@@ -28,7 +28,6 @@ from workers.generation.formats.bodies import (
     whole_xml,
 )
 from workers.generation.formats.regions import Delimited, JsonValue, Opened
-from workers.generation.formats.structured import TemplatedParser
 from workers.generation.formats.tags import (
     Layout,
     TagParser,
@@ -38,6 +37,7 @@ from workers.generation.formats.tags import (
     templated_wrapper,
     wrapper_of,
 )
+from workers.generation.formats.templated import TemplatedParser
 from workers.generation.request import OutputParser, Segment
 
 THINK = Tags("<think>", "</think>")
@@ -100,7 +100,7 @@ class Format(NamedTuple):
             functions = tools.functions if tools is not None and calls else []
             return TemplatedParser(self.template, prompt, functions, calls=calls)
         if self.name == "harmony":
-            return structured.HarmonyParser(schemas, calls=calls, continues=said is not None, held=held)
+            return harmony.HarmonyParser(schemas, calls=calls, continues=said is not None, held=held)
         reasons, layout = self.reasons(prompt, said), self._tagged(calls)
         if held and reasons is False:
             layout = layout._replace(reasoning=None)
@@ -128,7 +128,7 @@ class Format(NamedTuple):
         if self.layout is not None:
             return tuple(self.layout.calls)
         if self.template is None:
-            return structured.OPENINGS
+            return harmony.OPENINGS
         return (self.wrapper.mark,) if self.wrapper else ()
 
     @property
@@ -243,7 +243,7 @@ def detect(
         return _with_tokens(found._replace(marks=marks), tokenizer)
     wrapper = wrapper_of(name, template)
     if name == "harmony":
-        return _with_tokens(Format(name, None, structured.MARKS, wrapper), tokenizer)
+        return _with_tokens(Format(name, None, harmony.MARKS, wrapper), tokenizer)
     layout = _LAYOUTS[name]._replace(reasoning=_reasoning(tokenizer, template, reasoning))
     if not knows_tools and not tool_format:
         layout = layout._replace(calls={**layout.calls, **_LAYOUTS[PLAIN].calls}, bare=True)
