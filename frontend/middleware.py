@@ -31,6 +31,8 @@ from ipc import logs
 from ipc.errors import Cancelled, Draining, PenstockError, Unauthenticated
 from ipc.metrics.families import NO_KEY, UNKNOWN
 
+log = logging.getLogger(__name__)
+
 METHODS = "GET, POST, PUT, DELETE"
 REQUEST_HEADERS = (
     "content-type",
@@ -114,9 +116,6 @@ def _allowed_headers(req: Request) -> str:
     asked = (req.get_header("Access-Control-Request-Headers") or "").lower().split(",")
     more = {name.strip() for name in asked if name.strip().startswith(_OF_SDKS)} - set(REQUEST_HEADERS)
     return ", ".join((*REQUEST_HEADERS, *sorted(more)))
-
-
-log = logging.getLogger(__name__)
 
 
 class RequestMiddleware:

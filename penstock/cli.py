@@ -22,6 +22,8 @@ from penstock.command_line import COMMANDS, parser
 from penstock.tuning import command as tuning
 
 EXIT_CONFIG = 3
+_DESCRIBING = ("version", "openapi", "completion")
+"""Commands that print what the package knows, and read no settings."""
 
 
 def flags_of(options: argparse.Namespace) -> dict[str, str]:
@@ -77,10 +79,6 @@ def _serving_flags(options: argparse.Namespace) -> dict[str, str]:
         flags["generation.prefix_cache"] = str(int(prefixes) > 0).lower()
     flags |= {setting: value for flag, setting, value in _SWITCHES if getattr(options, flag, False)}
     return flags
-
-
-_DESCRIBING = ("version", "openapi", "completion")
-"""Commands that print what the package knows, and read no settings."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -45,6 +45,22 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Settings], int]] = {
     "verify": models.run,
 }
 """What runs each command that needs the flags and the settings only; returns the exit code."""
+_EXAMPLES = {
+    "serve": (
+        ("serve", "serves all models of the catalog whose files are on this machine"),
+        ("serve BAAI/bge-m3 ./my-model=mine --port 9000", "serves a model of the hub and a directory"),
+        ("serve --config settings.yaml", "with a file of settings"),
+    ),
+    "check": (
+        ("check --config settings.yaml", "validates the settings and the catalog that they name"),
+        ("check --catalog models --json", "the same for a script"),
+    ),
+    "doctor": (
+        ("doctor", "looks at this machine with the default settings"),
+        ("doctor --device cuda --json", "with a GPU, for a script"),
+    ),
+    "worker": (("worker --slot 0 --config settings.yaml", "runs the worker of slot 0"),),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -199,24 +215,6 @@ def _describing(commands: Any) -> None:
     version = commands.add_parser("version", help="print the version")
     terminal.with_json(version)
     terminal.with_examples(version, ("version", "the same as `penstock --version`"))
-
-
-_EXAMPLES = {
-    "serve": (
-        ("serve", "serves all models of the catalog whose files are on this machine"),
-        ("serve BAAI/bge-m3 ./my-model=mine --port 9000", "serves a model of the hub and a directory"),
-        ("serve --config settings.yaml", "with a file of settings"),
-    ),
-    "check": (
-        ("check --config settings.yaml", "validates the settings and the catalog that they name"),
-        ("check --catalog models --json", "the same for a script"),
-    ),
-    "doctor": (
-        ("doctor", "looks at this machine with the default settings"),
-        ("doctor --device cuda --json", "with a GPU, for a script"),
-    ),
-    "worker": (("worker --slot 0 --config settings.yaml", "runs the worker of slot 0"),),
-}
 
 
 def _examples(parsers: Mapping[str, argparse.ArgumentParser]) -> None:

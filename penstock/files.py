@@ -26,6 +26,11 @@ from penstock import terminal
 from penstock.families import FAMILIES, Family
 from workers.loading import source
 
+_PARAMETERS = re.compile(r"([\d.]+) ([MB]) parameters")
+_SCALES = {"M": 1e6, "B": 1e9}
+_SHORTEST, _OUTPUTS_CUT = 20, 14
+"""Characters of names and of lists of outputs that a narrow terminal keeps."""
+
 
 def located(
     entry: ModelEntry,
@@ -83,10 +88,6 @@ def nbytes(directory: Path) -> int:
 
 
 _HEAD = ("MODEL", "OUTPUTS", "DIMS", "LENGTH", "SERVED", "DISK", "MEMORY")
-_PARAMETERS = re.compile(r"([\d.]+) ([MB]) parameters")
-_SCALES = {"M": 1e6, "B": 1e9}
-_SHORTEST, _OUTPUTS_CUT = 20, 14
-"""Characters of names and of lists of outputs that a narrow terminal keeps."""
 
 
 def summary(entry: ModelEntry, config: Settings) -> dict[str, Any]:

@@ -55,6 +55,27 @@ T = TypeVar("T")
 _STEERING = (Draining, LoraLoading, ModelLoading, ModelNotLoaded, QueueFull, WorkerLost)
 """Errors on which a frontend takes requests to another worker (`frontend.engine.local.retry`)."""
 _own_filters = list(warnings.filters)
+MOST_CHARACTERS = 300
+_REFUSING = ("ValueError", "IndexError", "InvalidArgument", "InvalidArgumentError")
+"""Classes of errors about an input; the last two are those of onnxruntime and TensorFlow."""
+_RAISED_BY_SCRIPT = re.compile(r"(?:RuntimeError: )?(?:builtins\.)?(ValueError|IndexError|AssertionError): ")
+"""What a program of TorchScript raises on purpose, which can come from its input only."""
+_SCRIPT = "TorchScript interpreter"
+_CLASSES = re.compile(r"^((builtins\.)?\w+Error: )+")
+_ABOUT_INPUT = re.compile(
+    r"\b(shapes?|sizes?|dims?|dimension(s|al)?|broadcast|axis|sto(d|f|i|ll?))\b|out of (data )?(range|bounds)",
+    re.IGNORECASE,
+)
+"""Words about shapes, indices, and texts that are no numbers (`std::stod`), in errors of any class."""
+_RUNTIME = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_NODE = re.compile(r"Non-zero status code returned while running (\w+) node\. Name:'.*?' Status Message: ")
+_PLACE = re.compile(r"^\S+\.\w+:\d+ (?:.*? was false\. )?")
+"""Place and condition in the code of onnxruntime."""
+_SECRET = re.compile(r"(?<=://)[^/@\s]+@|\bhf_\w{8,}")
+"""Names and passwords in addresses, and tokens of the hub."""
+_PATH = re.compile(r"(?<![\w:/])/(?:[\w.+@~-]+/)+")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 class ForeignError(Exception):
@@ -154,29 +175,6 @@ def _sayable(error: PenstockError) -> Exception:
     except BaseException:
         return InvalidInput(text_of(error)) if isinstance(error, InvalidInput) else ForeignError(error)
     return error
-
-
-MOST_CHARACTERS = 300
-_REFUSING = ("ValueError", "IndexError", "InvalidArgument", "InvalidArgumentError")
-"""Classes of errors about an input; the last two are those of onnxruntime and TensorFlow."""
-_RAISED_BY_SCRIPT = re.compile(r"(?:RuntimeError: )?(?:builtins\.)?(ValueError|IndexError|AssertionError): ")
-"""What a program of TorchScript raises on purpose, which can come from its input only."""
-_SCRIPT = "TorchScript interpreter"
-_CLASSES = re.compile(r"^((builtins\.)?\w+Error: )+")
-_ABOUT_INPUT = re.compile(
-    r"\b(shapes?|sizes?|dims?|dimension(s|al)?|broadcast|axis|sto(d|f|i|ll?))\b|out of (data )?(range|bounds)",
-    re.IGNORECASE,
-)
-"""Words about shapes, indices, and texts that are no numbers (`std::stod`), in errors of any class."""
-_RUNTIME = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
-_NODE = re.compile(r"Non-zero status code returned while running (\w+) node\. Name:'.*?' Status Message: ")
-_PLACE = re.compile(r"^\S+\.\w+:\d+ (?:.*? was false\. )?")
-"""Place and condition in the code of onnxruntime."""
-_SECRET = re.compile(r"(?<=://)[^/@\s]+@|\bhf_\w{8,}")
-"""Names and passwords in addresses, and tokens of the hub."""
-_PATH = re.compile(r"(?<![\w:/])/(?:[\w.+@~-]+/)+")
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 def line_of(error: BaseException) -> str:

@@ -45,6 +45,13 @@ from ipc.store.regions import HANDLE_NBYTES, RegionTable, check_size, object_nam
 from ipc.store.store import Store
 from ipc.wire.messages import Call, InferCall, Region, TensorInput, TensorOutput
 
+log = logging.getLogger(__name__)
+
+_LAZY_PEER_ACCESS = 1
+"""cudaIpcMemLazyEnablePeerAccess, the only flag there is."""
+LOOK_EVERY_S = 1.0
+"""How often it is looked which CUDA regions are still registered."""
+
 
 class Payload:
     """The payload of one request; `memory` opens regions of clients.
@@ -122,12 +129,6 @@ class Payload:
 
 NOTHING = Payload(memoryview(b""))
 """Of calls that have none."""
-
-
-log = logging.getLogger(__name__)
-
-_LAZY_PEER_ACCESS = 1
-"""cudaIpcMemLazyEnablePeerAccess, the only flag there is."""
 
 
 class _Handle(ctypes.Structure):
@@ -212,10 +213,6 @@ def _runtime() -> Any:
 @cache
 def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
-
-
-LOOK_EVERY_S = 1.0
-"""How often it is looked which CUDA regions are still registered."""
 
 
 class _Object:

@@ -43,56 +43,6 @@ _SUMS = {
     "blocks_total": "rs_blocks",
 }
 _DIRECTIONS = {"prompt_tokens": "in", "output_tokens": "out"}
-
-
-class GenerationCounts:
-    """Writes the metrics of all generating models of a worker. One thread."""
-
-    def __init__(self, metrics: WorkerMetrics) -> None:
-        self._metrics = metrics
-        self._last: dict[str, GenerationStats] = {}
-
-    def report(self, present: Sequence[GenerationStats]) -> None:
-        """The numbers of all models that are loaded now."""
-        gone = self._last.keys() - {stats.model for stats in present}
-        if not present and not gone:
-            return
-        for model in gone:
-            self._gauges(GenerationStats(model, *(0,) * 11))
-        for stats in present:
-            self._gauges(stats)
-            self._counters(stats, self._last.get(stats.model))
-        for field, family in _SUMS.items():
-            self._family(family).set(sum(getattr(stats, field) for stats in present))
-        self._last = {stats.model: stats for stats in present}
-
-    def _family(self, name: str) -> Any:
-        return getattr(self._metrics, name)
-
-    def _gauges(self, stats: GenerationStats) -> None:
-        metrics, worker = self._metrics, self._metrics.worker
-        for state in GENERATION_STATES:
-            metrics.generations.labels(stats.model, worker, state).set(getattr(stats, state))
-        metrics.cache_used.labels(stats.model, worker).set(stats.blocks_used)
-        metrics.cache_blocks.labels(stats.model, worker).set(stats.blocks_total)
-
-    def _counters(self, stats: GenerationStats, last: GenerationStats | None) -> None:
-        for field, total in _COUNTERS.items():
-            grown = _growth(field, stats, last)
-            self._family(field).labels(stats.model, self._metrics.worker).inc(grown)
-            self._family(total).inc(grown)
-        for field, direction in _DIRECTIONS.items():
-            grown = _growth(field, stats, last)
-            self._metrics.tokens.labels(stats.model, direction).inc(grown)
-            self._metrics.rs_tokens.inc(grown)
-
-
-def _growth(field: str, stats: GenerationStats, last: GenerationStats | None) -> int:
-    number: int = getattr(stats, field)
-    before: int = getattr(last, field) if last else 0
-    return number - before if number >= before else number
-
-
 EVERY_S = 0.5
 DEVICE_EVERY_S = 5.0
 SEND_EVERY_S = 0.19
@@ -301,3 +251,51 @@ class Statistics:
 def generations(models: ModelTable) -> list[GenerationStats]:
     """The numbers of all engines at this moment."""
     return [engine.statistics(name) for name, engine in models.engines()]
+
+
+class GenerationCounts:
+    """Writes the metrics of all generating models of a worker. One thread."""
+
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        self._metrics = metrics
+        self._last: dict[str, GenerationStats] = {}
+
+    def report(self, present: Sequence[GenerationStats]) -> None:
+        """The numbers of all models that are loaded now."""
+        gone = self._last.keys() - {stats.model for stats in present}
+        if not present and not gone:
+            return
+        for model in gone:
+            self._gauges(GenerationStats(model, *(0,) * 11))
+        for stats in present:
+            self._gauges(stats)
+            self._counters(stats, self._last.get(stats.model))
+        for field, family in _SUMS.items():
+            self._family(family).set(sum(getattr(stats, field) for stats in present))
+        self._last = {stats.model: stats for stats in present}
+
+    def _family(self, name: str) -> Any:
+        return getattr(self._metrics, name)
+
+    def _gauges(self, stats: GenerationStats) -> None:
+        metrics, worker = self._metrics, self._metrics.worker
+        for state in GENERATION_STATES:
+            metrics.generations.labels(stats.model, worker, state).set(getattr(stats, state))
+        metrics.cache_used.labels(stats.model, worker).set(stats.blocks_used)
+        metrics.cache_blocks.labels(stats.model, worker).set(stats.blocks_total)
+
+    def _counters(self, stats: GenerationStats, last: GenerationStats | None) -> None:
+        for field, total in _COUNTERS.items():
+            grown = _growth(field, stats, last)
+            self._family(field).labels(stats.model, self._metrics.worker).inc(grown)
+            self._family(total).inc(grown)
+        for field, direction in _DIRECTIONS.items():
+            grown = _growth(field, stats, last)
+            self._metrics.tokens.labels(stats.model, direction).inc(grown)
+            self._metrics.rs_tokens.inc(grown)
+
+
+def _growth(field: str, stats: GenerationStats, last: GenerationStats | None) -> int:
+    number: int = getattr(stats, field)
+    before: int = getattr(last, field) if last else 0
+    return number - before if number >= before else number

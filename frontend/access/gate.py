@@ -94,6 +94,10 @@ _FORWARDING_PREFIXES = (
 _FORM_TYPES = (b"", b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
 """Media types that a page may send to any site without asking; "" stands for a body without a type."""
 _READING = ("GET", "HEAD", "OPTIONS")
+SUBPROTOCOL = "penstock.key."
+MAX_NBYTES = 256
+_OFFER = b"sec-websocket-protocol"
+_PREFLIGHT = b"access-control-request-method"
 
 
 class Keyless:
@@ -216,12 +220,6 @@ def is_loopback(text: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)
-
-
-SUBPROTOCOL = "penstock.key."
-MAX_NBYTES = 256
-_OFFER = b"sec-websocket-protocol"
-_PREFLIGHT = b"access-control-request-method"
 
 
 def presented_key(scope: dict[str, Any]) -> str:

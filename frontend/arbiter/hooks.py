@@ -45,8 +45,11 @@ from ipc.processes.paths import SERVER, prepare_run_dir
 from ipc.settings import Settings
 from ipc.version import VERSION
 
+log = logging.getLogger(__name__)
+
 SET_APART = math.inf
 """The age of a frontend that was told to end. A reload of Gunicorn waits for frontends of a lower age than its own."""
+EXIT_CONFIG = 3
 
 
 class PatientArbiter(Arbiter):  # type: ignore[misc]
@@ -98,11 +101,6 @@ def take_over(server: Any, max_draining: Callable[[], int]) -> None:
     """
     server.__class__ = PatientArbiter
     server.max_draining, server.penstock_draining = max_draining, []
-
-
-log = logging.getLogger(__name__)
-
-EXIT_CONFIG = 3
 
 
 def read_settings() -> Settings:

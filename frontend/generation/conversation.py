@@ -39,6 +39,13 @@ MEDIA_PARTS = {
 CONTINUING: Mapping[str, bool] = {"add_generation_prompt": False, "continue_final_message": True}
 """Variables of a template whose last message the answer continues."""
 _SCHEMES = ("data:", "http://", "https://")
+BeginsAnswer = Annotated[
+    bool | None, Meta(description="End the conversation with the beginning of an answer; the default.")
+]
+ContinuesMessage = Annotated[
+    bool | None,
+    Meta(description="End with the last message, unfinished; excludes a true `add_generation_prompt`."),
+]
 
 
 class Conversation:
@@ -200,15 +207,6 @@ def calls_of(conversation: Conversation, given: Any, where: str) -> list[dict[st
         arguments = parameters if arguments is None else arguments
         calls.append(conversation.call(each.get("id"), function.get("name"), arguments, f"{place}.function"))
     return calls
-
-
-BeginsAnswer = Annotated[
-    bool | None, Meta(description="End the conversation with the beginning of an answer; the default.")
-]
-ContinuesMessage = Annotated[
-    bool | None,
-    Meta(description="End with the last message, unfinished; excludes a true `add_generation_prompt`."),
-]
 
 
 class ChatMessage(msgspec.Struct):

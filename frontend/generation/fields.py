@@ -46,6 +46,13 @@ _MOST_TOKENS = (1 << 31) - 1
 _MOST_PENALTY = 1e5
 _LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1e-4, 1e4
 _DEFAULTS = Sampling()
+LEVELS = ("low", "medium", "high", "xhigh", "max")
+_ALIASES = {"none": "off", "minimal": "low"}
+EFFORTS = ("off", *_ALIASES, *LEVELS)
+"""What requests may say, in letters of either case."""
+Effort = Annotated[str | None, one_of(EFFORTS)]
+PERMISSIONS = ("auto", "ask", "deny")
+Permission = Annotated[str | None, one_of(PERMISSIONS)]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -255,13 +262,6 @@ def _bias(key: str, value: float) -> float:
     return value
 
 
-LEVELS = ("low", "medium", "high", "xhigh", "max")
-_ALIASES = {"none": "off", "minimal": "low"}
-EFFORTS = ("off", *_ALIASES, *LEVELS)
-"""What requests may say, in letters of either case."""
-Effort = Annotated[str | None, one_of(EFFORTS)]
-
-
 def variables_of(
     thinking: bool | None,
     effort: str | None,
@@ -301,10 +301,6 @@ def template_variables(
         if not isinstance(effort, str):
             raise InvalidField(names[1], "expected a string")
     return variables_of(thinking, effort, names=(names[0], names[1]))
-
-
-PERMISSIONS = ("auto", "ask", "deny")
-Permission = Annotated[str | None, one_of(PERMISSIONS)]
 
 
 class HostedFields(SamplingFields, kw_only=True):

@@ -30,6 +30,9 @@ _NUL = b"\\u0000"
 _SHORT = 15
 """Characters of a number, with a point and without an exponent, whose digits every double keeps."""
 _exact = msgspec.json.Encoder(decimal_format="number")
+MAX_GRAMMAR_NBYTES = 256 << 10
+_TEXT_KINDS = ("regex", "lark")
+_JSON_KINDS = ("json_schema", "llguidance")
 
 
 def written(text: str) -> float | Decimal:
@@ -136,11 +139,6 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
-
-
-MAX_GRAMMAR_NBYTES = 256 << 10
-_TEXT_KINDS = ("regex", "lark")
-_JSON_KINDS = ("json_schema", "llguidance")
 
 
 def grammar_of(response_format: Any, grammar: Any, field: str = "response_format") -> Grammar | None:

@@ -49,6 +49,12 @@ DEFAULT = "default"
 STATUSES = {"loaded": "loaded", "loading": "reloading"}
 """Statuses of the contract for states of a model; all other states are `unloaded`."""
 _SHOWN = 20
+MANY_TOKENS = 2048
+"""Log probabilities of more tokens are written by a thread."""
+Render = Callable[[Outcome], dict[str, Any]]
+"""The body of an outcome."""
+LONGEST_S = 86400.0
+"""Bound of a request whose stream goes on and on."""
 
 
 def model_status(state: str) -> str:
@@ -94,13 +100,6 @@ def find_generator(name: str | None, catalog: Catalog, settings: Settings) -> Mo
 def _listing(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"models of generated text: {', '.join(names[:_SHOWN]) or 'none'}{more}"
-
-
-MANY_TOKENS = 2048
-"""Log probabilities of more tokens are written by a thread."""
-
-Render = Callable[[Outcome], dict[str, Any]]
-"""The body of an outcome."""
 
 
 def new_id(prefix: str) -> str:
@@ -150,10 +149,6 @@ async def send_stream(
     )
     await stream.begin()
     stream.answer(resp, content_type)
-
-
-LONGEST_S = 86400.0
-"""Bound of a request whose stream goes on and on."""
 
 
 def named_model(services: Services, scope: RequestScope, name: str | None) -> ModelEntry:

@@ -50,8 +50,11 @@ from frontend.routes import Need
 from ipc.errors import AccessRefused, PenstockError, QueueFull
 from ipc.settings import Settings
 
+log = logging.getLogger(__name__)
+
 OPEN_RPCS = 256
 """Calls at a time of methods that need no key."""
+_UNKNOWN = Reply(None, (), StatusCode.UNIMPLEMENTED, "Method not found!")
 
 
 class Door:
@@ -101,11 +104,6 @@ def _no_place(limit: int, is_open: bool) -> QueueFull:
         f"this server takes {limit} {what} at a time, and of one caller no more than others leave free",
         retry_after_s=1,
     )
-
-
-log = logging.getLogger(__name__)
-
-_UNKNOWN = Reply(None, (), StatusCode.UNIMPLEMENTED, "Method not found!")
 
 
 def _refused(error: PenstockError, _: Rpc) -> Reply:

@@ -30,6 +30,8 @@ from ipc.errors import AccessRefused, PenstockError
 from ipc.metrics.families import NO_KEY
 
 log = logging.getLogger(__name__)
+Answer = Message | bytes
+"""A response, or one that is serialized already."""
 
 
 @dataclass(slots=True)
@@ -133,8 +135,6 @@ class Call:
         return (*ids, ("traceparent", made.parent)) if made.parent else ids
 
 
-Answer = Message | bytes
-"""A response, or one that is serialized already."""
 Failed = Callable[[Call, Any, PenstockError], Answer | None]
 
 

@@ -30,6 +30,8 @@ from frontend.grpc.connections import Peer, host_of
 from frontend.http.places import Places
 from ipc.errors import PenstockError
 
+log = logging.getLogger(__name__)
+
 _STATUS = {
     "CANCELLED": StatusCode.CANCELLED,
     "CONTROL_DISABLED": StatusCode.UNAVAILABLE,
@@ -63,6 +65,13 @@ _STATUS = {
 }
 _MAX_MESSAGE_CHARACTERS = 1024
 """The message travels in a header, percent-encoded; peers accept 8 KiB of headers."""
+LAST_WORD_S = 1.0
+"""How long a client may take to read a status and nothing else."""
+LOOK_S = 0.025
+"""An rpc that has lasted so long is looked at, at the latest after twice that time."""
+_NO_FLAGS = 0
+Metadata = dict[str, str | bytes]
+Trailers = tuple[tuple[str, str], ...]
 
 
 def status_of(error: PenstockError) -> StatusCode:
@@ -91,18 +100,6 @@ def trailers(error: PenstockError) -> tuple[tuple[str, str], ...]:
     if not error.retryable:
         return found
     return (*found, ("retry-after", error.retry_after()))
-
-
-log = logging.getLogger(__name__)
-
-LAST_WORD_S = 1.0
-"""How long a client may take to read a status and nothing else."""
-LOOK_S = 0.025
-"""An rpc that has lasted so long is looked at, at the latest after twice that time."""
-_NO_FLAGS = 0
-
-Metadata = dict[str, str | bytes]
-Trailers = tuple[tuple[str, str], ...]
 
 
 class Reply(NamedTuple):

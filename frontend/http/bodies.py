@@ -34,6 +34,12 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 CALLBACK_KEY = "penstock.disconnected"
 _EVENTS_KEY = "penstock.events"
 GONE = object()
+SMALL_NBYTES = 64 << 10
+"""Bodies up to this size are counted but never refused for lack of room."""
+BODY_KEY = "penstock.body"
+"""Where Penstock's own server puts a body into the ASGI scope that came with its head and is small."""
+LARGE_NBYTES = 4 << 20
+TRIM_AFTER_S = 0.2
 
 
 def note_disconnect(scope: Any) -> None:
@@ -118,14 +124,6 @@ class _Events:
     async def _drain(self) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
-
-
-SMALL_NBYTES = 64 << 10
-"""Bodies up to this size are counted but never refused for lack of room."""
-BODY_KEY = "penstock.body"
-"""Where Penstock's own server puts a body into the ASGI scope that came with its head and is small."""
-LARGE_NBYTES = 4 << 20
-TRIM_AFTER_S = 0.2
 
 
 class BodyReader:

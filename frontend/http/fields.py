@@ -20,6 +20,14 @@ from msgspec import Meta, ValidationError, inspect
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 
+LONGEST_LABEL = 500
+"""Characters of one label."""
+LARGEST_SCHEMA = 64 << 10
+"""Bytes of an output schema as msgpack."""
+_SHOWN = 200
+_WRONG_WORD = "Invalid enum value"
+_STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
+
 
 def check_texts(texts: Sequence[str], where: str, limits: Limits) -> None:
     """Raise `InvalidInput` that names the item for a text that is too long."""
@@ -49,12 +57,6 @@ def check_count(count: int, where: str, limits: Limits) -> None:
         raise InvalidInput(f"{where}: may not be empty")
     if count > limits.max_items:
         raise InvalidInput(f"{where}: {count} given, the limit is {limits.max_items} (limits.max_items)")
-
-
-LONGEST_LABEL = 500
-"""Characters of one label."""
-LARGEST_SCHEMA = 64 << 10
-"""Bytes of an output schema as msgpack."""
 
 
 def check_labels(labels: Sequence[str] | None, limits: Limits, field: str = "params.labels") -> list[str]:
@@ -91,11 +93,6 @@ def check_schema(schema: dict[str, Any] | None) -> dict[str, Any] | None:
         if nbytes > LARGEST_SCHEMA:
             raise InvalidInput(f"params.output_schema: {nbytes} bytes, the limit is {LARGEST_SCHEMA}")
     return schema
-
-
-_SHOWN = 200
-_WRONG_WORD = "Invalid enum value"
-_STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
 
 
 def one_of(words: Iterable[str], description: str | None = None, *, required: bool = False) -> Meta:

@@ -26,6 +26,7 @@ SEND_KEY = "penstock.send"
 """Where the application leaves the server's `send` in the scope of a WebSocket."""
 HANDSHAKE_ANSWER = "websocket.http.response"
 """The ASGI extension."""
+_IDS = (b"x-request-id", b"traceparent")
 
 
 async def deny(
@@ -40,9 +41,6 @@ async def deny(
     fields += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "websocket.http.response.start", "status": status, "headers": fields})
     await send({"type": "websocket.http.response.body", "body": orjson.dumps(body)})
-
-
-_IDS = (b"x-request-id", b"traceparent")
 
 
 def addresses(server: Server) -> list[str]:

@@ -40,6 +40,15 @@ for _first, _extra in ((0xC4, 1), (0xC7, 2), (0xD9, 1)):
     for _power in range(3):
         _WIDTHS[_first + _power] = 1 << _power
         _SIZES[_first + _power] = (1 << _power) + _extra
+_ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")
+_HALF = re.compile("[\ud800-\udfff]")
+_BYTES = range(0xDC80, 0xDD00)
+"""What stands for a byte that is not UTF-8 (PEP 383)."""
+_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_HOLDING = (str, list, dict)
+_SHOWN = 200
+LARGEST_NBYTES = 4 << 20
+"""Bodies up to this size are searched; the search takes several times the memory of the body."""
 
 
 def check_values(body: bytes, binary: bool, max_items: int) -> None:
@@ -167,17 +176,6 @@ def _msgpack_parts(body: bytes, most: int) -> list[bytes] | None:
             start = at + size + payload
         at += size + payload
     return None
-
-
-_ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")
-_HALF = re.compile("[\ud800-\udfff]")
-_BYTES = range(0xDC80, 0xDD00)
-"""What stands for a byte that is not UTF-8 (PEP 383)."""
-_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_HOLDING = (str, list, dict)
-_SHOWN = 200
-LARGEST_NBYTES = 4 << 20
-"""Bodies up to this size are searched; the search takes several times the memory of the body."""
 
 
 def fault_of(body: bytes | memoryview) -> str:

@@ -29,6 +29,10 @@ from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc.settings import Arena
 
+log = logging.getLogger(__name__)
+
+Buffer = bytes | memoryview
+
 
 class InferenceRoute(ABC):
     """One route; `operation` names it in metrics, logs and traces."""
@@ -47,11 +51,6 @@ class InferenceRoute(ABC):
     @abstractmethod
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: Any) -> None:
         """Parse, run, render. Cancelled when the client goes away."""
-
-
-log = logging.getLogger(__name__)
-
-Buffer = bytes | memoryview
 
 
 def send_parts(resp: Response, parts: Sequence[Buffer], answer: Answer, services: Services) -> None:

@@ -34,6 +34,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 _log = logging.getLogger(__name__)
+ROWS = 64
+"""Frontends with a place of their own. More frontends share places; the last instant written to a place counts."""
+LOOK_EVERY_S = 0.05
 
 
 class Drain:
@@ -83,10 +86,6 @@ def _call(callbacks: Iterable[Callable[[], None]]) -> None:
 
 DRAIN = Drain()
 """The drain of this process. Frontends are forked before the application is loaded, so each has its own."""
-
-ROWS = 64
-"""Frontends with a place of their own. More frontends share places; the last instant written to a place counts."""
-LOOK_EVERY_S = 0.05
 
 
 class Succession:

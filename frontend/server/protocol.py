@@ -52,6 +52,10 @@ SLICE_BYTES = 512 * 1024
 WRITE_HIGH_WATER_BYTES = 448 * 1024
 _JOINED_BYTES = 64 * 1024
 """PERF: a longer first piece is written behind the head rather than copied with it."""
+_VERSIONS = ("1.0", "1.1")
+_MAX_LINGERING = 1024
+_UNCOUNTED_NBYTES = 64
+"""Method, version and line ends, which the limit of a head does not count: how a head is cut up must not matter."""
 
 
 class _LingeringClose:
@@ -198,12 +202,6 @@ class Cycle(RequestResponseCycle):
 
 def _body_event(body: bytes | memoryview, more_body: bool) -> HTTPResponseBodyEvent:
     return {"type": "http.response.body", "body": body, "more_body": more_body}  # type: ignore[typeddict-item]
-
-
-_VERSIONS = ("1.0", "1.1")
-_MAX_LINGERING = 1024
-_UNCOUNTED_NBYTES = 64
-"""Method, version and line ends, which the limit of a head does not count: how a head is cut up must not matter."""
 
 
 class MeteredFlow(FlowControl):

@@ -28,6 +28,12 @@ from ipc.errors import Draining, HeadersTooLarge, InvalidInput, PenstockError, Q
 OTHERS = 512
 _LEAST_SHARE = 2
 """Under a very low hard limit, other files get at most one part in so many."""
+Rendered = tuple[int, bytes, dict[str, str]]
+"""(status, body, headers) of an error."""
+Render = Callable[[PenstockError, str], Rendered]
+"""The form of an error on a path."""
+_SLOWEST_SWEEP_S = 1.0
+_FASTEST_SWEEP_S = 0.05
 
 
 def files_for(connections: Sequence[int]) -> int:
@@ -56,12 +62,6 @@ def raise_file_limit(number: int) -> None:
     reachable = number if hard == resource.RLIM_INFINITY else min(number, hard)
     if soft != resource.RLIM_INFINITY and soft < reachable:
         resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
-
-
-Rendered = tuple[int, bytes, dict[str, str]]
-"""(status, body, headers) of an error."""
-Render = Callable[[PenstockError, str], Rendered]
-"""The form of an error on a path."""
 
 
 def plain(error: PenstockError, path: str) -> Rendered:
@@ -129,10 +129,6 @@ def too_many_connections(limit: int) -> PenstockError:
 def draining() -> PenstockError:
     """503 for a request that did not finish before the process had to end."""
     return Draining("Service shutting down", retry_after_s=5)
-
-
-_SLOWEST_SWEEP_S = 1.0
-_FASTEST_SWEEP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ _KINDS = {
 
 LOST = ("down", "silent", "leaving")
 """Kinds of trouble of workers that have served before; the other workers begin."""
+Finding = tuple[bool, str]
+"""Whether all is fine, and a line for people."""
 
 
 class Problem(NamedTuple):
@@ -100,10 +102,6 @@ def health_fields(ready: bool, why: str, found: Sequence[Problem]) -> dict[str, 
         "why": "" if ready else why,
         "problems": [problem._asdict() for problem in found],
     }
-
-
-Finding = tuple[bool, str]
-"""Whether all is fine, and a line for people."""
 
 
 def shared_memory(config: Settings) -> Iterator[Finding]:

@@ -37,62 +37,17 @@ from ipc.metrics.files import MetricFiles, Totals
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import RunPaths
 
+log = logging.getLogger(__name__)
+
 SHOWN_REQUESTS = 24
 SHOWN_ERRORS = 20
 MEASURED_REQUESTS = 1024
 MEASURED_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """One reading. `latencies` has percentiles by model, and of all models under the empty name.
-
-    `requests` and `errors` are those of all callers, the newest first.
-    """
-
-    totals: Totals
-    requests: list[Recent]
-    errors: list[Recent]
-    latencies: dict[str, dict[str, Any]]
-
-
-class TrafficReader:
-    """Reads the files of the run directory; keeps the last requests. One thread at a time."""
-
-    def __init__(self, paths: RunPaths) -> None:
-        self._metrics, self._recent = MetricFiles(paths), RecentReader(paths)
-        self._requests: deque[Recent] = deque(maxlen=MEASURED_REQUESTS)
-        self._errors: deque[Recent] = deque(maxlen=MEASURED_REQUESTS)
-
-    def read(self) -> Traffic:
-        """Present state. Blocks on files."""
-        fresh = self._recent.read()
-        self._requests.extend(fresh)
-        self._errors.extend(record for record in fresh if record.failed)
-        return Traffic(
-            self._metrics.read(),
-            list(reversed(self._requests)),
-            list(reversed(self._errors)),
-            latencies(self._requests, time.time(), MEASURED_S),
-        )
-
-
-def latencies(records: Iterable[Recent], now: float, within_s: float) -> dict[str, dict[str, Any]]:
-    """Median and 99th percentile of the answers of the last `within_s` seconds, by model and over all ("")."""
-    totals: dict[str, list[float]] = {"": []}
-    for record in records:
-        if record.status < 400 and now - record.at <= within_s:
-            total = record.phases.get("total", 0.0)
-            totals[""].append(total)
-            totals.setdefault(record.model, []).append(total)
-    return {model: _percentiles(values) for model, values in totals.items()}
-
-
-def _percentiles(values: list[float]) -> dict[str, Any]:
-    if not values:
-        return {"p50_ms": None, "p99_ms": None, "requests": 0}
-    p50, p99 = np.percentile(values, (50, 99)).tolist()
-    return {"p50_ms": round(p50, 2), "p99_ms": round(p99, 2), "requests": len(values)}
+EVERY_S = 10.0
+KEPT = 360
+LONGEST_STEP_S = 60.0
+"""Counters from longer ago make no point: a mean over so long a time would hide when the requests came."""
+LOCK = "history"
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -122,15 +77,6 @@ def counted(totals: Totals) -> Counted:
 
 def _sum(totals: Totals, family: str) -> float:
     return sum(totals.by_model.get(family, {}).values())
-
-
-log = logging.getLogger(__name__)
-
-EVERY_S = 10.0
-KEPT = 360
-LONGEST_STEP_S = 60.0
-"""Counters from longer ago make no point: a mean over so long a time would hide when the requests came."""
-LOCK = "history"
 
 
 class Point(msgspec.Struct, array_like=True, frozen=True):
@@ -252,3 +198,55 @@ class Keeper:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """One reading. `latencies` has percentiles by model, and of all models under the empty name.
+
+    `requests` and `errors` are those of all callers, the newest first.
+    """
+
+    totals: Totals
+    requests: list[Recent]
+    errors: list[Recent]
+    latencies: dict[str, dict[str, Any]]
+
+
+class TrafficReader:
+    """Reads the files of the run directory; keeps the last requests. One thread at a time."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._metrics, self._recent = MetricFiles(paths), RecentReader(paths)
+        self._requests: deque[Recent] = deque(maxlen=MEASURED_REQUESTS)
+        self._errors: deque[Recent] = deque(maxlen=MEASURED_REQUESTS)
+
+    def read(self) -> Traffic:
+        """Present state. Blocks on files."""
+        fresh = self._recent.read()
+        self._requests.extend(fresh)
+        self._errors.extend(record for record in fresh if record.failed)
+        return Traffic(
+            self._metrics.read(),
+            list(reversed(self._requests)),
+            list(reversed(self._errors)),
+            latencies(self._requests, time.time(), MEASURED_S),
+        )
+
+
+def latencies(records: Iterable[Recent], now: float, within_s: float) -> dict[str, dict[str, Any]]:
+    """Median and 99th percentile of the answers of the last `within_s` seconds, by model and over all ("")."""
+    totals: dict[str, list[float]] = {"": []}
+    for record in records:
+        if record.status < 400 and now - record.at <= within_s:
+            total = record.phases.get("total", 0.0)
+            totals[""].append(total)
+            totals.setdefault(record.model, []).append(total)
+    return {model: _percentiles(values) for model, values in totals.items()}
+
+
+def _percentiles(values: list[float]) -> dict[str, Any]:
+    if not values:
+        return {"p50_ms": None, "p99_ms": None, "requests": 0}
+    p50, p99 = np.percentile(values, (50, 99)).tolist()
+    return {"p50_ms": round(p50, 2), "p99_ms": round(p99, 2), "requests": len(values)}

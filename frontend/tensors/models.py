@@ -50,6 +50,12 @@ from ipc.wire.messages import ModelStatus, TensorOutput
 
 State = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
 _STATES: dict[str, State] = {"loaded": "READY", "loading": "LOADING", "unloading": "UNLOADING"}
+Kind = Literal["infer", "encode", "score", "extract"]
+VERSION = 1
+"""The version of every catalog model."""
+_MOST_ROWS = (1 << 31) - 1
+_PASSING = (ModelLoading, ModelNotLoaded, NoReplica)
+"""Errors of a model that may be there after a wait."""
 
 
 class VersionState(NamedTuple):
@@ -120,15 +126,6 @@ class VersionStates:
     def is_unloaded(self, entry: str) -> bool:
         """Whether an operator unloaded the model of a catalog id."""
         return self.mark(model_of(entry)) is False
-
-
-Kind = Literal["infer", "encode", "score", "extract"]
-
-VERSION = 1
-"""The version of every catalog model."""
-_MOST_ROWS = (1 << 31) - 1
-_PASSING = (ModelLoading, ModelNotLoaded, NoReplica)
-"""Errors of a model that may be there after a wait."""
 
 
 class ExpectedInput(NamedTuple):

@@ -41,6 +41,10 @@ ALIGNMENT = 8
 """Inputs of a payload start at multiples of this many bytes."""
 SLICE_NBYTES = 1 << 20
 """Bytes that are copied before others on this event loop have their turn."""
+MOST_HEADS = 64
+"""Plans that a model keeps. The oldest goes for a new one."""
+MOST_HEAD_NBYTES = 4096
+"""Longer heads are not kept: they cost more to compare, and more memory, than most plans are worth."""
 
 
 class ProgramCalls:
@@ -344,12 +348,6 @@ async def _copy(data: bytes | memoryview, place: memoryview) -> None:
         place[at : at + len(piece)] = piece
         if at:
             await asyncio.sleep(0)
-
-
-MOST_HEADS = 64
-"""Plans that a model keeps. The oldest goes for a new one."""
-MOST_HEAD_NBYTES = 4096
-"""Longer heads are not kept: they cost more to compare, and more memory, than most plans are worth."""
 
 
 @dataclass(slots=True, frozen=True)

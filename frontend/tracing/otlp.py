@@ -43,6 +43,15 @@ from ipc.wire.messages import BatchTimes
 log = logging.getLogger(__name__)
 
 Attributes = dict[str, str | int | float | bool]
+MAX_WAITING = 2048
+"""Requests that wait for export."""
+MAX_SENT = 128
+"""Requests whose spans go into one export."""
+GATHER_S = 0.5
+CLOSE_S = 2.0
+TIMEOUT_S = 5.0
+_EXPORTER = "opentelemetry.exporter.otlp.proto.http"
+_HEADER = re.compile(r"^([A-Za-z0-9!#$%&'*+.^_`|~-]+)[ \t]*:[ \t]*([\x20-\x7e]+?)[ \t]*$")
 
 
 class Span(NamedTuple):
@@ -156,13 +165,6 @@ def _child(
     )
 
 
-MAX_WAITING = 2048
-"""Requests that wait for export."""
-MAX_SENT = 128
-"""Requests whose spans go into one export."""
-GATHER_S = 0.5
-CLOSE_S = 2.0
-
 Send = Callable[[list[Span]], bool]
 
 
@@ -217,11 +219,6 @@ class Exporter:
             log.warning(
                 "spans are %s", "exported again" if sent else "not exported: the collector does not take them"
             )
-
-
-TIMEOUT_S = 5.0
-_EXPORTER = "opentelemetry.exporter.otlp.proto.http"
-_HEADER = re.compile(r"^([A-Za-z0-9!#$%&'*+.^_`|~-]+)[ \t]*:[ \t]*([\x20-\x7e]+?)[ \t]*$")
 
 
 def check(config: Tracing) -> None:

@@ -22,6 +22,9 @@ VERSION_ALONE = 1
 """Version of a catalog model that has no others."""
 NO_VERSION = -1
 """Stands for the version of a repository model that has none."""
+SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$"
+RESERVED_NAME = "default"
+"""What requests of generated text call the model that the settings name."""
 
 
 def id_of(model: str, version: int) -> str:
@@ -53,11 +56,6 @@ def profiled(entry: str, known: Container[str]) -> str:
     """The id of the model whose profile `entry` is, if the model is among `known`; else `entry`."""
     model = entry.rpartition(":")[0]
     return model if model in known else entry
-
-
-SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$"
-RESERVED_NAME = "default"
-"""What requests of generated text call the model that the settings name."""
 
 
 def split_served(models: Iterable[str]) -> dict[str, tuple[str, ...]]:

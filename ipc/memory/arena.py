@@ -34,6 +34,18 @@ from pathlib import Path
 from ipc.errors import LeaseRevoked, MachineUnfit, ProtocolError
 
 ALIGNMENT = 4096
+MAGIC = b"PENSTOCK"
+LAYOUT_VERSION = 1
+HEADER = struct.Struct("<8sIIQQ16s")
+STAMP = struct.Struct("<QQ")
+STAMP_NBYTES = 64
+FLIGHT_OFFSET = ALIGNMENT
+FLIGHT_NBYTES = 15 * ALIGNMENT
+BLOCKS_OFFSET = FLIGHT_OFFSET + FLIGHT_NBYTES
+_FLIGHT_ENTRY = struct.Struct("<QQ")
+PREPARING_MAX = 16
+_FLIGHT_MAX = FLIGHT_NBYTES // _FLIGHT_ENTRY.size - 1 - PREPARING_MAX
+_PREPARING_OFFSET = BLOCKS_OFFSET - PREPARING_MAX * _FLIGHT_ENTRY.size
 
 
 def round_up(nbytes: int) -> int:
@@ -94,20 +106,6 @@ class BlockList:
     def holes(self) -> list[tuple[int, int]]:
         """Free ranges as (offset, nbytes), sorted."""
         return list(zip(self._starts, self._sizes, strict=True))
-
-
-MAGIC = b"PENSTOCK"
-LAYOUT_VERSION = 1
-HEADER = struct.Struct("<8sIIQQ16s")
-STAMP = struct.Struct("<QQ")
-STAMP_NBYTES = 64
-FLIGHT_OFFSET = ALIGNMENT
-FLIGHT_NBYTES = 15 * ALIGNMENT
-BLOCKS_OFFSET = FLIGHT_OFFSET + FLIGHT_NBYTES
-_FLIGHT_ENTRY = struct.Struct("<QQ")
-PREPARING_MAX = 16
-_FLIGHT_MAX = FLIGHT_NBYTES // _FLIGHT_ENTRY.size - 1 - PREPARING_MAX
-_PREPARING_OFFSET = BLOCKS_OFFSET - PREPARING_MAX * _FLIGHT_ENTRY.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,14 @@ import numpy as np
 
 from ipc.errors import InvalidInput
 
+_LENGTH = struct.Struct("<I")
+PREFIX_NBYTES = _LENGTH.size
+LONGEST = (1 << 32) - 1
+"""Bytes of the longest element."""
+MOST_ELEMENTS = 1 << 20
+"""Elements of all BYTES inputs of a request: each becomes an object, many times the size of a short element."""
+_SHORT_NBYTES = 256
+
 
 class Datatype(NamedTuple):
     """`name` on the wire, `config` in configurations, `array` as numpy knows it, `nbytes` an element (0: varies)."""
@@ -58,15 +66,6 @@ def elements(shape: Sequence[int]) -> int:
     if (count or math.prod(dim or 1 for dim in shape)) > MAX_ELEMENTS:
         raise ValueError(f"shape {list(shape)} is too large: the product of its dimensions is above 2^59")
     return count
-
-
-_LENGTH = struct.Struct("<I")
-PREFIX_NBYTES = _LENGTH.size
-LONGEST = (1 << 32) - 1
-"""Bytes of the longest element."""
-MOST_ELEMENTS = 1 << 20
-"""Elements of all BYTES inputs of a request: each becomes an object, many times the size of a short element."""
-_SHORT_NBYTES = 256
 
 
 def check_counts(counts: Iterable[tuple[str, int]]) -> None:

@@ -53,6 +53,8 @@ _MOST_LOOKS = 5
 """How often the files are listed and read before their errors are told."""
 MOST_TOUCHED = 200
 """Longest catalog whose series exist at zero from the start; in a longer one, series begin with their first use."""
+FLUSH_S = 0.02
+_PAIR = struct.Struct("dd")
 
 
 def configure(paths: RunPaths, slot: str) -> None:
@@ -301,10 +303,6 @@ class _Collected:
     def collect(self) -> list[Any]:
         """All families."""
         return self._families
-
-
-FLUSH_S = 0.02
-_PAIR = struct.Struct("dd")
 
 
 class Tally:

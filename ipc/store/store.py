@@ -48,6 +48,11 @@ from ipc.errors import DeadlineExceeded, PenstockError
 from ipc.processes.paths import RunPaths
 
 log = logging.getLogger(__name__)
+WAIT_S = 5.0
+"""How long a write waits for writers of other processes."""
+_MADE = 1
+"""The `user_version` of a file with its tables."""
+_BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class Marks:
@@ -379,12 +384,6 @@ def _text(key: bytes) -> str:
 
 How = Callable[[sqlite3.Connection], R]
 """Reads or writes inside of one transaction."""
-
-WAIT_S = 5.0
-"""How long a write waits for writers of other processes."""
-_MADE = 1
-"""The `user_version` of a file with its tables."""
-_BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class LastingStore:

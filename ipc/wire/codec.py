@@ -98,6 +98,15 @@ _SMALL_NBYTES = 4 << 10
 
 Payload = bytes | memoryview
 """Raw bytes that travel with a message."""
+# PERF: plain numbers, because the enums of pyzmq cost more than the system call.
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
+_RCVMORE = int(zmq.RCVMORE)
+_NOBLOCK = int(zmq.NOBLOCK)
+MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+SMALLEST, LARGEST = -(1 << 63), (1 << 64) - 1
+"""The integers of msgpack."""
+_SHOWN = 64
 
 
 class _Head(Wire, frozen=True):
@@ -275,14 +284,6 @@ def _read_state(state: Any) -> ModelStatus:
         return _unsayable(name, f"the worker's word about this model cannot be read: {reason}")
 
 
-# PERF: plain numbers, because the enums of pyzmq cost more than the system call.
-_EVENTS = int(zmq.EVENTS)
-_POLLIN = int(zmq.POLLIN)
-_RCVMORE = int(zmq.RCVMORE)
-_NOBLOCK = int(zmq.NOBLOCK)
-MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-
-
 def receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
     """The frames of the next message; None when no message has arrived. Raises `zmq.Again`."""
     if not int(socket.get(_EVENTS)) & _POLLIN:
@@ -299,11 +300,6 @@ def send(socket: zmq.Socket[bytes], frames: list[Payload]) -> None:
     for frame in heads:
         socket.send(frame, MORE)
     socket.send(last, _NOBLOCK)
-
-
-SMALLEST, LARGEST = -(1 << 63), (1 << 64) - 1
-"""The integers of msgpack."""
-_SHOWN = 64
 
 
 class LongInteger(NamedTuple):

@@ -30,6 +30,19 @@ from ipc.wire.messages import Result, Wire
 WINDOW = 8
 """Parts that a frontend asks to be sent ahead."""
 MAX_WINDOW = 64
+STARTED, TEXT, REASONING, CALLED, FINISHED, HELD, QUEUED, PROMPT = range(8)
+"""Kinds of entries: the engine has begun; visible text; text of reasoning; a whole tool call; a choice has ended;
+a choice goes on with tokens whose text waits, as the text may become a tool call or a stop string; the prompt is
+tokenized, and the request waits for the engine; a piece of the prompt."""
+WINDOW_NBYTES = 64 << 10
+"""Bytes that a worker sends ahead of the client of one stream."""
+LOGPROB_NBYTES = 16
+"""Bytes of each log probability on top of its text, about what a message takes for one."""
+MOST_LEVELS = 48
+"""Levels of lists and objects in the arguments of a call, in requests and in answers: clients send answers back.
+
+Schemas and results of functions have the same limit. Chat templates bound a whole conversation by some more."""
+FINISH_REASONS = ("stop", "length", "tool_calls", "canceled")
 
 
 class Part(Wire, frozen=True, tag="part"):
@@ -68,24 +81,6 @@ class PartFlow:
         """The oldest parts were taken; a count beyond what was sent is cut."""
         for _ in range(min(max(count, 0), len(self._untaken))):
             self._untaken.popleft()
-
-
-STARTED, TEXT, REASONING, CALLED, FINISHED, HELD, QUEUED, PROMPT = range(8)
-"""Kinds of entries: the engine has begun; visible text; text of reasoning; a whole tool call; a choice has ended;
-a choice goes on with tokens whose text waits, as the text may become a tool call or a stop string; the prompt is
-tokenized, and the request waits for the engine; a piece of the prompt."""
-
-WINDOW_NBYTES = 64 << 10
-"""Bytes that a worker sends ahead of the client of one stream."""
-LOGPROB_NBYTES = 16
-"""Bytes of each log probability on top of its text, about what a message takes for one."""
-
-MOST_LEVELS = 48
-"""Levels of lists and objects in the arguments of a call, in requests and in answers: clients send answers back.
-
-Schemas and results of functions have the same limit. Chat templates bound a whole conversation by some more."""
-
-FINISH_REASONS = ("stop", "length", "tool_calls", "canceled")
 
 
 class TokenLogprob(Wire, frozen=True):

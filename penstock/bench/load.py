@@ -28,6 +28,14 @@ _PAUSE_S = 0.1
 
 Send = Callable[[float], Awaitable[bool]]
 """Sends a request that is due at a time; false when the request failed."""
+_OK = 200
+_WARM_TRIES = 8
+_JSON = {"Content-Type": "application/json"}
+_MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
+_WORDS = ("river", "stone", "letter", "garden", "window", "music", "paper", "winter")
+_NO_ANSWER, _BROKEN, _UNREADABLE, _ITEMS = (
+    "no answer", "stream broke off", "answer cannot be read", "200 with failed items",
+)  # fmt: skip
 
 
 class Clock:
@@ -92,16 +100,6 @@ class Load:
         async with asyncio.TaskGroup() as group:
             for _ in range(self.connections):
                 group.create_task(caller())
-
-
-_OK = 200
-_WARM_TRIES = 8
-_JSON = {"Content-Type": "application/json"}
-_MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
-_WORDS = ("river", "stone", "letter", "garden", "window", "music", "paper", "winter")
-_NO_ANSWER, _BROKEN, _UNREADABLE, _ITEMS = (
-    "no answer", "stream broke off", "answer cannot be read", "200 with failed items",
-)  # fmt: skip
 
 
 class Refused(Exception):

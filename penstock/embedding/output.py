@@ -22,6 +22,9 @@ import numpy as np
 
 from ipc.errors import ConfigError
 
+GROUP_NBYTES = 32 << 20
+"""Bytes of vectors in a row group of a Parquet file."""
+
 
 class Rows:
     """The rows of one file. The number of rows is written at the end."""
@@ -99,10 +102,6 @@ def _locked(path: Path) -> BinaryIO:
         file.close()
         raise ConfigError(f"embed: another run writes {path}") from error
     return file
-
-
-GROUP_NBYTES = 32 << 20
-"""Bytes of vectors in a row group of a Parquet file."""
 
 
 class Progress(msgspec.Struct):

@@ -26,6 +26,23 @@ from penstock.verification.samples import opened
 from penstock.verification.supported import OWN, SENTENCE_TRANSFORMERS, refuse_unsupported
 from workers.adapters.shared.text_model import Prompts
 
+_PIXELS = {"min_pixels": 4 * 32 * 32, "max_pixels": 1800 * 32 * 32}
+_REPRESENT = "Represent the user's input."
+_RETRIEVE = "Given a search query, retrieve relevant candidates that answer the query."
+_JUDGE_SEEN = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+Parts = list[dict[str, Any]]
+Array = np.ndarray[Any, Any]
+_JUDGE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+_ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_TASK = "Given a web search query, retrieve relevant passages that answer the query"
+_PAIR = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {text}"
+
 
 class Opening(msgspec.Struct, frozen=True):
     """A model's files and the conditions of the comparison; `length` is in tokens, the reference runs in float32."""
@@ -62,16 +79,6 @@ class Opening(msgspec.Struct, frozen=True):
         )
         before, after = prompts.affixes(None, is_query)
         return [f"{before}{text}{after}" for text in texts]
-
-
-_PIXELS = {"min_pixels": 4 * 32 * 32, "max_pixels": 1800 * 32 * 32}
-_REPRESENT = "Represent the user's input."
-_RETRIEVE = "Given a search query, retrieve relevant candidates that answer the query."
-_JUDGE_SEEN = (
-    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
-    'Note that the answer can only be "yes" or "no".'
-)
-Parts = list[dict[str, Any]]
 
 
 class Conversations:
@@ -160,18 +167,6 @@ class Reranker(Conversations):
 
 def _said(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
-
-
-Array = np.ndarray[Any, Any]
-
-
-_JUDGE = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-)
-_ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-_TASK = "Given a web search query, retrieve relevant passages that answer the query"
-_PAIR = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {text}"
 
 
 class _Plain:

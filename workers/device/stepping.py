@@ -45,6 +45,7 @@ UNKNOWN_S = 10.0
 UNKNOWN_TOKENS_PER_S = 200.0
 """A slow model on a slow processor."""
 LEAST_STEP_S = 20.0
+T = TypeVar("T")
 
 
 def batch_limit_s(
@@ -116,9 +117,6 @@ def vital_thread(name: str, body: Callable[[], None]) -> threading.Thread:
             os._exit(EXIT_BUG)
 
     return threading.Thread(target=run, name=name, daemon=True)
-
-
-T = TypeVar("T")
 
 
 class Item(Protocol):

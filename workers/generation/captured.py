@@ -23,6 +23,12 @@ from workers.generation.paged_decode import DecodeLayout
 from workers.generation.rope import Lengths
 from workers.generation.sequence import Span
 
+log = logging.getLogger(__name__)
+
+_MOST_ROWS = 256
+_TOLERANCE = 0.1
+"""Mean difference of logits, as a part of their mean size."""
+
 
 def packed_pass(
     model: Any, attention: PagedAttention, plan: Plan, keep: torch.Tensor | int = 0
@@ -45,13 +51,6 @@ def _logits(model: Any, plan: Plan, keep: torch.Tensor | int) -> torch.Tensor:
         logits_to_keep=keep,
     ).logits[0]
     return logits
-
-
-log = logging.getLogger(__name__)
-
-_MOST_ROWS = 256
-_TOLERANCE = 0.1
-"""Mean difference of logits, as a part of their mean size."""
 
 
 class Graph(Protocol):

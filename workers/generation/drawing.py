@@ -37,6 +37,11 @@ _LEAST = float(np.finfo(np.float32).tiny)
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
+LONGEST_MATCH = 50
+"""Tokens of a repeated passage that DRY looks at."""
+_MOST_PENALTY = 1e30
+"""A higher penalty of DRY would be infinite in float32."""
+Values = NDArray[np.float32]
 
 
 class Filters(NamedTuple):
@@ -219,14 +224,6 @@ def _draw_kept(near: Candidates, kept: Ids, uniforms: Floats) -> Ids:
     sums = np.cumsum(np.where(np.arange(width) < kept[:, None], near.values, 0.0), axis=1)
     chosen = _first_above(sums, uniforms * sums[:, -1])
     return near.ids[rows, chosen]
-
-
-LONGEST_MATCH = 50
-"""Tokens of a repeated passage that DRY looks at."""
-_MOST_PENALTY = 1e30
-"""A higher penalty of DRY would be infinite in float32."""
-
-Values = NDArray[np.float32]
 
 
 class Entries(NamedTuple):

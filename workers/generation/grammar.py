@@ -56,6 +56,11 @@ MOST_SCHEMAS = 128
 """Most functions whose arguments are held to their schemas without `strict`."""
 _KEPT, _KEPT_NBYTES = 64, 4 << 20
 _COMPACT: Any = {"whitespace_flexible": False}
+_HIDDEN = "\U0010ffff"
+"""A character that no text has."""
+_LARK_PART = re.compile(
+    r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*|(?P<token><[^<>\s\[\]]+>)'
+)
 
 
 class Guide:
@@ -322,13 +327,6 @@ def _functions(tools: ToolUse) -> list[Function]:
 def _part(tokens: int, most: int) -> int:
     """Tokens at most, as a power of two, so that a grammar with the number is found again."""
     return 1 << max(1, min(tokens, most)).bit_length() - 1
-
-
-_HIDDEN = "\U0010ffff"
-"""A character that no text has."""
-_LARK_PART = re.compile(
-    r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*|(?P<token><[^<>\s\[\]]+>)'
-)
 
 
 def is_control(token: Any, marks: Collection[str]) -> bool:

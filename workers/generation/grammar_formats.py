@@ -36,6 +36,17 @@ _PATTERNS = {
 
 _MAYBE = re.compile(r'"format"\s*:|\\"format\\"')
 """PERF: text without such a keyword has no format, and most schemas are such text."""
+MOST_INTEGER = (1 << 53) - 1
+"""Integers up to this one are doubles, and so are their neighbours."""
+MOST_LONG = (1 << 63) - 1
+_EQUALITIES = ("const", "enum")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values are schemas by names of the client's choice."""
+_NO_RULES = ("default", "examples", "example", "x-guidance")
+_MAYBE_LONG = re.compile(r"[0-9]{16}|[0-9][eE]")
+"""PERF: text without such a number has none that could be lost, and most schemas are such text."""
+_SCHEMA = re.compile(r"%json\s*(?=[{\[])")
 
 
 def of_grammar(text: str) -> str:
@@ -78,19 +89,6 @@ def _write(schema: Any) -> bool:
             if isinstance(inner, list):
                 inner.append({"pattern": pattern})
     return bool(found)
-
-
-MOST_INTEGER = (1 << 53) - 1
-"""Integers up to this one are doubles, and so are their neighbours."""
-MOST_LONG = (1 << 63) - 1
-_EQUALITIES = ("const", "enum")
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose values are schemas by names of the client's choice."""
-_NO_RULES = ("default", "examples", "example", "x-guidance")
-_MAYBE_LONG = re.compile(r"[0-9]{16}|[0-9][eE]")
-"""PERF: text without such a number has none that could be lost, and most schemas are such text."""
-_SCHEMA = re.compile(r"%json\s*(?=[{\[])")
 
 
 class Lost(NamedTuple):

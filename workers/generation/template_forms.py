@@ -30,6 +30,32 @@ HERE = "\ufdd1\ufdd1 "
 """The mark. The space shows whether a template strips messages."""
 LEAVES_OUT = "leaves that message out"
 _ASKED, _SAID = "Penstock0asks1", 'Penstock2says3: "it\'s"\n<b>'
+ROLES = ("user", "system", "assistant", "tool")
+TEXT, PARTS, LEFT_OUT, REFUSED = "text", "parts", "left out", "refused"
+"""What a template does with the messages of a role; a refusal has the words of the template."""
+PROBE = "Penstock0probe1says2"
+"""The text that templates are tried with."""
+_REPRESENTED = ("'type'", '"type"', "&#39;type&#39;")
+"""Parts that were written as Python or JSON writes them."""
+_ID = "abcdefghi"
+_CALL = {"id": _ID, "type": "function", "function": {"name": "probe", "arguments": {}}}
+_CALLED = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_USER, _SYSTEM = {"role": "user", "content": "a"}, {"role": "system", "content": "a"}
+_BEFORE: Mapping[str, Sequence[list[dict[str, Any]]]] = {
+    "user": ([], [_SYSTEM]),
+    "system": ([],),
+    "assistant": ([_USER], [_SYSTEM, _USER]),
+    "tool": ([_USER, _CALLED],),
+}
+"""What may stand before the message of a role."""
+_BEHIND: Mapping[str, Sequence[list[dict[str, Any]]]] = {
+    "system": ([_USER], []),
+    "assistant": ([_USER], []),
+    "tool": ([], [_USER]),
+}
+Render = Callable[[list[dict[str, Any]], Mapping[str, Any]], str]
+"""The text of a conversation under variables; raises what a template raises."""
+_UNFINISHED = {"add_generation_prompt": False}
 
 
 def marked(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,34 +98,6 @@ def refusal(why: str) -> InvalidInput:
     """
     text = f"messages: the answer cannot continue the last message (assistant message prefill): {why}"
     return InvalidInput(text, param="messages")
-
-
-ROLES = ("user", "system", "assistant", "tool")
-TEXT, PARTS, LEFT_OUT, REFUSED = "text", "parts", "left out", "refused"
-"""What a template does with the messages of a role; a refusal has the words of the template."""
-PROBE = "Penstock0probe1says2"
-"""The text that templates are tried with."""
-_REPRESENTED = ("'type'", '"type"', "&#39;type&#39;")
-"""Parts that were written as Python or JSON writes them."""
-_ID = "abcdefghi"
-_CALL = {"id": _ID, "type": "function", "function": {"name": "probe", "arguments": {}}}
-_CALLED = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-_USER, _SYSTEM = {"role": "user", "content": "a"}, {"role": "system", "content": "a"}
-_BEFORE: Mapping[str, Sequence[list[dict[str, Any]]]] = {
-    "user": ([], [_SYSTEM]),
-    "system": ([],),
-    "assistant": ([_USER], [_SYSTEM, _USER]),
-    "tool": ([_USER, _CALLED],),
-}
-"""What may stand before the message of a role."""
-_BEHIND: Mapping[str, Sequence[list[dict[str, Any]]]] = {
-    "system": ([_USER], []),
-    "assistant": ([_USER], []),
-    "tool": ([], [_USER]),
-}
-Render = Callable[[list[dict[str, Any]], Mapping[str, Any]], str]
-"""The text of a conversation under variables; raises what a template raises."""
-_UNFINISHED = {"add_generation_prompt": False}
 
 
 class TemplateForms:

@@ -40,12 +40,16 @@ from workers.lifecycle.row_trials import Finding, Run, try_rows
 from workers.loading import reading, source
 from workers.repository.entries import RepositoryEntry
 
+log = logging.getLogger(__name__)
+
 REPORT_EVERY_S = 1.0
 BYTES_PER_S, DOWNLOADED_PER_S = 500e6, 50e6
 """How fast weights come, from the disk and from the hub, for an estimate before the first load."""
 PYTHON = "python_model"
 _PHASES = {"download": (0.0, 0.4), "read": (0.4, 0.2), "tokenizer": (0.6, 0.0), "weights": (0.6, 0.3)}
 _PHASES |= {"libraries": (0.6, 0.0), "linear layers": (0.9, 0.05), "proof of packed steps": (0.95, 0.05)}
+Build = Callable[[ModelEntry], Adapter]
+_STATEFUL = Finding("dependent", "the program keeps state of its own from one run to the next")
 
 
 class Progress:
@@ -249,10 +253,6 @@ def fetch(entry: ModelEntry, progress: Callable[[str, float], None]) -> Path:
     return directory
 
 
-Build = Callable[[ModelEntry], Adapter]
-_STATEFUL = Finding("dependent", "the program keeps state of its own from one run to the next")
-
-
 def load(entry: ModelEntry, build: Build, run: Run) -> tuple[Adapter, Values]:
     """Build an adapter and prove it; `run` executes a function on the device thread. Raises whatever went wrong."""
     adapter = build(entry)
@@ -336,6 +336,3 @@ def _may_be_joined(adapter: ProgramAdapter) -> bool:
     config = adapter.config
     tried = adapter.tries_rows and not adapter.streams and config.sequence_batching is None
     return tried and config.max_batch_size > 1
-
-
-log = logging.getLogger(__name__)

@@ -53,6 +53,8 @@ from workers.loading.source import DownloadFailed, SourceError
 from workers.repository.layout import ModelRefused
 from workers.repository.watch import EVERY_S
 
+log = logging.getLogger(__name__)
+
 MOST_DEATHS = 2
 MOST_KILLS = 5
 _FROM_OUTSIDE = ("", f"signal-{signal.SIGKILL:d}")
@@ -60,6 +62,8 @@ _FROM_OUTSIDE = ("", f"signal-{signal.SIGKILL:d}")
 RETRY_AFTER_S = 300.0
 KEPT_S = 300.0
 """How long a life remembers a mark that it has found."""
+T = TypeVar("T", bound=LifeCycle)
+R = TypeVar("R")
 
 
 class LoadCrashes:
@@ -171,12 +175,6 @@ def _written(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T", bound=LifeCycle)
-R = TypeVar("R")
 
 
 class Loads(ABC, Generic[T, R]):

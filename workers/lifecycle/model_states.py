@@ -43,8 +43,11 @@ from workers.repository.entries import RepositoryEntry
 from workers.repository.layout import ModelRefused
 from workers.scheduling.table import JobTable
 
+log = logging.getLogger(__name__)
+
 _PER_REQUEST = ("instruction", "overflow_policy", "lora", "lora_id")
 """Runtime options that frontends resolve into each call, for all families."""
+T = TypeVar("T")
 
 
 def _load_facts(entry: ModelEntry, runtime: dict[str, Any]) -> bytes:
@@ -104,11 +107,6 @@ def check_device(entry: ModelEntry, device: torch.device, workers: int) -> None:
     gpus = entry.config.gpus
     if device.type != "cpu" and gpus and min(gpus) >= workers:
         raise ModelRefused(f"instance_group: gpus {sorted(gpus)}, but the workers are 0 to {workers - 1}")
-
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -42,6 +42,8 @@ from workers.lifecycle.model_states import ModelStates
 from workers.repository.watch import EVERY_S
 from workers.scheduling.table import JobTable
 
+log = logging.getLogger(__name__)
+
 DRAIN_LOOK_S = 0.02
 
 
@@ -176,9 +178,6 @@ class Maintenance:
         excess = self._states.used_bytes() - self._states.budget.nbytes
         if excess > 0 or (not by_hand and memory_budget.device_share(self._device) > share):
             self._states.evict(max(1, excess), "memory")
-
-
-log = logging.getLogger(__name__)
 
 
 class ModelTable:

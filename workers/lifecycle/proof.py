@@ -53,86 +53,9 @@ from workers.lifecycle.fingerprint import FINDINGS
 from workers.operations.infer import Infer
 from workers.operations.results import NamedOutput, Results
 
-_INFER = Infer()
-
-
-def prove_program(adapter: ProgramAdapter, model: str) -> dict[str, list[float]]:
-    """Run the samples on the device thread; returns the values of the fingerprint.
-
-    Raises what a sample raised that must run; what zeros raise only when memory or the device has failed, and
-    `UnexpectedOutput` of a program without optional inputs.
-    """
-    values: dict[str, list[float]] = {}
-    has_optional = any(tensor.optional for tensor in adapter.config.inputs)
-    for number, sample in enumerate(adapter.samples()):
-        try:
-            first, again = (
-                foreign.ask(_run_program, adapter, sample),
-                foreign.ask(_run_program, adapter, sample),
-            )
-        except Exception as error:
-            refused = isinstance(error, UnexpectedOutput) and not has_optional
-            if adapter.samples_must_run or refused or oom.is_out_of_memory(error) or oom.context_is_broken():
-                raise
-            log.warning("model %s does not take zeros: %s", model, error)
-            continue
-        same = {name: found for name, found in first.items() if found == again[name]}
-        values.update({f"infer.{number}.{name}": found for name, found in same.items()})
-    return values
-
-
-def _run_program(adapter: ProgramAdapter, sample: Sample) -> dict[str, list[float]]:
-    found = outputs_of(adapter, [sample])
-    return {name: _program_values(array) for name, array in found.items() if array.dtype.kind != "O"}
-
-
-def outputs_of(adapter: ProgramAdapter, samples: Sequence[Sample]) -> dict[str, np.ndarray]:
-    """All outputs of one batch with a request for each sample, as copies; of a stream those of the first part."""
-    prepared, call = [], InferCall([], [])
-    for sample in samples:
-        call, payload = call_of(adapter, sample)
-        operations.check(adapter, call)
-        prepared += _INFER.prepare(adapter, call, 0, 1, Payload(memoryview(payload)))
-    batch = adapter.collate(prepared)
-    named = _first_part(adapter, batch) if adapter.streams else _INFER.run(adapter, batch, call).named
-    return {name: host_array(output.values).copy() for name, output in named.items()}
-
-
-def _first_part(adapter: ProgramAdapter, batch: NamedBatch) -> Mapping[str, NamedOutput]:
-    """What the first step of a stream gives, which may have no end."""
-    steps = _INFER.stream(adapter, batch)
-    try:
-        for found in steps:
-            if isinstance(found, Pause):
-                # The model waits for something before its first response: there is nothing to compare yet.
-                return {}
-            return _INFER.part(adapter, batch, found)
-    finally:
-        if (close := getattr(steps, "close", None)) is not None:
-            close()
-    return {}
-
-
-def call_of(adapter: ProgramAdapter, sample: Mapping[str, np.ndarray]) -> tuple[InferCall, bytes]:
-    """The call, and its payload, that a frontend would send for these arrays, all outputs wanted."""
-    signature = adapter.signature
-    inputs: list[TensorInput] = []
-    payload = b""
-    for name, array in sample.items():
-        datatype = signature.inputs[name].datatype
-        raw = datatypes.join(array.flat) if datatype == BYTES else array.tobytes()
-        inputs.append(TensorInput(name, datatype, list(array.shape), len(payload), len(raw)))
-        payload += raw
-    rows = inputs[0].shape[0] if signature.batches and inputs else 1
-    return InferCall(inputs, [TensorOutput(name) for name in signature.outputs], rows=rows), payload
-
-
-def _program_values(array: np.ndarray) -> list[float]:
-    return [float(x) for x in np.nan_to_num(array.reshape(-1)[:VALUES].astype(np.float64))]
-
-
 log = logging.getLogger(__name__)
 
+_INFER = Infer()
 VALUES = 8
 """Values of each result that go into the fingerprint."""
 _SIDE = 64
@@ -262,3 +185,78 @@ def canned_image() -> bytes:
         struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
         for kind, body in chunks
     )
+
+
+def prove_program(adapter: ProgramAdapter, model: str) -> dict[str, list[float]]:
+    """Run the samples on the device thread; returns the values of the fingerprint.
+
+    Raises what a sample raised that must run; what zeros raise only when memory or the device has failed, and
+    `UnexpectedOutput` of a program without optional inputs.
+    """
+    values: dict[str, list[float]] = {}
+    has_optional = any(tensor.optional for tensor in adapter.config.inputs)
+    for number, sample in enumerate(adapter.samples()):
+        try:
+            first, again = (
+                foreign.ask(_run_program, adapter, sample),
+                foreign.ask(_run_program, adapter, sample),
+            )
+        except Exception as error:
+            refused = isinstance(error, UnexpectedOutput) and not has_optional
+            if adapter.samples_must_run or refused or oom.is_out_of_memory(error) or oom.context_is_broken():
+                raise
+            log.warning("model %s does not take zeros: %s", model, error)
+            continue
+        same = {name: found for name, found in first.items() if found == again[name]}
+        values.update({f"infer.{number}.{name}": found for name, found in same.items()})
+    return values
+
+
+def _run_program(adapter: ProgramAdapter, sample: Sample) -> dict[str, list[float]]:
+    found = outputs_of(adapter, [sample])
+    return {name: _program_values(array) for name, array in found.items() if array.dtype.kind != "O"}
+
+
+def outputs_of(adapter: ProgramAdapter, samples: Sequence[Sample]) -> dict[str, np.ndarray]:
+    """All outputs of one batch with a request for each sample, as copies; of a stream those of the first part."""
+    prepared, call = [], InferCall([], [])
+    for sample in samples:
+        call, payload = call_of(adapter, sample)
+        operations.check(adapter, call)
+        prepared += _INFER.prepare(adapter, call, 0, 1, Payload(memoryview(payload)))
+    batch = adapter.collate(prepared)
+    named = _first_part(adapter, batch) if adapter.streams else _INFER.run(adapter, batch, call).named
+    return {name: host_array(output.values).copy() for name, output in named.items()}
+
+
+def _first_part(adapter: ProgramAdapter, batch: NamedBatch) -> Mapping[str, NamedOutput]:
+    """What the first step of a stream gives, which may have no end."""
+    steps = _INFER.stream(adapter, batch)
+    try:
+        for found in steps:
+            if isinstance(found, Pause):
+                # The model waits for something before its first response: there is nothing to compare yet.
+                return {}
+            return _INFER.part(adapter, batch, found)
+    finally:
+        if (close := getattr(steps, "close", None)) is not None:
+            close()
+    return {}
+
+
+def call_of(adapter: ProgramAdapter, sample: Mapping[str, np.ndarray]) -> tuple[InferCall, bytes]:
+    """The call, and its payload, that a frontend would send for these arrays, all outputs wanted."""
+    signature = adapter.signature
+    inputs: list[TensorInput] = []
+    payload = b""
+    for name, array in sample.items():
+        datatype = signature.inputs[name].datatype
+        raw = datatypes.join(array.flat) if datatype == BYTES else array.tobytes()
+        inputs.append(TensorInput(name, datatype, list(array.shape), len(payload), len(raw)))
+        payload += raw
+    rows = inputs[0].shape[0] if signature.batches and inputs else 1
+    return InferCall(inputs, [TensorOutput(name) for name in signature.outputs], rows=rows), payload
+
+
+def _program_values(array: np.ndarray) -> list[float]:
+    return [float(x) for x in np.nan_to_num(array.reshape(-1)[:VALUES].astype(np.float64))]

@@ -72,6 +72,22 @@ _NODES = (
 )
 _MOST_CHARACTERS = 10_000
 _MOST_EXPONENT = 64
+_INSIDE = {
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+    "entry": {1: "text", 2: "text"},
+}
+"""Fields of each message that are followed, with what they hold."""
+_LOCATION = b"location"
+_MOST_LEVELS = 100
+"""Levels of messages, of which onnxruntime allows as many."""
+_MOST_NAME_BYTES = 4096
+_FIXED_BYTES = {1: 8, 5: 4}
 
 
 def open_program(path: Path) -> torch.export.ExportedProgram:
@@ -212,24 +228,6 @@ def _is_harmless(node: ast.AST) -> bool:
         exponent = node.right.value if isinstance(node.right, ast.Constant) else None
         return isinstance(exponent, int) and exponent <= _MOST_EXPONENT
     return True
-
-
-_INSIDE = {
-    "model": {7: "graph", 25: "function"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "function": {7: "node"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
-    "tensor": {13: "entry"},
-    "entry": {1: "text", 2: "text"},
-}
-"""Fields of each message that are followed, with what they hold."""
-_LOCATION = b"location"
-_MOST_LEVELS = 100
-"""Levels of messages, of which onnxruntime allows as many."""
-_MOST_NAME_BYTES = 4096
-_FIXED_BYTES = {1: 8, 5: 4}
 
 
 def external_files(program: Path) -> dict[str, Path]:

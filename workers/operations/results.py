@@ -15,6 +15,9 @@ from ipc.errors import UnexpectedOutput
 from workers.adapters.base import ItemFailure
 from workers.adapters.shared.named_tensors import TensorFacts, host_array
 
+_ALONE_NUMEL = 1 << 20
+"""Host tensors up to this size are summed by one thread."""
+
 
 @dataclass(slots=True)
 class NamedOutput:
@@ -59,10 +62,6 @@ def _is_of(facts: TensorFacts, values: np.ndarray | torch.Tensor) -> bool:
     if isinstance(values, np.ndarray):
         return values.dtype == facts.dtype
     return values.dtype == facts.tensor_dtype
-
-
-_ALONE_NUMEL = 1 << 20
-"""Host tensors up to this size are summed by one thread."""
 
 
 class Part(NamedTuple):

@@ -41,6 +41,12 @@ SPREAD = 0.1
 """Batches whose sizes differ less, as a part of their mean, do not tell the two parts apart."""
 EXTRAPOLATED = 4.0
 """Before a batch was full, full batches count as at most so many times as large as the batches that ran."""
+FIRST_TOKENS_PER_S = 4000.0
+"""The pace of a model that has not run yet: between those of a small and of a large model on a processor."""
+FULL_AGAIN = 2.0
+"""A full batch may hold so many times the tokens that full batches held lately."""
+FADES = 0.8
+"""What is left of the most that a session has used, at each division of the room."""
 
 
 class DrainRate:
@@ -148,14 +154,6 @@ class Paces:
     def models(self) -> list[str]:
         """The models that have run."""
         return list(self._paces)
-
-
-FIRST_TOKENS_PER_S = 4000.0
-"""The pace of a model that has not run yet: between those of a small and of a large model on a processor."""
-FULL_AGAIN = 2.0
-"""A full batch may hold so many times the tokens that full batches held lately."""
-FADES = 0.8
-"""What is left of the most that a session has used, at each division of the room."""
 
 
 @dataclass(slots=True)

@@ -42,6 +42,8 @@ from workers.scheduling.preparing import Preparer, is_short
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
 
+FAIL_EARLY_NS = 250_000_000
+
 
 class Reason(enum.Enum):
     """What a waiting job lacks."""
@@ -111,7 +113,6 @@ class WaitingLine:
         return [job for job in taken if job.state == "open"]
 
 
-FAIL_EARLY_NS = 250_000_000
 _PLACES = (Reason.ROOM, Reason.COPY, Reason.SLOT)
 """In the order in which they are looked at: a job that has its copies goes before one that lacks them."""
 

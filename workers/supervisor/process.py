@@ -40,11 +40,22 @@ from ipc.processes.starting import Listener
 from ipc.settings import Settings
 from workers.spare import Assignment
 
+log = logging.getLogger(__name__)
+
 HEALTHY_S = 300.0
 MAX_DELAY_S = 60.0
 FAILURES = 5
 WINDOW_S = 60.0
 QUARANTINE_S = 300.0
+EXIT_CONFIG = 3
+EXIT_DEVICE_LOST = 4
+EXIT_UNFIT = 5
+REFUSALS = (EXIT_CONFIG, EXIT_UNFIT)
+"""Exit codes of a worker that does not start with these settings on this machine."""
+STOP_GRACE_S = 5.0
+CONFIG_RETRY_S = 2.0
+"""Delay after a refusal of a slot that has served before: what was wrong may have been mended."""
+POLL_S = 0.2
 
 
 @dataclass(slots=True)
@@ -175,19 +186,6 @@ class Spares:
             child.wait()
         self._children.clear()
         return pidfds
-
-
-log = logging.getLogger(__name__)
-
-EXIT_CONFIG = 3
-EXIT_DEVICE_LOST = 4
-EXIT_UNFIT = 5
-REFUSALS = (EXIT_CONFIG, EXIT_UNFIT)
-"""Exit codes of a worker that does not start with these settings on this machine."""
-STOP_GRACE_S = 5.0
-CONFIG_RETRY_S = 2.0
-"""Delay after a refusal of a slot that has served before: what was wrong may have been mended."""
-POLL_S = 0.2
 
 
 class WorkerSlot:

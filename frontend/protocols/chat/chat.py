@@ -55,6 +55,13 @@ from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall
 
 FINGERPRINT = "local"
+PROTOCOL = "chat"
+_ALIASES = (("max_tokens", "max_completion_tokens"),)
+_MODALITIES = ("text",)
+_INSTEAD = "is no tool of chat completions: use POST /v1/responses"
+_HINTS = dict.fromkeys(("web_search", "web_search_preview", "shell", "namespace"), _INSTEAD)
+OBJECT = "chat.completion"
+CHUNK = "chat.completion.chunk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +132,6 @@ def call_of(call: Called, *, indexed: bool) -> dict[str, Any]:
     return {"index": call.index, **told} if indexed else told
 
 
-PROTOCOL = "chat"
-
-
 async def send_events(
     services: Services, req: Request, resp: Response, events: AsyncGenerator[bytes, None]
 ) -> None:
@@ -138,12 +142,6 @@ async def send_events(
 def last_events(error: PenstockError) -> tuple[int, bytes]:
     """(status to count, events) of an error that ends a stream."""
     return status_of(error), data(orjson.dumps(stream_error(error))) + DONE
-
-
-_ALIASES = (("max_tokens", "max_completion_tokens"),)
-_MODALITIES = ("text",)
-_INSTEAD = "is no tool of chat completions: use POST /v1/responses"
-_HINTS = dict.fromkeys(("web_search", "web_search_preview", "shell", "namespace"), _INSTEAD)
 
 
 class StreamOptions(msgspec.Struct):
@@ -244,10 +242,6 @@ def _call(request: ChatRequest, limits: Limits) -> GenerateCall:
         truncate=bool(request.truncate_sequence),
         salt=salt_of(request.cache_salt),
     )
-
-
-OBJECT = "chat.completion"
-CHUNK = "chat.completion.chunk"
 
 
 def answer_of(envelope: Envelope, outcome: Outcome, logprobs: bool) -> dict[str, Any]:

@@ -50,6 +50,7 @@ from ipc.wire.streams import PromptToken, TokenLogprob
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Prompt = str | list[int]
+OBJECT = "text_completion"
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -210,9 +211,6 @@ def _best_of(request: CompletionRequest, n: int, prompts: int) -> int:
 def _echo(request: CompletionRequest, call: GenerateCall) -> str:
     """The text in front of a choice, as far as the worker does not tell the text."""
     return call.text or "" if request.echo and not call.tells_prompt else ""
-
-
-OBJECT = "text_completion"
 
 
 class TokenTable:

@@ -24,6 +24,9 @@ from frontend.protocols.chat.management import (
 from frontend.routes import JSON, Need, Route
 from frontend.services import Services
 
+FOLDERS = ("/v1/chat", "/v1/images", "/v1/audio", "/v1/system", "/calibration")
+"""Folders of the contract: unknown paths in them are refused in its form."""
+
 
 class CalledFunctionInfo(msgspec.Struct):
     """Name and arguments of a call; the arguments are JSON text."""
@@ -148,9 +151,6 @@ def _not_built(feature: str, *paths: str) -> Iterator[Route]:
         yield Route("get", path, resource)
         yield Route("post", path, resource)
 
-
-FOLDERS = ("/v1/chat", "/v1/images", "/v1/audio", "/v1/system", "/calibration")
-"""Folders of the contract: unknown paths in them are refused in its form."""
 
 ROUTES = (
     generating(

@@ -40,6 +40,10 @@ from frontend.tensors.result import TensorResult
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput, PenstockError
 
+GENERATE = Decoder(dict[str, msgspec.Raw])
+_PARAMETER = msgspec.json.Decoder(Parameter | None)
+_PARAMETERS = msgspec.json.Decoder(dict[str, Parameter | None] | None)
+
 
 async def send(services: Services, req: Request, resp: Response, texts: AsyncGenerator[bytes, None]) -> None:
     """Answer with an event for each text, and with an event for an error that ends the stream.
@@ -63,11 +67,6 @@ async def _framed(texts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, N
 def _last_event(path: str, error: PenstockError) -> tuple[int, bytes]:
     status, body, _ = errors.render(error, path)
     return status, data(orjson.dumps(body))
-
-
-GENERATE = Decoder(dict[str, msgspec.Raw])
-_PARAMETER = msgspec.json.Decoder(Parameter | None)
-_PARAMETERS = msgspec.json.Decoder(dict[str, Parameter | None] | None)
 
 
 def parsed_body(target: Target, config: ModelConfig, body: bytes) -> InferRequest:

@@ -51,6 +51,7 @@ _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _STEP_NBYTES = 1 << 20
 _SLICE_NBYTES = 64 << 10
 _LEVEL = 1
+MOST_DIGITS = 18
 
 
 @dataclass(slots=True, frozen=True)
@@ -240,9 +241,6 @@ def pack(parts: Sequence[bytes | memoryview], encoding: str) -> Steps[bytes]:
             packed.append(stream.compress(whole[at : at + _STEP_NBYTES]))
             yield
     return b"".join([*packed, stream.flush()])
-
-
-MOST_DIGITS = 18
 
 
 class InferResource(InferenceRoute):

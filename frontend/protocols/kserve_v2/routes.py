@@ -41,6 +41,17 @@ _REGION = re.compile(r"(?:region/(?P<name>.*)/)?(?P<action>status|register|unreg
 
 Handler = Callable[[Services, Request, Any], Awaitable[Any]]
 """Takes a `Target`, the rest of a path, or None; returns a JSON value, or None for an empty body."""
+EMPTY: tuple[str, ...] = ()
+"""Media types of an answer without a body."""
+CLIENT_FAULTS = (400, 401, 403, 404, 408, 413, 429)
+SERVER_FAULTS = (500, 501, 503, 504)
+_LENGTH = Parameter(
+    "Inference-Header-Content-Length",
+    "header",
+    "Bytes of JSON in front of binary tensors.",
+    {"type": "integer", "minimum": 0},
+)
+_EXAMPLE = {"inputs": [{"name": "INPUT", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}]}
 
 
 class Resource:
@@ -287,19 +298,6 @@ class InferResponse(msgspec.Struct):
     model_name: Annotated[str, Meta(description="Name of the model.")]
     model_version: Annotated[str, Meta(description="Version that answered.")]
     outputs: Annotated[list[InferredOutput], Meta(description="The outputs.")]
-
-
-EMPTY: tuple[str, ...] = ()
-"""Media types of an answer without a body."""
-CLIENT_FAULTS = (400, 401, 403, 404, 408, 413, 429)
-SERVER_FAULTS = (500, 501, 503, 504)
-_LENGTH = Parameter(
-    "Inference-Header-Content-Length",
-    "header",
-    "Bytes of JSON in front of binary tensors.",
-    {"type": "integer", "minimum": 0},
-)
-_EXAMPLE = {"inputs": [{"name": "INPUT", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ SMALL_NBYTES = 1 << 20
 """Largest body of a management request."""
 MOST_DEPTH = 100
 """Levels of nested lists in `data`."""
+_CONTENT_TYPE = Meta(description="Codec of MLServer that the elements are meant for: `str`, `np`, `base64`.")
 
 
 class Decoder:
@@ -82,9 +83,6 @@ async def parsed(services: Services, req: Request, parse: Callable[[bytes], T], 
 def _check_length(nbytes: int, most_nbytes: int) -> None:
     if nbytes > most_nbytes:
         raise BodyTooLarge(f"body: {nbytes} bytes, the limit of this path is {most_nbytes}")
-
-
-_CONTENT_TYPE = Meta(description="Codec of MLServer that the elements are meant for: `str`, `np`, `base64`.")
 
 
 class InputParameters(msgspec.Struct, gc=False):

@@ -47,6 +47,7 @@ _KINDS = {
     504: "timeout_error",
 }
 _INVALID, _FAILED = "invalid_request_error", "api_error"
+_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
 
 class MessagesErrorInfo(msgspec.Struct):
@@ -101,9 +102,6 @@ def _blame(status: int) -> str:
 def _body(kind: str, text: str) -> dict[str, Any]:
     body: dict[str, Any] = msgspec.to_builtins(MessagesError("error", MessagesErrorInfo(kind, text)))
     return body
-
-
-_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
 
 def answer_of(identity: str, model: str, outcome: Outcome, logprobs: bool) -> dict[str, Any]:

@@ -62,6 +62,12 @@ _CLEARED = "next_user_message"
 _CLEAR_AT = ("never", _CLEARED)
 PLACEHOLDER = "[image]"
 """What stands for a picture in the result of a tool."""
+_HOSTED = {"web_search": "web search", "code_execution": "code execution"}
+"""Tools that run on the server, by the beginning of their type, and what each needs there."""
+_MODES = {"auto": "auto", "any": "required"}
+_THINKING = {"enabled": True, "adaptive": True, "disabled": False}
+_NO_THREADS = "the server keeps no conversations: send the whole conversation in messages"
+_NO_THREADS_DETAILS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 class Message(msgspec.Struct):
@@ -222,12 +228,6 @@ def _string(value: Any, where: str) -> str:
     return value
 
 
-_HOSTED = {"web_search": "web search", "code_execution": "code execution"}
-"""Tools that run on the server, by the beginning of their type, and what each needs there."""
-_MODES = {"auto": "auto", "any": "required"}
-_THINKING = {"enabled": True, "adaptive": True, "disabled": False}
-
-
 def tools_of(tools: list[Any] | None, messages: Sequence[Message], tool_choice: Any) -> ToolUse | None:
     """The functions as workers take them; a choice of `none` removes all tools. Raises `InvalidField`.
 
@@ -329,10 +329,6 @@ def _choice(given: Any, names: Collection[str]) -> Choice:
     if kind == "any" and not names:
         raise InvalidField("tool_choice.type", "'any' needs at least one tool in tools")
     return mode_of(_MODES[kind], names, "tool_choice.type")
-
-
-_NO_THREADS = "the server keeps no conversations: send the whole conversation in messages"
-_NO_THREADS_DETAILS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 class OutputConfig(msgspec.Struct):

@@ -25,6 +25,9 @@ from frontend.protocols.responses.stored import (
 from frontend.routes import Parameter, Route
 from frontend.services import Services
 
+_ROOT = "/v1/responses"
+_ONE = f"{_ROOT}/{{response_id}}"
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -152,8 +155,6 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
     ] = msgspec.UNSET
 
 
-_ROOT = "/v1/responses"
-_ONE = f"{_ROOT}/{{response_id}}"
 _WHOLE_NUMBER = {"type": "integer", "minimum": 0}
 
 

@@ -25,6 +25,11 @@ from ipc.wire.streams import TokenLogprob
 Tell = Callable[..., None]
 """Takes the name of an event, and its fields."""
 Item = dict[str, Any]
+QUEUED, IN_PROGRESS, COMPLETED, FAILED = "queued", "in_progress", "completed", "failed"
+INCOMPLETE, CANCELLED = "incomplete", "cancelled"
+UNFINISHED = (QUEUED, IN_PROGRESS)
+"""Statuses of a response that goes on."""
+Resource = dict[str, Any]
 
 
 def quiet(name: str, /, **fields: Any) -> None:
@@ -218,14 +223,6 @@ def _text_part(text: str) -> dict[str, Any]:
 
 def _reasoning(id_: str, status: str = "in_progress", *parts: dict[str, Any]) -> Item:
     return {"type": "reasoning", "id": id_, "status": status, "summary": [], "content": list(parts)}
-
-
-QUEUED, IN_PROGRESS, COMPLETED, FAILED = "queued", "in_progress", "completed", "failed"
-INCOMPLETE, CANCELLED = "incomplete", "cancelled"
-UNFINISHED = (QUEUED, IN_PROGRESS)
-"""Statuses of a response that goes on."""
-
-Resource = dict[str, Any]
 
 
 def beginning(plan: ResponsePlan) -> Resource:

@@ -48,6 +48,23 @@ from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall
 
 NAMESPACE = "namespace"
+PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+"""Kinds of items that are kept, and the beginning of their ids."""
+REFERENCE = "item_reference"
+LIMITS = ("max_output_tokens", "max_tokens", "max_completion_tokens")
+"""Names of one field."""
+TRUNCATIONS = {"auto": True, "disabled": False}
+ECHOED = (
+    "instructions",
+    "previous_response_id",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_logprobs",
+    "session_id",
+)
+"""Fields that an answer repeats where a request has them."""
 
 
 def functions_of(tools: Sequence[Any] | None) -> list[Function]:
@@ -119,11 +136,6 @@ class Names:
         if namespace is None:
             return {"name": name}
         return {"name": name[len(namespace) + 1 :], "namespace": namespace}
-
-
-PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-"""Kinds of items that are kept, and the beginning of their ids."""
-REFERENCE = "item_reference"
 
 
 def item_id(kind: str, response: str, place: str) -> str:
@@ -227,22 +239,6 @@ def _text_in(item: dict[str, Any], name: str, where: str) -> str:
     if not isinstance(value, str):
         raise InvalidField(f"{where}.{name}", "expected a string")
     return value
-
-
-LIMITS = ("max_output_tokens", "max_tokens", "max_completion_tokens")
-"""Names of one field."""
-TRUNCATIONS = {"auto": True, "disabled": False}
-ECHOED = (
-    "instructions",
-    "previous_response_id",
-    "temperature",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "top_logprobs",
-    "session_id",
-)
-"""Fields that an answer repeats where a request has them."""
 
 
 class ReasoningOptions(msgspec.Struct):

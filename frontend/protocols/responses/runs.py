@@ -36,6 +36,14 @@ from ipc.errors import Cancelled, Draining, PenstockError, QueueFull
 from ipc.wire.messages import GenerateCall
 
 log = logging.getLogger(__name__)
+MANY_ITEMS = 64
+"""Conversations of more items are put together by a thread."""
+LONG_NBYTES = 64 << 10
+"""Stored conversations of more bytes are decoded by a thread."""
+PROTOCOL = "responses"
+BEAT_S = 0.1
+END_PAUSES_S = (0.2, 1.0, 5.0)
+"""Times between two tries to store the end of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +75,6 @@ class Keeper:
         await self.store.put(begun, self.owner, self.history, self.items)
 
 
-MANY_ITEMS = 64
-"""Conversations of more items are put together by a thread."""
-LONG_NBYTES = 64 << 10
-"""Stored conversations of more bytes are decoded by a thread."""
-
-
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request for a response."""
@@ -101,12 +103,6 @@ async def _history(store: ResponseStore, previous: str | None, owner: str) -> It
     if not row.is_finished:
         raise InvalidField("previous_response_id", f"the response {row.id!a} is {row.status}, not finished")
     return await off_loop_if(row.nbytes > LONG_NBYTES, row.conversation)
-
-
-PROTOCOL = "responses"
-BEAT_S = 0.1
-END_PAUSES_S = (0.2, 1.0, 5.0)
-"""Times between two tries to store the end of a run."""
 
 
 @dataclass(slots=True)

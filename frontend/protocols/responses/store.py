@@ -37,35 +37,6 @@ KINDS: tuple[type[Any], ...] = (Started, Text, Reasoning, Called, Finished, Ende
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
 _decoders = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
-
-
-def encode(events: Iterable[Event]) -> bytes:
-    """The bytes of events."""
-    return _encoder.encode([(KINDS.index(type(event)), event) for event in _joined(events)])
-
-
-def decode(entries: bytes) -> list[Event]:
-    """The events of bytes."""
-    return [_decoders[kind].decode(event) for kind, event in _decoder.decode(entries)]
-
-
-def _joined(events: Iterable[Event]) -> list[Event]:
-    joined: list[Event] = []
-    for event in events:
-        last = joined[-1] if joined else None
-        if (
-            isinstance(event, Text | Reasoning)
-            and isinstance(last, Text | Reasoning)
-            and type(event) is type(last)
-            and event.choice == last.choice
-            and not (event.logprobs or last.logprobs)
-        ):
-            joined[-1] = replace(last, text=last.text + event.text, tokens=last.tokens + event.tokens)
-        else:
-            joined.append(event)
-    return joined
-
-
 FILE = "responses-1.db"
 """The number rises when the tables change."""
 MAX_EVENTS_NBYTES = 8 << 20
@@ -112,9 +83,35 @@ WHERE id = ?3 AND status IN ({_STATUSES})
 """
 _IS_FOLLOWABLE = "SELECT 1 FROM responses WHERE id = ? AND followable AND events_nbytes <= ?"
 _OLDEST = f"SELECT id FROM responses WHERE status NOT IN ({_STATUSES}) ORDER BY created LIMIT 16"
-
 T = TypeVar("T")
 Items = list[dict[str, Any]]
+
+
+def encode(events: Iterable[Event]) -> bytes:
+    """The bytes of events."""
+    return _encoder.encode([(KINDS.index(type(event)), event) for event in _joined(events)])
+
+
+def decode(entries: bytes) -> list[Event]:
+    """The events of bytes."""
+    return [_decoders[kind].decode(event) for kind, event in _decoder.decode(entries)]
+
+
+def _joined(events: Iterable[Event]) -> list[Event]:
+    joined: list[Event] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if (
+            isinstance(event, Text | Reasoning)
+            and isinstance(last, Text | Reasoning)
+            and type(event) is type(last)
+            and event.choice == last.choice
+            and not (event.logprobs or last.logprobs)
+        ):
+            joined[-1] = replace(last, text=last.text + event.text, tokens=last.tokens + event.tokens)
+        else:
+            joined.append(event)
+    return joined
 
 
 class ResponseNotFound(InvalidInput):

@@ -37,6 +37,7 @@ QUERIES = ("query", "search_query")
 """Values of `input_type` for the query side of a model."""
 DOCUMENTS = ("document", "passage", "search_document")
 """Values of `input_type` for the side of documents. Every other value states no side."""
+R = TypeVar("R", bound=Body)
 
 
 def side_of_type(input_type: str | None) -> bool | None:
@@ -76,9 +77,6 @@ def check_wishes(wishes: Wishes, names: FieldNames) -> None:
         raise InvalidInput("prompt_name: cannot be given with instruction")
     if wishes.is_query is not None:
         raise InvalidInput("prompt_name: cannot be given with input_type")
-
-
-R = TypeVar("R", bound=Body)
 
 
 class VectorsResource(InferenceResource[R, Plan[EncodeCall]], Generic[R]):

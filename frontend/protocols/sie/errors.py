@@ -54,6 +54,8 @@ _OPENAI = {
     "RESOURCE_EXHAUSTED": ("server_overloaded", "server_error"),
     "INFERENCE_ERROR": ("inference_error", "server_error"),
 }
+Render = Callable[[PenstockError, bool], tuple[int, dict[str, Any], dict[str, str]]]
+"""(status, body, headers) of an error; the flag says that a client library of SIE asks."""
 
 
 class ErrorDetail(msgspec.Struct):
@@ -90,10 +92,6 @@ class OpenAIErrorResponse(msgspec.Struct):
     error: Annotated[OpenAIFault, Meta(description="What went wrong.")]
     detail: Annotated[ErrorDetail, Meta(description="What went wrong.")]
     message: Annotated[str, Meta(description="What is said.")]
-
-
-Render = Callable[[PenstockError, bool], tuple[int, dict[str, Any], dict[str, str]]]
-"""(status, body, headers) of an error; the flag says that a client library of SIE asks."""
 
 
 def contract_code(error: PenstockError, own_client: bool = False) -> tuple[int, str]:

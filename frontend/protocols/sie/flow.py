@@ -50,6 +50,8 @@ from ipc.wire.messages import Call, ModelStatus
 
 HEADER = "X-SIE-MACHINE-PROFILE"
 _SHOWN = 64
+C = TypeVar("C", bound=Call)
+R = TypeVar("R", bound=Body)
 
 
 def check_machine_profile(req: Request, services: Services) -> None:
@@ -92,9 +94,6 @@ def profiles_of(server: Server, devices: Sequence[str]) -> list[str]:
     return [found for found in types if found not in (CPU, UNKNOWN)]
 
 
-C = TypeVar("C", bound=Call)
-
-
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[C]):
     """What a worker is asked to do; routes add what rendering needs.
@@ -116,7 +115,6 @@ class Form(NamedTuple):
     beside: dict[str, Any]
 
 
-R = TypeVar("R", bound=Body)
 P = TypeVar("P", bound=Plan[Any])
 
 

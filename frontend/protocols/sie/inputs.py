@@ -32,6 +32,7 @@ from ipc.wire.messages import InputItem
 _SHOWN = 64
 
 ImageText = Annotated[str, msgspec.Meta(description="A data URI, or the base64 text of an image file.")]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class ImageUrl(msgspec.Struct):
@@ -138,7 +139,6 @@ def _decoded(found: Seen) -> bytes:
         raise InvalidInput(f"{found.where}: no base64 ({error})") from None
 
 
-TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Inputs = str | list[TokenId | str | list[TokenId] | MediaInput]
 
 

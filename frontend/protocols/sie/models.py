@@ -30,6 +30,8 @@ from ipc.wire.messages import ModelStatus
 
 OWNER = "local"
 MAX_LIMIT = 1000
+INPUT_ORDER = ("text", "image", "audio", "video", "document")
+OUTPUT_ORDER = (*ENCODE_OUTPUTS, "score", "json")
 
 
 class ListedModel(msgspec.Struct, kw_only=True):
@@ -113,10 +115,6 @@ def _place(names: Sequence[str], name: str, parameter: str) -> int:
     if name not in names:
         raise InvalidInput(f"{parameter}: no model {name[:200]!a} is listed")
     return names.index(name)
-
-
-INPUT_ORDER = ("text", "image", "audio", "video", "document")
-OUTPUT_ORDER = (*ENCODE_OUTPUTS, "score", "json")
 
 
 class LoadFault(msgspec.Struct):

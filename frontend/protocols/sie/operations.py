@@ -23,6 +23,8 @@ from ipc.wire.extraction import Classification, DetectedObject, Entity, Relation
 
 Dtype = Literal["float32", "float16", "int8", "uint8", "binary"]
 Number = int | float
+SCORE = "/v1/score"
+"""A path of vLLM above routes of this contract, whose form of errors the path has."""
 
 
 class ItemFault(msgspec.Struct):
@@ -303,8 +305,6 @@ _PAGE = (
     Parameter("before_id", "query", "The page ends before this entry."),
 )
 
-SCORE = "/v1/score"
-"""A path of vLLM above routes of this contract, whose form of errors the path has."""
 
 ROUTES = (
     _inference(

@@ -26,6 +26,8 @@ from frontend.protocols.sie.convert import EncodePlan
 from frontend.resources.sending import Buffer
 
 _packer = msgpack.Packer()
+INLINE_NBYTES = 1 << 20
+"""Results up to this size are converted and rendered on the event loop, larger ones in a thread."""
 
 
 def packed(value: Any) -> bytes:
@@ -114,10 +116,6 @@ def _append_array(
     parts.append(bytes(open_bytes))
     parts.append(memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data))
     return bytearray()
-
-
-INLINE_NBYTES = 1 << 20
-"""Results up to this size are converted and rendered on the event loop, larger ones in a thread."""
 
 
 class Output(Protocol):

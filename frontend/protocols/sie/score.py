@@ -36,6 +36,9 @@ from ipc.wire.messages import InputItem, ModelStatus, ScoreCall
 INLINE_ENTRIES = 512
 INLINE_NBYTES = 256 << 10
 """Answers with more entries than this, or that repeat more of the request, are written in a thread."""
+_MEDIA = ("image", "image_url", "content")
+_SHOWN = 64
+NAMES = FieldNames(item="documents[{}]", text="documents[{}]", query="query", options="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +167,6 @@ class ScoreResource(ScoringResource[ScoreRequest]):
             "scores": entries,
             **form.beside,
         }
-
-
-_MEDIA = ("image", "image_url", "content")
-_SHOWN = 64
-NAMES = FieldNames(item="documents[{}]", text="documents[{}]", query="query", options="")
 
 
 def documents_of(request: RerankRequest) -> list[Seen]:

@@ -31,6 +31,7 @@ RawScores = Annotated[bool | None, Meta(description="Scores as the model compute
 TextsOrIds = Annotated[
     Inputs, Meta(description="A text, several texts, the token ids of one text, or those of several texts.")
 ]
+TeiKind = Literal["Backend", "Overloaded", "Unhealthy", "Validation"]
 
 
 class Truncating(FlatBody, kw_only=True):
@@ -234,9 +235,6 @@ class Info(msgspec.Struct):
     version: Annotated[str, Meta(description="Version of Penstock.")]
     sha: Annotated[str | None, Meta(description="Always null.")] = None
     docker_label: Annotated[str | None, Meta(description="Always null.")] = None
-
-
-TeiKind = Literal["Backend", "Overloaded", "Unhealthy", "Validation"]
 
 
 class TeiError(msgspec.Struct):

@@ -46,6 +46,10 @@ LATER_KINDS = (
     pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID,
 )
 _COUNTS = ("StatDuration", "RequestStats")
+_START = pb.InferRequestHeader.Flag.FLAG_SEQUENCE_START
+_END = pb.InferRequestHeader.Flag.FLAG_SEQUENCE_END
+MOST_OUTPUTS = 32
+"""Headers of more outputs are made anew for each answer."""
 
 
 def one_line(message: Message) -> str:
@@ -121,10 +125,6 @@ def _prune(message: Any) -> None:
         elif field.message_type.fields_by_name["value"].message_type is not None:
             for key in value:
                 _prune(value[key])
-
-
-_START = pb.InferRequestHeader.Flag.FLAG_SEQUENCE_START
-_END = pb.InferRequestHeader.Flag.FLAG_SEQUENCE_END
 
 
 def version_of(number: int) -> int | None:
@@ -243,10 +243,6 @@ def attach(
                 f"unexpected size {len(data)} for input '{tensor.name}', expecting {nbytes} for model '{model.name}'"
             )
         tensor.data = data
-
-
-MOST_OUTPUTS = 32
-"""Headers of more outputs are made anew for each answer."""
 
 
 def header_of(result: TensorResult, request_id: int) -> pb.InferResponseHeader:

@@ -44,6 +44,20 @@ from ipc.protos import trtis_v1_pb2 as pb
 STATUS_HEADER = "NV-Status"
 _MOST_DIGITS = 20
 """A digit more than the largest int64 has: a number that is cut there is a version, or a size, that nothing has."""
+REQUEST_HEADER = "NV-InferRequest"
+RESPONSE_HEADER = "NV-InferResponse"
+OCTETS = "application/octet-stream"
+INLINE_MODELS = 32
+"""Statuses of more models are rendered in a thread."""
+Handler = Callable[..., Awaitable[Message | None]]
+"""Takes the services, the request, the response, and the fields of the path."""
+_FORMAT = Parameter(
+    "format",
+    "query",
+    "`binary`: messages in the wire format instead of text; `json`, but for infer: as JSON.",
+)
+_REQUEST = Parameter("NV-InferRequest", "header", "InferRequestHeader as protobuf text, on one line.")
+_ID = Parameter("X-Request-ID", "header", "Id to echo and log.")
 
 
 def wants_binary(req: Request) -> bool:
@@ -106,11 +120,6 @@ def target_of(services: Services, path: str) -> tuple[str, int]:
     if version is not None and name and ("/" not in name or services.models.known(name) is not None):
         return name, version
     raise falcon.HTTPRouteNotFound
-
-
-REQUEST_HEADER = "NV-InferRequest"
-RESPONSE_HEADER = "NV-InferResponse"
-OCTETS = "application/octet-stream"
 
 
 class InferResource(InferenceRoute):
@@ -202,12 +211,6 @@ def _rendered(result: TensorResult, request_id: int, binary: bool) -> tuple[str,
     full = requests.header_of(result, request_id)
     short = requests.without_classes(full)
     return one_line(short), full.SerializeToString() if binary else many_lines(full)
-
-
-INLINE_MODELS = 32
-"""Statuses of more models are rendered in a thread."""
-Handler = Callable[..., Awaitable[Message | None]]
-"""Takes the services, the request, the response, and the fields of the path."""
 
 
 class Resource:
@@ -322,15 +325,6 @@ def _number(text: str) -> int:
     if number is None:
         raise falcon.HTTPRouteNotFound
     return number
-
-
-_FORMAT = Parameter(
-    "format",
-    "query",
-    "`binary`: messages in the wire format instead of text; `json`, but for infer: as JSON.",
-)
-_REQUEST = Parameter("NV-InferRequest", "header", "InferRequestHeader as protobuf text, on one line.")
-_ID = Parameter("X-Request-ID", "header", "Id to echo and log.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ from workers.adapters.shared.rope import LengthClasses
 from workers.device.oom import is_out_of_memory
 from workers.device.varlen import HALF, Bounds, VarlenFunction
 
+log = logging.getLogger(__name__)
+
 WINDOW_BLOCK = 256
 """Queries per block of windowed attention."""
 
@@ -267,9 +269,6 @@ def _causal(module: torch.nn.Module, is_causal: bool | None) -> bool:
 
 
 AttentionInterface.register(PACKED, packed_attention)
-
-
-log = logging.getLogger(__name__)
 
 
 class TextEncoder:

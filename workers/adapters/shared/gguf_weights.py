@@ -41,6 +41,8 @@ from ipc import extras
 from workers.adapters.shared.building import BUILDING
 from workers.loading.gguf_file import GgufModel, GgufRefused, StoredTensor
 
+log = logging.getLogger(__name__)
+
 PIECE_VALUES = 1 << 18
 """Numbers of a tensor that are made at a time."""
 _HEAD, _WORDS = "output.weight", "token_embd.weight"
@@ -71,6 +73,29 @@ _EXPERTS = {
 """Parameters that hold all experts of a layer, with the tensors that make them up."""
 
 Fix = Callable[[torch.Tensor], torch.Tensor]
+_FIELD = "tokenizer.ggml."
+_AS_GPT2 = ("gpt-2", "olmo", "mpt", "phi-2", "jais", "jina-v2-de", "jina-v2-es", "gigachat", "mellum")
+"""Names of GPT-2's way to cut a text."""
+_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+"""Names of GPT-2's way after each digit was made a word of its own."""
+_UNNAMED = ("default", "")
+_ENDS = ("eos", "eot", "eom")
+_SPELLED_ENDS = frozenset(
+    (
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|eom_id|>",
+        "<EOT>",
+        "<|end_of_text|>",
+    )
+)
+"""Control tokens that end an answer in every model that has them."""
+_CONTROL = 3
+"""The type of control tokens in `tokenizer.ggml.token_type`."""
+_NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 def config_of(model: GgufModel) -> Any:
@@ -301,33 +326,6 @@ def _read(file: int, nbytes: int, place: int, stored: StoredTensor) -> np.ndarra
             raise OSError(f"{stored.file.name} was cut off while the model was read")
         done += count
     return np.frombuffer(buffer, dtype=np.uint8)
-
-
-log = logging.getLogger(__name__)
-
-_FIELD = "tokenizer.ggml."
-_AS_GPT2 = ("gpt-2", "olmo", "mpt", "phi-2", "jais", "jina-v2-de", "jina-v2-es", "gigachat", "mellum")
-"""Names of GPT-2's way to cut a text."""
-_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-"""Names of GPT-2's way after each digit was made a word of its own."""
-_UNNAMED = ("default", "")
-_ENDS = ("eos", "eot", "eom")
-_SPELLED_ENDS = frozenset(
-    (
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "<|eom_id|>",
-        "<EOT>",
-        "<|end_of_text|>",
-    )
-)
-"""Control tokens that end an answer in every model that has them."""
-_CONTROL = 3
-"""The type of control tokens in `tokenizer.ggml.token_type`."""
-_NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 def read_tokenizer(model: GgufModel) -> Any:

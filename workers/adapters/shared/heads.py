@@ -28,6 +28,7 @@ from workers.loading.reading import load_file
 from workers.loading.source import is_plain
 
 _SUMMING = frozenset({"mean", "mean_sqrt_len_tokens", "weightedmean", "max"})
+Float32Array = npt.NDArray[np.float32]
 
 
 def pool(
@@ -178,9 +179,6 @@ def stored_activation(name: str) -> nn.Module:
         raise ValueError(f"unsupported activation {name!r}: only modules of torch.nn are loaded")
     made: nn.Module = found()
     return made
-
-
-Float32Array = npt.NDArray[np.float32]
 
 
 def max_per_id(

@@ -42,20 +42,6 @@ from workers.adapters.shared.transformer_settings import (
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 _ALIASES = {"last": "lasttoken", "last_token": "lasttoken", "mean_sqrt_len": "mean_sqrt_len_tokens"}
-
-
-def resolve_modes(names: str | Iterable[str]) -> tuple[str, ...]:
-    """Canonical mode names; raises ValueError for an unknown one."""
-    given = (names,) if isinstance(names, str) else tuple(names)
-    modes = tuple(_ALIASES.get(name, name) for name in given)
-    unknown = [name for name in modes if name not in MODES]
-    if unknown or not modes:
-        raise ValueError(
-            f"unknown pooling {', '.join(unknown) or '(none)'}: use {', '.join((*MODES, 'last'))}"
-        )
-    return modes
-
-
 PROMPTS_FILE = "config_sentence_transformers.json"
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -71,6 +57,32 @@ _KINDS = _HEADS | {"Transformer", "Pooling", "Dropout"}
 _DESCRIBED = frozenset({"Pooling", "Dense", "LayerNorm"})
 """Modules that nothing but their config.json describes."""
 _PACKAGES = ("sentence_transformers", "pylate")
+_LATE_KINDS = ("Transformer", "Dense", "LayerNorm", "MultiVectorMask", "Normalize")
+_DEFAULT_QUERY_LENGTH = 32
+_MARKERS_OF_PYLATE = (
+    *(
+        "query_length",
+        "document_length",
+        "query_expansion",
+        "do_query_expansion",
+        "attend_to_expansion_tokens",
+    ),
+    *("attend_to_mask_tokens", "query_prefix", "document_prefix", "skiplist_words"),
+)
+"""Keys of which PyLate stores some. With one of them queries are expanded unless a key says otherwise."""
+_METADATA = "artifact.metadata"
+
+
+def resolve_modes(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Canonical mode names; raises ValueError for an unknown one."""
+    given = (names,) if isinstance(names, str) else tuple(names)
+    modes = tuple(_ALIASES.get(name, name) for name in given)
+    unknown = [name for name in modes if name not in MODES]
+    if unknown or not modes:
+        raise ValueError(
+            f"unknown pooling {', '.join(unknown) or '(none)'}: use {', '.join((*MODES, 'last'))}"
+        )
+    return modes
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,22 +213,6 @@ def default_prompt(stored: Mapping[str, Any]) -> str:
             f"{PROMPTS_FILE}: default_prompt_name: {name!r:.64} is no stored prompt, those are: {known:.300}"
         )
     return str(prompts.get(name) or "")
-
-
-_LATE_KINDS = ("Transformer", "Dense", "LayerNorm", "MultiVectorMask", "Normalize")
-_DEFAULT_QUERY_LENGTH = 32
-_MARKERS_OF_PYLATE = (
-    *(
-        "query_length",
-        "document_length",
-        "query_expansion",
-        "do_query_expansion",
-        "attend_to_expansion_tokens",
-    ),
-    *("attend_to_mask_tokens", "query_prefix", "document_prefix", "skiplist_words"),
-)
-"""Keys of which PyLate stores some. With one of them queries are expanded unless a key says otherwise."""
-_METADATA = "artifact.metadata"
 
 
 @dataclass(frozen=True, slots=True)

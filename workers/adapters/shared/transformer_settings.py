@@ -56,6 +56,7 @@ _OF_NO_ANSWER = frozenset(
     | {"verbose", "return_token_type_ids"}
 )
 """Arguments that change no answer of a text alone. transformers reads no `truncation_side` of a call."""
+_PLAIN = ("default", None)
 
 
 class UnsupportedLayoutError(ValueError):
@@ -187,9 +188,6 @@ def _call_length(stored: Mapping[str, Any], name: str) -> int | None:
             "only max_length is"
         )
     return whole(arguments, "max_length", f"{name}: processing_kwargs")
-
-
-_PLAIN = ("default", None)
 
 
 def scaled_positions(config: Mapping[str, Any], positions: int) -> int:

@@ -24,6 +24,10 @@ from workers.generation.formats.bodies import Schemas
 from workers.generation.formats.regions import JsonValue, Opened, Region
 from workers.generation.request import Segment
 
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_NAME, _ARGUMENTS, _PARAMETERS = '{"name": "', '", "arguments": ', '", "parameters": '
+_BREAKS = re.compile(r"\A\n{1,2}")
+
 
 class Wrapper(NamedTuple):
     """The texts around calls; marks in them are tokens where the tokenizer has such tokens.
@@ -42,8 +46,6 @@ class Wrapper(NamedTuple):
     closed: str = ""
 
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")
-_NAME, _ARGUMENTS, _PARAMETERS = '{"name": "', '", "arguments": ', '", "parameters": '
 HARMONY = Wrapper("", "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "")
 _WRAPPERS = {
     "json": Wrapper("", _NAME, _ARGUMENTS, "}", "\n"),
@@ -117,9 +119,6 @@ def _tags(field: Mapping[str, Any]) -> Tags | None:
     if not isinstance(opened, str) or not isinstance(closed, str):
         return None
     return Tags(opened, closed) if opened and closed else None
-
-
-_BREAKS = re.compile(r"\A\n{1,2}")
 
 
 class Tags(NamedTuple):

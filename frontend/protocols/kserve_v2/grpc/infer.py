@@ -49,6 +49,16 @@ _CONTENTS = pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER << 3 | _
 _SHAPE = pb.ModelInferRequest.InferInputTensor.SHAPE_FIELD_NUMBER << 3 | _BYTES
 _PIECE_NBYTES = 1 << 20
 _typed = pb.InferTensorContents
+RAW_OUTPUT = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+STREAMED = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
+FINAL = "triton_final_response"
+Shown = tuple[str, str, tuple[int, ...]]
+"""Name, datatype and shape of an output."""
+RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+MOST_KNOWN = 256
+"""Lengths of messages of which the last head is known."""
+MOST_NBYTES = 16 << 10
+"""Longer messages are always parsed."""
 
 
 def refuse_too_many_values(data: bytes) -> None:
@@ -125,14 +135,6 @@ _PACKED: dict[int, Callable[[bytes, int, int], int]] = {
     )
 }
 """Functions that count the values of a packed field, by its tag."""
-
-RAW_OUTPUT = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
-STREAMED = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
-FINAL = "triton_final_response"
-
-
-Shown = tuple[str, str, tuple[int, ...]]
-"""Name, datatype and shape of an output."""
 
 
 def response_of(result: TensorResult, given_id: str, streamed: bool = False, *, final: bool = True) -> bytes:
@@ -306,13 +308,6 @@ def _last(message: pb.ModelInferRequest, model: TensorModel) -> bytes | None:
         if wanted and model.config.decoupled
         else None
     )
-
-
-RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
-MOST_KNOWN = 256
-"""Lengths of messages of which the last head is known."""
-MOST_NBYTES = 16 << 10
-"""Longer messages are always parsed."""
 
 
 @dataclass(slots=True, frozen=True)
