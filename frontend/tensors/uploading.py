@@ -46,6 +46,10 @@ HEAD_GROWTH = 4
 """An element takes at most so many times the bytes that it has in JSON, with its comma: `1,` may be eight bytes."""
 MIN_BESIDE = 1 << 20
 """Bytes for what the head holds; more than this is not asked for beyond as much again as the raw bytes take."""
+BEFORE_DEADLINE_NS = 50_000_000
+"""An answer that there was no room leaves this long before the deadline."""
+REQUESTS_OF_PIXELS = 4
+"""Pixels that are decoded at a time: of so many requests as large as a request may be."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -164,12 +168,6 @@ class Arriving:
             return Body(bytes(self._head), memoryview(self._private), None)
         data = self._block.buffer[: self._filled_nbytes]
         return Body(bytes(self._head), data, self._block)
-
-
-BEFORE_DEADLINE_NS = 50_000_000
-"""An answer that there was no room leaves this long before the deadline."""
-REQUESTS_OF_PIXELS = 4
-"""Pixels that are decoded at a time: of so many requests as large as a request may be."""
 
 
 class Turns:
