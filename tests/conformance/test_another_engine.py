@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.fakes.far_end import MODEL
+from tests.fakes.far_end import MODEL, SLOW
 from tests.fakes.gateway import gateway
 from tests.harness.server import Server, make_server
 
@@ -47,16 +49,34 @@ def test_text_comes_whole(far: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("path", "status", "words"),
     [
-        (f"/v1/admin/load/{MODEL}", "models run elsewhere"),
-        (f"/v1/admin/unload/{MODEL}", "models run elsewhere"),
-        (f"/v2/repository/models/{MODEL}/load", "models run elsewhere"),
-        (f"/v2/repository/models/{MODEL}/unload", "models run elsewhere"),
-        ("/v1/config/reload", "models run elsewhere"),
-        ("/v2/systemsharedmemory/region/r/register", "models run on other hosts"),
+        (f"/v1/admin/load/{MODEL}", 501, "models run elsewhere"),
+        (f"/v1/admin/unload/{MODEL}", 501, "models run elsewhere"),
+        (f"/v2/repository/models/{MODEL}/load", 501, "models run elsewhere"),
+        (f"/v2/repository/models/{MODEL}/unload", 501, "models run elsewhere"),
+        ("/v1/config/reload", 501, "models run elsewhere"),
+        ("/v2/systemsharedmemory/region/r/register", 501, "models run on other hosts"),
     ],
 )
-def test_what_only_workers_of_this_host_can_do_is_refused(far: Server, path: str, words: str) -> None:
+def test_what_only_workers_of_this_host_can_do_is_refused(
+    far: Server, path: str, status: int, words: str
+) -> None:
     answer = far.post(path, {"key": "/k", "offset": 0, "byte_size": 64} if "region" in path else {})
-    assert answer.status in (400, 501) and words in answer.body.decode(), answer.body
+    assert answer.status == status and words in answer.body.decode(), answer.body
+
+
+TALK = {"model": SLOW, "messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(f"/v1/encode/{SLOW}", {"items": [{"text": "hello"}]}), ("/v1/chat/completions", TALK)],
+)
+def test_a_request_ends_soon_after_its_deadline_although_the_far_end_says_nothing(
+    far: Server, path: str, body: dict[str, Any]
+) -> None:
+    began = time.monotonic()
+    answer = far.post(path, body, x_request_timeout="0.5")
+    assert answer.status == 504 and "the deadline passed" in answer.body.decode(), answer.body
+    assert 0.5 <= time.monotonic() - began < 5

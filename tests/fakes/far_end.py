@@ -1,7 +1,7 @@
 """The other process of `tests.fakes.remote`: runs what arrives on a socket on an engine of its own.
 
 python -m tests.fakes.far_end SOCKET            the workers of the server that the environment configures
-python -m tests.fakes.far_end SOCKET MODEL      a model that says a recorded text
+python -m tests.fakes.far_end SOCKET MODEL      a model that says a recorded text, and one that never answers (`SLOW`)
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import sys
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from typing import Any
 import msgspec
 
 from frontend.engine.answer import Answer
-from frontend.engine.events import Ended, Event, Finished, Pace, Started, Text
-from frontend.engine.interface import Engine, Models
+from frontend.engine.events import Ended, Event, Finished, Generation, Pace, Started, Text
+from frontend.engine.interface import Engine, Models, Payload
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
 from frontend.engine.planning import pace_of
@@ -34,9 +35,9 @@ from ipc.metrics.registry import FrontendMetrics
 from ipc.settings import Settings, load
 from ipc.store.store import Store
 from ipc.wire.catalogs import Entries
-from ipc.wire.messages import ModelStatus
+from ipc.wire.messages import ModelStatus, Work
 from tests.fakes.engine import InProcessDirectory
-from tests.fakes.generation import RecordedEngine
+from tests.fakes.generation import RecordedEngine, RecordedGeneration
 from tests.fakes.remote import (
     Answered,
     Ask,
@@ -55,6 +56,8 @@ from tests.fakes.remote import (
 
 LOOK_EVERY_S = 0.02
 MODEL = "far/text"
+SLOW = "far/slow"
+"""A model whose requests never end, whatever their deadline."""
 NAME = "frontend-90"
 """A session of the workers beside those of the frontends."""
 SCRIPT: list[list[Event]] = [
@@ -174,12 +177,29 @@ def of_workers(settings: Settings) -> tuple[Engine, Models, Recorder]:
     return engine, engine.directory, recorder
 
 
+class ScriptedEngine(RecordedEngine):
+    """Tells `SCRIPT` for every model but `SLOW`, which begins its texts and gives no answer."""
+
+    @asynccontextmanager
+    async def generate(self, scope: RequestScope, work: Work, pace: Pace) -> AsyncIterator[Generation]:
+        yield RecordedGeneration([[Started(7)], None] if work.model == SLOW else SCRIPT)
+
+    async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets that event")
+
+
 def of_script(model: str) -> tuple[Engine, Models, Recorder]:
-    """A model that says `SCRIPT` whatever it is asked."""
-    catalog = Catalog([ModelEntry(model, DirectorySource("nowhere"), outputs={"chat": OutputSpec()})])
-    models = InProcessDirectory(catalog, [ModelStatus(model, "loaded", max_sequence_length=64)])
-    models.loaded.add(model)
-    return RecordedEngine([SCRIPT]), models, Recorder(FrontendMetrics(), catalog)
+    """A model that says `SCRIPT` whatever it is asked, and `SLOW`."""
+    outputs = {model: {"chat": OutputSpec()}, SLOW: {"chat": OutputSpec(), "dense": OutputSpec(dims=4)}}
+    catalog = Catalog(
+        [ModelEntry(name, DirectorySource("nowhere"), outputs=outputs[name]) for name in outputs]
+    )
+    models = InProcessDirectory(
+        catalog, [ModelStatus(name, "loaded", max_sequence_length=64) for name in outputs]
+    )
+    models.loaded.update(outputs)
+    return ScriptedEngine([SCRIPT]), models, Recorder(FrontendMetrics(), catalog)
 
 
 async def main(address: Path, *model: str) -> None:

@@ -2,8 +2,10 @@
 
 1. Messages are msgpack, each behind its length in four bytes. The near end asks (`Ask`, `More`, `Cancel`, `Ensure`),
    the far end (`tests.fakes.far_end`) tells (`News`, `Answered`, `Told`, `Failed`).
-2. A deadline crosses as seconds that are left, a trace as nanoseconds since the far end had the work.
-3. Parts and text come one by one, each when the reader wants more.
+2. A deadline crosses as seconds that are left, a trace as nanoseconds since the far end had the work. The near end
+   waits little longer than the deadline, whatever became of the far end.
+3. Parts come one by one, each when the reader wants more. Text is read `AHEAD` of its reader, so that its pace knows
+   what has arrived.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Any
 
 import msgspec
@@ -32,12 +34,18 @@ from frontend.engine.interface import (
 from frontend.scope import RequestScope
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.errors import ModelNotLoaded, NoReplica, PenstockError, from_code
+from ipc.errors import DeadlineExceeded, ModelNotLoaded, NoReplica, PenstockError, from_code
 from ipc.wire.catalogs import Entries
 from ipc.wire.messages import ModelStatus, Result, Trace, Work
 from ipc.wire.streams import Finish, Start
 
-FINISHED = "finished"
+AHEAD = 8
+"""Lists of events that wait for their reader."""
+GRACE_S = 0.2
+"""The far end tells of a passed deadline before the near end gives up."""
+LOOK_EVERY_S = 0.02
+SEND_S = 5.0
+"""A far end that takes nothing for so long is lost."""
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):
@@ -187,10 +195,14 @@ class Link:
                 replies.put_nowait(message)
 
     async def send(self, message: ToFar) -> None:
-        """Send one message. Raises `NoReplica` before there is a connection."""
+        """Send one message. Raises `NoReplica` without a far end that takes the message."""
         if self._writer is None:
             raise NoReplica("the far end is not connected", retry_after_s=1)
-        await write(self._writer, message)
+        try:
+            async with asyncio.timeout(SEND_S):
+                await write(self._writer, message)
+        except OSError as error:
+            raise NoReplica("the far end takes no messages", retry_after_s=1) from error
 
     @asynccontextmanager
     async def asking(
@@ -208,9 +220,13 @@ class Link:
                 await self.send(Cancel(request))
 
 
-async def reply(replies: asyncio.Queue[ToNear]) -> Any:
-    """The next reply. Raises the error in its place."""
-    message = await replies.get()
+async def reply(replies: asyncio.Queue[ToNear], deadline_ns: int) -> Any:
+    """The next reply. Raises the error in its place, and `DeadlineExceeded` without a reply soon after the deadline."""
+    try:
+        async with asyncio.timeout(deadline.remaining_s(deadline_ns) + GRACE_S):
+            message = await replies.get()
+    except TimeoutError:
+        raise DeadlineExceeded("the deadline passed before the far end answered", retry_after_s=1) from None
     if isinstance(message, Failed):
         raise from_code(
             message.code, message.message, retry_after_s=message.retry_after_s, detail=message.detail
@@ -231,15 +247,18 @@ def _answer(message: Answered) -> Answer:
 class RemoteParts(AnswerStream):
     """The parts of one answer."""
 
-    def __init__(self, link: Link, request: int, replies: asyncio.Queue[ToNear], first: Answered) -> None:
+    def __init__(
+        self, link: Link, request: int, replies: asyncio.Queue[ToNear], deadline_ns: int, first: Answered
+    ) -> None:
         self._link, self._request, self._replies, self._first = link, request, replies, first
+        self._deadline_ns = deadline_ns
         self._then: list[Callable[[], object]] = []
 
     async def __anext__(self) -> Answer:
         message, self._first = self._first, None  # type: ignore[assignment]
         if message is None:
             await self._link.send(More(self._request))
-            message = await reply(self._replies)
+            message = await reply(self._replies, self._deadline_ns)
         if message.is_last:
             self.result = _answer(message)
             for then in self._then:
@@ -257,32 +276,65 @@ class RemoteParts(AnswerStream):
 class RemoteText(Generation):
     """The text of one request."""
 
-    def __init__(self, link: Link, request: int, replies: asyncio.Queue[ToNear], pace: Pace) -> None:
+    def __init__(
+        self, link: Link, request: int, replies: asyncio.Queue[ToNear], deadline_ns: int, pace: Pace
+    ) -> None:
         self._link, self._request, self._replies, self._pace = link, request, replies, pace
-        self._is_over = False
+        self._deadline_ns = deadline_ns
+        self._arrived: asyncio.Queue[list[Event] | PenstockError] = asyncio.Queue(AHEAD)
+        self._reading = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> None:
+        """Take all that the far end tells; an empty list follows the last events."""
+        is_last = False
+        try:
+            while not is_last:
+                await self._link.send(More(self._request))
+                told = await reply(self._replies, self._deadline_ns)
+                is_last = told.is_last
+                found = [msgspec.convert(fields, getattr(events, name)) for name, fields in told.events]
+                await self._arrived.put([self._noted(event) for event in found])
+            await self._arrived.put([])
+        except PenstockError as error:
+            await self._arrived.put(error)
 
     async def __anext__(self) -> list[Event]:
-        if self._is_over:
-            raise StopAsyncIteration
-        await self._link.send(More(self._request))
-        told = await reply(self._replies)
-        found: list[Event] = [msgspec.convert(fields, getattr(events, name)) for name, fields in told.events]
-        for event in found:
-            self._note(event)
-        self._is_over = told.is_last
+        since_ns = time.monotonic_ns()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    found = await self._arrived.get()
+                break
+            late = self._pace.lateness(time.monotonic_ns(), since_ns)
+            if late is not None:
+                raise late
+        if isinstance(found, PenstockError):
+            raise found
         if not found:
             raise StopAsyncIteration
         return found
 
-    def _note(self, event: Event) -> None:
+    def _noted(self, event: Event) -> Event:
+        """The event, of which the pace knows now; the end has the times and sums of the pace."""
         now_ns = time.monotonic_ns()
         if isinstance(event, events.Started):
             self._pace.started(Start(event.prompt_tokens, event.cached_tokens))
+        elif isinstance(event, events.Prompted):
+            self._pace.heard(now_ns)
         elif isinstance(event, events.Text | events.Reasoning):
             self._pace.step(event.choice, event.tokens, now_ns)
+        elif isinstance(event, events.Called):
+            self._pace.step(event.choice, len(event.logprobs or ()), now_ns)
         elif isinstance(event, events.Finished):
             finish = Finish(event.reason, event.stop, event.tokens, event.reasoning_tokens)
             self._pace.finished(event.choice, finish, now_ns)
+        else:
+            return self._pace.ended()
+        return event
+
+    def close(self) -> None:
+        """Read no further. The context of the request ends the work."""
+        self._reading.cancel()
 
 
 class RemoteEngine(Engine):
@@ -299,7 +351,7 @@ class RemoteEngine(Engine):
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
         sent_ns = time.monotonic_ns()
         async with self._asking("run", scope, work, payload) as (_, replies):
-            answer = _answer(await reply(replies))
+            answer = _answer(await reply(replies, scope.deadline_ns))
         _note(scope, answer, sent_ns)
         return answer
 
@@ -309,7 +361,8 @@ class RemoteEngine(Engine):
     ) -> AsyncIterator[AnswerStream]:
         sent_ns = time.monotonic_ns()
         async with self._asking("stream", scope, work, payload) as (request, replies):
-            with RemoteParts(self._link, request, replies, await reply(replies)) as parts:
+            first = await reply(replies, scope.deadline_ns)
+            with RemoteParts(self._link, request, replies, scope.deadline_ns, first) as parts:
                 yield parts
                 if parts.result is not None:
                     _note(scope, parts.result, sent_ns)
@@ -317,10 +370,11 @@ class RemoteEngine(Engine):
     @asynccontextmanager
     async def generate(self, scope: RequestScope, work: Work, pace: Pace) -> AsyncIterator[Generation]:
         async with self._asking("generate", scope, work) as (request, replies):
-            begun = await reply(replies)
-            text = RemoteText(self._link, request, replies, pace)
+            begun = await reply(replies, min(scope.waits_until_ns, scope.deadline_ns))
+            text = RemoteText(self._link, request, replies, scope.deadline_ns, pace)
             text.prompt_tokens = begun.prompt_tokens
-            yield text
+            with closing(text):
+                yield text
 
     def ready(self) -> tuple[bool, str]:
         news = self._link.news
@@ -405,5 +459,5 @@ class RemoteModels(Models):
         if not self.is_loaded(model):
             left_s = deadline.remaining_s(deadline_ns)
             async with self._link.asking(lambda it: Ensure(it, model, list(others), left_s)) as (_, replies):
-                await reply(replies)
+                await reply(replies, deadline_ns)
         return self.status(model)
