@@ -1,4 +1,6 @@
-"""The answer of an engine: tensors, rows, errors of items, timing, and the right to read them.
+"""The answer of an engine (`Answer`, `AnswerStream`), and output dtypes of its vectors (`quantize`).
+
+An `Answer` has tensors, rows, errors of items, timing, and the right to read them:
 
     with await engine.run(scope, work) as answer:
         ... render copies of answer.tensors()
@@ -7,7 +9,7 @@
 Leaving the context checks that the worker has not revoked the memory, and ends the lease. A body writer takes over the
 answer (`hand_over`), checks after each copy, and ends the lease itself.
 
-Output dtypes of vectors, applied per row on the CPU, exactly as the SIE contract says.
+`quantize` brings vectors to an output dtype, row by row on the CPU, exactly as the SIE contract says:
 
 float32   as produced
 float16   cast

@@ -1,14 +1,12 @@
-"""Plans a request once: its cost, its lane, and the `Work` that travels to a worker. The engine adds the deadlines.
+"""What a request asks of a model, decided once: its model, its options, its cost, its lane, its `Work` and its `Pace`.
 
-The model of a request that names no model. Requests of TEI and its like name none: such a server has one model.
-
-1. The first of `server.default_models` that gives what the request asks for.
-2. Else the only served model that gives the output.
-3. Else the request is refused with the names of the models that give the output.
-
-Resolves the options of a request, by one rule for encode, score and extract.
-
-Options of the request replace the runtime options of the profile (`options.profile`, or the default profile).
+1. `default_model` finds the model of a request that names none, as requests of TEI and its like do: the first of
+   `server.default_models` that gives what the request asks for, or else the only served model that does. Otherwise the
+   request is refused with the names of the models that would do.
+2. `resolve` settles the options, by one rule for encode, score and extract: options of the request replace the runtime
+   options of the profile (`options.profile`, or the default profile).
+3. `cost_of` estimates the tokens, and `lane_of` chooses the lane by them.
+4. `plan` makes the `Work` that travels to a worker; the engine adds the deadlines. `pace_of` makes the pace of text.
 """
 
 from __future__ import annotations

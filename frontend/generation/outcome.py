@@ -1,8 +1,7 @@
-"""What a request has generated, gathered from its events, for answers that are sent whole.
+"""Generated text as a whole (`Outcome`), log probabilities (`entries_of`), several texts as one (`Together`).
 
-Log probabilities of tokens in the form of OpenAI, which chat, Responses and Messages share.
-
-Several generations as one, for requests with several prompts.
+`Outcome` gathers the events of a request for an answer that is sent whole. `entries_of` writes log probabilities in the
+form of OpenAI, which chat, Responses and Messages share. `Together` runs a request with several prompts:
 
 1. Each generation is read by a task of its own, which waits until its events have been taken.
 2. Choices are numbered through: those of the second prompt follow those of the first.

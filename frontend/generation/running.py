@@ -13,7 +13,7 @@
 2. A request without a model, or for `default`, means `generation.default_model`, or the only such model.
 3. An unknown name is answered with the names that exist.
 
-Sends answers of generated text: JSON that is whole, or events while the text comes.
+`send_json` sends an answer that is whole, `send_stream` events while the text comes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Which models can be asked for tensors, by name and version: looked up once per request, and waited for if need be.
+"""Models that can be asked for tensors (`TensorModel`), by name and version (`TensorModels`); states of versions.
 
 1. A repository model `<name>` with version `<v>` is the catalog entry `<name>@<v>`; `catalog.versions` lists them.
 2. Every other entry of the catalog (encode, score, extract) is a tensor model of version 1, under its id and, where no
    other model has it, under the last part of its id.
-3. `TensorModels.find` answers from a cache that lives until a worker reports other states or the catalog changes.
+3. `TensorModels.find` answers from a cache that lives until a worker reports other states or the catalog changes. A
+   request looks its model up once, and `ready` waits for a load if need be.
+4. `VersionStates` tells the state of a version over all workers, and whether a wait alone will bring the version.
 
 `config_of` makes a tensor model of a catalog model: the inputs and outputs of an encode, score or extract model. All
 inputs are BYTES: texts in UTF-8, or images as encoded files.
@@ -15,8 +17,6 @@ inputs are BYTES: texts in UTF-8, or images as encoded files.
   `ipc.wire.extraction` describes.
 
 Score and extract models do not batch: their inputs have lengths of their own.
-
-In which state a version of a model is, over all workers, and whether a wait alone will bring it.
 """
 
 from __future__ import annotations

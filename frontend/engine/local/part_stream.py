@@ -1,4 +1,9 @@
-"""The parts of one streamed answer, as a frontend reads them.
+"""The reading end of a stream of one worker: `Incoming` for every stream, `PartStream` for answers in parts.
+
+`Incoming` keeps what has arrived, the one reader that waits, and the end. A stream ends without an error, or with one.
+The loss of the worker is an error too: a request whose answer has begun is never run again.
+
+`PartStream` adds what holds for parts:
 
 1. Parts that arrive wait here, as many as the worker may send ahead (`ipc.wire.streams`).
 2. A part is valid until the reader asks for the next. Then its lease ends, and the worker learns how many were taken.
@@ -6,11 +11,6 @@
 
 After `arena.lease_copy_after_s` a part that waits in a block is copied, so that a slow client holds no arena memory. If
 the budget for copies has no room, the stream ends.
-
-What the reading ends of all streams share: what has arrived, the one reader that waits, and the end.
-
-A stream ends without an error, or with one. The loss of the worker is an error too: a request whose answer has begun is
-never run again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The table from errors of a worker to next actions, for requests that were sent to a worker.
+"""What follows an error of a worker (`Retries`), and the inputs on which workers died (`PoisonList`).
+
+`Retries` chooses the next action for a request that was sent to a worker:
 
 | error | next |
 |---|---|
@@ -16,7 +18,7 @@ A request that was on the device when the worker died is a suspect and may run o
 bystander was only queued there. Its losses are no attempts and take nothing from the budget, since nothing ran for the
 request and one death makes bystanders of all waiting requests. `MAX_LOSSES` and the deadline bound its losses.
 
-Inputs on which workers died, known to all frontends of a server.
+`PoisonList` knows the inputs on which workers died, and all frontends of a server share its rows:
 
 1. An input has a name: a hash of the model, the call and the raw tensors (`fingerprint`) that hides them.
 2. An input is *suspect* when its worker died while the flight record of the arena named its request: a thread of that
@@ -27,9 +29,9 @@ Inputs on which workers died, known to all frontends of a server.
 5. All are rows of the store (`ipc.store`) and end after `limits.poison_ttl_s`. The newest `MOST` rows are kept.
    Frontends read the rows once a second; the frontend that saw the death knows at once.
 
-Requests that may run twice are suspect for the time of their own retry only (`frontend.engine.local.retry`): the rows
-are for requests that are not run again: those of sequences and streams, those whose callers left before the death or
-that have no time left, and poison. Inputs that are known as suspect run alone.
+Requests that may run twice are suspect for the time of their own retry only. The rows are for requests that are not
+run again: those of sequences and streams, those whose callers left before the death or that have no time left, and
+poison. Inputs that are known as suspect run alone.
 """
 
 from __future__ import annotations
