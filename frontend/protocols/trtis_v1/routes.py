@@ -12,7 +12,8 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import falcon
 from falcon.asgi import Request, Response
@@ -32,7 +33,7 @@ from frontend.protocols.trtis_v1.requests import (
 )
 from frontend.protocols.trtis_v1.statuses import Statuses, http_status_of, retry_after
 from frontend.resources.sending import InferenceRoute, send_parts
-from frontend.routes import Parameter, Route
+from frontend.routes import Need, Parameter, Route
 from frontend.scope import RequestScope
 from frontend.services import Services
 from frontend.tensors import checking
@@ -350,35 +351,34 @@ def _status(context: Context) -> Resource:
 _HEALTH, _REGIONS = _resource("health", show=_health), _resource("regions", show=_regions)
 
 
-def _get(path: str, resource: Any, summary: str = "", *parameters: Parameter, **more: Any) -> Route:
+def _route(
+    method: Literal["get", "post"],
+    path: str,
+    resource: Any,
+    summary: str,
+    *parameters: Parameter,
+    need: Need = "infer",
+    media: tuple[str, ...] = (),
+    **more: Any,
+) -> Route:
+    """The row of a route, whose errors have no body; a route that needs a key may refuse the caller."""
     return Route(
-        "get",
+        method,
         path,
         resource,
         summary,
         "trtis v1",
-        media=(),
-        errors={400: None},
+        media=media,
+        errors=dict.fromkeys((400, 401, 403, 429) if need else (400,)),
         error_media=(),
         parameters=(_ID, *parameters),
         error_code_header=False,
+        need=need,
         **more,
     )
 
 
-def _post(path: str, resource: Any, summary: str, *parameters: Parameter, **more: Any) -> Route:
-    return Route(
-        "post",
-        path,
-        resource,
-        summary,
-        "trtis v1",
-        errors={400: None, 401: None, 403: None, 429: None},
-        error_media=(),
-        parameters=(_ID, *parameters),
-        error_code_header=False,
-        **{"media": (), **more},
-    )
+_get, _post = partial(_route, "get"), partial(_route, "post")
 
 
 ROUTES = (

@@ -21,6 +21,7 @@ from frontend.protocols.registry import protocols
 from ipc import settings
 from ipc.memory.datatypes import DATATYPES
 from penstock import cli
+from tests.fakes import described_answers
 
 KNOWN = protocols()
 DOCUMENT: dict[str, Any] = json.loads(KNOWN.schema())
@@ -169,6 +170,19 @@ def test_routes_of_several_servers_have_the_errors_of_each() -> None:
         tei = {"TeiError"} if "tei" in owners else set()
         assert forms["501"] == {"ErrorResponse"} | bare | tei
         assert forms.get("400", set()) == bare and forms.get("422", set()) == tei
+
+
+def test_a_route_that_needs_a_key_says_how_it_refuses_callers() -> None:
+    for route in protocols().routes:
+        assert not (route.summary and route.need) or {401, 403, 429} <= set(route.errors), route.name
+
+
+def test_an_answer_with_a_status_or_field_that_is_not_described_fails_a_test() -> None:
+    described_answers.check("GET", "/api/version", 200, b'{"version":"1"}')
+    described_answers.check("GET", "/no/such/path", 418, b"{}")
+    for status, body in ((418, b"{}"), (418, b""), (200, b'{"version":"1","more":2}')):
+        with pytest.raises(AssertionError, match=r"described|description"):
+            described_answers.check("GET", "/api/version", status, body)
 
 
 def test_every_component_is_used() -> None:
