@@ -15,7 +15,7 @@ from frontend.access.restricted import Restrictions
 from frontend.engine import planning
 from frontend.grpc import port
 from frontend.http import listeners
-from frontend.protocols.kserve_v2.parameters import Forwarding
+from frontend.tensors.request import Forwarding
 from frontend.tracing import otlp
 from ipc import settings
 from ipc.catalog.entries import Catalog, check_lists, check_lora_dirs, load_served

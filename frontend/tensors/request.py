@@ -5,12 +5,14 @@ The model has not been looked up yet. A protocol renders a reason in its own wor
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from frontend.engine.interface import Block
 from frontend.http.rendering import Steps
-from ipc.errors import DeadlineExceeded, ModelNotFound
+from ipc.errors import ConfigError, DeadlineExceeded, ModelNotFound
 
 Parameter = bool | int | float | str
 CONTENT_TYPE = "content_type"
@@ -134,3 +136,35 @@ class TimeoutExpired(DeadlineExceeded):
     """The `timeout` that the request itself states passed before it ran; unlike the client's deadline, that is 503."""
 
     status = 503
+
+
+_SECRETS = frozenset(("authorization", "cookie", "proxy-authorization", "x-api-key"))
+
+
+class Forwarding:
+    """The header fields that become parameters, by `kserve.forward_headers`.
+
+    These are all fields whose lower-case name matches the whole pattern; none for "". Raises `ConfigError`.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        try:
+            self._pattern = re.compile(pattern) if pattern else None
+        except re.error as error:
+            raise ConfigError(f"kserve.forward_headers: not a regular expression: {error}") from None
+
+    @property
+    def active(self) -> bool:
+        """Whether any field may be forwarded."""
+        return self._pattern is not None
+
+    def apply(self, headers: Mapping[str, str | bytes], request: TensorRequest) -> None:
+        """Add the fields to the parameters of a request. Its own parameters win; credentials stay here.
+
+        `headers` are by lower-case name; binary ones, which only gRPC has, are not forwarded.
+        """
+        if self._pattern is None:
+            return
+        for name, value in headers.items():
+            if isinstance(value, str) and name not in _SECRETS and self._pattern.fullmatch(name):
+                request.parameters.setdefault(name, value)

@@ -27,13 +27,13 @@ from frontend.engine.interface import Block
 from frontend.http.bodies import HeldBody
 from frontend.http.rendering import Steps, at_once, in_steps, off_loop
 from frontend.protocols.kserve_v2 import images, reading, rendering
-from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.reading import InferRequest, Target
 from frontend.resources.sending import InferenceRoute, send_parts
 from frontend.scope import RequestScope
 from frontend.services import Services
 from frontend.tensors.models import TensorModel
 from frontend.tensors.program_calls import HeadPlan
+from frontend.tensors.request import Forwarding
 from frontend.tensors.result import TensorResult
 from frontend.tensors.uploading import Receiving, receive
 from ipc.errors import BodyTooLarge, InvalidInput, PenstockError, Unsupported

@@ -1,16 +1,12 @@
-"""Request parameters of the protocol: some have a meaning of their own, all others go to the model.
-
-Header fields become parameters too, by `kserve.forward_headers` (`Forwarding`).
-"""
+"""Request parameters of the protocol: some have a meaning of their own, all others go to the model."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from frontend.tensors.request import Parameter, TensorRequest
-from ipc.errors import ConfigError, InvalidInput
+from ipc.errors import InvalidInput
 from ipc.wire.codec import LARGEST, SMALLEST
 
 RESERVED_PREFIX = "triton_"
@@ -107,32 +103,3 @@ _PLACES = {
     "priority": _priority,
     "timeout": _timeout,
 }
-
-
-_SECRETS = frozenset(("authorization", "cookie", "proxy-authorization", "x-api-key"))
-
-
-class Forwarding:
-    """The forwarded fields: all whose lower-case name matches the whole pattern; none for ""."""
-
-    def __init__(self, pattern: str) -> None:
-        try:
-            self._pattern = re.compile(pattern) if pattern else None
-        except re.error as error:
-            raise ConfigError(f"kserve.forward_headers: not a regular expression: {error}") from None
-
-    @property
-    def active(self) -> bool:
-        """Whether any field may be forwarded."""
-        return self._pattern is not None
-
-    def apply(self, headers: Mapping[str, str | bytes], request: TensorRequest) -> None:
-        """Add the fields to the parameters of a request. Its own parameters win; credentials stay here.
-
-        `headers` are by lower-case name; binary ones, which only gRPC has, are not forwarded.
-        """
-        if self._pattern is None:
-            return
-        for name, value in headers.items():
-            if isinstance(value, str) and name not in _SECRETS and self._pattern.fullmatch(name):
-                request.parameters.setdefault(name, value)

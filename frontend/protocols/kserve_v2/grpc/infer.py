@@ -25,14 +25,13 @@ from frontend.http.rendering import off_loop_if
 from frontend.protocols.kserve_v2 import images, rendering, strings
 from frontend.protocols.kserve_v2.errors import text_of
 from frontend.protocols.kserve_v2.grpc.reading import EMPTY_FINAL, request_of, version_of
-from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.reading import identified, identifying
 from frontend.scope import RequestScope
 from frontend.tensors.checking import check_dimensions
 from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModel
 from frontend.tensors.program_calls import MOST_HEAD_NBYTES, HeadPlan
-from frontend.tensors.request import Parameter, TensorRequest
+from frontend.tensors.request import Forwarding, Parameter, TensorRequest
 from frontend.tensors.result import TensorResult
 from ipc.errors import InvalidInput, PenstockError
 from ipc.protos import kserve_v2_pb2 as pb

@@ -13,7 +13,7 @@ from frontend.protocols.kserve_v2.errors import text_of
 from frontend.protocols.kserve_v2.grpc import infer as counting
 from frontend.protocols.kserve_v2.grpc import management
 from frontend.protocols.kserve_v2.grpc.infer import RAW_INPUT, Infer
-from frontend.protocols.kserve_v2.parameters import Forwarding
+from frontend.tensors.request import Forwarding
 from ipc.errors import PenstockError
 from ipc.protos import kserve_v2_pb2 as pb
 from ipc.settings import Kserve

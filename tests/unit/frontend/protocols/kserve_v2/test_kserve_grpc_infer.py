@@ -15,10 +15,9 @@ from PIL import Image
 
 from frontend.protocols.kserve_v2.grpc import infer
 from frontend.protocols.kserve_v2.grpc.infer import STRING_NBYTES, Infer
-from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.scope import plain_scope
 from frontend.services import Services
-from frontend.tensors.request import UnavailableModel
+from frontend.tensors.request import Forwarding, UnavailableModel
 from frontend.tensors.result import INLINE_CLASSES
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig, SequenceBatching

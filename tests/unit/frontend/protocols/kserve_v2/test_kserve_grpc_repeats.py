@@ -12,9 +12,9 @@ import pytest
 
 from frontend.grpc import received
 from frontend.protocols.kserve_v2.grpc.infer import MOST_NBYTES, RAW_INPUT, Infer, KnownHead, KnownHeads
-from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.scope import RequestScope, plain_scope
 from frontend.services import Services
+from frontend.tensors.request import Forwarding
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from frontend.protocols.kserve_v2 import reading
-from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.reading import Target
 from frontend.protocols.registry import protocols
-from frontend.tensors.request import TensorRequest
+from frontend.tensors.request import Forwarding, TensorRequest
 from ipc.errors import ConfigError
 
 
