@@ -69,6 +69,7 @@ class RequestScope(msgspec.Struct, eq=False):
     show the outcome; 0: the status of the answer. `streams`: the answer is made while it is sent, and its maker
     ends the request. `start_by_ns` above 0: by then the request stops waiting unless a device has begun. `host`
     is the address of the client, `cache_hits` how many items were in the cache of embeddings, None without a look-up.
+    `loaded_ns` is when a model of generated text was found loaded, of `time.perf_counter_ns`, 0 before.
     `http` is the record of a counted HTTP request. Requests of tensors fill `inference`, which
     `frontend.records.finishing` counts.
     """
@@ -90,6 +91,7 @@ class RequestScope(msgspec.Struct, eq=False):
     grant: Grant = ANONYMOUS
     host: str = ""
     cache_hits: int | None = None
+    loaded_ns: int = 0
     inference: InferenceRecord | None = None
     phases: dict[str, float] = {}
     http: HttpRecord | None = None

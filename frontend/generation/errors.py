@@ -69,7 +69,7 @@ class ErrorInfo(msgspec.Struct):
     """An error in the form of OpenAI; `param` names the field."""
 
     message: Annotated[str, Meta(description="What is said.")]
-    type: Annotated[str, Meta(description="Kind of what is told here.")]
+    type: Annotated[str, Meta(description="Class of the error.")]
     param: Annotated[str | None, Meta(description="The field that is wrong.")]
     code: Annotated[str | None, Meta(description="Kind of the error, for programs.")]
 

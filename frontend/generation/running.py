@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -174,6 +175,7 @@ async def running(
     Raises why the model cannot be loaded in time. From the load on the times of generated text bound the request.
     """
     status = await services.directory.ensure_loaded(entry.id, scope.waits_until_ns)
+    scope.loaded_ns = time.perf_counter_ns()
     _bound_times(req, scope, services)
     space = _space_of("" if services.settings.generation.share_prefixes else scope.grant.caller, call.salt)
     call = msgspec.structs.replace(call, space=space)

@@ -142,7 +142,7 @@ def _schemas(table: list[Route]) -> dict[str, Any]:
     for schema in found.values():
         # NOTE: msgspec makes the field of a tag itself, so no annotation can describe the field.
         if (tag := schema.get("properties", {}).get("type")) is not None:
-            tag.setdefault("description", "Kind of what is told here.")
+            tag.setdefault("description", "Which of the forms this object has.")
     return dict(sorted(found.items()))
 
 

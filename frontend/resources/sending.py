@@ -21,6 +21,9 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar, Protocol
 
+import falcon
+import msgspec
+import orjson
 from falcon.asgi import Request, Response
 
 from frontend.engine.answer import Answer, CopyBudget
@@ -51,6 +54,12 @@ class InferenceRoute(ABC):
     @abstractmethod
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: Any) -> None:
         """Parse, run, render. Cancelled when the client goes away."""
+
+
+def answer_json(resp: Response, answer: Any) -> None:
+    """Answer with `answer` as JSON: structs and plain values, or bytes that are JSON already."""
+    resp.content_type = falcon.MEDIA_JSON
+    resp.data = answer if isinstance(answer, bytes) else orjson.dumps(answer, default=msgspec.to_builtins)
 
 
 def send_parts(resp: Response, parts: Sequence[Buffer], answer: Answer, services: Services) -> None:

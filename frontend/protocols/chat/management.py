@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 
 import falcon
 import msgspec
-import orjson
 from falcon.asgi import Request, Response
 from msgspec import Meta
 
@@ -25,6 +24,7 @@ from frontend.generation.errors import InvalidField
 from frontend.generation.running import find_generator, model_status
 from frontend.http.bodies import until_disconnect
 from frontend.http.rendering import off_loop
+from frontend.resources.sending import answer_json
 from frontend.scope import RequestScope
 from frontend.services import Services
 from frontend.status import health
@@ -82,8 +82,7 @@ class ControlResource:
         scope.names(request.model_id)
         code, answer = await until_disconnect(self._run(request.model_id, scope), req.scope)
         resp.status = code
-        resp.content_type = falcon.MEDIA_JSON
-        resp.data = orjson.dumps(answer, default=msgspec.to_builtins)
+        answer_json(resp, answer)
 
     async def _run(self, name: str, scope: RequestScope) -> tuple[Any, ControlAnswer]:
         services = self._services

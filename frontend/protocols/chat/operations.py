@@ -38,8 +38,8 @@ class CalledFunctionInfo(msgspec.Struct):
 class ToolCall(msgspec.Struct):
     """A call of a function."""
 
-    id: Annotated[str, Meta(description="Id of what is told here.")]
-    type: Annotated[Literal["function"], Meta(description="Kind of what is told here.")]
+    id: Annotated[str, Meta(description="Id of the call, to which the result of the tool refers.")]
+    type: Annotated[Literal["function"], Meta(description="Kind of the tool.")]
     function: Annotated[CalledFunctionInfo, Meta(description="Name and arguments of a called function.")]
 
 
@@ -71,8 +71,8 @@ class ChatChoice(msgspec.Struct):
 class ChatAnswer(msgspec.Struct):
     """A whole answer to a conversation."""
 
-    id: Annotated[str, Meta(description="Id of what is told here.")]
-    object: Annotated[Literal["chat.completion"], Meta(description="Kind of what is told here.")]
+    id: Annotated[str, Meta(description="Id of the answer: `chatcmpl-` and 32 digits.")]
+    object: Annotated[Literal["chat.completion"], Meta(description="Names the form of this object.")]
     created: Annotated[int, Meta(description="Unix time of the beginning.")]
     model: Annotated[str, Meta(description="Name of the model.")]
     system_fingerprint: Annotated[str, Meta(description="Always `local`.")]
@@ -92,8 +92,8 @@ class CompletionChoice(msgspec.Struct):
 class CompletionAnswer(msgspec.Struct):
     """A whole completion."""
 
-    id: Annotated[str, Meta(description="Id of what is told here.")]
-    object: Annotated[Literal["text_completion"], Meta(description="Kind of what is told here.")]
+    id: Annotated[str, Meta(description="Id of the answer.")]
+    object: Annotated[Literal["text_completion"], Meta(description="Names the form of this object.")]
     created: Annotated[int, Meta(description="Unix time of the beginning.")]
     model: Annotated[str, Meta(description="Name of the model.")]
     system_fingerprint: Annotated[str, Meta(description="Always `local`.")]

@@ -120,7 +120,7 @@ class InfinityModel(msgspec.Struct, kw_only=True):
 
     id: Annotated[str, Meta(description="Name of the model.")]
     stats: Annotated[InfinityStats, Meta(description="Figures of the model.")]
-    object: Annotated[Literal["model"], Meta(description="Kind of what is told here.")] = "model"
+    object: Annotated[Literal["model"], Meta(description="Names the form of this object.")] = "model"
     owned_by: Annotated[str, Meta(description="Always `penstock`.")] = "penstock"
     created: Annotated[int, Meta(description="When this process began, in seconds since 1970.")]
     backend: Annotated[Literal["torch"], Meta(description="What runs the model.")] = "torch"
@@ -133,7 +133,7 @@ class InfinityModels(msgspec.Struct, kw_only=True):
     """All models of these kinds."""
 
     data: Annotated[list[InfinityModel], Meta(description="The list.")]
-    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")] = "list"
+    object: Annotated[Literal["list"], Meta(description="Names the form of this object.")] = "list"
 
 
 class InfinityUsage(msgspec.Struct):
@@ -153,7 +153,7 @@ class _Answer(msgspec.Struct):
 class InfinityVector(msgspec.Struct):
     """The vector of one input."""
 
-    object: Annotated[Literal["embedding"], Meta(description="Kind of what is told here.")]
+    object: Annotated[Literal["embedding"], Meta(description="Names the form of this object.")]
     embedding: Annotated[list[float] | str, Meta(description="Numbers, or base64.")]
     index: Annotated[int, Meta(description="Place of the input in the request.")]
 
@@ -161,7 +161,7 @@ class InfinityVector(msgspec.Struct):
 class MultimodalAnswer(_Answer):
     """Answer of /embeddings."""
 
-    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
+    object: Annotated[Literal["list"], Meta(description="Names the form of this object.")]
     data: Annotated[list[InfinityVector], Meta(description="The list.")]
 
 
@@ -175,7 +175,7 @@ class InfinityClass(msgspec.Struct):
 class InfinityClassifyAnswer(_Answer):
     """Answer of /classify: for each text its classes, the likeliest first."""
 
-    object: Annotated[Literal["classify"], Meta(description="Kind of what is told here.")]
+    object: Annotated[Literal["classify"], Meta(description="Names the form of this object.")]
     data: Annotated[list[list[InfinityClass]], Meta(description="The list.")]
 
 
@@ -190,5 +190,5 @@ class InfinityRank(msgspec.Struct):
 class InfinityRerankAnswer(_Answer):
     """Answer of /rerank."""
 
-    object: Annotated[Literal["rerank"], Meta(description="Kind of what is told here.")]
+    object: Annotated[Literal["rerank"], Meta(description="Names the form of this object.")]
     results: Annotated[list[InfinityRank], Meta(description="The documents, the best first.")]

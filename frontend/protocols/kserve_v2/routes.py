@@ -25,6 +25,7 @@ from frontend.protocols.kserve_v2.errors import KserveError
 from frontend.protocols.kserve_v2.generate import GenerateResource
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.reading import Target
+from frontend.resources.sending import answer_json
 from frontend.routes import EVENTS, JSON, Folder, Parameter, Route
 from frontend.services import Services
 from ipc.errors import InvalidInput, Unsupported
@@ -81,7 +82,7 @@ class Resource:
             if answer is None:
                 schemas.send_empty(resp)
             else:
-                schemas.send(resp, answer)
+                answer_json(resp, answer)
 
         return respond
 
@@ -152,7 +153,7 @@ class ReloadResource(Resource):
         """201 if the files have changed, otherwise 200; the body is the body of `/v1/config`."""
         self._services.restrictions.require_secret(self._api, req.get_header)
         changed = await management.reload_catalog(self._services, req.context.penstock.deadline_ns)
-        schemas.send(resp, management.model_server_states(self._services))
+        answer_json(resp, management.model_server_states(self._services))
         resp.status = 201 if changed else 200
 
 
@@ -294,7 +295,7 @@ class InferredOutput(msgspec.Struct):
 class InferResponse(msgspec.Struct):
     """The answer to an infer request."""
 
-    id: Annotated[str, Meta(description="Id of what is told here.")]
+    id: Annotated[str, Meta(description="Id that the request had; empty without.")]
     model_name: Annotated[str, Meta(description="Name of the model.")]
     model_version: Annotated[str, Meta(description="Version that answered.")]
     outputs: Annotated[list[InferredOutput], Meta(description="The outputs.")]

@@ -7,7 +7,6 @@ from typing import Annotated, Any, TypeVar
 
 import falcon
 import msgspec
-import orjson
 from falcon.asgi import Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
@@ -50,12 +49,6 @@ class Decoder:
         except (msgspec.DecodeError, ValueError, OverflowError, MemoryError) as error:
             fault = fault_of(body) or str(error)[:200]
             raise InvalidInput(f"failed to parse the request JSON: {fault}") from error
-
-
-def send(resp: Response, value: Any) -> None:
-    """Answer with a JSON value, or with structs."""
-    resp.content_type = falcon.MEDIA_JSON
-    resp.data = orjson.dumps(value, default=msgspec.to_builtins)
 
 
 def send_empty(resp: Response) -> None:
@@ -143,7 +136,7 @@ class Infer(msgspec.Struct):
     """The body of an infer request."""
 
     inputs: Annotated[list[Input], Meta(description="The inputs.")]
-    id: Annotated[str | None, Meta(description="Id of what is told here.")] = ""
+    id: Annotated[str | None, Meta(description="Id that the client gives; the answer has the same.")] = ""
     parameters: Annotated[
         dict[str, bool | int | float | str | None] | None,
         Meta(description="Options, by name; null is as if absent."),

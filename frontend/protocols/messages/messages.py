@@ -53,7 +53,7 @@ _REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 class MessagesErrorInfo(msgspec.Struct):
     """What went wrong."""
 
-    type: Annotated[str, Meta(description="Kind of what is told here.")]
+    type: Annotated[str, Meta(description="Class of the error.")]
     message: Annotated[str, Meta(description="What is said.")]
     details: Annotated[
         dict[str, Any] | msgspec.UnsetType, Meta(description="What an SDK does about a refused `thread`.")
@@ -63,7 +63,7 @@ class MessagesErrorInfo(msgspec.Struct):
 class MessagesError(msgspec.Struct):
     """An error in the form of Anthropic."""
 
-    type: Annotated[Literal["error"], Meta(description="Kind of what is told here.")]
+    type: Annotated[Literal["error"], Meta(description="Names the form of this object.")]
     error: Annotated[MessagesErrorInfo, Meta(description="What went wrong.")]
 
 

@@ -27,8 +27,8 @@ class MessagesUsage(msgspec.Struct):
 class MessagesAnswer(msgspec.Struct):
     """A whole message; `content` has blocks of types thinking, text and tool_use."""
 
-    id: Annotated[str, Meta(description="Id of what is told here.")]
-    type: Annotated[Literal["message"], Meta(description="Kind of what is told here.")]
+    id: Annotated[str, Meta(description="Id of the message.")]
+    type: Annotated[Literal["message"], Meta(description="Names the form of this object.")]
     role: Annotated[Literal["assistant"], Meta(description="Who speaks.")]
     content: Annotated[list[dict[str, Any]], Meta(description="Parts of the answer: text, thinking, calls.")]
     model: Annotated[str, Meta(description="Name of the model.")]

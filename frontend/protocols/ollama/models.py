@@ -12,17 +12,16 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-import falcon
 import msgspec
-import orjson
 from falcon.asgi import Request, Response
 from msgspec import Meta
 
 from frontend.generation import bodies
 from frontend.generation.errors import InvalidField
 from frontend.generation.running import OUTPUT as TEXT
+from frontend.http.rendering import instant
 from frontend.protocols.ollama.requests import LATEST, known_name
-from frontend.protocols.ollama.texts import instant
+from frontend.resources.sending import answer_json
 from frontend.services import Services
 from ipc.catalog.entries import ModelEntry, gguf_of
 from ipc.catalog.repository import VersionEntry
@@ -138,11 +137,6 @@ def _details(entry: ModelEntry) -> OllamaDetails:
     )
 
 
-def _send(resp: Response, answer: msgspec.Struct) -> None:
-    resp.content_type = falcon.MEDIA_JSON
-    resp.data = orjson.dumps(answer, default=msgspec.to_builtins)
-
-
 class TagsResource:
     """All models."""
 
@@ -156,7 +150,7 @@ class TagsResource:
             OllamaModel(**_facts(name, entry, services.directory.status(entry.id), services))
             for name, entry in _listed(services)
         ]
-        _send(resp, OllamaTags(models))
+        answer_json(resp, OllamaTags(models))
 
 
 class ProcessesResource:
@@ -182,7 +176,7 @@ class ProcessesResource:
                         context_length=status.max_sequence_length,
                     )
                 )
-        _send(resp, OllamaProcesses(models))
+        answer_json(resp, OllamaProcesses(models))
 
 
 class ShowResource:
@@ -213,7 +207,7 @@ class ShowResource:
             "embedding": _DENSE in entry.outputs,
         }
         capabilities = [name for name, offered in has.items() if offered]
-        _send(resp, OllamaShown(_details(entry), info, capabilities, instant(services.started_at)))
+        answer_json(resp, OllamaShown(_details(entry), info, capabilities, instant(services.started_at)))
 
 
 def _parsed(body: bytes) -> OllamaShowRequest:
@@ -228,7 +222,7 @@ class VersionResource:
 
     async def on_get(self, req: Request, resp: Response) -> None:
         """Version of Penstock, not of an ollama."""
-        _send(resp, OllamaVersion(VERSION))
+        answer_json(resp, OllamaVersion(VERSION))
 
 
 _ENTRY = (

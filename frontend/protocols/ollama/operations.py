@@ -39,7 +39,10 @@ class OllamaError(msgspec.Struct):
 
 
 class OllamaEnd(msgspec.Struct, kw_only=True):
-    """What answers and lines begin with, and what an answer and the last line have at the end. Times in nanoseconds."""
+    """The fields that answers and lines share, and those that only an answer and the last line have.
+
+    Times are in nanoseconds.
+    """
 
     model: Annotated[str, Meta(description="Name of the model, as the request has it.")]
     created_at: Annotated[str, Meta(description="Time of the line, as RFC 3339.")]

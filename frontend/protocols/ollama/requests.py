@@ -101,7 +101,7 @@ class TextOptions(msgspec.Struct):
 
 
 class TextFields(msgspec.Struct, kw_only=True):
-    """What both routes take."""
+    """Fields of the bodies of both routes."""
 
     model: Name = None
     format: Annotated[Any, Meta(description="The form of the answer: `json`, or a JSON schema.")] = None
@@ -169,11 +169,14 @@ class OllamaGenerateRequest(TextFields, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TextPlan:
-    """What to generate on which model (None: the default), and whether as a stream; no `call`: only load the model."""
+    """What to generate, on which model (None: the default), and whether as a stream.
+
+    Without a `call` the model is only loaded.
+    """
 
     model: str | None
-    call: GenerateCall | None
-    streams: bool
+    call: GenerateCall | None = None
+    streams: bool = False
 
 
 def known_name(name: str | None, catalog: Catalog) -> str:
@@ -215,10 +218,11 @@ def parse_generate(body: bytes, limits: Limits) -> TextPlan:
 
 
 def _loading(request: TextFields) -> TextPlan:
+    """The plan of a request without a prompt. Raises `InvalidField` where `keep_alive` asks for an unload."""
     kept = request.keep_alive
     if kept is not None and _ZERO.fullmatch(str(kept).strip()):
         raise InvalidField("keep_alive", _STAYS)
-    return TextPlan(request.model, None, request.stream is not False)
+    return TextPlan(request.model)
 
 
 def _refuse(request: OllamaGenerateRequest) -> None:

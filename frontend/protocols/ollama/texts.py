@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from collections.abc import AsyncGenerator, Iterable
 from functools import partial
 from typing import Any
 
@@ -20,11 +18,12 @@ import falcon
 import orjson
 from falcon.asgi import Request, Response
 
-from frontend.engine.events import Called, Ended, Event, Finished, Generation, Reasoning, Text
+from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Text
 from frontend.generation import bodies
 from frontend.generation.errors import text_of
 from frontend.generation.outcome import Outcome, entries_of
 from frontend.generation.running import named_model, running, send_json, send_stream
+from frontend.http.rendering import instant
 from frontend.protocols.ollama.requests import TextPlan, known_name, parse_chat, parse_generate
 from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope
@@ -39,11 +38,6 @@ LINES = "application/x-ndjson"
 _LENGTH = "length"
 _S = 1_000_000_000
 """Nanoseconds of a second."""
-
-
-def instant(seconds: float) -> str:
-    """Unix seconds as RFC 3339 in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def status_of(error: PenstockError) -> int:
@@ -72,7 +66,7 @@ class TextResource(InferenceRoute):
         parse = partial(self.parse, limits=services.settings.limits)
         plan = await bodies.receive(services, req, parse, always_json=True, known_name=known_name)
         entry = named_model(services, scope, known_name(plan.model, services.catalog))
-        answer = TextAnswer(self, plan.model or entry.id)
+        answer = TextAnswer(self, plan.model or entry.id, scope)
         if plan.call is None:
             await services.directory.ensure_loaded(entry.id, scope.waits_until_ns)
             resp.content_type = falcon.MEDIA_JSON
@@ -92,7 +86,7 @@ class TextResource(InferenceRoute):
             )
         else:
             outcome = Outcome(plan.call.n)
-            async with self._running(req, scope, entry, plan.call, answer) as generation:
+            async with running(services, req, scope, entry, plan.call) as generation:
                 await outcome.gather(generation)
             await send_json(resp, answer.whole, outcome)
 
@@ -100,37 +94,23 @@ class TextResource(InferenceRoute):
         self, req: Request, scope: RequestScope, entry: ModelEntry, call: GenerateCall, answer: TextAnswer
     ) -> AsyncGenerator[bytes, None]:
         """The lines of a stream, after an empty piece once the prompt has been accepted."""
-        async with self._running(req, scope, entry, call, answer) as generation:
+        async with running(self.services, req, scope, entry, call) as generation:
             yield b""
             async for events in generation:
                 if lines := answer.feed(events):
                     yield b"".join(map(_line, lines))
 
-    @asynccontextmanager
-    async def _running(
-        self, req: Request, scope: RequestScope, entry: ModelEntry, call: GenerateCall, answer: TextAnswer
-    ) -> AsyncIterator[Generation]:
-        """As `running`; the answer learns how long the load took."""
-        await self.services.directory.ensure_loaded(entry.id, scope.waits_until_ns)
-        answer.loaded()
-        async with running(self.services, req, scope, entry, call) as generation:
-            yield generation
-
 
 class TextAnswer:
-    """Makes the answer of one request, which calls the model `name`."""
+    """Makes the answer of one request, which calls the model `name`; `scope` knows when the model was loaded."""
 
-    def __init__(self, route: TextResource, name: str) -> None:
-        self._route, self._name = route, name
-        self._began = self._loaded = time.perf_counter_ns()
+    def __init__(self, route: TextResource, name: str, scope: RequestScope) -> None:
+        self._route, self._name, self._scope = route, name, scope
+        self._began_ns = time.perf_counter_ns()
         self._finished: Finished | None = None
 
-    def loaded(self) -> None:
-        """The model is there: what follows is no time of the load."""
-        self._loaded = time.perf_counter_ns()
-
     def head(self) -> dict[str, Any]:
-        """What every line begins with."""
+        """The fields at the beginning of every line."""
         return {"model": self._name, "created_at": instant(time.time())}
 
     def whole(self, outcome: Outcome) -> dict[str, Any]:
@@ -166,8 +146,8 @@ class TextAnswer:
         return {
             "done": True,
             "done_reason": _LENGTH if reason == _LENGTH else "stop",
-            "total_duration": time.perf_counter_ns() - self._began,
-            "load_duration": self._loaded - self._began,
+            "total_duration": time.perf_counter_ns() - self._began_ns,
+            "load_duration": max(0, self._scope.loaded_ns - self._began_ns),
             "prompt_eval_count": counts.prompt_tokens,
             "prompt_eval_duration": int(counts.prompt_s * _S),
             "eval_count": counts.completion_tokens,

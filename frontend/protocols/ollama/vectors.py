@@ -11,15 +11,12 @@ from msgspec import Meta
 from frontend.engine.answer import Answer
 from frontend.engine.planning import model_named
 from frontend.protocols.ollama.requests import KeepAlive, Name, known_name
-from frontend.protocols.sie.encode import VectorsResource, Wishes, unit_rows
+from frontend.protocols.sie.encode import VectorsResource, Wishes, dense_json
 from frontend.protocols.sie.flow import Form, Plan
-from frontend.protocols.sie.inputs import check_inputs, inputs_of
-from frontend.protocols.sie.render import json_array
 from frontend.protocols.sie.schemas import FlatBody
 from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
-from ipc.catalog.entries import ModelEntry
-from ipc.wire.messages import EncodeCall, InputItem
+from ipc.wire.messages import EncodeCall
 
 Options = Annotated[dict[str, Any] | None, Meta(description="No effect: vectors have no options.")]
 
@@ -63,16 +60,8 @@ class _Vectors(VectorsResource[R]):
         """The name without the tag that clients add."""
         return known_name(name, self.services.catalog)
 
-    def examine(self, request: R) -> None:
-        """Texts that some model could take."""
-        check_inputs(getattr(request, self.field), self.field, self.services.settings.limits)
-
-    def check(self, request: R, entry: ModelEntry) -> list[InputItem]:
-        """The texts as workers take them."""
-        return inputs_of(getattr(request, self.field), self.field, entry)
-
     def wishes_of(self, request: R) -> Wishes:
-        """What becomes of long texts."""
+        """The policy for texts that are too long: they are cut."""
         return Wishes(overflow_policy="truncate_text")
 
 
@@ -83,7 +72,7 @@ class EmbedResource(_Vectors[OllamaEmbedRequest]):
     body = OllamaEmbedRequest
 
     def wishes_of(self, request: OllamaEmbedRequest) -> Wishes:
-        """What becomes of long texts."""
+        """The policy for texts that are too long, as the request states it."""
         return Wishes(overflow_policy="error" if request.truncate is False else "truncate_text")
 
     def width_of(self, request: OllamaEmbedRequest) -> int | None:
@@ -101,8 +90,7 @@ class EmbedResource(_Vectors[OllamaEmbedRequest]):
         """The body, which holds no view on the result."""
         used = sum(reply.tokens)
         with reply:
-            rows = await unit_rows(reply.tensors()["dense"][:, : self.width_of(request)])
-            vectors = await json_array(len(rows), rows.shape[1] * rows.itemsize, rows.__getitem__)
+            vectors = await dense_json(reply, self.width_of(request), unit=True)
         total_ns = int(scope.elapsed_ms() * 1e6)
         tail = orjson.dumps({"total_duration": total_ns, "prompt_eval_count": used})
         name = orjson.dumps(request.model or scope.model)

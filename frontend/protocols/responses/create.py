@@ -12,7 +12,6 @@ from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Any
 
-import falcon
 import orjson
 from falcon.asgi import Request, Response
 
@@ -24,7 +23,7 @@ from frontend.protocols.responses import output as resource
 from frontend.protocols.responses.output import Output, Resource
 from frontend.protocols.responses.runs import PROTOCOL, Keeper, Runs, asked_by
 from frontend.protocols.responses.store import ResponseStore
-from frontend.resources.sending import InferenceRoute
+from frontend.resources.sending import InferenceRoute, answer_json
 from frontend.scope import RequestScope
 from frontend.services import Services
 from frontend.sse import DONE, named
@@ -156,7 +155,7 @@ class ResponsesResource(InferenceRoute):
         begun = resource.beginning(asked.plan)
         if asked.plan.background:
             await self._runs.start(req, asked, begun)
-            _answer(resp, orjson.dumps(begun))
+            answer_json(resp, begun)
             return
         entry = named_model(services, scope, asked.plan.model)
         work = running(services, req, scope, entry, asked.call)
@@ -170,7 +169,7 @@ class ResponsesResource(InferenceRoute):
             whole = await _gathered(generation, begun)
         await asked.keeper.keep(begun, whole)
         # Log probabilities make an answer long.
-        _answer(resp, await off_loop_if(asked.call.sampling.logprobs is not None, orjson.dumps, whole))
+        answer_json(resp, await off_loop_if(asked.call.sampling.logprobs is not None, orjson.dumps, whole))
 
 
 async def _gathered(generation: Generation, begun: resource.Resource) -> resource.Resource:
@@ -184,8 +183,3 @@ async def _gathered(generation: Generation, begun: resource.Resource) -> resourc
             error.detail["partial_response"] = resource.failed(begun, output, error)
         raise
     return resource.ended(begun, output)
-
-
-def _answer(resp: Response, body: bytes) -> None:
-    resp.content_type = falcon.MEDIA_JSON
-    resp.data = body

@@ -65,7 +65,7 @@ class ResponseErrorInfo(msgspec.Struct):
 
     type: Annotated[
         Literal["validation_error", "model_error", "internal_error"],
-        Meta(description="Kind of what is told here."),
+        Meta(description="Class of the error."),
     ]
     code: Annotated[str, Meta(description="Kind of the error, for programs.")]
     message: Annotated[str, Meta(description="What is said.")]
@@ -80,8 +80,8 @@ class IncompleteDetails(msgspec.Struct):
 class ResponseAnswer(msgspec.Struct, kw_only=True):
     """A response; `output` has items of types reasoning, message and function_call."""
 
-    id: Annotated[str, Meta(description="Id of what is told here.")]
-    object: Annotated[Literal["response"], Meta(description="Kind of what is told here.")]
+    id: Annotated[str, Meta(description="Id of the response, by which the response is found later.")]
+    object: Annotated[Literal["response"], Meta(description="Names the form of this object.")]
     created_at: Annotated[int, Meta(description="Unix time of the beginning.")]
     completed_at: Annotated[int | msgspec.UnsetType, Meta(description="Unix time of the end.")] = (
         msgspec.UNSET

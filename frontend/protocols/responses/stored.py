@@ -21,6 +21,7 @@ from frontend.protocols.responses.create import NamedEvents
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.runs import PROTOCOL
 from frontend.protocols.responses.store import ResponseNotFound, ResponseStore, Stored
+from frontend.resources.sending import answer_json
 from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc.errors import PenstockError
@@ -39,15 +40,15 @@ _MOST_NUMBER = 10**_DIGITS
 class DeletedResponse(msgspec.Struct):
     """A response that is not stored any more."""
 
-    id: Annotated[str, Meta(description="Id of what is told here.")]
-    object: Annotated[Literal["response.deleted"], Meta(description="Kind of what is told here.")]
+    id: Annotated[str, Meta(description="Id of the response that was deleted.")]
+    object: Annotated[Literal["response.deleted"], Meta(description="Names the form of this object.")]
     deleted: Annotated[Literal[True], Meta(description="Whether the response is gone.")]
 
 
 class InputItems(msgspec.Struct):
     """A page of the input of a response."""
 
-    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
+    object: Annotated[Literal["list"], Meta(description="Names the form of this object.")]
     data: Annotated[list[dict[str, Any]], Meta(description="The list.")]
     has_more: Annotated[bool, Meta(description="Whether there are more behind the last one.")]
     first_id: Annotated[str | None, Meta(description="Id of the first of these.")]
@@ -66,7 +67,7 @@ class StoredResource:
         after = _number(req, "starting_after", 0, _MOST_NUMBER, -1)
         row = await self._store.get(response_id, _owner(req))
         if not streams:
-            _answer(resp, row.body)
+            answer_json(resp, row.body)
             return
         if not row.followable:
             raise InvalidField(
@@ -80,7 +81,7 @@ class StoredResource:
     async def on_delete(self, req: Request, resp: Response, response_id: str) -> None:
         """Delete the response; one that runs ends."""
         await self._store.delete(response_id, _owner(req))
-        _answer(resp, msgspec.json.encode(DeletedResponse(response_id, "response.deleted", True)))
+        answer_json(resp, DeletedResponse(response_id, "response.deleted", True))
 
 
 class NotServed:
@@ -102,7 +103,7 @@ class CancelResource:
         row = await self._store.get(response_id, _owner(req))
         if row.is_finished or not await self._store.settle(row, resource.cancelled):
             raise ResponseNotFound(f"the response {response_id[:100]!a} has ended, nothing is left to cancel")
-        _answer(resp, (await self._store.get(response_id, _owner(req))).body)
+        answer_json(resp, (await self._store.get(response_id, _owner(req))).body)
 
 
 class InputItemsResource:
@@ -126,7 +127,7 @@ class InputItemsResource:
         page = items[:limit]
         ends = (page[0]["id"], page[-1]["id"]) if page else (None, None)
         answer = InputItems("list", page, len(items) > limit, *ends)
-        _answer(resp, orjson.dumps(answer, default=msgspec.to_builtins))
+        answer_json(resp, answer)
 
 
 async def _following(store: ResponseStore, row: Stored, named: NamedEvents) -> AsyncGenerator[bytes, None]:
@@ -177,8 +178,3 @@ def _number(req: Request, name: str, least: int, most: int, default: int) -> int
     if not (given.isascii() and given.isdigit() and len(given) <= _DIGITS and least <= int(given) <= most):
         raise InvalidField(name, f"{given[:64]!a} is no whole number from {least} to {most}")
     return int(given)
-
-
-def _answer(resp: Response, body: bytes) -> None:
-    resp.content_type = falcon.MEDIA_JSON
-    resp.data = body

@@ -12,7 +12,6 @@ from frontend.protocols.sie import chunking, render
 from frontend.protocols.sie.convert import usage_of
 from frontend.protocols.sie.encode import VectorsResource, Wishes, check_wishes, side_of_type
 from frontend.protocols.sie.flow import Form, Plan
-from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from frontend.protocols.sie.outputs import dense_of
 from frontend.protocols.sie.schemas import ENCODINGS, EmbeddingsRequest
 from frontend.resources.sending import Buffer
@@ -33,12 +32,11 @@ class EmbeddingsResource(VectorsResource[EmbeddingsRequest]):
         form = request.encoding_format
         if form is not None and form not in ENCODINGS:
             raise InvalidInput(f"encoding_format: {form[:64]!r} is not one of {', '.join(ENCODINGS)}")
-        limits = self.services.settings.limits
-        check_inputs(request.input, "input", limits)
+        super().examine(request)
         check_wishes(self.wishes_of(request), self.names_of(request))
         if request.late_chunking:
             chunking.check_policy(request.overflow_policy, "overflow_policy")
-            chunking.check_inputs(request.input, limits)
+            chunking.check_inputs(request.input, self.services.settings.limits)
 
     def wishes_of(self, request: EmbeddingsRequest) -> Wishes:
         """The side of the model, prompt and instruction, and what becomes of long texts."""
@@ -51,7 +49,7 @@ class EmbeddingsResource(VectorsResource[EmbeddingsRequest]):
 
     def check(self, request: EmbeddingsRequest, entry: ModelEntry) -> list[InputItem]:
         """The texts, images and token ids as workers take them."""
-        inputs = inputs_of(request.input, "input", entry)
+        inputs = super().check(request, entry)
         return (
             [chunking.document_of([item.text or "" for item in inputs])] if request.late_chunking else inputs
         )

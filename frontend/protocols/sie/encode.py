@@ -18,13 +18,12 @@ import numpy as np
 from frontend.engine.answer import Answer
 from frontend.engine.planning import check_options, side_of
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.sie import chunking
+from frontend.protocols.sie import chunking, items
 from frontend.protocols.sie.convert import EncodePlan, check_dimensions, check_used, plan_encode
 from frontend.protocols.sie.flow import Form, InferenceResource, Plan, timing_of
-from frontend.protocols.sie.inputs import images_of, names_of
-from frontend.protocols.sie.items import check_items, images_in, inputs_of
+from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of
 from frontend.protocols.sie.outputs import INLINE_NBYTES, outputs_of
-from frontend.protocols.sie.render import EncodedItems, json_parts, msgpack_parts
+from frontend.protocols.sie.render import EncodedItems, json_array, json_parts, msgpack_parts
 from frontend.protocols.sie.schemas import Body, EncodeParams, EncodeRequest
 from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
@@ -89,6 +88,14 @@ class VectorsResource(InferenceResource[R, Plan[EncodeCall]], Generic[R]):
     field: ClassVar[str] = "input"
     width_field: ClassVar[str] = "dimensions"
 
+    def examine(self, request: R) -> None:
+        """Inputs of one kind that some model could take."""
+        check_inputs(getattr(request, self.field), self.field, self.services.settings.limits)
+
+    def check(self, request: R, entry: ModelEntry) -> list[InputItem]:
+        """The texts, images and token ids as workers take them."""
+        return inputs_of(getattr(request, self.field), self.field, entry)
+
     def names_of(self, request: R) -> FieldNames:
         """How messages name the inputs."""
         return names_of(getattr(request, self.field), self.field)
@@ -130,6 +137,14 @@ class VectorsResource(InferenceResource[R, Plan[EncodeCall]], Generic[R]):
         return Plan(found.entry.id, call)
 
 
+async def dense_json(reply: Answer, width: int | None, *, unit: bool) -> list[bytes]:
+    """JSON of the dense vectors, cut to `width` and then, if `unit`, brought to length 1; a copy."""
+    rows = reply.tensors()["dense"][:, :width]
+    if unit:
+        rows = await unit_rows(rows)
+    return await json_array(len(rows), rows.shape[1] * rows.itemsize, rows.__getitem__)
+
+
 async def unit_rows(rows: np.ndarray) -> np.ndarray:
     """`normalized`, in a thread for many rows."""
     return await off_loop_if(rows.nbytes > INLINE_NBYTES, normalized, rows)
@@ -151,7 +166,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
 
     def examine(self, request: EncodeRequest) -> None:
         """Items and options that some model could take."""
-        check_items(request.items, self.services.settings.limits)
+        items.check_items(request.items, self.services.settings.limits)
         options = request.params.options if request.params else None
         check_options(options)
         if options and options.get(chunking.OPTION):
@@ -160,11 +175,11 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
 
     def check(self, request: EncodeRequest, entry: ModelEntry) -> list[InputItem]:
         """The items as workers take them."""
-        return inputs_of(request.items, entry, self.services.settings.limits)
+        return items.inputs_of(request.items, entry, self.services.settings.limits)
 
     def images(self, request: EncodeRequest, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
         """JSON path and bytes of each image of the items."""
-        return images_in(request.items)
+        return items.images_in(request.items)
 
     def plan(
         self, request: EncodeRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus

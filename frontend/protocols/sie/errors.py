@@ -75,7 +75,7 @@ class OpenAIFault(msgspec.Struct):
     """The error as OpenAI's clients read it."""
 
     message: Annotated[str, Meta(description="What is said.")]
-    type: Annotated[str, Meta(description="Kind of what is told here.")]
+    type: Annotated[str, Meta(description="Class of the error.")]
     param: Annotated[str | None, Meta(description="The field that is wrong.")]
     code: Annotated[str, Meta(description="Kind of the error, for programs.")]
 

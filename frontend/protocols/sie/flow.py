@@ -118,76 +118,6 @@ class Form(NamedTuple):
 P = TypeVar("P", bound=Plan[Any])
 
 
-class ModelRoute(InferenceRoute, Generic[R, P]):
-    """The parts that are special to one route.
-
-    `body` is the struct of the requests. `capability` is the output that a model must list to be asked at all (empty:
-    decided in `plan`). `always_json`: both bodies are JSON whatever the headers say. `itemized`: an item can have an
-    error of its own in the answer.
-    """
-
-    body: type[R]
-    capability: ClassVar[str] = ""
-    always_json: ClassVar[bool] = False
-    itemized: ClassVar[bool] = False
-
-    def model_of(self, request: R) -> str:
-        """The model of a request whose path names none. Raises `ModelNotFound` where the request leaves it open."""
-        name: str = getattr(request, "model", "")
-        return name
-
-    def known_name(self, name: str) -> str:
-        """The catalog's name of the model that a body names."""
-        return name
-
-    def params_of(self, request: R) -> EncodeParams | ExtractParams | ScoreRequest | None:
-        """What holds the options of a request, which may choose a profile; None where it has none."""
-        return None
-
-    def resolve(
-        self,
-        entry: ModelEntry,
-        options: dict[str, Any] | None,
-        instruction: str | None,
-        items: int,
-        names: FieldNames = IN_PARAMS,
-    ) -> Resolved:
-        """The options that hold for a request over `items` items. Raises `InvalidInput` that names the field."""
-        catalog, limits = self.services.catalog, self.services.settings.limits
-        return resolve(entry, options, instruction, catalog, items, limits, names)
-
-    @abstractmethod
-    def examine(self, request: R) -> None:
-        """Raise `InvalidInput` for a body that no model could answer; a model is looked up only afterwards.
-
-        Called in a thread for a large body.
-        """
-
-    @abstractmethod
-    def check(self, request: R, entry: ModelEntry) -> Any:
-        """The inputs as workers take them. Raises `InvalidInput` for what this model cannot take; nothing is loaded.
-
-        Called in a thread for a large body.
-        """
-
-    def images(self, request: R, inputs: Any) -> Sequence[tuple[str, bytes]]:
-        """JSON path and bytes of each image of `inputs`, which `check` returned."""
-        return ()
-
-    @abstractmethod
-    def plan(self, request: R, entry: ModelEntry, inputs: Any, status: ModelStatus) -> P:
-        """The call, from what `check` returned and the request's options; `status` is that of the loaded model."""
-
-    @abstractmethod
-    async def render(
-        self, reply: Answer, plan: P, request: R, scope: RequestScope, form: Form
-    ) -> Sequence[Buffer]:
-        """The body of the answer.
-
-        May close the answer early (`with reply:`), once it holds no views.
-        """
-
-
 def wants_json(accept: str | None) -> bool:
     """Whether the response is JSON: JSON is named and msgpack is not; q-values and order do not matter."""
     lowered = (accept or "").lower()
@@ -256,8 +186,74 @@ def _postprocessing_ms(phases: Mapping[str, float]) -> float:
     return phases.get("copy", 0.0) + phases.get("encode", 0.0)
 
 
-class InferenceResource(ModelRoute[R, P], Generic[R, P]):
-    """One POST route over the engine. A subclass adds the parts that are special to the route (`ModelRoute`)."""
+class InferenceResource(InferenceRoute, Generic[R, P]):
+    """One POST route over the engine. A subclass says how to check, plan and render.
+
+    `body` is the struct of the requests. `capability` is the output that a model must list to be asked at all (empty:
+    decided in `plan`). `always_json`: both bodies are JSON whatever the headers say. `itemized`: an item can have an
+    error of its own in the answer.
+    """
+
+    body: type[R]
+    capability: ClassVar[str] = ""
+    always_json: ClassVar[bool] = False
+    itemized: ClassVar[bool] = False
+
+    def model_of(self, request: R) -> str:
+        """The model of a request whose path names none. Raises `ModelNotFound` where the request leaves it open."""
+        name: str = getattr(request, "model", "")
+        return name
+
+    def known_name(self, name: str) -> str:
+        """The catalog's name of the model that a body names."""
+        return name
+
+    def params_of(self, request: R) -> EncodeParams | ExtractParams | ScoreRequest | None:
+        """What holds the options of a request, which may choose a profile; None where it has none."""
+        return None
+
+    def resolve(
+        self,
+        entry: ModelEntry,
+        options: dict[str, Any] | None,
+        instruction: str | None,
+        items: int,
+        names: FieldNames = IN_PARAMS,
+    ) -> Resolved:
+        """The options that hold for a request over `items` items. Raises `InvalidInput` that names the field."""
+        catalog, limits = self.services.catalog, self.services.settings.limits
+        return resolve(entry, options, instruction, catalog, items, limits, names)
+
+    @abstractmethod
+    def examine(self, request: R) -> None:
+        """Raise `InvalidInput` for a body that no model could answer; a model is looked up only afterwards.
+
+        Called in a thread for a large body.
+        """
+
+    @abstractmethod
+    def check(self, request: R, entry: ModelEntry) -> Any:
+        """The inputs as workers take them. Raises `InvalidInput` for what this model cannot take; nothing is loaded.
+
+        Called in a thread for a large body.
+        """
+
+    def images(self, request: R, inputs: Any) -> Sequence[tuple[str, bytes]]:
+        """JSON path and bytes of each image of `inputs`, which `check` returned."""
+        return ()
+
+    @abstractmethod
+    def plan(self, request: R, entry: ModelEntry, inputs: Any, status: ModelStatus) -> P:
+        """The call, from what `check` returned and the request's options; `status` is that of the loaded model."""
+
+    @abstractmethod
+    async def render(
+        self, reply: Answer, plan: P, request: R, scope: RequestScope, form: Form
+    ) -> Sequence[Buffer]:
+        """The body of the answer.
+
+        May close the answer early (`with reply:`), once it holds no views.
+        """
 
     async def respond(self, req: Request, resp: Response, scope: RequestScope, model: str) -> None:
         """One request. `model` is the name in the path; empty if the body names the model.

@@ -44,7 +44,7 @@ class ImageUrl(msgspec.Struct):
 class Part(msgspec.Struct):
     """A text or an image; `type` is read by nobody, as the fields say the same."""
 
-    type: Annotated[str | None, Meta(description="Kind of what is told here.")] = None
+    type: Annotated[str | None, Meta(description="Kind of the part: text or image.")] = None
     text: Annotated[str | None, msgspec.Meta(description="A text.")] = None
     image: Annotated[ImageText | None, Meta(description="A picture as a data URI or base64.")] = None
     image_url: Annotated[ImageUrl | ImageText | None, Meta(description="A picture as a data URI.")] = None

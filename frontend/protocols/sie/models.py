@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 import falcon
 import msgspec
-import orjson
 from falcon.asgi import Request, Response
 from msgspec import Meta
 
 from frontend.generation.running import DEFAULT, default_model, model_status
 from frontend.http.bodies import until_disconnect
+from frontend.http.rendering import instant
 from frontend.protocols.sie.schemas import AdminRequest, read_aside
+from frontend.resources.sending import answer_json
 from frontend.services import Services
 from ipc.catalog.entries import DEFAULT_SIMILARITY, ENCODE_OUTPUTS, ModelEntry, Profile
 from ipc.catalog.repository import VersionEntry
@@ -41,11 +41,11 @@ class ListedModel(msgspec.Struct, kw_only=True):
     `max_input_tokens` below what the model could take.
     """
 
-    id: Annotated[str, Meta(description="Id of what is told here.")]
-    object: Annotated[Literal["model"], Meta(description="Kind of what is told here.")] = "model"
+    id: Annotated[str, Meta(description="Name that requests call the model by.")]
+    object: Annotated[Literal["model"], Meta(description="Names the form of this object.")] = "model"
     created: Annotated[int, Meta(description="Unix time of the beginning.")]
     owned_by: Annotated[str, Meta(description="Who serves the model.")] = OWNER
-    type: Annotated[Literal["model"], Meta(description="Kind of what is told here.")] = "model"
+    type: Annotated[Literal["model"], Meta(description="Names the form of this object.")] = "model"
     display_name: Annotated[str, Meta(description="The name for people.")]
     created_at: Annotated[str, Meta(description="Time since which the model is known, as RFC 3339.")]
     lifecycle: Annotated[Literal["active"], Meta(description="Whether the model will stay.")] = "active"
@@ -77,7 +77,7 @@ def listed_model(
         id=name,
         created=int(created),
         display_name=name,
-        created_at=datetime.fromtimestamp(int(created), UTC).isoformat().replace("+00:00", "Z"),
+        created_at=instant(int(created)),
         max_input_tokens=max_input_tokens,
         root=model if aliased else base,
         parent=base if profile and not aliased else None,
@@ -165,7 +165,7 @@ ModelDetails = msgspec.defstruct(
 class ModelsResponse(msgspec.Struct):
     """Models in all forms; `first_id` and `last_id` name the first and the last entry of `data`."""
 
-    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
+    object: Annotated[Literal["list"], Meta(description="Names the form of this object.")]
     data: Annotated[list[ListedModel], Meta(description="The list.")]
     has_more: Annotated[bool, Meta(description="Whether there are more behind the last one.")]
     first_id: Annotated[str | None, Meta(description="Id of the first of these.")]
@@ -214,11 +214,6 @@ def _similarity(entry: ModelEntry, profile: Profile, output: str) -> str:
     return profile.similarity.get(output) or stated or DEFAULT_SIMILARITY[output]
 
 
-def _send(resp: Response, answer: msgspec.Struct) -> None:
-    resp.content_type = falcon.MEDIA_JSON
-    resp.data = orjson.dumps(answer, default=msgspec.to_builtins)
-
-
 class ModelsResource:
     """All models."""
 
@@ -234,7 +229,7 @@ class ModelsResource:
         entries = [_listed(services, name, info) for name, info in infos.items()]
         first, last = (names[0], names[-1]) if names else (None, None)
         models = [info for name, info in infos.items() if name not in aliases]
-        _send(resp, ModelsResponse("list", entries, has_more, first, last, models))
+        answer_json(resp, ModelsResponse("list", entries, has_more, first, last, models))
 
 
 class ModelResource:
@@ -247,7 +242,7 @@ class ModelResource:
         """The bare ModelInfo with the fields of an entry of the list."""
         info = _info(self._services, _aliases(self._services).get(model, model))
         listed = msgspec.to_builtins(_listed(self._services, model, info))
-        _send(resp, msgspec.convert(msgspec.to_builtins(info) | listed, ModelDetails))
+        answer_json(resp, msgspec.convert(msgspec.to_builtins(info) | listed, ModelDetails))
 
 
 def _aliases(services: Services) -> dict[str, str]:
@@ -286,7 +281,7 @@ class AdminResource:
         state = await until_disconnect(self._run(entry.id, wait is not False, context.deadline_ns), req.scope)
         final = state == ("loaded" if self._load else "available")
         resp.status = falcon.HTTP_200 if final else falcon.HTTP_202
-        _send(resp, ModelState(entry.id, state))
+        answer_json(resp, ModelState(entry.id, state))
 
     async def _run(self, model: str, wait: bool, deadline_ns: int) -> str:
         directory = self._services.directory

@@ -97,7 +97,7 @@ class ChunkVectors(msgspec.Struct):
 class EncodeResult(msgspec.Struct):
     """The wanted outputs of an item, in the order of the request."""
 
-    id: Annotated[str | UnsetType, Meta(description="Id of what is told here.")] = UNSET
+    id: Annotated[str | UnsetType, Meta(description="Id that the request gave the item.")] = UNSET
     dense: Annotated[DenseVector | UnsetType, Meta(description="One vector.")] = UNSET
     sparse: Annotated[SparseVector | UnsetType, Meta(description="Weights of terms.")] = UNSET
     multivector: Annotated[MultiVector | UnsetType, Meta(description="A vector for each token.")] = UNSET
@@ -155,7 +155,9 @@ class ScoreResponse(msgspec.Struct):
 class ExtractResult(msgspec.Struct):
     """The findings in an item; kinds that a model does not give are empty."""
 
-    id: Annotated[str, Meta(description="Id of what is told here.")]
+    id: Annotated[
+        str, Meta(description="Id that the request gave the item, else `item-` and the place of the item.")
+    ]
     entities: Annotated[list[Entity], Meta(description="Places in the text that have a label.")]
     relations: Annotated[list[Relation], Meta(description="Relations between entities.")]
     classifications: Annotated[list[Classification], Meta(description="Classes of the whole item.")]
@@ -184,7 +186,7 @@ class Usage(msgspec.Struct):
 class Embedding(msgspec.Struct):
     """One vector, as numbers or as base64 of little-endian float32."""
 
-    object: Annotated[Literal["embedding"], Meta(description="Kind of what is told here.")]
+    object: Annotated[Literal["embedding"], Meta(description="Names the form of this object.")]
     index: Annotated[int, Meta(description="Place in the request's list.")]
     embedding: Annotated[list[float] | str, Meta(description="The vector, or its bytes in base64.")]
 
@@ -192,7 +194,7 @@ class Embedding(msgspec.Struct):
 class EmbeddingsResponse(msgspec.Struct):
     """Answer of embeddings, in the OpenAI form."""
 
-    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
+    object: Annotated[Literal["list"], Meta(description="Names the form of this object.")]
     data: Annotated[list[Embedding], Meta(description="The list.")]
     model: Annotated[str, Meta(description="Name of the model.")]
     usage: Annotated[Usage, Meta(description="Counts of tokens.")]
@@ -209,8 +211,8 @@ class RerankResult(msgspec.Struct):
 class RerankResponse(msgspec.Struct):
     """Answer of rerank, best first."""
 
-    id: Annotated[str, Meta(description="Id of what is told here.")]
-    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
+    id: Annotated[str, Meta(description="Id of the answer.")]
+    object: Annotated[Literal["list"], Meta(description="Names the form of this object.")]
     model: Annotated[str, Meta(description="Name of the model.")]
     results: Annotated[list[RerankResult], Meta(description="The documents, the best first.")]
     usage: Annotated[Usage, Meta(description="Counts of tokens.")]

@@ -158,7 +158,9 @@ class Media(msgspec.Struct):
 class Item(msgspec.Struct):
     """One input; all fields are optional."""
 
-    id: Annotated[Text, Meta(description="Id of what is told here.")] = None
+    id: Annotated[
+        Text, Meta(description="Id that the client gives the item; the result has the same id.")
+    ] = None
     text: Annotated[Text, Meta(description="The text of the item.")] = None
     images: Annotated[list[Media] | None, Meta(description="Pictures of the item.")] = None
     audio: Annotated[Media | None, Meta(description="Not built.")] = None

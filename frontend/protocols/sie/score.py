@@ -38,7 +38,6 @@ INLINE_NBYTES = 256 << 10
 """Answers with more entries than this, or that repeat more of the request, are written in a thread."""
 _MEDIA = ("image", "image_url", "content")
 _SHOWN = 64
-NAMES = FieldNames(item="documents[{}]", text="documents[{}]", query="query", options="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +218,7 @@ class RerankResource(ScoringResource[RerankRequest]):
     body = RerankRequest
     always_json = True
     entries = "results"
-    names = NAMES
+    names = FieldNames(item="documents[{}]", text="documents[{}]", query="query", options="")
 
     def examine(self, request: RerankRequest) -> None:
         """Query, documents and a policy that some model could take, and an echo that JSON can carry."""

@@ -13,11 +13,10 @@ from frontend.engine.answer import Answer
 from frontend.engine.planning import default_model
 from frontend.http.fields import check_count, check_texts
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.sie.encode import VectorsResource, Wishes, normalized, unit_rows
+from frontend.protocols.sie.encode import VectorsResource, Wishes, dense_json, normalized
 from frontend.protocols.sie.flow import Form, Plan
-from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from frontend.protocols.sie.outputs import INLINE_NBYTES
-from frontend.protocols.sie.render import json_array, json_list
+from frontend.protocols.sie.render import json_list
 from frontend.protocols.tei.contract import EmbedAllRequest, EmbedRequest, SimilarityRequest
 from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
@@ -37,14 +36,6 @@ class _Vectors(VectorsResource[R]):
     def model_of(self, request: R) -> str:
         """The model that has the output."""
         return default_model(self.services.catalog, self.services.settings, (self.output,))
-
-    def examine(self, request: R) -> None:
-        """Inputs of one kind."""
-        check_inputs(request.inputs, "inputs", self.services.settings.limits)
-
-    def check(self, request: R, entry: ModelEntry) -> list[InputItem]:
-        """The texts and token ids as workers take them."""
-        return inputs_of(request.inputs, "inputs", entry)
 
     def output_of(self, request: R, entry: ModelEntry) -> str:
         """The one of the route."""
@@ -79,10 +70,7 @@ class EmbedResource(_Vectors[EmbedRequest]):
 
     async def listed(self, reply: Answer, request: EmbedRequest) -> list[bytes]:
         """The vectors, cut and then made as long as was asked."""
-        rows = reply.tensors()["dense"][:, : request.dimensions]
-        if request.normalize is not False:
-            rows = await unit_rows(rows)
-        return await json_array(len(rows), rows.shape[1] * rows.itemsize, rows.__getitem__)
+        return await dense_json(reply, request.dimensions, unit=request.normalize is not False)
 
 
 class EmbedAllResource(_Vectors[EmbedAllRequest]):

@@ -292,7 +292,7 @@ class PooledInput(msgspec.Struct):
     """The vectors of one input."""
 
     index: Place
-    object: Annotated[Literal["pooling"], Meta(description="Kind of what is told here.")]
+    object: Annotated[Literal["pooling"], Meta(description="Names the form of this object.")]
     data: Annotated[
         list[float] | str, Meta(description="A vector, or base64; for `token_embed` an array of vectors.")
     ]
@@ -302,7 +302,7 @@ class ScoredText(msgspec.Struct):
     """The score of one text."""
 
     index: Place
-    object: Annotated[Literal["score"], Meta(description="Kind of what is told here.")]
+    object: Annotated[Literal["score"], Meta(description="Names the form of this object.")]
     score: Annotated[float, Meta(description="How well the text fits the first text.")]
 
 
@@ -317,7 +317,7 @@ class ClassifiedText(msgspec.Struct):
 
 class _Listed(msgspec.Struct):
     id: Identity
-    object: Annotated[Literal["list"], Meta(description="Kind of what is told here.")]
+    object: Annotated[Literal["list"], Meta(description="Names the form of this object.")]
     created: Created
     model: Name
 

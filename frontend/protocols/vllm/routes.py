@@ -91,15 +91,11 @@ class PoolingResource(VectorsResource[PoolingRequest]):
         outputs = (_OUTPUTS[request.task],) if request.task else tuple(_OUTPUTS.values())
         return model_named(request, self.services.catalog, self.services.settings, outputs)
 
-    def examine(self, request: PoolingRequest) -> None:
-        """Inputs of one kind."""
-        check_inputs(request.input, "input", self.services.settings.limits)
-
     def check(self, request: PoolingRequest, entry: ModelEntry) -> list[InputItem]:
         """The texts and token ids as workers take them."""
         if self.output_of(request, entry) not in entry.outputs:
             raise InvalidInput(f"model: '{entry.id}' has no vectors for the task {request.task or 'embed'}")
-        return inputs_of(request.input, "input", entry)
+        return super().check(request, entry)
 
     def output_of(self, request: PoolingRequest, entry: ModelEntry) -> str:
         """The output that the task means; without a task dense vectors, if the model has them."""
