@@ -6,14 +6,6 @@
 3. Embedded mode: the arbiter makes a life pipe, keeps its write end (frontends inherit it by fork), and starts the
    supervisor with the read end, in a process session of its own. The supervisor sees EOF exactly when arbiter and
    frontends are all gone.
-
-`PatientArbiter` is Gunicorn's arbiter with frontends that may take long to end: those that a reload replaces finish
-their streams.
-
-1. Gunicorn counts frontends that drain among those that serve, and so replaces none that dies meanwhile, and a reload
-   waits for their end. Here a frontend that was told to end is set apart: the others are kept at their number.
-2. Frontends of `server.max_draining` reloads may drain. Beyond, the oldest are told once more, and end at once.
-3. SIGHUPs that come while the arbiter is busy are one reload.
 """
 
 from __future__ import annotations
@@ -53,7 +45,14 @@ EXIT_CONFIG = 3
 
 
 class PatientArbiter(Arbiter):  # type: ignore[misc]
-    """The arbiter of a server."""
+    """Gunicorn's arbiter with frontends that may take long to end: those that a reload replaces finish their streams.
+
+    1. Gunicorn counts frontends that drain among those that serve, and so replaces none that dies meanwhile, and a
+       reload waits for their end. Here a frontend that was told to end is set apart: the others are kept at their
+       number.
+    2. Frontends of `server.max_draining` reloads may drain. Beyond, the oldest are told once more, and end at once.
+    3. SIGHUPs that come while the arbiter is busy are one reload.
+    """
 
     max_draining: Callable[[], int]
     penstock_draining: list[list[int]]

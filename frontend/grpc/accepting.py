@@ -9,13 +9,6 @@ it the server. Here every method is registered with gRPC's core, which compares 
    registered method, whatever its path is: UNIMPLEMENTED.
 3. A unary rpc is served as `rpc` says. A stream is served by grpc.aio, in two tasks: one runs the handler and sends
    what it answers, the other waits for the end of the rpc.
-
-The `Door` lets calls in by their heads, before any byte of a request is read, and bounds the calls of each caller.
-
-1. With keys set, a call without a valid key of the method's scope ends on its head and holds no place.
-2. A call that is let in holds a place of `grpc.max_rpcs` until its end: on account of its key, and without keys on
-   account of the address that it came from (`places`).
-3. Methods that are open to all, such as health checks, have a few places of their own, by address.
 """
 
 from __future__ import annotations
@@ -58,7 +51,13 @@ _UNKNOWN = Reply(None, (), StatusCode.UNIMPLEMENTED, "Method not found!")
 
 
 class Door:
-    """The door of a frontend."""
+    """Lets calls in by their heads, before any byte of a request is read, and bounds the calls of each caller.
+
+    1. With keys set, a call without a valid key of the method's scope ends on its head and holds no place.
+    2. A call that is let in holds a place of `grpc.max_rpcs` until its end: on account of its key, and without keys on
+       account of the address that it came from (`places`).
+    3. Methods that are open to all, such as health checks, have a few places of their own, by address.
+    """
 
     def __init__(self, access: Gate, settings: Settings) -> None:
         self.calls = CallsByConnection()

@@ -9,17 +9,7 @@
 
 The same object is in the lifespan and request scopes as `scope["state"]["drain"]`.
 
-`Succession` tells who follows whom: the arbiter notes the end of frontends, and frontends their beginning, in memory
-that all map.
-
-1. A frontend that is told to end asks whether a reload replaces the frontend, whose streams then go on, or the whole
-   server stops.
-2. HTTP's listening sockets are the arbiter's and outlive every frontend; those of gRPC are each frontend's own. New
-   frontends take seconds to boot while the old ones are told to drain at once, so an old frontend goes on listening
-   until a new one listens.
-
-The arbiter maps the memory before it forks. The arbiter notes the instants of the last reload and of the stop, each
-frontend, in a place of its own, the instant at which it began to listen for gRPC.
+`Succession` tells which frontends a reload replaces.
 """
 
 from __future__ import annotations
@@ -89,7 +79,17 @@ DRAIN = Drain()
 
 
 class Succession:
-    """Instants in CLOCK_MONOTONIC nanoseconds, 0: never."""
+    """Tells who follows whom, by instants in CLOCK_MONOTONIC nanoseconds (0: never) in memory that all processes map.
+
+    1. A frontend that is told to end asks whether a reload replaces the frontend, whose streams then go on, or the
+       whole server stops.
+    2. HTTP's listening sockets are the arbiter's and outlive every frontend; those of gRPC are each frontend's own. New
+       frontends take seconds to boot while the old ones are told to drain at once, so an old frontend goes on listening
+       until a new one listens.
+
+    The arbiter maps the memory before it forks. The arbiter notes the instants of the last reload and of the stop, each
+    frontend, in a place of its own, the instant at which it began to listen for gRPC.
+    """
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         memory = np.frombuffer(mmap.mmap(-1, (2 + ROWS) * 8), np.int64)

@@ -13,15 +13,7 @@ A further SIGTERM means that the server stops after the reload, or that too many
 
 SIGINT and SIGQUIT cut all connections and exit as soon as the application has shut down.
 
-The sweep is one coarse timer per process that ends connections past a deadline. Each sweep looks at every connection
-once (about a microsecond each):
-
-1. a client that takes nothing of a waiting response for `write_stall_s` is cut off, also while the connection closes;
-2. a request body that arrives below the floor is answered 408;
-3. a head that is not complete after `header_deadline_s` ends the connection;
-4. an idle connection ends after `keepalive_s`, a silent new one after `header_deadline_s`, both after `drain_s` in a
-   drain, unless bytes of a request have arrived that the loop has not read yet;
-5. a refused connection that lingers ends after `linger_s`.
+The `Sweeper` ends connections past a deadline, in a drain and before.
 """
 
 from __future__ import annotations
@@ -54,7 +46,18 @@ _BODY_PERIODS = 3
 
 
 class Sweeper:
-    """Applies `ServerLimits` to all connections of a process and beats the process' heart."""
+    """Ends connections past a deadline by `ServerLimits`, and beats the process' heart: one coarse timer per process.
+
+    Each sweep looks at every connection once (about a microsecond each):
+
+    1. a client that takes nothing of a waiting response for `write_stall_s` is cut off, also while the connection
+       closes;
+    2. a request body that arrives below the floor is answered 408;
+    3. a head that is not complete after `header_deadline_s` ends the connection;
+    4. an idle connection ends after `keepalive_s`, a silent new one after `header_deadline_s`, both after `drain_s` in
+       a drain, unless bytes of a request have arrived that the loop has not read yet;
+    5. a refused connection that lingers ends after `linger_s`.
+    """
 
     def __init__(self, state: FrontendState, heartbeat: Callable[[], None]) -> None:
         self._state = state
