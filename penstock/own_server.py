@@ -34,10 +34,12 @@ import msgspec
 from ipc import settings, sweep
 from ipc.errors import PenstockError
 from ipc.processes import starting
-from ipc.processes.paths import RunPaths
+from ipc.processes.paths import RunPaths, temp_root
 
 START_S = 600.0
 STOP_S = 40.0
+_RUN = "run"
+"""The run directory in the directory of a server."""
 _LOOK_EVERY_S = 0.1
 _DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl(2): the signal that a process gets when its parent dies."""
@@ -167,7 +169,7 @@ def place(prefix: str, shm: Path) -> Iterator[RunPaths]:
     """Paths of a server in a new directory. On exit the directory and the arenas of killed processes are deleted."""
     _sweep(prefix, shm)
     while True:
-        directory = Path(tempfile.mkdtemp(prefix=prefix))
+        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=_root(prefix)))
         held = _lock(directory)
         if held is not None:
             break
@@ -178,8 +180,14 @@ def place(prefix: str, shm: Path) -> Iterator[RunPaths]:
         os.close(held)
 
 
+def _root(prefix: str) -> Path:
+    """Where the directories of all servers of a kind lie."""
+    # The random letters of `mkdtemp` are eight.
+    return temp_root(Path(f"{prefix}{8 * 'x'}") / _RUN)
+
+
 def _paths(directory: Path, shm: Path) -> RunPaths:
-    return RunPaths(directory / "run", directory.name, shm)
+    return RunPaths(directory / _RUN, directory.name, shm)
 
 
 def _lock(directory: Path) -> int | None:
@@ -200,7 +208,7 @@ def _lock(directory: Path) -> int | None:
 
 def _sweep(prefix: str, shm: Path) -> None:
     """Delete the directories of servers whose command was killed."""
-    for directory in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    for directory in _root(prefix).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             held = _lock(directory) if directory.stat().st_uid == os.geteuid() else None
             if held is not None:

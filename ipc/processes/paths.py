@@ -95,7 +95,7 @@ def prepare_run_dir(paths: RunPaths) -> None:
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
         paths.root.chmod(0o700)
-    if len(os.fsencode(paths.notify_socket(999))) > _SUN_PATH_MAX:
+    if not _fits(paths.root):
         raise ConfigError(f"run.dir {paths.root} is too long: a socket name may have {_SUN_PATH_MAX} bytes")
     make_private(paths.metrics(), paths.store(), paths.control(), paths.overrides())
 
@@ -107,11 +107,23 @@ def make_private(*directories: Path) -> None:
 
 
 def default_run_root(instance: str) -> Path:
-    """`$XDG_RUNTIME_DIR/penstock/<instance>`, or a per-user directory under the temp directory."""
+    """`$XDG_RUNTIME_DIR/penstock/<instance>`, or a per-user directory below `temp_root`."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base and os.access(base, os.W_OK):
         return Path(base) / "penstock" / instance
-    return Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}" / instance
+    below = Path(f"penstock-{os.geteuid()}") / instance
+    return temp_root(below) / below
+
+
+def temp_root(run_dir: Path) -> Path:
+    """The temp directory; `/tmp` where the sockets of the run directory `run_dir`, below, would have too long names."""
+    root = Path(tempfile.gettempdir())
+    return root if _fits(root / run_dir) else Path("/tmp")
+
+
+def _fits(run_dir: Path) -> bool:
+    """Whether the longest socket of a run directory has a name that the kernel accepts."""
+    return len(os.fsencode(RunPaths(run_dir, "").notify_socket(999))) <= _SUN_PATH_MAX
 
 
 def default_state_root(instance: str) -> Path | None:

@@ -82,7 +82,8 @@ def test_run_asks_a_server_that_has_the_model(
         assert main(["run", CHAT, "hi", "--url", url, "--max-tokens", "3"]) == 0
         assert capfd.readouterr().out == "Hello you\n"
         assert main(["run", "org/none", "--url", url]) == 3
-    assert "has the model 'org/none'; leave --url out to start one" in capfd.readouterr().err
+    refused = capfd.readouterr().err
+    assert "has the model 'org/none' (404: Model 'org/none' not found); leave --url out to start one" in refused
     [call] = server.engine.calls
     assert call.ending.max_tokens == 3
 

@@ -20,6 +20,12 @@ from tests.harness.server import alive, free_port, wait_until
 from tests.tiny import gguf_models
 
 
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a short name, below which a server has its run directory."""
+    return tmp_path_factory.mktemp("run")
+
+
 def processes_of(place: Path) -> list[int]:
     """Processes whose settings name a directory."""
     pids: list[int] = []
@@ -56,7 +62,7 @@ def assert_nothing_is_left(place: Path) -> None:
     assert not [*(place / "shm").iterdir(), *(place / "tmp").glob("penstock-*")]
 
 
-def test_a_model_in_a_file_is_served_beside_another_server_asked_and_stopped(tmp_path: Path) -> None:
+def test_a_model_in_a_file_is_served_beside_another_server_asked_and_stopped(place: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as metrics,
         socket.create_server(("127.0.0.1", 0)) as health,
@@ -66,22 +72,22 @@ def test_a_model_in_a_file_is_served_beside_another_server_asked_and_stopped(tmp
         taken = [f"127.0.0.1:{each.getsockname()[1]}" for each in (metrics, health, grpc)]
         patch.setenv("PENSTOCK_GRPC__BIND", taken[2])
         addresses = f", metrics_bind: '{taken[0]}', health_bind: '{taken[1]}', metrics_on_bind: false"
-        with start(tmp_path, "hi", settings=addresses) as run:
+        with start(place, "hi", settings=addresses) as run:
             answer, errors = run.communicate(timeout=120)
     assert run.returncode == 0, errors
     assert answer.strip()
-    assert_nothing_is_left(tmp_path)
+    assert_nothing_is_left(place)
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
-def test_a_run_that_a_signal_ends_leaves_no_server(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_run_that_a_signal_ends_leaves_no_server(number: signal.Signals, place: Path) -> None:
     below: list[int] = []
     try:
-        with start(tmp_path) as run:
+        with start(place) as run:
             # The arbiter, the supervisor, a frontend and a worker.
             wait_until(lambda: len(descendants(run.pid)) >= 4, what="processes of the server")
             below = descendants(run.pid)
-            assert set(below) <= set(processes_of(tmp_path / "tmp"))
+            assert set(below) <= set(processes_of(place / "tmp"))
             run.send_signal(number)
             run.communicate(timeout=60)
         wait_until(lambda: not any(map(alive, below)), what="the end of the server")
@@ -91,7 +97,7 @@ def test_a_run_that_a_signal_ends_leaves_no_server(number: signal.Signals, tmp_p
                 os.kill(pid, signal.SIGKILL)
     if number == signal.SIGHUP:
         assert run.returncode == 128 + number
-        assert_nothing_is_left(tmp_path)
+        assert_nothing_is_left(place)
 
 
 def test_a_model_without_text_and_one_that_is_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,11 +78,14 @@ def test_a_killed_tune_leaves_no_server_and_the_next_one_deletes_its_files(tmp_p
                     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_trial_that_runs_keeps_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with own_server.place(trial.PREFIX, tmp_path) as first:
-        with own_server.place(trial.PREFIX, tmp_path) as second:
-            assert first.root.parent.exists()
+def test_a_trial_that_runs_keeps_its_directory(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = tmp_path_factory.mktemp("t")
+    monkeypatch.setattr(tempfile, "tempdir", str(trials))
+    with own_server.place(trial.PREFIX, trials) as first:
+        with own_server.place(trial.PREFIX, trials) as second:
+            assert first.root.parent.parent == trials
             assert first.instance != second.instance
         assert first.root.parent.exists()
-    assert not list(tmp_path.iterdir())
+    assert not list(trials.iterdir())
