@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch.export.pt2_archive._package import load_pt2
 
 from workers.foreign import line_of
 from workers.loading.source import SourceError
@@ -92,6 +91,9 @@ _FIXED_BYTES = {1: 8, 5: 4}
 
 def open_program(path: Path) -> torch.export.ExportedProgram:
     """The program of a file. Raises `SourceError` that names the fault."""
+    # PERF: the import brings the compiler of torch and sympy, which take as long as torch, and other workers need none.
+    from torch.export.pt2_archive._package import load_pt2
+
     with path.open("rb") as stream:
         try:
             _refuse_strange_records(path.name, torch._C.PyTorchFileReader(stream))
