@@ -2,7 +2,8 @@
 
 1. `count_server` is called where a test starts an arbiter or a worker.
 2. Each test process adds up the processor seconds of a file's tests: its own, and those of its children that have ended
-   and were waited for. The load of the machine does not change processor seconds.
+   and were waited for. The load of the machine does not change processor seconds. The arbiter does not wait for the
+   supervisor, so `count_apart` adds the supervisor and its workers before a server stops.
 3. The processes of pytest-xdist hand both to the process that prints, which tells the servers at the end of each run,
    and with `--processor-times` the most expensive files.
 """
@@ -18,6 +19,7 @@ MOST_FILES = 40
 """Files in the table."""
 
 _servers = 0
+_apart = 0.0
 _seconds: Counter[str] = Counter()
 
 
@@ -27,9 +29,26 @@ def count_server() -> None:
     _servers += 1
 
 
+def count_apart(pid: int | None) -> None:
+    """A process whose end nobody waits for has taken so much until now, with its children."""
+    global _apart
+    if pid is not None:
+        _apart += _seconds_of(pid)
+
+
+def _seconds_of(pid: int) -> float:
+    """Processor time of a process, of its ended children, and of its living children; 0 for a process that is gone."""
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return 0.0
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK") + sum(_seconds_of(int(child)) for child in children)
+
+
 def processor_seconds() -> float:
-    """Processor time of this process and of its ended children."""
-    return sum(os.times()[:4])
+    """Processor time of this process, of its ended children, and of `count_apart`."""
+    return sum(os.times()[:4]) + _apart
 
 
 def add(path: Path, seconds: float) -> None:

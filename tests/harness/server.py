@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ipc.processes.liveness import is_held
-from tests.harness.accounting import count_server
+from tests.harness.accounting import count_apart, count_server
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_CATALOG = ROOT / "tests" / "fakes" / "catalog"
@@ -316,6 +316,7 @@ class Server:
 
     def stop(self, timeout_s: float = 40.0) -> int:
         """SIGTERM; returns the arbiter's exit code once all processes are gone."""
+        count_apart(self.supervisor_pid())
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout_s)
