@@ -72,7 +72,7 @@ class Application:
                 receive = _unread
             counts = self._services.finisher.http
             if counts is not None:
-                await counts.serve(self._app, declared, self._known.is_counted(path), scope, receive, send)
+                await counts.serve(self._app, declared, self._known.at(path).counted, scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

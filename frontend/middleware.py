@@ -56,7 +56,7 @@ class CorsMiddleware:
        gate lets a preflight in, and this middleware answers without the route.
     2. An answer names the origin that may read the answer, also when the answer is an error.
     3. `server.cors_origins` says which origins have leave: without keys pages of this machine only (docs/adr/0070).
-       Other pages are sent nothing. Leave is for the paths of `Protocols.is_for_pages` alone.
+       Other pages are sent nothing. Leave is for paths with `PathFacts.pages` alone.
     """
 
     def __init__(self, origins: Sequence[str], known: Protocols, *, has_keys: bool) -> None:
@@ -84,7 +84,7 @@ class CorsMiddleware:
         self, req: Request, resp: Response, resource: object, req_succeeded: bool
     ) -> None:
         """Name the origin that may read the answer."""
-        if not self._origins or not self._known.is_for_pages(req.path):
+        if not self._origins or not self._known.at(req.path).pages:
             return
         if not self._any:
             resp.append_header("Vary", "Origin")
@@ -96,7 +96,7 @@ class CorsMiddleware:
     def _leave(self, req: Request) -> str:
         """The value that gives a request's origin leave; "" for none."""
         origin = req.get_header("Origin")
-        if origin is None or not self._known.is_for_pages(req.path):
+        if origin is None or not self._known.at(req.path).pages:
             return ""
         if self._any:
             return _ANY
@@ -144,8 +144,8 @@ class RequestMiddleware:
         """The request has a route: tell its record, with the model where the path names the model."""
         record: HttpRecord | None = req.context.penstock.http
         if record is not None:
-            operation, model = self._known.inference_at(req.path)
-            record.routed(req.uri_template or "", model or (UNKNOWN if operation else NO_MODEL))
+            facts = self._known.at(req.path)
+            record.routed(req.uri_template or "", facts.model or (UNKNOWN if facts.operation else NO_MODEL))
 
     async def process_request_ws(self, req: Request, ws: WebSocket) -> None:
         """Ids of a handshake; the common headers go into its answer, whatever it is. Raises `InvalidInput`."""
@@ -170,10 +170,11 @@ class RequestMiddleware:
             made.http.status = status
         if made.streams:
             return
+        facts = self._known.at(req.path)
         if made.error and not made.operation:
-            made.operation, made.model = self._known.inference_at(req.path)
+            made.operation, made.model = facts.operation, facts.model
         outcome = Outcome(req.method, req.path, req.uri_template or "", status)
-        self._services.finisher.finish(made, self._known.of(req.path).name, outcome)
+        self._services.finisher.finish(made, facts.protocol.name, outcome)
 
 
 class DeadlineMiddleware:

@@ -213,11 +213,11 @@ class Scopes:
         patterns = sorted({pattern for route in admin for pattern in _patterns(route)})
         self._admin = re.compile(f"(?:{'|'.join(patterns)})/?", re.DOTALL) if patterns else None
 
-    def of(self, path: str, open_metrics: bool) -> Need:
-        """Scope that a normalized path (`frontend.http.paths`) needs; `open_metrics` opens the metrics to all."""
+    def of(self, path: str) -> Need:
+        """Scope that a normalized path (`frontend.http.paths`) needs."""
         need = self._exact.get(path)
         if need is not None:
-            return "" if open_metrics and path == METRICS else need
+            return need
         if path.startswith(self.admin_folders) or (self._admin is not None and self._admin.fullmatch(path)):
             return "admin"
         return "" if path.startswith(self._open_folders) else "infer"

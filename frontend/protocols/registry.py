@@ -2,13 +2,13 @@
 
 1. Rows are mounted, each template once. `server.compatible` chooses the rows of paths that several servers have.
 2. The protocol of a path renders the errors of the path, and is named in metrics.
-3. The rows tell the operation, the scope, and the part in metrics of a path. They make the API's description.
+3. The rows tell what holds for a path (`PathFacts`). They make the API's description.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import falcon
 import falcon.asgi
@@ -16,7 +16,7 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.protocols import server_routes
-from frontend.routes import PAGES, Need, Route, Scopes
+from frontend.routes import METRICS, PAGES, Need, Route, Scopes
 from frontend.services import Services
 from ipc.errors import ConfigError, PenstockError, Unsupported
 from ipc.settings import Server
@@ -24,6 +24,11 @@ from ipc.settings import Server
 if TYPE_CHECKING:
     from frontend.grpc.call import GrpcService
 
+
+MOST_KEPT_PATHS = 1024
+"""Paths whose facts are kept; one more, and all are forgotten."""
+MOST_KEPT_CHARACTERS = 256
+"""The facts of longer paths are not kept."""
 
 Rendered = tuple[int, dict[str, Any] | None, dict[str, str]]
 """(status, JSON body or None for an empty one, headers) of an error."""
@@ -58,6 +63,22 @@ class WireProtocol(Protocol):
         """The form of an error of the framework: unknown paths, wrong methods, bad header fields."""
 
 
+class PathFacts(NamedTuple):
+    """What the rows of all tables tell of a normalized path, whatever the method.
+
+    `operation` and `model` count requests that are refused before a responder; `operation` is empty for a path that
+    runs no model, `model` for a path that does not end with the name of the model. `need` is the scope of a key, with
+    closed metrics. `counted`: requests are among the metrics of HTTP. `pages`: pages of other sites may get leave.
+    """
+
+    protocol: WireProtocol
+    operation: str
+    model: str
+    need: Need
+    counted: bool
+    pages: bool
+
+
 class Protocols:
     """The protocols of an application, and all that follows from the rows of their tables.
 
@@ -83,6 +104,7 @@ class Protocols:
         self.root = next((row.path for _, row in self._served if row.root), "/")
         """The path that a POST to the root means."""
         self._schema: bytes | None = None
+        self._facts: dict[str, PathFacts] = {}
         self.scopes = Scopes(self.routes)
         self._folders = self._folders_of_protocols()
         running = [row for _, row in self._served if row.operation]
@@ -114,9 +136,35 @@ class Protocols:
             self._schema = server_routes.schema_of(self.routes, self.owners)
         return self._schema
 
+    def at(self, path: str) -> PathFacts:
+        """What holds for a path."""
+        # PERF: each request asks several times, and most requests have one of few paths.
+        facts = self._facts.get(path)
+        return self._look_up(path) if facts is None else facts
+
     def of(self, path: str) -> WireProtocol:
         """The protocol with the longest prefix of whole segments of `path`; the first protocol, if none fits."""
-        # PERF: called for every request, so the time does not grow with the number of prefixes.
+        return self.at(path).protocol
+
+    def need_of(self, path: str, open_metrics: bool = True) -> Need:
+        """Scope that a normalized path needs; `open_metrics` opens the metrics to all."""
+        return "" if open_metrics and path == METRICS else self.at(path).need
+
+    def _look_up(self, path: str) -> PathFacts:
+        facts = PathFacts(
+            self._protocol_of(path),
+            *self._inference_at(path),
+            self.scopes.of(path),
+            path not in self._uncounted and not path.startswith(self._uncounted_folders),
+            path.startswith(PAGES) or path in self._pages,
+        )
+        if len(path) <= MOST_KEPT_CHARACTERS:
+            if len(self._facts) >= MOST_KEPT_PATHS:
+                self._facts.clear()
+            self._facts[path] = facts
+        return facts
+
+    def _protocol_of(self, path: str) -> WireProtocol:
         whole, folders, best, end = f"{path}/", self._folders, self._known[0], 0
         while end := whole.find("/", end) + 1:
             found = folders.get(whole[:end])
@@ -125,11 +173,8 @@ class Protocols:
             best = found[-1] if found else best
         return best
 
-    def inference_at(self, path: str) -> tuple[str, str]:
-        """(operation, model) of `path`, to count requests refused before a responder; empty for other paths.
-
-        The model is empty where the path does not end with its name.
-        """
+    def _inference_at(self, path: str) -> tuple[str, str]:
+        """(operation, model) of a path."""
         found = self._operations.get(path)
         if found is not None:
             return found, ""
@@ -138,21 +183,9 @@ class Protocols:
                 return operation, path[len(prefix) :] if names_model else ""
         return "", ""
 
-    def need_of(self, path: str, open_metrics: bool = True) -> Need:
-        """Scope that a normalized path needs; `open_metrics` opens the metrics to all."""
-        return self.scopes.of(path, open_metrics)
-
-    def is_counted(self, path: str) -> bool:
-        """Whether requests of a path are among the metrics of HTTP."""
-        return path not in self._uncounted and not path.startswith(self._uncounted_folders)
-
     def is_probe(self, path: str) -> bool:
         """Whether the port for probes serves a path."""
         return path in self._probes or path.startswith(self._probe_folders)
-
-    def is_for_pages(self, path: str) -> bool:
-        """Whether pages of other sites may get leave to use a path."""
-        return path.startswith(PAGES) or path in self._pages
 
     def _folders_of_protocols(self) -> dict[str, list[WireProtocol]]:
         """The protocols by their prefixes, the first protocol last, and an empty list for folders above a prefix."""

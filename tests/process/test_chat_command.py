@@ -83,7 +83,9 @@ def test_run_asks_a_server_that_has_the_model(
         assert capfd.readouterr().out == "Hello you\n"
         assert main(["run", "org/none", "--url", url]) == 3
     refused = capfd.readouterr().err
-    assert "has the model 'org/none' (404: Model 'org/none' not found); leave --url out to start one" in refused
+    assert (
+        "has the model 'org/none' (404: Model 'org/none' not found); leave --url out to start one" in refused
+    )
     [call] = server.engine.calls
     assert call.ending.max_tokens == 3
 

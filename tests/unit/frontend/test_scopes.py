@@ -22,8 +22,8 @@ ROWS = (
 
 @pytest.mark.parametrize("rows", list(permutations(ROWS)))
 def test_a_path_needs_the_strictest_of_its_rows_in_every_order(rows: tuple[Route, ...]) -> None:
-    assert Scopes(rows).of("/v2/files", True) == "admin"
-    assert Scopes([row for row in rows if row.need != "admin"]).of("/v2/files", True) == "infer"
+    assert Scopes(rows).of("/v2/files") == "admin"
+    assert Scopes([row for row in rows if row.need != "admin"]).of("/v2/files") == "infer"
 
 
 @pytest.mark.parametrize("closed", ["/pages/{name}", "/pages/secret/{name}"])
@@ -31,5 +31,5 @@ def test_a_path_needs_the_strictest_of_its_rows_in_every_order(rows: tuple[Route
 def test_a_closed_row_closes_a_folder_that_another_row_opens(closed: str, need: Need) -> None:
     rows = [_row("get", "/pages/{name}", ""), _row("post", closed, need)]
     for table in (rows, rows[::-1]):
-        assert Scopes(table).of(closed.replace("{name}", "x"), True) == need
-    assert Scopes(rows[:1]).of("/pages/x", True) == ""
+        assert Scopes(table).of(closed.replace("{name}", "x")) == need
+    assert Scopes(rows[:1]).of("/pages/x") == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.protocols.registry import protocols
+from frontend.protocols.registry import MOST_KEPT_CHARACTERS, MOST_KEPT_PATHS, protocols
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,14 @@ from frontend.protocols.registry import protocols
 )
 def test_a_prefix_is_of_whole_segments(path: str, name: str) -> None:
     assert protocols().of(path).name == name
+
+
+def test_facts_of_a_path_are_kept_within_bounds() -> None:
+    known = protocols()
+    first, long = known.at("/v1/encode/m"), "/v1/encode/" + "x" * MOST_KEPT_CHARACTERS
+    assert first[1:] == ("encode", "m", "infer", True, True) and first.protocol.name == "sie"
+    assert known.at("/v1/encode/m") is first
+    assert known.at(long) == known.at(long) and known.at(long) is not known.at(long)
+    for number in range(MOST_KEPT_PATHS):
+        known.at(f"/v1/encode/{number}")
+    assert known.at("/v1/encode/m") is not first and known.at("/v1/encode/m") == first
