@@ -72,7 +72,7 @@ test-fuzz: $(STAMP)dev ## hostile inputs to all readers, hostile sessions and ge
 	-$(PIP_INSTALL) '.[fuzz]'
 	$(BIN)/python -m pytest -q -rs -s -m fuzz tests/fuzz $(ARGS)
 
-test-real: $(STAMP)dev ## run programs and models of published packages against their own libraries (installs 45 MB)
+test-real: $(STAMP)dev ## run programs and models of published packages against their own libraries (installs 65 MB)
 	$(PIP_INSTALL) '.[real]'
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps basic-pitch
 	$(BIN)/python -m pytest -q -rs -m real tests/real $(ARGS)

@@ -38,6 +38,9 @@ def installed(extra: str) -> bool:
 
 FAMILIES: dict[str, Family] = {
     "dense": Family(title="Dense embeddings", about="One vector per text."),
+    "static_embedding": Family(
+        title="Static embeddings", about="One vector per text, the mean of rows of a table; for a CPU."
+    ),
     "bge_m3": Family(
         title="BGE-M3", about="Dense, sparse and multi-vector embeddings from one pass, and scores."
     ),

@@ -23,6 +23,7 @@ _PROMPTS = ("query_template", "document_template", "default_instruction", "promp
 
 FAMILY_OPTIONS: dict[str, tuple[str, ...]] = {
     "dense": ("pooling", "normalize", *_PROMPTS),
+    "static_embedding": ("normalize", *_PROMPTS),
     "bge_m3": ("score_mode", "score_weights", *_PROMPTS),
     "splade": ("query_encoding", "activation_function", "pooling_strategy", "max_terms", *_PROMPTS),
     "colbert": (

@@ -2,7 +2,7 @@
 
 The first of these that says something decides:
 
-1. `gliner_config.json`, or the type of GLiNER2 in `config.json`.
+1. `gliner_config.json`, or what `config.json` says in GLiNER2 and model2vec.
 2. `modules.json`: the kinds of its modules, the last words of their types.
 3. `architectures` of `config.json`: the class under which transformers has stored the model.
 
@@ -60,6 +60,7 @@ _PACKED = ("awq", "gptq")
 """Ways to pack weights that need kernels which no family here has."""
 _MOST_LABELS = 100_000
 _GLINER2_TYPE = "extractor"
+_MODEL2VEC_FIELD = "embedding_dtype"
 
 
 class Choice(NamedTuple):
@@ -77,7 +78,7 @@ def choose(files: ModelFiles) -> Choice:
         return _gliner2(files.object("config.json"))
     _refuse_vision_language(files)
     _refuse_packed(files)
-    found = _by_modules(files) or _by_architecture(files)
+    found = _by_modules(files) or _model2vec(files.object("config.json")) or _by_architecture(files)
     if found is not None:
         return found
     if "model.bin" in files.names and any("vocabulary." in name for name in files.names):
@@ -103,6 +104,13 @@ def _gliner2(config: dict[str, Any]) -> Choice:
             f"config.json: a GLiNER2 of the architecture {shown(architecture)!r}; only span is served"
         )
     return Choice("gliner2", f"config.json: model_type {_GLINER2_TYPE}")
+
+
+def _model2vec(config: dict[str, Any]) -> Choice | None:
+    """A table of vectors without modules.json, by what model2vec has written into the configuration."""
+    if _model_type(config) == "model2vec" or _MODEL2VEC_FIELD in config:
+        return Choice("static_embedding", "config.json: a table of model2vec")
+    return None
 
 
 def _refuse_vision_language(files: ModelFiles) -> None:
@@ -134,6 +142,8 @@ def kinds_of(files: ModelFiles) -> list[str]:
 def _by_modules(files: ModelFiles) -> Choice | None:
     kinds = kinds_of(files)
     where = "modules.json: " + shown(" > ".join(kinds))
+    if kinds[:1] == ["StaticEmbedding"]:
+        return Choice("static_embedding", where)
     if "SpladePooling" in kinds or "document_1_SpladePooling/config.json" in files.names:
         return Choice("splade", where)
     if "Pooling" in kinds:

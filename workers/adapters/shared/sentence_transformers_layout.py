@@ -133,6 +133,27 @@ def read_layout(directory: Path) -> ModelLayout:
     )
 
 
+def read_static_layout(directory: Path) -> ModelLayout:
+    """The layout of a table of vectors, `transformer` being the directory of the table and its tokenizer.
+
+    Without modules.json the directory is one that model2vec has saved, whose config.json says whether vectors are
+    normalised. Raises UnsupportedLayoutError.
+    """
+    modules = read_modules(directory, _HEADS | {"Dropout", "StaticEmbedding"})
+    kinds = [module.kind for module in modules]
+    if not modules:
+        ends = ("Normalize",) if read_json(directory / "config.json").get("normalize") else ()
+        heads = tuple(ModuleConfig(kind, directory, {}) for kind in ends)
+        return ModelLayout(transformer=directory, vector_modules=heads)
+    if kinds[0] != "StaticEmbedding" or kinds.count("StaticEmbedding") != 1:
+        raise UnsupportedLayoutError(f"unsupported module order {' > '.join(kinds)}: one StaticEmbedding")
+    return replace(
+        read_transformer(directory, modules[0].directory),
+        vector_modules=_heads(modules[1:], "sentence_embedding"),
+        truncate_dim=whole(read_json(directory / PROMPTS_FILE), "truncate_dim", PROMPTS_FILE),
+    )
+
+
 def read_transformer(directory: Path, transformer: Path, task: str = "feature-extraction") -> ModelLayout:
     """The layout of the transformer in `transformer`, a part of the model in `directory`, with the model's prompts.
 
@@ -177,7 +198,7 @@ def _module(directory: Path, entry: Mapping[str, Any], kinds: Collection[str]) -
     place = (directory / str(entry.get("path", ""))).resolve()
     if not place.is_relative_to(directory.resolve()):
         raise UnsupportedLayoutError(f"module path {entry['path']!r} leaves the model directory")
-    config = {} if kind == "Transformer" else read_json(place / "config.json")
+    config = {} if kind in ("Transformer", "StaticEmbedding") else read_json(place / "config.json")
     if kind in _DESCRIBED and not config:
         raise UnsupportedLayoutError(f"{place.name}/config.json is missing, which describes a {kind}")
     return ModuleConfig(kind, place, config)

@@ -162,21 +162,54 @@ class TextBatch:
         return sum(0 if row.picks is None else len(row.picks) for row in self.rows)
 
 
-@dataclass(slots=True)
-class TextModel:
-    """A transformer over texts with its tokenizer and prompts.
+@dataclass(slots=True, kw_only=True)
+class TextReader:
+    """The tokenizer and the prompts of a model over texts.
 
-    `limit` is the longest sequence, `side_limits` that of queries and of documents where a request states the side, and
-    `batch_tokens` the most that run together, all in tokens.
+    `limit` is the longest sequence, `side_limits` that of queries and of documents where a request states the side, in
+    tokens.
     """
 
-    encoder: TextEncoder
     tokenizer: TextTokenizer
     prompts: Prompts
     limit: int
-    include_prompt: bool
-    batch_tokens: int
+    include_prompt: bool = True
     side_limits: Mapping[bool | None, int] = field(default_factory=dict)
+
+    def affixes(self, call: Call) -> Affixes:
+        """The text before and after each text of a call."""
+        return self.prompts.affixes(
+            call.instruction, stated_side(call), OptionReader(call).text("prompt_name", "")
+        )
+
+    def payloads(
+        self,
+        items: Sequence[InputItem],
+        call: Call,
+        pick: Callable[[Tokens], Int64Array] | None = None,
+        extra: Any = None,
+    ) -> Iterator[tuple[TextPayload, bool]]:
+        """Each item with its prompt as a payload, and whether the item was cut; `pick` chooses tokens of a window."""
+        affixes = self.affixes(call)
+        most = most_tokens(call, self.side_limits.get(stated_side(call), self.limit))
+        skips = not self.include_prompt and bool(affixes.before)
+        prefix = self.tokenizer.prefix_length(affixes.before) if skips else 0
+        for (windows, truncated, tokens), frame in self.tokenizer.fitted(
+            items, affixes, call.overflow, most if most < self.limit else None
+        ):
+            skip = max(0, prefix - self.tokenizer.frame.before + frame.before) if skips else 0
+            sequences = tuple(sequence_of(one, skip if at == 0 else 0) for at, one in enumerate(windows))
+            picks = None if pick is None else tuple(map(pick, windows))
+            excess = Excess(tokens, most) if truncated and tokens else None
+            yield TextPayload(sequences, picks, extra, excess), truncated
+
+
+@dataclass(slots=True, kw_only=True)
+class TextModel(TextReader):
+    """A transformer over texts with its tokenizer and prompts. At most `batch_tokens` run together."""
+
+    encoder: TextEncoder
+    batch_tokens: int
 
     @classmethod
     def load(
@@ -213,41 +246,14 @@ class TextModel:
         limit = text_limit(encoder.model, stated)
         tokenizer.limit(limit)
         return cls(
-            encoder,
-            tokenizer,
-            _prompts(layout, context.options),
-            limit,
-            layout.include_prompt,
-            context.batch_tokens,
-            layout.side_limits(limit),
+            encoder=encoder,
+            tokenizer=tokenizer,
+            prompts=prompts_of(layout, context.options),
+            limit=limit,
+            include_prompt=layout.include_prompt,
+            batch_tokens=context.batch_tokens,
+            side_limits=layout.side_limits(limit),
         )
-
-    def affixes(self, call: Call) -> Affixes:
-        """The text before and after each text of a call."""
-        return self.prompts.affixes(
-            call.instruction, stated_side(call), OptionReader(call).text("prompt_name", "")
-        )
-
-    def payloads(
-        self,
-        items: Sequence[InputItem],
-        call: Call,
-        pick: Callable[[Tokens], Int64Array] | None = None,
-        extra: Any = None,
-    ) -> Iterator[tuple[TextPayload, bool]]:
-        """Each item with its prompt as a payload, and whether the item was cut; `pick` chooses tokens of a window."""
-        affixes = self.affixes(call)
-        most = most_tokens(call, self.side_limits.get(stated_side(call), self.limit))
-        skips = not self.include_prompt and bool(affixes.before)
-        prefix = self.tokenizer.prefix_length(affixes.before) if skips else 0
-        for (windows, truncated, tokens), frame in self.tokenizer.fitted(
-            items, affixes, call.overflow, most if most < self.limit else None
-        ):
-            skip = max(0, prefix - self.tokenizer.frame.before + frame.before) if skips else 0
-            sequences = tuple(sequence_of(one, skip if at == 0 else 0) for at, one in enumerate(windows))
-            picks = None if pick is None else tuple(map(pick, windows))
-            excess = Excess(tokens, most) if truncated and tokens else None
-            yield TextPayload(sequences, picks, extra, excess), truncated
 
     def collate(self, payloads: Sequence[TextPayload]) -> TextBatch:
         """One batch on the host, in page-locked memory for CUDA.  Thread-safe."""
@@ -309,10 +315,35 @@ class TokenVectors:
         return self._whole
 
 
-class TextAdapter(Adapter):
-    """Base of the families over one `TextModel`. `max_tokens` of a call cuts texts before the model's own limit."""
+class ReadingAdapter(Adapter):
+    """Base of the families over one `TextReader`. `max_tokens` of a call cuts texts before the model's own limit."""
 
     uses = frozenset(("max_tokens", "prompt_name"))
+
+    def __init__(self, reader: TextReader) -> None:
+        """Take over the tokenizer, which knows for how many ids the model has embeddings."""
+        self._reader = reader
+        self.tokenizer, self.known_ids = reader.tokenizer.wrapped, reader.tokenizer.known
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest sequence in tokens, special tokens included."""
+        return self._reader.limit
+
+    def refuse_unsupported(self, call: Call) -> None:
+        """Refuse also a prompt that the model lacks, and windows of any number of tokens."""
+        super().refuse_unsupported(call)
+        options = OptionReader(call)
+        if options.text("prompt_name", ""):
+            options.choice("prompt_name", "", self._reader.prompts.names)
+        options.whole("max_tokens", 1, 1)
+        divided = call.overflow == "chunk" or (isinstance(call, EncodeCall) and call.chunking is not None)
+        if divided and call.options.get("max_tokens") is not None:
+            raise InvalidInput(f"{call.names.options}max_tokens: does not go with chunks of a text")
+
+
+class TextAdapter(ReadingAdapter):
+    """Base of the families over one `TextModel`."""
 
     def __init__(
         self, text: TextModel, *heads: torch.nn.Module, whole: torch.nn.Module | None = None
@@ -321,14 +352,9 @@ class TextAdapter(Adapter):
 
         `whole` is the model that LoRA adapters change, by default the transformer.
         """
+        super().__init__(text)
         self._text, self._heads = text, heads
-        self.tokenizer, self.known_ids = text.tokenizer.wrapped, text.tokenizer.known
         self.loras = LoraLayers(whole or text.encoder.model) if self.spec.lora else None
-
-    @property
-    def max_sequence_length(self) -> int:
-        """Longest sequence in tokens, special tokens included."""
-        return self._text.limit
 
     @property
     def memory_bytes(self) -> int:
@@ -343,17 +369,6 @@ class TextAdapter(Adapter):
     def ids_of(self, payload: TextPayload) -> Sequence[Int64Array]:
         """The windows."""
         return [window.ids for window in payload.windows]
-
-    def refuse_unsupported(self, call: Call) -> None:
-        """Refuse also a prompt that the model lacks, and windows of any number of tokens."""
-        super().refuse_unsupported(call)
-        options = OptionReader(call)
-        if options.text("prompt_name", ""):
-            options.choice("prompt_name", "", self._text.prompts.names)
-        options.whole("max_tokens", 1, 1)
-        divided = call.overflow == "chunk" or (isinstance(call, EncodeCall) and call.chunking is not None)
-        if divided and call.options.get("max_tokens") is not None:
-            raise InvalidInput(f"{call.names.options}max_tokens: does not go with chunks of a text")
 
     def collate(self, prepared: Sequence[Prepared]) -> TextBatch:
         """One packed batch of host tensors."""
@@ -401,7 +416,7 @@ def mean_of_windows(found: Sequence[torch.Tensor], batch: TextBatch) -> torch.Te
     return sums / totals
 
 
-def _prompts(layout: ModelLayout, options: Mapping[str, Any]) -> Prompts:
+def prompts_of(layout: ModelLayout, options: Mapping[str, Any]) -> Prompts:
     """The stored prompts with the catalog's laid over them."""
     return Prompts(
         named={**layout.prompts, **options.get("prompts", {})},

@@ -71,14 +71,17 @@ def stand_in(tokenizer: Any) -> int:
 class TextTokenizer:
     """The tokenizer of one model, cut to one length, without padding.  Thread-safe after construction."""
 
-    def __init__(self, tokenizer: Any, *, lower_case: bool = False) -> None:
-        """Wrap a transformers tokenizer; `lower_case` adds lower-casing where the tokenizer has none."""
+    def __init__(self, tokenizer: Any, *, lower_case: bool = False, no_token: int | None = None) -> None:
+        """Wrap a transformers tokenizer; `lower_case` adds lower-casing where the tokenizer has none.
+
+        A text without any token becomes the id `no_token`, by default one of the tokenizer's special tokens.
+        """
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None) if tokenizer.is_fast else None
         self._lower_case = lower_case and self._backend is None
         self._lock = threading.Lock()
         self.uses_types = "token_type_ids" in tokenizer.model_input_names
-        self._stand_in = stand_in(tokenizer)
+        self._stand_in = stand_in(tokenizer) if no_token is None else no_token
         self.known: KnownIds | None = None
         self._max_length = self.stored_max_length or _NO_LIMIT
         self._only_beginnings = False

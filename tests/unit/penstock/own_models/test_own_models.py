@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ipc.catalog.entries import Catalog, DirectorySource, load_catalog, read_entry
 from ipc.settings import Settings, load
@@ -148,6 +150,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"config": BERT, "1_Pooling__config": POOLING},
         {"adapter": "dense", "loadtime": {"pooling": "cls", "normalize": True}},
     ),
+    "static_embedding": (
+        {"modules": modules("StaticEmbedding", "Normalize"), "config_sentence_transformers": {"truncate_dim": 2}},
+        {"outputs": {"dense": {"similarity": "cosine"}}, "loadtime": {"normalize": True}},
+    ),
+    "static_embedding without modules": (
+        {"config": {"normalize": False, "embedding_dtype": "int8"}},
+        {"adapter": "static_embedding", "loadtime": {"normalize": False}},
+    ),
     "splade": (
         {"modules": modules("MLMTransformer", "SpladePooling"), "config": architecture("BertForMaskedLM")},
         {"outputs": {"sparse": {"dims": 30, "similarity": "dot"}}},
@@ -230,6 +240,15 @@ def test_the_files_of_each_family_give_its_entry(name: str, tmp_path: Path) -> N
     assert (entry.id, entry.served, entry.error) == ("my-model", True, "")
 
 
+def test_the_width_of_static_embeddings_is_that_of_their_table(tmp_path: Path) -> None:
+    files = CASES["static_embedding"][0]
+    root = write(tmp_path / "m", **files)
+    save_file({"embedding.weight": torch.zeros(9, 6)}, str(root / "model.safetensors"))
+    assert find(str(root)).entry["outputs"]["dense"]["dims"] == 2, "the first values"
+    (root / "config_sentence_transformers.json").unlink()
+    assert find(str(root)).entry["outputs"]["dense"]["dims"] == 6
+
+
 def test_bge_m3_is_known_by_its_heads(tmp_path: Path) -> None:
     files = CASES["dense without modules"][0] | {"modules": modules("Transformer", "Pooling")}
     root = write(tmp_path / "m", **files)
@@ -253,7 +272,7 @@ def test_bge_m3_is_known_by_its_heads(tmp_path: Path) -> None:
         ({"config": architecture("WhisperForConditionalGeneration")}, "a model of speech, which no family here runs"),
         ({"config": architecture("T5ForConditionalGeneration")}, "an encoder alone (T5EncoderModel) gives vectors"),
         ({"config": architecture("MarianMTModel")}, "turns a text into a text, which no family here runs"),
-        ({"modules": modules("StaticEmbedding"), "config": BERT}, "no family here runs these modules"),
+        ({"modules": modules("SparseAutoEncoder"), "config": BERT}, "no family here runs these modules"),
         ({"modules": modules("Transformer", "LogitScore")}, "State adapter: qwen3_reranker with"),
         ({"modules": [{"type": "other.Pooling", "path": ""}]}, "unsupported module 'other.Pooling'"),
         ({"config": architecture("Qwen3VLForConditionalGeneration")}, "State adapter: qwen3_vl_embedding, or adapter:"),
