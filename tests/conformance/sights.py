@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from PIL import Image
-from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from tests.tiny.models import build
 
@@ -77,10 +76,10 @@ def parts(directory: Path, model: str, reader: str = "AutoProcessor") -> tuple[A
     """A model and what reads its inputs, opened by transformers alone; pictures in the form of Pillow."""
     loaded = getattr(transformers, model).from_pretrained(directory).eval()
     if reader == "AutoImageProcessor":
-        return loaded, AutoImageProcessor.from_pretrained(directory, backend="pil")
+        return loaded, transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
     reading = getattr(transformers, reader).from_pretrained(directory)
     if reader == "AutoProcessor":
-        reading.image_processor = AutoImageProcessor.from_pretrained(directory, backend="pil")
+        reading.image_processor = transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
     return loaded, reading
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from PIL import Image
-from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from tests.conformance.conftest import Families
 from tests.conformance.conversations import PICTURE, token_ids
@@ -54,7 +54,7 @@ def reference(
 ) -> str:
     """What transformers writes about a page, greedily or by beam search."""
     loaded, tokenizer = parts(directory, MODELS[model][1], "AutoTokenizer")
-    images = AutoImageProcessor.from_pretrained(directory, backend="pil")
+    images = transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
     ids, seen = token_ids(tokenizer, images, [("user", PICTURE + words)], [image])
     if model != LIGHTON:
         seen["mm_token_type_ids"] = (ids == loaded.config.image_token_id).int()

@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from tests.conformance.conftest import Families
 from tests.conformance.conversations import PICTURE, token_ids
@@ -51,7 +50,7 @@ class Reference:
     def __init__(self, directory: Path) -> None:
         self.model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(directory).eval()
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-        self.images = AutoImageProcessor.from_pretrained(
+        self.images = transformers.AutoImageProcessor.from_pretrained(
             directory, backend="pil", min_pixels=4 * 32 * 32, max_pixels=1800 * 32 * 32
         )
 
