@@ -31,6 +31,7 @@ from ipc.wire.messages import (
     EncodeCall,
     ExtractCall,
     GenerateCall,
+    InputItem,
     ModelStatus,
     ScoreCall,
     TokenizeCall,
@@ -103,6 +104,27 @@ class Resolved:
     overflow: str
     lora: str
 
+    def encode(
+        self, items: list[InputItem], outputs: list[str], is_query: bool | None, names: FieldNames
+    ) -> EncodeCall:
+        """A call for `outputs`. Where the request states no side by `is_query`, the options may."""
+        side = side_of(self.options) if is_query is None else is_query
+        return EncodeCall(
+            items, outputs, self.instruction, side, self.options, self.overflow, self.lora, names
+        )
+
+    def score(self, items: list[InputItem], query: InputItem, names: FieldNames) -> ScoreCall:
+        """A call for the score of each item."""
+        return ScoreCall(items, query, self.instruction, self.options, self.overflow, self.lora, names)
+
+    def extract(
+        self, items: list[InputItem], labels: list[str], schema: dict[str, Any] | None, names: FieldNames
+    ) -> ExtractCall:
+        """A call for what `labels` or `schema` ask for."""
+        return ExtractCall(
+            items, labels, schema, self.instruction, self.options, self.overflow, self.lora, names
+        )
+
 
 def typed(options: dict[str, Any], name: str, kind: type, text: str, before: str) -> Any:
     """`options[name]`, or None. Raises `InvalidInput` when it is not a `kind` (called `text` in the message).
@@ -112,6 +134,17 @@ def typed(options: dict[str, Any], name: str, kind: type, text: str, before: str
     value = options.get(name)
     if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         raise InvalidInput(f"{before}{name}: expected {text}, got {type(value).__name__}")
+    return value
+
+
+def check_dimensions(value: int | None, entry: ModelEntry, width: int, where: str) -> int | None:
+    """The requested width of dense vectors. Raises `InvalidInput` outside 1..width or off the model's list."""
+    if value is None:
+        return None
+    if not 1 <= value <= width:
+        raise InvalidInput(f"{where}: {value} is outside 1..{width}")
+    if entry.dimensions and value not in entry.dimensions:
+        raise InvalidInput(f"{where}: {value} is not one of {', '.join(map(str, entry.dimensions))}")
     return value
 
 

@@ -167,7 +167,7 @@ class Method:
     `failed` makes the response that says an error itself, where the contract has one; it gets None for a request that
     is no message. Without it, or where it gives None, the rpc ends with a gRPC status. `ordered` streams answer in the
     order of their requests, others as answers come; `Several` answers to one message are written as they come.
-    `repeated` answers a message as received, without parsing, if it is like an earlier one; None for any other.
+    `planned` answers a message as received, without parsing, by the plan of an earlier one; None without a plan.
     """
 
     answer: Callable[[Call, Any], Awaitable[Answer | Several]]
@@ -177,7 +177,7 @@ class Method:
     check: Callable[[bytes], None] | None = None
     failed: Failed | None = None
     ordered: bool = True
-    repeated: Callable[[Call, bytes], Awaitable[Answer] | None] | None = None
+    planned: Callable[[Call, bytes], Awaitable[Answer] | None] | None = None
 
 
 class GrpcService(Protocol):

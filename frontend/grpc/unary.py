@@ -106,7 +106,7 @@ class Unary:
 
     async def _answer(self, call: Call, received: Received) -> Answer | Several:
         method = self.method
-        if method.repeated is not None and (answering := method.repeated(call, received.data)) is not None:
+        if method.planned is not None and (answering := method.planned(call, received.data)) is not None:
             return await answering
         call.data = received.data if received.nbytes <= SPLIT_NBYTES else b""
         message, call.raw = received.message(), received.raw

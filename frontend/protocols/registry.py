@@ -290,6 +290,6 @@ def protocols(compatible: Iterable[str] = ()) -> Protocols:
 def grpc_services(services: Services) -> list[GrpcService]:
     """All services of the gRPC server. To be called in frontends only, since it imports gRPC."""
     from frontend.protocols.kserve_v2.grpc.service import KserveService
-    from frontend.protocols.trtis_v1.grpc.service import TrtisService
+    from frontend.protocols.trtis_v1.grpc import TrtisService
 
     return [KserveService(services.settings.kserve, services.restrictions), TrtisService(services)]

@@ -1,8 +1,19 @@
-"""Runs requests of tensors to catalog models, and makes the outputs of their configuration of the answers."""
+"""Requests of tensors to catalog models: a call of encode, score or extract, and the tensors of its answer.
+
+1. `plan` reads texts and images out of BYTES tensors (`models` says which a model has), once there are not too many of
+   them; those in base64 are decoded (`content_types`).
+2. Options are the parameters of the request, by their names in the SIE routes. A value that is a list or a map there is
+   JSON text here, since parameters are texts, numbers and truth values. A parameter that no model of the kind knows is
+   refused here; the worker refuses one that the family does not know. `frontend.engine.planning` does the rest, as for
+   the SIE routes.
+3. `CatalogCalls.run` runs the call, and `outputs` makes the outputs of the model's configuration of the answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,23 +23,251 @@ import orjson
 
 from frontend.engine.answer import Answer, quantize, shorten
 from frontend.engine.interface import Engine
-from frontend.engine.planning import cost_of
+from frontend.engine.planning import Resolved, check_dimensions, cost_of, resolve, typed
 from frontend.engine.planning import plan as plan_work
+from frontend.http.fields import (
+    check_count,
+    check_label_count,
+    check_labels,
+    check_schema,
+    check_shared,
+    check_texts,
+)
 from frontend.http.media import check_all
 from frontend.http.rendering import off_loop_if
-from frontend.tensors.catalog_plans import DATATYPES, CatalogPlan, plan
 from frontend.tensors.checking import CheckedRequest
-from frontend.tensors.content_types import packed_nbytes
+from frontend.tensors.content_types import BASE64, packed_nbytes, unpacked, without_codec
+from frontend.tensors.models import TensorModel
+from frontend.tensors.request import InputTensor, Parameter, TensorRequest
 from frontend.tensors.result import OutputTensor
 from ipc.catalog.entries import Catalog
-from ipc.errors import of_items
+from ipc.catalog.option_names import EXTRACT_OPTIONS, SCORE_OPTIONS
+from ipc.errors import InvalidInput, of_items
 from ipc.memory import datatypes
 from ipc.memory.datatypes import BYTES
-from ipc.settings import Settings
+from ipc.settings import Limits, Settings
 from ipc.wire import extraction
+from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import Call, InputItem
 
 LONG_NBYTES = 64 << 10
 """More bytes of base64 than that are decoded in a thread."""
+BEFORE = "parameters."
+DATATYPES = {"float32": "FP32", "float16": "FP16", "binary": "UINT8", "ubinary": "UINT8"}
+"""Datatypes of dense vectors by `output_dtype`; those with a scale of their own for each row have no tensor form."""
+_SHARED = frozenset({"instruction", "lora", "lora_id", "overflow_policy"})
+_KNOWN: dict[str, frozenset[str]] = {
+    "encode": _SHARED
+    | {
+        "dimensions",
+        "document_template",
+        "is_query",
+        "max_terms",
+        "output_dtype",
+        "query_template",
+        "text_template",
+    },
+    "score": _SHARED | SCORE_OPTIONS,
+    "extract": _SHARED | EXTRACT_OPTIONS | {"labels", "metadata", "output_schema"},
+}
+_JSON: dict[str, tuple[type, str]] = {
+    "labels": (list, "array"),
+    "metadata": (dict, "object"),
+    "output_schema": (dict, "object"),
+    "relations": (list, "array"),
+    "score_weights": (dict, "object"),
+}
+
+
+@dataclass(slots=True, frozen=True)
+class CatalogPlan:
+    """What to run, and how to make tensors of it: `outputs` in the order in which they are wanted.
+
+    `images` are the encoded images among the inputs by their place, whose headers are to be checked.
+    """
+
+    call: Call
+    outputs: list[str]
+    output_dtype: str = "float32"
+    dimensions: int | None = None
+    images: Sequence[tuple[str, bytes]] = ()
+
+
+def plan(model: TensorModel, request: TensorRequest, catalog: Catalog, limits: Limits) -> CatalogPlan:
+    """The call of a checked request. Raises `InvalidInput` that names the tensor and element, or the parameter.
+
+    Any thread may call this.
+    """
+    parameters = without_codec(model, request)
+    for tensor in (*request.inputs, *(request.outputs or ())):
+        if tensor.region is not None:
+            raise InvalidInput(
+                f"tensor '{tensor.name}': model '{model.name}' takes and gives no shared memory regions"
+            )
+    inputs = {tensor.name: tensor for tensor in request.inputs}
+    outputs = list(model.outputs) if request.outputs is None else [w.name for w in request.outputs]
+    options = options_of(model.kind, parameters)
+    asked = _Asked(model, inputs, outputs, options, catalog, limits)
+    return replace(_PLANS[model.kind](asked), images=asked.found)
+
+
+@dataclass(slots=True, frozen=True)
+class _Asked:
+    """One request, taken apart."""
+
+    model: TensorModel
+    inputs: dict[str, InputTensor]
+    outputs: list[str]
+    options: dict[str, Any]
+    catalog: Catalog
+    limits: Limits
+    found: list[tuple[str, bytes]] = field(default_factory=list)
+    """Images that were read, by their place."""
+
+    def texts(self, name: str) -> list[str] | None:
+        """The elements of an input as texts."""
+        elements = self.elements(name)
+        if elements is None:
+            return None
+        texts = []
+        for index, element in enumerate(elements):
+            try:
+                texts.append(str(element, "utf-8"))
+            except UnicodeDecodeError as error:
+                raise InvalidInput(f"input '{name}' element {index}: no UTF-8: {error.reason}") from error
+        check_texts(texts, f"input '{name}' element {{}}", self.limits)
+        return texts
+
+    def images(self, name: str) -> list[bytes] | None:
+        """The elements of an input as encoded images."""
+        elements = self.elements(name)
+        if elements is None:
+            return None
+        images = [bytes(element) for element in elements]
+        self.found.extend((f"input '{name}' element {index}", image) for index, image in enumerate(images))
+        return images
+
+    def elements(self, name: str) -> Sequence[memoryview | bytes] | None:
+        """The elements of a BYTES input as they are meant, None when the request has none of that name."""
+        tensor = self.inputs.get(name)
+        if tensor is None or tensor.data is None:
+            return None
+        count = math.prod(tensor.shape)
+        if name == "labels":
+            check_label_count(count, self.limits, f"input '{name}'")
+        elif name != "query":
+            check_count(count, f"input '{name}'", self.limits)
+        elements = datatypes.split(tensor.data, count, f"input '{name}'")
+        return unpacked(elements, f"input '{name}'") if tensor.content_type == BASE64 else elements
+
+    def items(self, text: str, image: str) -> list[InputItem]:
+        """One item of each element, of texts, images or both."""
+        texts, images = self.texts(text), self.images(image)
+        if texts is None and images is None:
+            named = " or ".join(f"'{name}'" for name in (text, image) if name in self.model.inputs)
+            raise InvalidInput(f"model '{self.model.name}' needs the input {named}")
+        if texts is not None and images is not None and len(texts) != len(images):
+            raise InvalidInput(
+                f"input '{image}' has {len(images)} elements, but input '{text}' has {len(texts)}"
+            )
+        count = len(texts if texts is not None else images or ())
+        return [
+            InputItem(texts[at] if texts is not None else None, None, [images[at]] if images else [])
+            for at in range(count)
+        ]
+
+    @property
+    def names(self) -> FieldNames:
+        """What messages call the parts of a request."""
+        item = next(
+            (name for name in ("text", "documents", "image", "images") if name in self.inputs), "text"
+        )
+        element = f"input '{item}' element {{}}"
+        return FieldNames(element, element, "input 'query' element 0", BEFORE)
+
+    def resolved(self, items: int) -> Resolved:
+        """The options that hold for a request over so many items."""
+        entry = self.model.entry
+        return resolve(entry, self.options, None, self.catalog, items, self.limits, self.names)
+
+
+def _encode(asked: _Asked) -> CatalogPlan:
+    items = asked.items("text", "image")
+    if "multivector" in asked.outputs and len(items) > 1:
+        raise InvalidInput(
+            f"output 'multivector' of model '{asked.model.name}' has rows of its own for each item: send one item a "
+            f"request (got {len(items)}), or name the outputs you want without it"
+        )
+    found = asked.resolved(len(items))
+    dtype = typed(found.options, "output_dtype", str, "str", BEFORE) or "float32"
+    if dtype not in DATATYPES:
+        raise InvalidInput(f"{BEFORE}output_dtype: {dtype[:64]!a} is not one of {', '.join(DATATYPES)}")
+    dimensions = typed(found.options, "dimensions", int, "int", BEFORE)
+    dense = asked.model.outputs.get("dense")
+    width = dense.dims[0] if dense is not None else 0
+    check_dimensions(dimensions, asked.model.entry, width, f"{BEFORE}dimensions")
+    return CatalogPlan(
+        found.encode(items, asked.outputs, None, asked.names), asked.outputs, dtype, dimensions
+    )
+
+
+def _score(asked: _Asked) -> CatalogPlan:
+    query = (asked.texts("query") or [""])[0]
+    items = asked.items("documents", "images")
+    check_shared(query, "input 'query' element 0", len(items), asked.limits)
+    call = asked.resolved(len(items)).score(items, InputItem(query), asked.names)
+    return CatalogPlan(call, asked.outputs)
+
+
+def _extract(asked: _Asked) -> CatalogPlan:
+    items, options = asked.items("text", "image"), asked.options
+    labels, metadata = options.pop("labels", None), options.pop("metadata", None)
+    schema = check_schema(options.pop("output_schema", None))
+    if "labels" in asked.inputs:
+        if labels is not None:
+            raise InvalidInput("labels: given as input 'labels' and as a parameter; use one of them")
+        labels = asked.texts("labels")
+    field = "input 'labels'" if "labels" in asked.inputs else f"{BEFORE}labels"
+    if not all(isinstance(label, str) for label in labels or ()):
+        raise InvalidInput(f"{field}: expected texts only")
+    if metadata is not None:
+        items = [msgspec.structs.replace(item, metadata=metadata) for item in items]
+    found = asked.resolved(len(items))
+    call = found.extract(items, check_labels(labels, asked.limits, field), schema, asked.names)
+    return CatalogPlan(call, asked.outputs)
+
+
+_PLANS: dict[str, Callable[[_Asked], CatalogPlan]] = {
+    "encode": _encode,
+    "score": _score,
+    "extract": _extract,
+}
+
+
+def options_of(kind: str, parameters: Mapping[str, Parameter]) -> dict[str, Any]:
+    """The options that these parameters mean for a `kind` of model. Raises `InvalidInput` that names the parameter."""
+    known = _KNOWN[kind]
+    options: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name not in known:
+            raise InvalidInput(
+                f"parameters.{name[:64]!a}: unknown to {kind} models, which know {', '.join(sorted(known))}"
+            )
+        options[name] = _structured(name, value, *_JSON[name]) if name in _JSON else value
+    return options
+
+
+def _structured(name: str, value: Parameter, kind: type, text: str) -> Any:
+    """A list or map from JSON text; plain `labels` are separated by commas."""
+    if isinstance(value, str) and name == "labels" and not value.lstrip().startswith("["):
+        return [label.strip() for label in value.split(",")]
+    try:
+        found = msgspec.json.decode(value) if isinstance(value, str) else None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidInput(f"parameters.{name}: no JSON text: {error}") from error
+    if not isinstance(found, kind):
+        raise InvalidInput(f"parameters.{name}: expected the JSON text of an {text}")
+    return found
 
 
 class CatalogCalls:

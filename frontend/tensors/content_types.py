@@ -1,7 +1,7 @@
 """Codecs of MLServer that a request to a catalog model names: the parameter `content_type`.
 
 1. Inputs of catalog models are BYTES elements. `str` and `np` say that the elements are texts or files as they stand;
-   `base64` says that each element is base64 of its bytes, which `catalog_plans` decodes once it has counted them.
+   `base64` says that each element is base64 of its bytes, which `catalog_calls` decodes once it has counted them.
 2. A request may name `str`, `np` or `pd`, which say no more than its inputs do.
 3. A wanted output may name the codec that gives its datatype anyway.
 4. Every other name is refused: the codec would change elements in a way that no catalog model means.

@@ -43,7 +43,9 @@ def _seconds_of(pid: int) -> float:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return 0.0
-    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK") + sum(_seconds_of(int(child)) for child in children)
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK") + sum(
+        _seconds_of(int(child)) for child in children
+    )
 
 
 def processor_seconds() -> float:

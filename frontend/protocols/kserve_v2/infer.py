@@ -1,8 +1,8 @@
 """POST /v2/models/{model}[/versions/{version}]/infer.
 
 1. Find the model, and wait for its load if need be.
-2. A small binary request whose head (JSON) equals the head of an earlier request takes the short way: the model kept
-   the plan, and the plan runs over the new bytes (`frontend.tensors.program_calls`). All other requests go on with 3.
+2. A small binary request may have a plan: the head (JSON) equals the head of an earlier request, whose plan the model
+   kept. The plan runs over the new bytes (`frontend.tensors.program_calls`). All other requests go on with 3.
 3. Read the body (`Arriving`). Parse the JSON and split the bytes behind the JSON (`reading`). Mark the inputs that
    are encoded images or strings (`images`).
 4. Run the request (`frontend.tensors.inference`), and keep the plan of a plain request.
@@ -256,8 +256,8 @@ class InferResource(InferenceRoute):
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: Target) -> None:
         """One request. Errors of validation begin with the client's id of the request."""
         model, given_id = await self.find(req, scope, target), ""
-        if model.plans and (known := self._known(req, model)) is not None:
-            await self._respond_again(req, resp, scope, model, *known)
+        if model.plans and (planned := self._planned(req, model)) is not None:
+            await self._respond_planned(req, resp, scope, model, *planned)
             return
         try:
             async with Arriving(self.services, req, scope.deadline_ns) as arriving:
@@ -282,8 +282,8 @@ class InferResource(InferenceRoute):
         self._restrictions.require_secret("inference", req.get_header)
         return await self.services.inference.find(scope, target.name, target.version)
 
-    def _known(self, req: Request, model: TensorModel) -> tuple[HeadPlan, bytes, int] | None:
-        """The plan of a request whose head has been seen, the body, and the bytes of the head."""
+    def _planned(self, req: Request, model: TensorModel) -> tuple[HeadPlan, bytes, int] | None:
+        """The plan of a request, the body, and the bytes of the head; None without a plan."""
         body, length = self.services.bodies.at_hand(req), req.get_header(LENGTH_HEADER)
         if body is None or length is None or not length.isdecimal() or len(length) > MOST_DIGITS:
             return None
@@ -295,7 +295,7 @@ class InferResource(InferenceRoute):
             return None
         return plan, body, head_nbytes
 
-    async def _respond_again(
+    async def _respond_planned(
         self,
         req: Request,
         resp: Response,
@@ -305,7 +305,7 @@ class InferResource(InferenceRoute):
         body: bytes,
         head_nbytes: int,
     ) -> None:
-        """One request with a known head."""
+        """One request that has a plan."""
         try:
             with self.services.bodies.holding(len(body)):
                 data = memoryview(body)[head_nbytes:]

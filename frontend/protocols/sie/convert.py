@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frontend.engine.answer import OUTPUT_DTYPES
-from frontend.engine.planning import Resolved, side_of, typed
+from frontend.engine.planning import Resolved, check_dimensions, typed
 from frontend.protocols.sie import chunking
 from frontend.protocols.sie.flow import Plan
 from frontend.protocols.sie.muvera import Muvera, check_size, read_settings
@@ -65,17 +65,6 @@ def _dtype(params: EncodeParams, options: dict[str, Any]) -> str:
     return str(dtype)
 
 
-def check_dimensions(value: int | None, entry: ModelEntry, dims: int, where: str) -> int | None:
-    """The requested width of dense vectors. Raises `InvalidInput` outside 1..dims or off the model's list."""
-    if value is None:
-        return None
-    if not 1 <= value <= dims:
-        raise InvalidInput(f"{where}: {value} is outside 1..{dims}")
-    if entry.dimensions and value not in entry.dimensions:
-        raise InvalidInput(f"{where}: {value} is not one of {', '.join(map(str, entry.dimensions))}")
-    return value
-
-
 def plan_encode(
     items: list[InputItem],
     resolved: Resolved,
@@ -104,15 +93,7 @@ def plan_encode(
     if divided is not None:
         _check_divided(outputs, options, where)
         items, outputs = chunking.with_spans(items, divided), ["chunks"]
-    call = EncodeCall(
-        items,
-        computed,
-        resolved.instruction,
-        side_of(options) if params.is_query is None else params.is_query,
-        options,
-        resolved.overflow,
-        resolved.lora,
-    )
+    call = resolved.encode(items, computed, params.is_query, IN_PARAMS)
     if divided is not None:
         call = chunking.divided(call, divided.rule)
     return EncodePlan(

@@ -1,6 +1,7 @@
-"""POST /v1/encode/{model}: items to vectors, in JSON or msgpack.
+"""POST /v1/encode/{model}: items to vectors, in JSON or msgpack. POST /v1/embeddings: vectors in the form of OpenAI.
 
-The base of the routes for vectors in the forms of other APIs: all inputs alike, one output, options by name.
+`VectorsResource` is the base of the routes for vectors in the forms of other APIs: all inputs alike, one output,
+options by name.
 
 1. A route says where its inputs are, what it asks of a model beside the inputs (`Wishes`), and how wide vectors are.
 2. `check_wishes` refuses wishes that no model could fulfil, or that exclude each other.
@@ -14,23 +15,24 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import orjson
 
 from frontend.engine.answer import Answer
-from frontend.engine.planning import check_options, side_of
+from frontend.engine.planning import check_dimensions, check_options
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.sie import chunking, items
-from frontend.protocols.sie.convert import EncodePlan, check_dimensions, check_used, plan_encode
+from frontend.protocols.sie.convert import EncodePlan, check_used, plan_encode, usage_of
 from frontend.protocols.sie.flow import Form, InferenceResource, Plan, timing_of
 from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of
-from frontend.protocols.sie.outputs import INLINE_NBYTES, outputs_of
-from frontend.protocols.sie.render import EncodedItems, json_array, json_parts, msgpack_parts
-from frontend.protocols.sie.schemas import Body, EncodeParams, EncodeRequest
+from frontend.protocols.sie.outputs import INLINE_NBYTES, dense_of, outputs_of
+from frontend.protocols.sie.render import EncodedItems, base64_of, json_array, json_parts, msgpack_parts
+from frontend.protocols.sie.schemas import ENCODINGS, Body, EmbeddingsRequest, EncodeParams, EncodeRequest
 from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.field_names import IN_PARAMS, FieldNames
-from ipc.wire.messages import EncodeCall, InputItem, ModelStatus
+from ipc.wire.messages import Chunking, EncodeCall, InputItem, ModelStatus
 
 QUERIES = ("query", "search_query")
 """Values of `input_type` for the query side of a model."""
@@ -130,11 +132,7 @@ class VectorsResource(InferenceResource[R, Plan[EncodeCall]], Generic[R]):
         check_used(wishes.options, entry, status)
         check_dimensions(self.width_of(request), entry, status.dims.get("dense", 0), self.width_field)
         found = self.resolve(entry, wishes.options, wishes.instruction, len(inputs), names)
-        queries = side_of(found.options) if wishes.is_query is None else wishes.is_query
-        call = EncodeCall(
-            inputs, [output], found.instruction, queries, found.options, found.overflow, found.lora, names
-        )
-        return Plan(found.entry.id, call)
+        return Plan(found.entry.id, found.encode(inputs, [output], wishes.is_query, names))
 
 
 async def dense_json(reply: Answer, width: int | None, *, unit: bool) -> list[bytes]:
@@ -214,3 +212,82 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
             return await msgpack_parts(answer, timing)
         with reply:
             return await json_parts(answer, timing)
+
+
+class EmbeddingsResource(VectorsResource[EmbeddingsRequest]):
+    """Dense vectors in the OpenAI form; always JSON."""
+
+    operation = "embeddings"
+    body = EmbeddingsRequest
+
+    def examine(self, request: EmbeddingsRequest) -> None:
+        """A known encoding and overflow policy, and an input of one kind."""
+        form = request.encoding_format
+        if form is not None and form not in ENCODINGS:
+            raise InvalidInput(f"encoding_format: {form[:64]!r} is not one of {', '.join(ENCODINGS)}")
+        super().examine(request)
+        check_wishes(self.wishes_of(request), self.names_of(request))
+        if request.late_chunking:
+            chunking.check_policy(request.overflow_policy, "overflow_policy")
+            chunking.check_inputs(request.input, self.services.settings.limits)
+
+    def wishes_of(self, request: EmbeddingsRequest) -> Wishes:
+        """The side of the model, prompt and instruction, and what becomes of long texts."""
+        side = side_of_type(request.input_type)
+        return Wishes(side, request.prompt_name, request.instruction, request.overflow_policy)
+
+    def width_of(self, request: EmbeddingsRequest) -> int | None:
+        """The wanted width."""
+        return request.dimensions
+
+    def check(self, request: EmbeddingsRequest, entry: ModelEntry) -> list[InputItem]:
+        """The texts, images and token ids as workers take them."""
+        inputs = super().check(request, entry)
+        return (
+            [chunking.document_of([item.text or "" for item in inputs])] if request.late_chunking else inputs
+        )
+
+    def plan(
+        self,
+        request: EmbeddingsRequest,
+        entry: ModelEntry,
+        inputs: list[InputItem],
+        status: ModelStatus,
+    ) -> Plan[EncodeCall]:
+        """The call, divided into chunks where the request asks for late chunking."""
+        plan = super().plan(request, entry, inputs, status)
+        if request.late_chunking:
+            call = chunking.divided(plan.call, Chunking("spans"), chunking.IN_EMBEDDINGS)
+            return Plan(plan.model, call)
+        return plan
+
+    async def render(
+        self,
+        reply: Answer,
+        plan: Plan[EncodeCall],
+        request: EmbeddingsRequest,
+        scope: RequestScope,
+        form: Form,
+    ) -> Sequence[Buffer]:
+        """The body, which holds no view on the result."""
+        usage = usage_of(sum(reply.tokens), reply.truncated)
+        with reply:
+            return await _body(reply, request, usage)
+
+
+async def _body(reply: Answer, request: EmbeddingsRequest, usage: dict[str, Any]) -> list[Buffer]:
+    name = "chunks" if request.late_chunking else "dense"
+    rows = (await dense_of(reply, "float32", request.dimensions, name)).quantized.values
+
+    def entry_at(index: int) -> dict[str, Any]:
+        vector = rows[index]
+        if request.encoding_format == "base64":
+            vector = base64_of(vector)
+        return {"object": "embedding", "index": index, "embedding": vector}
+
+    data = await json_array(len(rows), rows.shape[1] * rows.itemsize, entry_at)
+    return [
+        b'{"object":"list","data":',
+        *data,
+        b',"model":' + orjson.dumps(request.model) + b',"usage":' + orjson.dumps(usage) + b"}",
+    ]

@@ -27,6 +27,7 @@ from frontend.scope import RequestScope
 from ipc.catalog.entries import ModelEntry
 from ipc.wire import extraction
 from ipc.wire.extraction import Extraction
+from ipc.wire.field_names import IN_PARAMS
 from ipc.wire.messages import ExtractCall, InputItem, ModelStatus
 
 INLINE_NBYTES = 256 << 10
@@ -80,15 +81,7 @@ class ExtractResource(InferenceResource[ExtractRequest, Plan[ExtractCall]]):
         """The call with the options of the request."""
         params = request.params or ExtractParams()
         found = self.resolve(entry, params.options, params.instruction, len(inputs.items))
-        call = ExtractCall(
-            inputs.items,
-            inputs.labels,
-            inputs.output_schema,
-            found.instruction,
-            found.options,
-            found.overflow,
-            found.lora,
-        )
+        call = found.extract(inputs.items, inputs.labels, inputs.output_schema, IN_PARAMS)
         return Plan(found.entry.id, call)
 
     async def render(

@@ -13,8 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.protocols.sie import models, schemas
-from frontend.protocols.sie.embeddings import EmbeddingsResource
-from frontend.protocols.sie.encode import EncodeResource
+from frontend.protocols.sie.encode import EmbeddingsResource, EncodeResource
 from frontend.protocols.sie.errors import ErrorResponse, ModelErrorResponse, OpenAIErrorResponse
 from frontend.protocols.sie.extract import ExtractResource
 from frontend.protocols.sie.score import RerankResource, ScoreResource

@@ -68,16 +68,7 @@ class ScoringResource(InferenceResource[R, Plan[ScoreCall]], Generic[R]):
         options, instruction = self.options_of(request)
         names = self.names_of(request)
         found = self.resolve(entry, options, instruction, len(inputs.items), names)
-        call = ScoreCall(
-            inputs.items,
-            inputs.query,
-            found.instruction,
-            found.options,
-            found.overflow,
-            found.lora,
-            names,
-        )
-        return Plan(found.entry.id, call)
+        return Plan(found.entry.id, found.score(inputs.items, inputs.query, names))
 
     @abstractmethod
     def options_of(self, request: R) -> tuple[dict[str, Any] | None, str | None]:

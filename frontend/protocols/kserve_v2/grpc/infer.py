@@ -5,7 +5,7 @@
    leave as they come.
 3. `response_of` writes a `TensorResult` as the bytes of a ModelInferResponse: tensors are raw, and joined in without a
    copy of their own.
-4. `KnownHeads` knows ModelInfer messages that repeat, which are not parsed again.
+4. `PlannedHeads` finds the kept plan of a ModelInfer message, which is then not parsed.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ FINAL = "triton_final_response"
 Shown = tuple[str, str, tuple[int, ...]]
 """Name, datatype and shape of an output."""
 RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
-MOST_KNOWN = 256
-"""Lengths of messages of which the last head is known."""
+MOST_LENGTHS = 256
+"""Lengths of messages of which the last head with a plan is kept."""
 MOST_NBYTES = 16 << 10
 """Longer messages are always parsed."""
 
@@ -205,7 +205,7 @@ class Infer:
 
     def __init__(self, forwarding: Forwarding) -> None:
         self._forwarding = forwarding
-        self._known = KnownHeads()
+        self._heads = PlannedHeads()
 
     async def alone(self, call: Call, message: pb.ModelInferRequest) -> bytes | Several:
         """ModelInfer."""
@@ -215,10 +215,10 @@ class Infer:
         """One message of ModelStreamInfer."""
         return await self._identified(call, message, streamed=True)
 
-    def repeated(self, call: Call, data: bytes) -> Awaitable[bytes] | None:
-        """The answer to a ModelInfer whose head has been seen; None for any other."""
-        found = self._known.find(data, call.context, call.services.inference)
-        return None if found is None else self._run_plan(call, found)
+    def planned(self, call: Call, data: bytes) -> Awaitable[bytes] | None:
+        """The answer to a ModelInfer that has a plan; None for any other."""
+        planned = self._heads.find(data, call.context, call.services.inference)
+        return None if planned is None else self._run_plan(call, planned)
 
     @staticmethod
     def failed(call: Call, message: pb.ModelInferRequest | None, error: PenstockError) -> bytes:
@@ -234,9 +234,9 @@ class Infer:
         return bare_message(name, version, message.id, final=not follows, error=text)
 
     @staticmethod
-    async def _run_plan(call: Call, repeated: Repeated) -> bytes:
+    async def _run_plan(call: Call, planned: Planned) -> bytes:
         try:
-            result = await call.services.inference.run_plan(call.context, *repeated)
+            result = await call.services.inference.run_plan(call.context, *planned)
             with result.answer:
                 return await off_loop_if(is_long(result), response_of, result, "")
         except PenstockError as error:
@@ -272,7 +272,7 @@ class Infer:
         result = await inference.run(scope, model, request)
         with result.answer:
             if not streamed and not message.id and not self._forwarding.active:
-                key = self._known.note(call.data, call.raw, version, model)
+                key = self._heads.note(call.data, call.raw, version, model)
                 if key is not None:
                     inference.keep_plan(model, key, sum(map(len, call.raw)), request, None)
             return await off_loop_if(is_long(result), response_of, result, message.id, streamed)
@@ -310,7 +310,7 @@ def _last(message: pb.ModelInferRequest, model: TensorModel) -> bytes | None:
 
 
 @dataclass(slots=True, frozen=True)
-class KnownHead:
+class PlannedHead:
     """The head of a message, and `places` of its raw contents: begin and end, and the bytes that stand before."""
 
     head: bytes
@@ -332,41 +332,41 @@ class KnownHead:
         return memoryview(b"".join([data[begin:end] for begin, end, _ in self.places]))
 
 
-class Repeated(NamedTuple):
-    """A message of which all but the raw contents is known."""
+class Planned(NamedTuple):
+    """A message that has a plan: its raw contents are all that is new."""
 
     model: TensorModel
     plan: HeadPlan
     contents: memoryview
 
 
-class KnownHeads:
-    """The heads that were seen last, one for each length of a message.
+class PlannedHeads:
+    """The last heads with a plan, one for each length of a message.
 
-    In messages that repeat, the bytes before the raw contents are equal, and the contents have equal sizes. A message
-    whose head has been seen is not parsed: its bytes are compared with those of the earlier message, and the plan runs
-    that the model keeps for the head (`frontend.tensors.program_calls`). The head does not tell the sizes of BYTES
+    In messages with one head, the bytes before the raw contents are equal, and the contents have equal sizes. A
+    message with a plan is not parsed: its bytes are compared with those of the earlier message, and the plan runs that
+    the model keeps for the head (`frontend.tensors.program_calls`). The head does not tell the sizes of BYTES
     tensors, so the model keeps the plan by the head with the tag and the size of each of the raw contents behind.
     """
 
     def __init__(self) -> None:
-        self._by_nbytes: dict[int, KnownHead] = {}
+        self._by_nbytes: dict[int, PlannedHead] = {}
 
-    def known(self, data: bytes) -> KnownHead | None:
+    def head_of(self, data: bytes) -> PlannedHead | None:
         """The head that this message may have."""
         return self._by_nbytes.get(len(data))
 
-    def find(self, data: bytes, scope: RequestScope, inference: TensorInference) -> Repeated | None:
-        """What a message repeats. None for a head that is not known, and for one without a plan any more."""
-        known = self._by_nbytes.get(len(data))
-        contents = None if known is None else known.contents(data)
-        if known is None or contents is None:
+    def find(self, data: bytes, scope: RequestScope, inference: TensorInference) -> Planned | None:
+        """The plan of a message; None without a plan, and where the model has dropped the plan."""
+        head = self._by_nbytes.get(len(data))
+        contents = None if head is None else head.contents(data)
+        if head is None or contents is None:
             return None
-        scope.model = known.name
-        inference.begin(scope, known.name, known.version)
-        model = inference.look(scope, known.name, known.version)
-        plan = None if model is None else model.plans.get(known.key)
-        return None if model is None or plan is None else Repeated(model, plan, contents)
+        scope.model = head.name
+        inference.begin(scope, head.name, head.version)
+        model = inference.look(scope, head.name, head.version)
+        plan = None if model is None else model.plans.get(head.key)
+        return None if model is None or plan is None else Planned(model, plan, contents)
 
     def note(
         self, data: bytes, raw: Sequence[bytes | memoryview], version: int | None, model: TensorModel
@@ -383,21 +383,17 @@ class KnownHeads:
             places.append((at - len(content), at, before))
         head = data[:head_nbytes]
         key = b"".join([head, *[before for _, _, before in places]])
-        known = KnownHead(head, places, model.name, version, model, key)
-        if self._is_known(known, data):
+        planned, earlier = PlannedHead(head, places, model.name, version, model, key), self.head_of(data)
+        if earlier is not None and earlier.model is model and earlier.key == key:
             return None
         # NOTE: a client may send the fields of a message in any order, and raw contents among the others.
-        contents = known.contents(data)
+        contents = planned.contents(data)
         if contents is None or bytes(contents) != b"".join(raw) or not _is_whole(head):
             return None
-        if len(self._by_nbytes) >= MOST_KNOWN:
+        if len(self._by_nbytes) >= MOST_LENGTHS:
             self._by_nbytes.clear()
-        self._by_nbytes[len(data)] = known
+        self._by_nbytes[len(data)] = planned
         return key
-
-    def _is_known(self, known: KnownHead, data: bytes) -> bool:
-        found = self._by_nbytes.get(len(data))
-        return found is not None and found.model is known.model and found.key == known.key
 
 
 def _is_whole(head: bytes) -> bool:

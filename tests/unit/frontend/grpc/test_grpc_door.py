@@ -25,7 +25,7 @@ from frontend.grpc.connections import Peer, host_of, surplus
 from frontend.grpc.server import GrpcServer
 from frontend.http.places import Places
 from frontend.protocols.kserve_v2.grpc.service import KserveService
-from frontend.protocols.trtis_v1.grpc.service import TrtisService
+from frontend.protocols.trtis_v1.grpc import TrtisService
 from frontend.server import state
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.fakes.tensors import services_of

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from frontend.protocols.trtis_v1.grpc.inference import AnswerOrder
+from frontend.protocols.trtis_v1.grpc import AnswerOrder
 from ipc.catalog.model_config import DynamicBatching, ModelConfig
 
 ORDERED = ModelConfig(name="m", max_batch_size=1, dynamic_batching=DynamicBatching(preserve_ordering=True))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from frontend.protocols.trtis_v1 import requests, routes
-from frontend.protocols.trtis_v1.grpc.service import TrtisService
+from frontend.protocols.trtis_v1.grpc import TrtisService
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.scope import plain_scope
 from frontend.services import Services

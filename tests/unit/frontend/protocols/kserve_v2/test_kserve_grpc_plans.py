@@ -1,4 +1,4 @@
-"""ModelInfer messages that repeat: which are known again by their bytes, and that their answers are the same."""
+"""ModelInfer messages that have a plan: which are found by their bytes, and that their answers are the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from frontend.grpc import received
-from frontend.protocols.kserve_v2.grpc.infer import MOST_NBYTES, RAW_INPUT, Infer, KnownHead, KnownHeads
+from frontend.protocols.kserve_v2.grpc.infer import MOST_NBYTES, RAW_INPUT, Infer, PlannedHead, PlannedHeads
 from frontend.scope import RequestScope, plain_scope
 from frontend.services import Services
 from frontend.tensors.request import Forwarding
@@ -40,16 +40,16 @@ def message(*raw: bytes, rows: int = 1, **more: Any) -> pb.ModelInferRequest:
     return made
 
 
-def noted(data: bytes, raw: list[bytes]) -> KnownHead | None:
-    """What is known after this message."""
-    known = KnownHeads()
-    head = known.note(data, raw, None, MODEL)
-    found = known.known(data)
+def noted(data: bytes, raw: list[bytes]) -> PlannedHead | None:
+    """The head that is kept after this message."""
+    heads = PlannedHeads()
+    head = heads.note(data, raw, None, MODEL)
+    found = heads.head_of(data)
     assert (found is None) is (head is None)
     return found
 
 
-def test_a_message_with_the_same_head_is_known_by_its_bytes() -> None:
+def test_a_message_with_the_same_head_is_found_by_its_bytes() -> None:
     found = noted(message(ONES, TWOS).SerializeToString(), [ONES, TWOS])
     assert found is not None and pb.ModelInferRequest.FromString(found.head) == message()
     contents = found.contents(message(TWOS, TWOS).SerializeToString())
@@ -111,14 +111,14 @@ def call_of(made: Services, raw: list[bytes], data: bytes) -> Any:
 
 
 def answered(made: Services, infer: Infer, *raw: bytes) -> tuple[bytes, bool, RequestScope]:
-    """The answer to a message, whether it was known, and its scope."""
+    """The answer to a message, whether it had a plan, and its scope."""
     asked = message(*raw)
     data = asked.SerializeToString()
     call = call_of(made, list(raw), data)
 
     async def run() -> tuple[bytes, bool]:
         with ending(made, call.context):
-            answering = infer.repeated(call, data)
+            answering = infer.planned(call, data)
             if answering is not None:
                 return await answering, True
             answer = await infer.alone(call, asked)
@@ -132,10 +132,10 @@ def test_a_repeated_message_has_the_same_work_answer_and_statistics(tmp_path: Pa
     made, infer = services(tmp_path), Infer(Forwarding(""))
     client, recorder = made.engine.client, made.extensions.counters  # type: ignore[attr-defined]
     try:
-        first, known, _ = answered(made, infer, ONES, TWOS)
-        assert not known
-        again, known, scope = answered(made, infer, TWOS, ONES)
-        assert known and again == first
+        first, planned, _ = answered(made, infer, ONES, TWOS)
+        assert not planned
+        again, planned, scope = answered(made, infer, TWOS, ONES)
+        assert planned and again == first
         one, other = client.requests
         assert one.call == other.call and client.payloads[1] == TWOS + bytes(4) + ONES + bytes(4)
         assert (scope.model, recorder.booked[0]) == ("sum@1", recorder.booked[1])
@@ -162,12 +162,12 @@ def test_messages_with_an_id_and_servers_that_forward_metadata_parse_each_messag
     data = asked.SerializeToString()
     try:
         asyncio.run(infer.alone(call_of(made, [ONES, TWOS], data), asked))
-        assert infer.repeated(call_of(made, [], data), data) is None
+        assert infer.planned(call_of(made, [], data), data) is None
     finally:
         made.engine.client.inputs.close()  # type: ignore[attr-defined]
 
 
-def test_a_known_message_that_the_model_refuses_is_refused_as_before(tmp_path: Path) -> None:
+def test_a_planned_message_that_the_model_refuses_is_refused_as_before(tmp_path: Path) -> None:
     refusing = False
 
     def answer(request: Work) -> Any:
@@ -209,7 +209,7 @@ def test_elements_of_other_lengths_behind_the_same_head_are_other_requests(tmp_p
         data = asked.SerializeToString()
         call = call_of(made, list(asked.raw_input_contents), data)
         with ending(made, call.context):
-            await (infer.repeated(call, data) or infer.alone(call, asked))
+            await (infer.planned(call, data) or infer.alone(call, asked))
         return client.requests[-1].call, bytes(client.payloads[-1])
 
     several = [texts(b"a", b"bcd"), texts(b"a", b"bcdefg"), texts(b"abcdefg", b""), texts(b"abc", b"d")]
