@@ -80,7 +80,7 @@ def assemble(
         services.finisher.http = HttpCounts(families, services.catalog, settings.log)
     services.extensions = extensions.make(services, backend.engine, families, services.finisher.tracer)
     services.finisher.statistics = services.extensions.counters
-    services.models = TensorModels(backend.models, settings, services.extensions.control.mark)
+    services.models = TensorModels(backend.models, settings, services.extensions.control.wished)
     services.bodies = BodyReader(settings.limits)
     inputs = InputMemory(backend.engine.blocks, services.bodies, settings)
     services.inference = TensorInference(

@@ -95,5 +95,5 @@ def forget(paths: RunPaths, dirs: Collection[str] = ()) -> None:
             shutil.rmtree(directory, ignore_errors=True)
     store.begin(paths)
     _unlink([*_marks(paths), *paths.control().iterdir()])
-    shutil.rmtree(paths.overrides(), ignore_errors=True)
-    paths.overrides().mkdir(mode=0o700, exist_ok=True)
+    shutil.rmtree(paths.wishes(), ignore_errors=True)
+    paths.wishes().mkdir(mode=0o700, exist_ok=True)

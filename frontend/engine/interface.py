@@ -22,7 +22,7 @@ from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.events import Generation, Pace
 from frontend.scope import RequestScope
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.catalog.repository import Override
+from ipc.catalog.repository import Wish
 from ipc.errors import PenstockError, Unsupported
 from ipc.wire.messages import Credits, ModelStatus, Work
 from ipc.wire.stats import Stats
@@ -260,11 +260,12 @@ class Control(ABC):
         """Whether a message to all workers reaches every live worker: false while a worker is being joined."""
 
     @abstractmethod
-    async def reread(self, until_ns: int, draft: Override | None = None) -> bool:
+    async def reread(self, until_ns: int, model: str = "", draft: Wish | None = None) -> bool:
         """Have the files of all models read now; returns whether they say something else than before.
 
-        With a `draft` only this override is looked at. Raises `InvalidInput` for files or a draft that cannot be
-        served, `ModelLoadFailed` for a draft of a model that no repository has, `NoReplica`, and `DeadlineExceeded`.
+        With a `draft` only what this wish brings for `model` is looked at. Raises `InvalidInput` for files or a draft
+        that cannot be served, `ModelLoadFailed` for a draft of a model that no repository has, `NoReplica`, and
+        `DeadlineExceeded`.
         """
 
     @abstractmethod
@@ -275,13 +276,10 @@ class Control(ABC):
     async def load(self, model: str, wait: bool, deadline_ns: int, is_wanted: Wanted = always) -> str:
         """Load a model although its last load may have failed; returns its state, `loading` only unless `wait`.
 
-        `is_wanted` is asked before each word to a worker: of a load and an unload by name at the same time, the later
-        one counts. Raises the error that keeps the model from being loaded.
+        With `wait`, workers that serve older files of the model load the present ones, too. `is_wanted` is asked before
+        each word to a worker: of a load and an unload by name at the same time, the later one counts. Raises the error
+        that keeps the model from being loaded.
         """
-
-    @abstractmethod
-    async def renew(self, model: str, deadline_ns: int, is_wanted: Wanted = always) -> None:
-        """Wait until all workers that serve older files of a model serve the present ones. Raises why one cannot."""
 
     @abstractmethod
     async def unload(self, model: str, wait: bool, deadline_ns: int) -> str:

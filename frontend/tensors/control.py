@@ -1,12 +1,16 @@
 """Loads and unloads of models by name, and the index of all models, as both tensor protocols offer them.
 
-1. `load` has the workers read the repository anew. It waits until every version that the policy chooses is loaded from
-   its present files, and until the workers have told all frontends of it (`Control.spread`). A load may bring a
-   configuration and files (`overriding`), which hold until an unload or until another load brings some.
-2. `unload` returns once the workers were told.
-3. Both mark the model in the store (`ipc.store.store`), so that no frontend loads a model for a request which somebody
-   unloaded. The mark ends with the next `load`, and with the next start of the server.
-4. All of this needs `repository.control: explicit`.
+Each load and unload is one row of the server's store (`ipc.store.wishes`), which frontends and workers follow.
+
+1. `load` has the workers read the repository anew and wishes the model loaded. It waits until every version that the
+   policy chooses is loaded from its present files, and until the workers have told all frontends of it.
+2. A load may bring a configuration and files (`change`). A worker looks for mistakes in them before anything changes.
+   Then they are in force by the row of the load, and all workers that answer follow at once.
+3. A load that fails restores the row of before, unless somebody has unloaded the model meanwhile.
+4. `unload` wishes the model unloaded, which also ends what a load brought. It returns once the workers were told.
+5. A word to a worker is preceded by a look at the row: of a load and an unload at the same time the later one counts.
+
+All of this needs `repository.control: explicit`.
 """
 
 from __future__ import annotations
@@ -14,31 +18,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
 
+from frontend.engine.interface import Models
+from frontend.http.bodies import BodyReader
 from frontend.http.rendering import off_loop_if
 from frontend.tensors import load_parameters
 from frontend.tensors.load_parameters import Brought
-from frontend.tensors.models import VersionState
-from frontend.tensors.overriding import ControlServices, Overriding, reread, shown
+from frontend.tensors.models import TensorModels, VersionState
 from frontend.tensors.request import UnavailableModel
 from ipc import deadline
-from ipc.catalog.ids import model_of
+from ipc.catalog.entries import Catalog
+from ipc.catalog.ids import is_repository, model_of
+from ipc.catalog.repository import Wish, is_model_name, names_of
 from ipc.errors import (
+    BodyTooLarge,
     ControlDisabled,
     DeadlineExceeded,
     InvalidInput,
     ModelError,
     ModelLoadFailed,
     NoReplica,
+    PenstockError,
 )
-from ipc.store.store import Marks
+from ipc.settings import Settings
+from ipc.store.store import Store
+from ipc.store.wishes import Wishes
 
 log = logging.getLogger(__name__)
 
 FOLLOW_S = 5.0
-"""How long a load waits for other frontends to know of it."""
+"""How long a change waits for the workers to read it, and for other frontends to know of it."""
 LEARN_S = 2.0
 """How long a frontend that begins waits for the models of workers that are up."""
 LONG_NBYTES = 64 << 10
@@ -49,14 +61,28 @@ UNLOAD_S = 5.0
 """How long an unload waits for the workers to say that they have begun."""
 
 
+class ControlServices(Protocol):
+    """The part of `frontend.services.Services` that control of models by name uses.
+
+    `Services` holds the control, so the control cannot import `Services`. `models` exists once the frontend has
+    started.
+    """
+
+    settings: Settings
+    catalog: Catalog
+    store: Store
+    directory: Models
+    bodies: BodyReader
+    models: TensorModels
+
+
 class RepositoryControl:
     """Loads, unloads and lists the models of this server."""
 
     def __init__(self, services: ControlServices) -> None:
         self._services = services
         self._explicit = services.settings.repository.control == "explicit"
-        self._marks = Marks(services.store)
-        self._overriding = Overriding(services, self._marks)
+        self.wishes = Wishes(services.settings.paths, services.store)
 
     async def begin(self) -> None:
         """The frontend starts: delete what dead frontends left, and learn the models of workers that are up.
@@ -64,7 +90,7 @@ class RepositoryControl:
         On a reload, or after the death of another frontend, the first request so finds the models of repositories.
         """
         directory = self._services.directory
-        await self._overriding.overrides.sweep_unless_locked()
+        await self.wishes.sweep_unless_locked()
         try:
             await directory.wait(lambda: not directory.is_learning, deadline.after(LEARN_S))
         except DeadlineExceeded:
@@ -74,69 +100,47 @@ class RepositoryControl:
         """Load all chosen versions and wait for them. `parameters` is emptied: files in it are large, and loads long.
 
         Raises `ControlDisabled`, and as `Models.controlled`; `InvalidInput` and `Unsupported` as
-        `load_parameters.read` and `Overriding.change` do; `NoReplica`; `DeadlineExceeded`; `ModelLoadFailed` whose
-        message begins `failed to load '<model>', `, for unknown models too. The server serves the models of before
-        until the load has succeeded.
+        `load_parameters.read` and `change` do; `NoReplica`; `DeadlineExceeded`; `ModelLoadFailed` whose message begins
+        `failed to load '<model>', `, for unknown models too. The server serves the models of before until the load has
+        succeeded.
         """
         self._check_allowed()
         brought = await self._brought(parameters)
         if brought is not None:
-            async with self._overriding.change(model, brought, deadline_ns):
-                await self._load(model, deadline_ns)
+            async with self.change(model, brought, deadline_ns):
+                await self._load_entries(model, await self._entries(model, deadline_ns), deadline_ns)
             return
         if self._services.settings.catalog.watch:
             # A load serves files that were copied there just now.
-            await reread(self._services.directory.controlled(), model, deadline_ns)
-        await self._load(model, deadline_ns)
-
-    async def _brought(self, parameters: dict[str, Any]) -> Brought | None:
-        nbytes = load_parameters.nbytes_of(parameters)
-        with self._services.bodies.holding(nbytes):
-            long = nbytes > LONG_NBYTES
-            try:
-                return await off_loop_if(long, load_parameters.read, parameters, self._services.settings)
-            finally:
-                parameters.clear()
-
-    async def _load(self, model: str, deadline_ns: int) -> None:
+            await self._reread(model, deadline_ns)
         entries = await self._entries(model, deadline_ns)
-        await self._marks.put(model_of(entries[0]), loaded=True, until_ns=deadline_ns)
-        log.info("model %a is loaded by name", model[:200])
-        loads = [self._load_entry(model, entry, deadline_ns) for entry in entries]
-        ended = await asyncio.gather(*loads, return_exceptions=True)
-        for error in ended:
-            if isinstance(error, BaseException):
-                raise error
-        try:
-            # The next request may come to any frontend.
-            await self._services.directory.controlled().spread(min(deadline_ns, deadline.after(FOLLOW_S)))
-        except DeadlineExceeded:
-            log.warning("another frontend does not know yet that model %a is loaded", model[:200])
+        await self.wishes.load(model_of(entries[0]), deadline_ns)
+        await self._load_entries(model, entries, deadline_ns)
 
     async def unload(self, model: str, parameters: Mapping[str, Any], deadline_ns: int) -> None:
-        """Begin to unload all versions; an unknown model is no error.
+        """Begin to unload all versions, and end what a load brought; an unknown model is no error.
 
-        Raises `ControlDisabled`, `InvalidInput` for a parameter other than `unload_dependents`, and as
-        `Overriding.end` where a load had brought something.
+        Raises `ControlDisabled`, `InvalidInput` for a parameter other than `unload_dependents`, and as `Table.change`.
         """
         self._check_allowed()
         _check_unload(parameters)
+        name, versions = model, list[tuple[int, str]]()
         try:
-            versions = await self._services.models.told_versions(model, deadline_ns)
+            versions = list(await self._services.models.told_versions(model, deadline_ns))
+            name = model_of(versions[0][1])
         except NoReplica:
-            # No worker has said yet which models there are. Those that come heed the mark.
-            await self._marks.put(model, loaded=False, until_ns=deadline_ns)
-            await self._end_override(model, deadline_ns)
-            return
+            # No worker has said yet which models there are. Those that come heed the wish.
+            pass
         except UnavailableModel:
-            log.info("model %a is not unloaded: there is none of that name", model[:200])
-            await self._end_override(model, deadline_ns)
-            return
-        await self._marks.put(model_of(versions[0][1]), loaded=False, until_ns=deadline_ns)
-        log.info("model %a is unloaded by name", model)
+            if self.wishes.get(model) is None:
+                log.info("model %a is not unloaded: there is none of that name", model[:200])
+                return
+        former = await self.wishes.put(name, Wish(loaded=False), deadline_ns)
+        log.info("model %a is unloaded by name", name[:200])
         until = deadline.after(UNLOAD_S)
         await asyncio.gather(*(self._unload_entry(entry, until) for _, entry in versions))
-        await self._end_override(model, deadline_ns)
+        if former is not None and former.config is not None:
+            await self._end(name, former, deadline_ns)
 
     def index(self, ready_only: bool = False) -> list[tuple[str, VersionState]]:
         """Name of the model and state of every version of every model, by name and version.
@@ -152,12 +156,129 @@ class RepositoryControl:
             if state.state == "READY" or not ready_only
         ]
 
-    def mark(self, model: str) -> bool | None:
+    def wished(self, model: str) -> bool | None:
         """Whether the model was loaded by name (true) or unloaded (false) last; None: neither.
 
-        One that was unloaded must not be loaded for a request.
+        No request may load a model that was unloaded by name.
         """
-        return self._marks.get(model) if self._explicit else None
+        return self.wishes.loaded(model) if self._explicit else None
+
+    @asynccontextmanager
+    async def change(self, model: str, brought: Brought, until_ns: int) -> AsyncIterator[None]:
+        """Put in force what a load brought. An error inside the context restores what was in force before.
+
+        `brought` is emptied once its files are written.
+
+        Raises:
+            InvalidInput: a name, a configuration or files that cannot be served.
+            BodyTooLarge: files of all models would take more than `repository.max_upload_bytes`.
+            DeadlineExceeded: another load went on for too long.
+            ModelLoadFailed: the files cannot be kept, or no repository has the model of a configuration.
+            NoReplica: no worker is up that could look at them.
+        """
+        async with contextlib.AsyncExitStack() as changing:
+            with self._services.bodies.holding(brought.nbytes):
+                await changing.enter_async_context(self.wishes.locked(until_ns))
+                wish = await self._draft(model, brought, until_ns)
+            former = self.wishes.get(model)
+            try:
+                try:
+                    former = await self.wishes.put(model, wish, until_ns)
+                except OSError as error:
+                    raise ModelLoadFailed(
+                        f"failed to load {shown(model)}, its configuration cannot be kept: {error.strerror}"
+                    ) from error
+                await self._reread(model, deadline.after(FOLLOW_S))
+                yield
+            except BaseException:
+                await asyncio.shield(self._undo(model, wish, former))
+                raise
+            self.wishes.discard(former)
+
+    async def _undo(self, model: str, wish: Wish, former: Wish | None) -> None:
+        """The load of a wish has failed: restore the former wish, unless an unload has ended both."""
+        try:
+            if await self.wishes.restore(model, wish, former):
+                log.info("model %a is served as before its load failed", model)
+                await self._reread(model, deadline.after(FOLLOW_S))
+        except (PenstockError, OSError) as error:
+            log.error("model %a is not served as before its load failed: %s", model, error)
+        for ended in (wish, former):
+            self.wishes.discard(ended)
+
+    async def _end(self, model: str, former: Wish, deadline_ns: int) -> None:
+        """A model is unloaded for which a load had brought something; wait for a while until all processes know."""
+        try:
+            await self._reread(model, deadline.after(FOLLOW_S))
+        except NoReplica:
+            log.info("what a load brought for model %a has ended; no worker is up that has to know", model)
+        except PenstockError as error:
+            log.error(
+                "not all workers know that what a load brought for model %a has ended: %s", model, error
+            )
+        finally:
+            self.wishes.discard(former)
+        with contextlib.suppress(DeadlineExceeded):
+            await self._services.directory.controlled().spread(min(deadline_ns, deadline.after(FOLLOW_S)))
+
+    async def _draft(self, model: str, brought: Brought, until_ns: int) -> Wish:
+        """Write the files of a load in a thread, and have a worker look at them before they are in force."""
+        drafting = asyncio.ensure_future(asyncio.to_thread(self._write_draft, model, brought))
+        try:
+            draft = await asyncio.shield(drafting)
+        except asyncio.CancelledError:
+            # NOTE: the thread writes on, and must have ended before another load has the lock.
+            await asyncio.wait([drafting])
+            if drafting.exception() is None:
+                self.wishes.discard(drafting.result())
+            raise
+        finally:
+            brought.files.clear()
+        try:
+            await self._services.directory.controlled().reread(until_ns, model, draft)
+        except BaseException as error:
+            self.wishes.discard(draft)
+            if isinstance(error, InvalidInput | ModelLoadFailed):
+                raise type(error)(f"failed to load {shown(model)}, {error.message}") from error
+            raise
+        return draft
+
+    def _write_draft(self, model: str, brought: Brought) -> Wish:
+        """Write the files of a wish that is not in force yet. Blocks on files."""
+        where, settings = f"failed to load {shown(model)}", self._services.settings.repository
+        if not is_model_name(model):
+            raise InvalidInput(f"{where}, this is no name for a model")
+        if model in names_of(e for e in self._services.catalog.entries if not is_repository(e.id)):
+            raise InvalidInput(f"{where}, a model of the catalog is configured there only")
+        try:
+            self.wishes.sweep()
+            if brought.files and self.wishes.nbytes() + brought.nbytes > settings.max_upload_bytes:
+                raise BodyTooLarge(
+                    f"{where}, files that loads brought would take more than {settings.max_upload_bytes} bytes "
+                    "together (repository.max_upload_bytes); unload a model first"
+                )
+            return self.wishes.draft(model, brought.config, brought.files)
+        except OSError as error:
+            raise ModelLoadFailed(f"{where}, its files cannot be kept: {error.strerror}") from error
+
+    async def _brought(self, parameters: dict[str, Any]) -> Brought | None:
+        nbytes = load_parameters.nbytes_of(parameters)
+        with self._services.bodies.holding(nbytes):
+            long = nbytes > LONG_NBYTES
+            try:
+                return await off_loop_if(long, load_parameters.read, parameters, self._services.settings)
+            finally:
+                parameters.clear()
+
+    async def _reread(self, model: str, until_ns: int) -> None:
+        """Have the workers read the files and rows of all models. Raises `ModelLoadFailed`, and `NoReplica`."""
+        where = f"failed to load {shown(model)}"
+        try:
+            await self._services.directory.controlled().reread(until_ns)
+        except InvalidInput as error:
+            raise ModelLoadFailed(f"{where}, {error.message.removeprefix('the ')}") from error
+        except DeadlineExceeded as error:
+            raise ModelLoadFailed(f"{where}, the workers have not read its files yet; try again") from error
 
     def _check_allowed(self) -> None:
         self._services.directory.controlled()
@@ -179,28 +300,32 @@ class RepositoryControl:
         chosen = services.directory.chosen(model)
         return [entry for number, entry in versions if not chosen or number in chosen]
 
-    async def _end_override(self, model: str, deadline_ns: int) -> None:
-        """End the override of a model that is unloaded now, and wait for a while until all processes know."""
-        if await self._overriding.end(model, deadline_ns):
-            with contextlib.suppress(DeadlineExceeded):
-                await self._services.directory.controlled().spread(min(deadline_ns, deadline.after(FOLLOW_S)))
+    async def _load_entries(self, model: str, entries: list[str], deadline_ns: int) -> None:
+        log.info("model %a is loaded by name", model[:200])
+        loads = [self._load_entry(model, entry, deadline_ns) for entry in entries]
+        for error in await asyncio.gather(*loads, return_exceptions=True):
+            if isinstance(error, BaseException):
+                raise error
+        try:
+            # The next request may come to any frontend.
+            await self._services.directory.controlled().spread(min(deadline_ns, deadline.after(FOLLOW_S)))
+        except DeadlineExceeded:
+            log.warning("another frontend does not know yet that model %a is loaded", model[:200])
 
     async def _load_entry(self, model: str, entry: str, deadline_ns: int) -> None:
         directory, limits = self._services.directory, self._services.settings.limits
 
-        def known() -> bool:
+        def is_told() -> bool:
             return any(worker.responsive and entry in worker.models for worker in directory.workers())
 
         def is_wanted() -> bool:
-            return self._marks.get(model_of(entry)) is not False
+            return self.wishes.loaded(model_of(entry)) is not False
 
         # A frontend that has just started, or whose worker starts again, has nobody to ask yet.
         with contextlib.suppress(DeadlineExceeded):
-            await directory.wait(known, min(deadline_ns, deadline.after(limits.restart_wait_s)))
-        control = directory.controlled()
+            await directory.wait(is_told, min(deadline_ns, deadline.after(limits.restart_wait_s)))
         try:
-            await control.renew(entry, deadline_ns, is_wanted)
-            await control.load(entry, True, deadline_ns, is_wanted)
+            await directory.controlled().load(entry, True, deadline_ns, is_wanted)
         except ModelError as error:
             raise ModelLoadFailed(f"failed to load {shown(model)}, {error.message}") from error
 
@@ -209,13 +334,18 @@ class RepositoryControl:
         # NOTE: a worker that is only being joined is told nothing, and may have the model.
         with contextlib.suppress(DeadlineExceeded):
             await directory.wait(lambda: control.reaches_all, min(until_ns, deadline.after(JOIN_S)))
-        if self._marks.get(model_of(entry)):
+        if self.wishes.loaded(model_of(entry)):
             log.info("model %s is not unloaded: somebody has loaded it by name meanwhile", entry)
             return
         try:
             await control.unload(entry, False, until_ns)
         except DeadlineExceeded:
             log.warning("no worker has said yet that it unloads model %s", entry)
+
+
+def shown(model: str) -> str:
+    """A model's name in messages, in single quotes."""
+    return f"'{ascii(model[:200])[1:-1]}'"
 
 
 def _check_unload(parameters: Mapping[str, Any]) -> None:

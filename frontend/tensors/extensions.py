@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from frontend.engine.interface import Engine
 from frontend.records.statistics import RequestCounters, StatisticsReader
-from frontend.tensors.control import RepositoryControl
+from frontend.tensors.control import ControlServices, RepositoryControl
 from frontend.tensors.live_settings import LogSettings, TraceSettings
-from frontend.tensors.overriding import ControlServices
 from frontend.tensors.regions import ClientRegions
 from frontend.tracing.tracer import Tracer
 from ipc.metrics.registry import FrontendMetrics

@@ -79,11 +79,11 @@ class VersionState(NamedTuple):
 class VersionStates:
     """States by catalog id.
 
-    `control` is `repository.control`. `mark` tells whether a model was loaded (true) or unloaded (false) by name last.
+    `control` is `repository.control`. `wished` tells what was done last by name: a load (true) or an unload (false).
     """
 
-    def __init__(self, directory: Models, control: str, mark: Callable[[str], bool | None]) -> None:
-        self.directory, self._control, self.mark = directory, control, mark
+    def __init__(self, directory: Models, control: str, wished: Callable[[str], bool | None]) -> None:
+        self.directory, self._control, self.wished = directory, control, wished
 
     def of(self, version: int, entry: str) -> VersionState:
         """The state of one version."""
@@ -109,10 +109,10 @@ class VersionStates:
         """
         if status.state == "loading":
             return self.may_be_loaded(entry)
-        mark = self.mark(model_of(entry))
-        if status.state not in ("available", "unloading") or mark is False:
+        wished = self.wished(model_of(entry))
+        if status.state not in ("available", "unloading") or wished is False:
             return False
-        if mark or status.attempts or self._control == "none":
+        if wished or status.attempts or self._control == "none":
             return True
         if self.directory.catalog[entry].preload:
             return True
@@ -125,7 +125,7 @@ class VersionStates:
 
     def is_unloaded(self, entry: str) -> bool:
         """Whether an operator unloaded the model of a catalog id."""
-        return self.mark(model_of(entry)) is False
+        return self.wished(model_of(entry)) is False
 
 
 class ExpectedInput(NamedTuple):
@@ -195,12 +195,12 @@ class _Seen:
 class TensorModels:
     """The names of one frontend's catalog, and the versions found so far.
 
-    `mark` tells whether a model was loaded (true) or unloaded (false) by name last.
+    `wished` tells whether a model was loaded (true) or unloaded (false) by name last.
     """
 
-    def __init__(self, directory: Models, settings: Settings, mark: Callable[[str], bool | None]) -> None:
+    def __init__(self, directory: Models, settings: Settings, wished: Callable[[str], bool | None]) -> None:
         self.directory, self._limits = directory, settings.limits
-        self.version_states = VersionStates(directory, settings.repository.control, mark)
+        self.version_states = VersionStates(directory, settings.repository.control, wished)
         self._seen = _Seen()
         self._names: dict[str, tuple[tuple[int, str], ...]] = {}
         self._canonical: list[str] = []

@@ -39,11 +39,15 @@ EVERY_WORKER = 1024
 _NAME = re.compile(r"(?!\.)[^\x00-\x1f\x7f/:@\\?#%]{1,200}")
 
 
-class Override(msgspec.Struct, frozen=True):
-    """What is served under a model's name: `config` is JSON text, `files` the name of a directory ("": no files)."""
+class Wish(msgspec.Struct, frozen=True):
+    """What the last load or unload by name wishes of a model: to be `loaded` or not, and how it is configured.
 
-    model: str
-    config: str
+    `config` is JSON text that takes the place of the configuration on disk; None: the load brought nothing. `files` is
+    the name of the directory with files that the load brought ("": the files are those of the repository).
+    """
+
+    loaded: bool
+    config: str | None = None
     files: str = ""
 
     @property

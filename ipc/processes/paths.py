@@ -58,9 +58,9 @@ class RunPaths:
         """Directory of the file that numbers requests (`frontend.protocols.trtis_v1.statuses`)."""
         return self.root / "control"
 
-    def overrides(self) -> Path:
-        """Directory of files that loads by name brought (`ipc.store.overrides`)."""
-        return self.root / "overrides"
+    def wishes(self) -> Path:
+        """Directory of files that loads by name brought (`ipc.store.wishes`)."""
+        return self.root / "wishes"
 
     def own_models(self) -> Path:
         """Directory of the catalog entries of models that the command line names (`penstock.own_models`)."""
@@ -97,7 +97,7 @@ def prepare_run_dir(paths: RunPaths) -> None:
         paths.root.chmod(0o700)
     if not _fits(paths.root):
         raise ConfigError(f"run.dir {paths.root} is too long: a socket name may have {_SUN_PATH_MAX} bytes")
-    make_private(paths.metrics(), paths.store(), paths.control(), paths.overrides())
+    make_private(paths.metrics(), paths.store(), paths.control(), paths.wishes())
 
 
 def make_private(*directories: Path) -> None:

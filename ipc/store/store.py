@@ -12,9 +12,6 @@
 Write-ahead logging keeps readers and writers from waiting for each other. Nothing is synchronized to the disk: the
 state ends with the server, and the death of a process loses nothing that was written.
 
-`Marks` remembers until the server starts again which models were loaded or unloaded by name. No request makes a
-frontend load an unloaded model. A worker that starts again loads the loaded models and leaves the unloaded ones.
-
 `LastingStore` is another file, of state that survives the server and is too much to be kept in memory. Each process has
 one connection for reads and one for writes, each in a thread of its own. So the event loop never waits, writes of a
 process happen in their order, and readers do not wait for writers. Nothing is opened before the first use: a process
@@ -43,7 +40,6 @@ from urllib.parse import quote
 import msgspec
 
 from ipc import deadline
-from ipc.catalog.ids import split_id
 from ipc.errors import DeadlineExceeded, PenstockError
 from ipc.processes.paths import RunPaths
 
@@ -53,45 +49,6 @@ WAIT_S = 5.0
 _MADE = 1
 """The `user_version` of a file with its tables."""
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-class Marks:
-    """The marks of one server; models are named without their versions. Changes raise as `Table.change` does."""
-
-    def __init__(self, store: Store) -> None:
-        self._table = Table(store, "marks", bool)
-
-    async def put(self, model: str, *, loaded: bool, until_ns: int = 0) -> None:
-        """Somebody loaded the model by name, or unloaded it."""
-        await self._table.change(lambda rows: rows.update({model: loaded}), until_ns)
-
-    async def restore(self, model: str, before: bool | None) -> None:
-        """A load has failed: let the mark be what `get` gave before, unless somebody has unloaded the model since."""
-
-        def how(rows: dict[str, bool]) -> None:
-            if rows.get(model) and before is None:
-                del rows[model]
-            elif rows.get(model) and before is not None:
-                rows[model] = before
-
-        await self._table.change(how)
-
-    def get(self, model: str) -> bool | None:
-        """Whether the model was loaded (true) or unloaded (false) last; None: neither. Raises `OSError`."""
-        return self._table.rows().get(model)
-
-    def adjust(self, chosen: Iterable[str], served: Iterable[str]) -> list[str]:
-        """Catalog ids to load at the start: `chosen` models that nobody unloaded, and models that somebody loaded.
-
-        None at all if the marks cannot be read.
-        """
-        names = set(chosen)
-        try:
-            marks = self._table.rows()
-        except OSError as error:
-            log.error("which models were loaded by name cannot be read: %s", error.strerror)
-            return []
-        return [entry for entry in served if marks.get(split_id(entry)[0], entry in names)]
 
 
 R = TypeVar("R")

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from ipc.catalog.entries import ModelEntry
-from ipc.catalog.repository import Override, VersionEntry
+from ipc.catalog.repository import VersionEntry, Wish
 from ipc.wire.messages import Wire
 
 
@@ -28,10 +28,11 @@ class Entries(Wire, frozen=True, tag="entries"):
 
 
 class Reread(Wire, frozen=True, tag="reread"):
-    """Look at the files now; or, with a `draft`, only whether this override could be served."""
+    """Look at the files now; or, with a `draft`, only whether `model` could be served with what this wish brings."""
 
     id: int
-    draft: Override | None = None
+    model: str = ""
+    draft: Wish | None = None
 
 
 class Spread(Wire, frozen=True, tag="spread"):

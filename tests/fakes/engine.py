@@ -24,7 +24,7 @@ from frontend.engine.interface import (
 from frontend.scope import RequestScope
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.catalog.repository import Override
+from ipc.catalog.repository import Wish
 from ipc.errors import DeadlineExceeded, ModelNotLoaded, PenstockError, Unsupported
 from ipc.memory import tensors
 from ipc.memory.datatypes import DATATYPES
@@ -67,7 +67,7 @@ class InProcessDirectory(Models, Control):
     def chosen(self, model: str) -> tuple[int, ...]:
         return self.catalog.versions.get(model, ())
 
-    async def reread(self, until_ns: int, draft: Override | None = None) -> bool:
+    async def reread(self, until_ns: int, model: str = "", draft: Wish | None = None) -> bool:
         return False
 
     async def spread(self, until_ns: int) -> None:
@@ -116,9 +116,6 @@ class InProcessDirectory(Models, Control):
     async def load(self, model: str, wait: bool, deadline_ns: int, is_wanted: Wanted = always) -> str:
         self._set(model, loaded=True)
         return "loaded"
-
-    async def renew(self, model: str, deadline_ns: int, is_wanted: Wanted = always) -> None:
-        """There are no files."""
 
     async def unload(self, model: str, wait: bool, deadline_ns: int) -> str:
         self._set(model, loaded=False)

@@ -256,10 +256,10 @@ def services_of(
     services.extensions = SimpleNamespace(  # type: ignore[assignment]
         counters=FakeStatistics(lambda name: services.models.known(name)),
         regions=FakeRegions(),
-        control=SimpleNamespace(mark=lambda model: False if model in unloaded else None),
+        control=SimpleNamespace(wished=lambda model: False if model in unloaded else None),
     )
     services.models = TensorModels(
-        engine.directory, chosen, lambda model: services.extensions.control.mark(model)
+        engine.directory, chosen, lambda model: services.extensions.control.wished(model)
     )
     inputs = InputMemory(client.inputs, services.bodies, chosen)
     services.finisher = Finisher(statistics=services.extensions.counters)

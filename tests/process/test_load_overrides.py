@@ -23,8 +23,8 @@ import pytest
 from frontend.status import history
 from ipc.processes.paths import RunPaths
 from ipc.protos import kserve_v2_pb2 as pb
-from ipc.store.overrides import Overrides
 from ipc.store.store import Store
+from ipc.store.wishes import Wishes
 from tests.harness.rpc import Rpc, address_of, grpc_settings
 from tests.harness.server import ROOT, Answer, Server, serving, wait_until
 from tests.harness.shared import client_object, register, unregister
@@ -36,7 +36,7 @@ MODELS = ("add_sub", "versions_all")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two frontends and two workers, models by name, files allowed."""
-    place = tmp_path_factory.mktemp("overrides")
+    place = tmp_path_factory.mktemp("wishes")
     settings = {
         "repository.dirs": write_repository(place / "models", MODELS),
         "repository.control": "explicit",
@@ -104,18 +104,18 @@ def patient(ask: Callable[[], Answer]) -> Answer:
     return found
 
 
-def overrides_of(server: Server) -> Overrides:
+def wishes_of(server: Server) -> Wishes:
     """What loads brought that are in force."""
     paths = RunPaths(server.run_dir, "test")
-    return Overrides(paths, Store(paths))
+    return Wishes(paths, Store(paths))
 
 
 def kept(server: Server) -> list[str]:
-    """Models with overrides, and names of their files; no directory of files may be without its row."""
-    overrides = overrides_of(server)
-    rows = overrides.read()
-    files = [path.name for path in overrides.directory.rglob("[!.]*") if path.is_file()]
-    assert {path.name for path in overrides.directory.iterdir() if path.is_dir()} == {
+    """Models with wishes, and names of their files; no directory of files may be without its row."""
+    wishes = wishes_of(server)
+    rows = wishes.brought()
+    files = [path.name for path in wishes.directory.rglob("[!.]*") if path.is_file()]
+    assert {path.name for path in wishes.directory.iterdir() if path.is_dir()} == {
         override.files for override in rows.values() if override.files
     }
     return [*rows, *files]
@@ -355,7 +355,7 @@ def test_the_limit_of_all_files_holds_for_loads_at_the_same_time(server: Server,
 
 def test_an_override_in_force_outlives_frontends(server: Server) -> None:
     assert load(server, "add_sub", config=config_of(server, max_batch_size=3)).status == 200
-    left = server.run_dir / "overrides" / "0123456789abcdef"
+    left = server.run_dir / "wishes" / "0123456789abcdef"
     left.mkdir()
     old = server.frontend_pids()
     os.kill(old[0], signal.SIGKILL)
@@ -381,10 +381,10 @@ def assert_batch(server: Server, expected: int) -> None:
 
 def killed_in_a_load(server: Server, **parameters: Any) -> bool:
     """Kill the frontends once a load is in force, until there are new ones; false if it had ended before."""
-    overrides, old = overrides_of(server), server.frontend_pids()
+    wishes, old = wishes_of(server), server.frontend_pids()
     with ThreadPoolExecutor(1) as threads:
         lost = threads.submit(load, server, "brought", **parameters)
-        wait_until(lambda: overrides.get("brought") or lost.done(), what="the load")
+        wait_until(lambda: wishes.get("brought") or lost.done(), what="the load")
         for pid in old:
             os.kill(pid, signal.SIGKILL)
         error = lost.exception(30)

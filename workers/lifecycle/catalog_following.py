@@ -14,12 +14,10 @@ import math
 import time
 
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.catalog.repository import Override, VersionEntry, with_retained
+from ipc.catalog.repository import VersionEntry, with_retained
 from ipc.errors import ConfigError, InvalidInput
 from ipc.settings import Settings
-from ipc.store.overrides import Overrides
-from ipc.store.store import Store
-from ipc.wire.catalogs import Entries
+from ipc.wire.catalogs import Entries, Reread
 from workers.lifecycle import model_states
 from workers.lifecycle.model_states import ModelStates
 from workers.repository import opening
@@ -38,12 +36,11 @@ class CatalogFollower:
     def __init__(self, states: ModelStates, settings: Settings, catalog: Catalog) -> None:
         """`catalog` is what is served now."""
         self._states, self._settings = states, settings
-        self._overrides = Overrides(settings.paths, Store(settings.paths))
         self.catalog = catalog
         """What the files said when they were read last; more is served while versions stay."""
         self._follows = settings.catalog.watch
         self._watch = CatalogWatch(
-            settings.catalog.dirs, catalog.files, settings.repository.dirs, self._overrides
+            settings.catalog.dirs, catalog.files, settings.repository.dirs, states.wishes
         )
         self._wanted: Catalog | None = None
         """The catalog of the files, while more than that is served."""
@@ -61,15 +58,15 @@ class CatalogFollower:
         except (OSError, ValueError, RecursionError) as error:
             log.error("the catalog's files cannot be followed, the old catalog stays: %s", error)
 
-    def reread(self, draft: Override | None) -> bool:
-        """Look now, on behalf of a frontend: at the files, settled or not, or only at the draft of an override.
+    def reread(self, message: Reread) -> bool:
+        """Look now, on behalf of a frontend: at the files, settled or not, or only at the draft of a load.
 
         Returns whether the files say something else than before. Raises `InvalidInput` for files or a draft that cannot
         be served, and `ModelLoadFailed` as `refuse_draft` does.
         """
         try:
-            if draft is not None:
-                refuse_draft(self._settings.repository, self._overrides, draft)
+            if message.draft is not None:
+                refuse_draft(self._settings.repository, self._states.wishes, message.model, message.draft)
                 return False
             return self._watch.differs() and self._follow()
         except (ConfigError, OSError, ValueError, RecursionError) as error:
@@ -80,7 +77,7 @@ class CatalogFollower:
         """Serve what the files say now. Raises `ConfigError`, and what reading files raises."""
         chosen = self._settings.catalog
         catalog = opening.open_catalog(
-            chosen, self._settings.repository, vanished_ok=True, overrides=self._overrides
+            chosen, self._settings.repository, vanished_ok=True, wishes=self._states.wishes
         )
         opening.tell_bad(catalog)
         catalog = catalog.keeping(self.catalog.sources)

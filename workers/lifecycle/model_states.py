@@ -31,7 +31,8 @@ import torch
 from ipc.catalog.entries import ALL, Catalog, ModelEntry, preloaded_names
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
-from ipc.store.store import Marks, Store
+from ipc.store.store import Store
+from ipc.store.wishes import Wishes
 from ipc.wire.messages import ModelStatus
 from workers import foreign
 from workers.adapters.base import Adapter
@@ -191,9 +192,9 @@ class ModelStates:
         self.changed: deque[str] = deque()
         """Names of models that may have new states; whoever tells of them takes them away (`ModelTable.changes`)."""
         self.budget = budget
-        # What was loaded and unloaded by name outlives this process.
-        explicit = settings.repository.control == "explicit"
-        self._marks = Marks(Store(settings.paths)) if explicit else None
+        self._explicit = settings.repository.control == "explicit"
+        self.wishes = Wishes(settings.paths, Store(settings.paths))
+        """Loads and unloads by name, which outlive this process."""
         self.lock = threading.Condition(threading.RLock())
         self.served: dict[str, ServedModel] = {}
         self.offers: Callable[[ModelEntry], bool] = lambda entry: True
@@ -245,10 +246,10 @@ class ModelStates:
 
         None when that cannot be read now.
         """
-        if self._marks is None or not isinstance(entry, RepositoryEntry):
+        if not self._explicit or not isinstance(entry, RepositoryEntry):
             return False
         try:
-            return self._marks.get(entry.model) is False
+            return self.wishes.loaded(entry.model) is False
         except OSError as error:
             log.error("whether model %s was unloaded by name cannot be read: %s", entry.id, error.strerror)
             return None
@@ -274,8 +275,8 @@ class ModelStates:
         self.changed.extend([*self.served, *(before.keys() - self.served.keys())])
         chosen = self._settings.catalog
         names = preloaded_names(catalog, chosen.preload, chosen.models, chosen.serve_all)
-        if self._marks is not None:
-            names = self._marks.adjust(names, catalog)
+        if self._explicit:
+            names = self.wishes.preloaded(names, catalog)
         self._preloaded = {served[name].instance.serial for name in names if name in served}
         serving = {model.instance for model in self.served.values()}
         for facts, instance in known.items():

@@ -258,14 +258,14 @@ class ModelTable:
         return self.entries.all()
 
     def reread(self, message: Reread, done: Callable[[Replied], None]) -> None:
-        """Look at the files, or at the draft of an override, in the maintenance thread.
+        """Look at the files, or at the draft of a load, in the maintenance thread.
 
         That thread calls `done` with the answer, after it has announced what has changed.
         """
 
         def work() -> None:
             try:
-                replied = Replied(message.id, self._follower.reread(message.draft))
+                replied = Replied(message.id, self._follower.reread(message))
             except PenstockError as error:
                 replied = Replied(message.id, code=error.code, message=error.message)
             except Exception:

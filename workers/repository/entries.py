@@ -18,14 +18,14 @@ from ipc.catalog.model_config import ModelConfig, TensorConfig, VersionPolicy
 from ipc.catalog.repository import (
     EVERY_WORKER,
     MOST_CONFIG_NBYTES,
-    Override,
     VersionEntry,
+    Wish,
     model_directories,
 )
 from ipc.errors import InvalidInput, ModelLoadFailed
 from ipc.protos import model_config_pb2 as schema
 from ipc.settings import Repository
-from ipc.store.overrides import Overrides
+from ipc.store.wishes import Wishes
 from workers.repository import conversion, document, layout
 from workers.repository.layout import PROGRAMS, ModelRefused
 
@@ -61,66 +61,61 @@ class RepositoryEntry(VersionEntry, frozen=True, kw_only=True):
 
 
 def read(
-    repository: Repository, overrides: Overrides | None = None, taken: Container[str] = ()
+    repository: Repository, wishes: Wishes | None = None, taken: Container[str] = ()
 ) -> list[RepositoryEntry]:
-    """The entries of all models, those of `overrides` in the place of the models on disk.
+    """The entries of all models, with what `wishes` bring in the place of the models on disk.
 
-    A model that only an override makes is left out when its name is `taken`.
+    A model that only a load brought is left out when its name is `taken`.
 
     Raises `ConfigError` for a missing directory or a model that is in two of them.
     """
-    found: dict[str, list[RepositoryEntry]] = {}
-    brought = overrides.read() if overrides is not None else {}
-    for name, directory in model_directories(repository.dirs).items():
-        override = brought.get(name)
-        place = (directory.parent, directory) if override is None or not override.files else None
-        found[name] = _of_model(place, repository, override, overrides)
-    for name, override in brought.items():
-        if override.files and name not in found:
-            if name in taken:
-                log.error("model %a, which a load brought, is left out: a catalog model has its name", name)
+    brought = wishes.brought() if wishes is not None else {}
+    entries = {
+        model: _of_model(model, directory.parent, repository, brought.get(model), wishes)
+        for model, directory in model_directories(repository.dirs).items()
+    }
+    for model, wish in brought.items():
+        if wish.files and model not in entries:
+            if model in taken:
+                log.error("model %a, which a load brought, is left out: a catalog model has its name", model)
             else:
-                found[name] = _of_model(None, repository, override, overrides)
-    return [entry for entries in found.values() for entry in entries]
+                entries[model] = _of_model(model, None, repository, wish, wishes)
+    return [entry for versions in entries.values() for entry in versions]
 
 
-def refuse_draft(repository: Repository, overrides: Overrides, draft: Override) -> None:
-    """Raise for an override that is not in force yet what its load would find wrong in the files.
+def refuse_draft(repository: Repository, wishes: Wishes, model: str, draft: Wish) -> None:
+    """Raise for a wish that is not in force yet what its load would find wrong in the files.
 
     Raises `InvalidInput` with the mistake, and `ModelLoadFailed` for a configuration of a model that no repository has.
     """
-    roots = map(Path, repository.dirs)
-    root = None if draft.files else next((root for root in roots if (root / draft.model).is_dir()), None)
+    root = next((root for root in map(Path, repository.dirs) if (root / model).is_dir()), None)
     if not (root or draft.files):
         raise ModelLoadFailed("the repository has no such model")
-    made = _of_model((root, root / draft.model) if root else None, repository, draft, overrides)
-    if all(entry.error for entry in made):
-        raise InvalidInput(made[-1].error)
+    versions = _of_model(model, root, repository, draft, wishes)
+    if all(entry.error for entry in versions):
+        raise InvalidInput(versions[-1].error)
 
 
 def _of_model(
-    place: tuple[Path, Path] | None,
-    repository: Repository,
-    override: Override | None,
-    overrides: Overrides | None,
+    model: str, root: Path | None, repository: Repository, wish: Wish | None, wishes: Wishes | None
 ) -> list[RepositoryEntry]:
-    """The entries of a model in `place`, a repository and a directory of it, or (None) of an override's files."""
-    if place is None:
-        assert override is not None and overrides is not None
-        root = overrides.root_of(override)
-        place = root, root / override.model
-    return list(_entries(*place, repository, override))
+    """The entries of a model in the repository `root`, or of the files that its wish brings."""
+    if wish is not None and wish.files:
+        assert wishes is not None
+        root = wishes.root_of(wish)
+    assert root is not None
+    return list(_entries(root, root / model, repository, wish))
 
 
 def _entries(
-    root: Path, directory: Path, chosen: Repository, override: Override | None = None
+    root: Path, directory: Path, chosen: Repository, wish: Wish | None = None
 ) -> Iterator[RepositoryEntry]:
     """The entries of one model, at least one."""
     name, batch_stated, problem = directory.name, False, ""
     config = ModelConfig(name)
     try:
         layout.inside(root, directory, chosen.follow_links)
-        message = _message(root, directory, chosen, override)
+        message = _message(root, directory, chosen, wish)
         if message is not None:
             batch_stated, config = message.HasField("max_batch_size"), conversion.convert(message, name)
             config = with_labels(config, root, directory, chosen.follow_links)
@@ -143,18 +138,16 @@ def _entries(
             outputs={},
             replicas=EVERY_WORKER,
             preload=chosen.control == "none" or name in chosen.models,
-            code=layout.stamp(directory, version) + (override.digest if override is not None else ""),
+            code=layout.stamp(directory, version) + (wish.digest if wish is not None else ""),
             default_batch=chosen.default_max_batch_size,
         )
         yield _refused(entry, problem) if problem else _with_program(entry, root, chosen)
 
 
-def _message(
-    root: Path, directory: Path, chosen: Repository, override: Override | None
-) -> schema.ModelConfig | None:
+def _message(root: Path, directory: Path, chosen: Repository, wish: Wish | None) -> schema.ModelConfig | None:
     """The configuration of a model, None where there is none. Raises `ModelRefused`."""
-    if override is not None:
-        return document.parse_json(CONFIG, override.config.encode())
+    if wish is not None and wish.config is not None:
+        return document.parse_json(CONFIG, wish.config.encode())
     found = document.read(root, directory, chosen.follow_links)
     return None if found is None else found[1]
 

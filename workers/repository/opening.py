@@ -20,8 +20,8 @@ from ipc.catalog.repository import names_of, refuse_clash
 from ipc.errors import ConfigError
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository, Settings
-from ipc.store.overrides import Overrides
 from ipc.store.store import Store
+from ipc.store.wishes import Wishes
 from workers.repository import entries
 from workers.repository.entries import RepositoryEntry
 from workers.repository.watch import look
@@ -33,12 +33,12 @@ def open_catalog(
     chosen: CatalogSettings,
     repository: Repository,
     vanished_ok: bool = False,
-    overrides: Overrides | None = None,
+    wishes: Wishes | None = None,
 ) -> Catalog:
     """Everything that may be served. Raises `ConfigError` as `load_catalog` does, and as `add_repositories` does."""
-    files = look(chosen.dirs, repository.dirs, overrides)
+    files = look(chosen.dirs, repository.dirs, wishes)
     served = load_served(chosen, repository, vanished_ok)
-    return add_repositories(served, repository, files, overrides)
+    return add_repositories(served, repository, files, wishes)
 
 
 def tell_bad(catalog: Catalog) -> None:
@@ -54,7 +54,7 @@ def add_repositories(
     served: Catalog,
     repository: Repository,
     files: Files,
-    overrides: Overrides | None = None,
+    wishes: Wishes | None = None,
 ) -> Catalog:
     """What is served, and all models of the repositories.
 
@@ -62,7 +62,7 @@ def add_repositories(
     load brought is left out then.
     """
     taken = names_of(served.sources)
-    found = entries.read(repository, overrides, taken)
+    found = entries.read(repository, wishes, taken)
     refuse_clash((entry.model for entry in found), taken)
     return Catalog([*served.sources, *found], files, served.reading, served.read_ns)
 
@@ -82,15 +82,15 @@ class _Kept(msgspec.Struct):
 def open_for(settings: Settings) -> Catalog:
     """The catalog of a worker that starts with these settings; raises as `open_accepted` does."""
     paths = settings.paths
-    overrides = Overrides(paths, Store(paths))
-    return open_accepted(paths.root, settings.catalog, settings.repository, overrides)
+    wishes = Wishes(paths, Store(paths))
+    return open_accepted(paths.root, settings.catalog, settings.repository, wishes)
 
 
 def open_accepted(
     root: Path,
     chosen: CatalogSettings,
     repository: Repository = NONE,
-    overrides: Overrides | None = None,
+    wishes: Wishes | None = None,
 ) -> Catalog:
     """The catalog of a worker that starts; `root` is the run directory.
 
@@ -98,23 +98,21 @@ def open_accepted(
     """
     kept = _read(root, chosen)
     if kept is None:
-        catalog = open_catalog(chosen, repository, overrides=overrides)
+        catalog = open_catalog(chosen, repository, wishes=wishes)
         tell_bad(catalog)
         _check(catalog, chosen)
     else:
-        catalog = _reopen(kept, chosen, repository, overrides)
+        catalog = _reopen(kept, chosen, repository, wishes)
     keep(root, chosen, catalog)
     return catalog
 
 
-def _reopen(
-    kept: Catalog, chosen: CatalogSettings, repository: Repository, overrides: Overrides | None
-) -> Catalog:
+def _reopen(kept: Catalog, chosen: CatalogSettings, repository: Repository, wishes: Wishes | None) -> Catalog:
     try:
-        catalog = open_catalog(chosen, repository, vanished_ok=True, overrides=overrides)
+        catalog = open_catalog(chosen, repository, vanished_ok=True, wishes=wishes)
     except (ConfigError, OSError) as error:
         log.error("the catalog is refused, the one accepted last stays: %s", error)
-        return _with_repositories(kept, repository, overrides)
+        return _with_repositories(kept, repository, wishes)
     tell_bad(catalog)
     catalog = catalog.keeping(kept.sources)
     try:
@@ -124,10 +122,10 @@ def _reopen(
     return catalog
 
 
-def _with_repositories(kept: Catalog, repository: Repository, overrides: Overrides | None) -> Catalog:
+def _with_repositories(kept: Catalog, repository: Repository, wishes: Wishes | None) -> Catalog:
     """What was kept, which are catalog files only, and the models of the repositories as they are now."""
     try:
-        return add_repositories(kept, repository, kept.files, overrides)
+        return add_repositories(kept, repository, kept.files, wishes)
     except ConfigError as error:
         log.error("models of repositories are not served: %s", error.message)
         # NOTE: older than all other readings, so that frontends go on with the models that other workers know.

@@ -1,8 +1,8 @@
 """Notices that the files of the catalog changed: one look a second, and a change counts once it has settled.
 
 1. A look is the set of all `*.yaml` files below the catalog's directories, of the Python files (adapters) among them,
-   and of all files and directories of the model repositories, with their size and time, and of overrides by name
-   brought (`ipc.store.overrides`), which settles at once.
+   and of all files and directories of the model repositories, with their size and time, and of what loads by name
+   brought (`ipc.store.wishes`), which settles at once.
 2. A look that differs from the one before only starts the waiting; an editor may still be writing.
 3. Two equal looks that differ from the last reading mean that the catalog is to be read again.
 """
@@ -14,24 +14,24 @@ from pathlib import Path
 
 from ipc.catalog.entries import Files, files_below
 from ipc.processes.paths import asset
-from ipc.store.overrides import Overrides
+from ipc.store.wishes import Wishes
 from workers.repository import layout
 
 EVERY_S = 1.0
-_OVERRIDE = "override "
+_BROUGHT = "brought "
 
 
-def look(dirs: Iterable[str], repositories: Iterable[str] = (), overrides: Overrides | None = None) -> Files:
+def look(dirs: Iterable[str], repositories: Iterable[str] = (), wishes: Wishes | None = None) -> Files:
     """(path, size, time in nanoseconds, inode) of every file that decides on models; a vanishing file is left out.
 
-    Directories of repositories are there too, with zeros. An override is a path that no file has.
+    Directories of repositories are there too, with zeros. What a load brought is a path that no file has.
     """
     roots = [Path(d) for d in dirs] or [asset("config/models")]
     paths = (path for root in roots for path in files_below(root, (".yaml", ".py")))
     catalog = frozenset(found for path in paths if (found := _facts(path)))
-    brought = overrides.read().values() if overrides is not None else ()
-    own = ((f"{_OVERRIDE}{override.model} {override.digest}", 0, 0, 0) for override in brought)
-    return catalog.union(own, *(layout.look(Path(root)) for root in repositories))
+    brought = wishes.brought() if wishes is not None else {}
+    wished = ((f"{_BROUGHT}{model} {wish.digest}", 0, 0, 0) for model, wish in brought.items())
+    return catalog.union(wished, *(layout.look(Path(root)) for root in repositories))
 
 
 def _facts(path: Path) -> tuple[str, int, int, int] | None:
@@ -50,17 +50,17 @@ class CatalogWatch:
         dirs: Iterable[str],
         read: Files | None = None,
         repositories: Iterable[str] = (),
-        overrides: Overrides | None = None,
+        wishes: Wishes | None = None,
     ) -> None:
-        self._places = tuple(dirs), tuple(repositories), overrides
+        self._places = tuple(dirs), tuple(repositories), wishes
         self._read = self._last = look(*self._places) if read is None else read
 
     def changed(self) -> bool:
         """Whether the files differ from those read last and have settled; says so once for each change."""
         now = look(*self._places)
-        # An override is put in place in one step, so a difference by overrides alone has settled.
+        # A wish is put in force in one step, so a difference by wishes alone has settled.
         before, self._last = self._last, now
-        settled = all(path.startswith(_OVERRIDE) for path, *_ in now ^ before)
+        settled = all(path.startswith(_BROUGHT) for path, *_ in now ^ before)
         if not settled or now == self._read:
             return False
         self._read = now

@@ -4,8 +4,8 @@
    most once a second. A worker that still unloads the model may be asked too: the worker loads the model afterwards.
 2. `tick` looks at all models. A model that keeps its workers busy, or that has fewer workers than its entry asks for,
    gets another worker.
-3. `load` and `unload` are orders of an operator, by name; they wait until the workers report the end. `renew` is the
-   part of a load for workers that serve older files of the model.
+3. `load` and `unload` are orders of an operator, by name; they wait until the workers report the end. A load waits
+   first for workers that serve older files of the model.
 
 Placement is a pure policy, so that frontends with the same view decide the same.
 
@@ -190,9 +190,12 @@ class Demand:
     async def load(self, model: str, wait: bool, deadline_ns: int, is_wanted: Wanted = always) -> str:
         """Load a model although its last load may have failed; returns its state, `loading` only unless `wait`.
 
-        `is_wanted` is asked before each word to a worker. Raises what keeps the model from loading, `ModelNotLoaded`
-        if the model is wanted no more, and `DeadlineExceeded`.
+        With `wait`, all workers that serve older files of the model have to load the present ones, too. `is_wanted` is
+        asked before each word to a worker. Raises what keeps the model from loading, `ModelNotLoaded` if the model is
+        wanted no more, and `DeadlineExceeded`.
         """
+        if wait:
+            await self._renew(model, deadline_ns, is_wanted)
         up = self._up()
         views = self._views(model)
         present = [view for state in PRESENT for view in views if view.state == state]
@@ -236,7 +239,7 @@ class Demand:
             raise routing.explain([channel], model)
         return found.state
 
-    async def renew(self, model: str, deadline_ns: int, is_wanted: Wanted = always) -> None:
+    async def _renew(self, model: str, deadline_ns: int, is_wanted: Wanted) -> None:
         """Wait until all workers that serve older files of a model serve the present ones.
 
         A load that failed before is tried again, and a worker that is still behind after a while is asked again. Raises

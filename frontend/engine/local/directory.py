@@ -15,7 +15,7 @@ from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.catalog.repository import Override
+from ipc.catalog.repository import Wish
 from ipc.errors import DeadlineExceeded, NoReplica, PenstockError, from_code
 from ipc.settings import Settings
 from ipc.wire.catalogs import Replied, Reread, Spread
@@ -83,14 +83,14 @@ class LocalDirectory(Models, Control):
         """The versions of a repository model that its files choose; more are served until one of them is loaded."""
         return self._follower.chosen(model)
 
-    async def reread(self, until_ns: int, draft: Override | None = None) -> bool:
-        """Have all workers look at the files now, or one of them at the draft of an override; see `Control`."""
+    async def reread(self, until_ns: int, model: str = "", draft: Wish | None = None) -> bool:
+        """Have all workers look at the files now, or one of them at the draft of a load; see `Control`."""
         with contextlib.suppress(DeadlineExceeded):
             joined_ns = min(until_ns, deadline.after(self._restart_wait_s))
             await self.wait(lambda: any(c.responsive for c in self._client.channels), joined_ns)
         up = [channel for channel in self._client.channels if channel.responsive]
         asked = [
-            (channel, channel.ask(lambda number: Reread(number, draft)))
+            (channel, channel.ask(lambda number: Reread(number, model, draft)))
             for channel in (up[:1] if draft else up)
         ]
         answers = await self._answers(asked, until_ns)
@@ -181,10 +181,6 @@ class LocalDirectory(Models, Control):
     async def load(self, model: str, wait: bool, deadline_ns: int, is_wanted: Wanted = always) -> str:
         """See `Demand.load`."""
         return await self._client.demand.load(model, wait, deadline_ns, is_wanted)
-
-    async def renew(self, model: str, deadline_ns: int, is_wanted: Wanted = always) -> None:
-        """See `Demand.renew`."""
-        await self._client.demand.renew(model, deadline_ns, is_wanted)
 
     async def unload(self, model: str, wait: bool, deadline_ns: int) -> str:
         """See `Demand.unload`."""

@@ -95,8 +95,8 @@ def _is_asked_for(services: Services, state: VersionState) -> bool:
         return state.status.state != "available" or not services.settings.catalog.on_demand
     if services.settings.repository.control == "none":
         return True
-    mark = services.extensions.control.mark(model_of(state.id))
-    return services.catalog[state.id].preload if mark is None else mark
+    wished = services.extensions.control.wished(model_of(state.id))
+    return services.catalog[state.id].preload if wished is None else wished
 
 
 def is_exiting(services: Services) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from frontend.engine.interface import always
 from frontend.engine.local import demand
 from frontend.engine.local.demand import Demand
 from ipc.errors import ModelLoadFailed, ModelNotFound, ModelNotLoaded
@@ -162,7 +163,7 @@ def renewal(channels: list[Asked], *steps: Callable[[], None]) -> None:
             step()
         assert done(), "it waits for ever"
 
-    asyncio.run(Demand(among(channels, until), True).renew(MODEL, LATER))
+    asyncio.run(Demand(among(channels, until), True)._renew(MODEL, LATER, always))
 
 
 def test_a_load_waits_until_all_workers_have_changed_files() -> None:
@@ -253,5 +254,5 @@ def test_a_load_by_name_says_nothing_to_a_worker_once_the_model_is_unloaded() ->
         asyncio.run(asking.load(MODEL, True, LATER, lambda: False))
     channel.now("loaded", 1, next="newer", error_class="UNKNOWN")
     with pytest.raises(ModelNotLoaded, match="the model was unloaded meanwhile"):
-        asyncio.run(asking.renew(MODEL, LATER, lambda: False))
+        asyncio.run(asking._renew(MODEL, LATER, lambda: False))
     assert channel.loads == []

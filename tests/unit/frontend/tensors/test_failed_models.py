@@ -88,11 +88,11 @@ def test_it_is_told_as_a_model_that_has_no_available_version(
 def test_one_that_is_unloaded_by_name_meanwhile_is_told_as_that(tmp_path: Path, state: str) -> None:
     """Whatever a worker still does with it, such as a load that nobody wants any more."""
     made = services(tmp_path, ModelNotFound("Model 'm@1' not found"), decoupled=False)
-    made.extensions.control.mark = lambda model: False  # type: ignore[method-assign]
+    made.extensions.control.wished = lambda model: False  # type: ignore[method-assign]
     found = refusal(made, run(made, *_asked_while(made, state)))
     assert (found.model, found.version, found.reason) == ("m", 1, "unloaded")
     assert not made.models.version_states.may_be_loaded("m@1")
-    made.extensions.control.mark = lambda model: None  # type: ignore[method-assign]
+    made.extensions.control.wished = lambda model: None  # type: ignore[method-assign]
     assert made.models.version_states.may_be_loaded("m@1") and not made.models.version_states.may_be_loaded(
         "m@2"
     )

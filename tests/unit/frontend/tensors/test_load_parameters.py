@@ -12,12 +12,12 @@ import pytest
 
 from frontend.protocols.kserve_v2.management import configuration
 from frontend.tensors.load_parameters import MOST_FILES, Brought, read
-from ipc.catalog.repository import MOST_CONFIG_NBYTES, Override
+from ipc.catalog.repository import MOST_CONFIG_NBYTES, Wish
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import Repository, Settings, load
-from ipc.store.overrides import Overrides
 from ipc.store.store import Store
+from ipc.store.wishes import Wishes
 from tests.tiny.program_sources import IDENTITY
 from tests.tiny.programs import write_model
 from workers.repository import conversion, document, entries
@@ -99,43 +99,44 @@ def test_what_the_operator_does_not_allow() -> None:
         read({"config": "{}"}, settings_of(**{"catalog.watch": "false"}))
 
 
-def overrides_in(root: Path) -> Overrides:
+def wishes_in(root: Path) -> Wishes:
     """Those of a server whose run directory is `root`."""
     paths = RunPaths(root, "t")
     prepare_run_dir(paths)
-    return Overrides(paths, Store(paths))
+    return Wishes(paths, Store(paths))
 
 
 def test_an_override_is_there_until_it_is_taken_away(tmp_path: Path) -> None:
-    overrides = overrides_in(tmp_path)
-    draft = overrides.draft("m", "{}", {"1/model.py": b"x = 1", "labels.txt": b"a\n"})
-    assert overrides.read() == {} and overrides.nbytes() == 7, "written, and not in force"
-    asyncio.run(overrides.put(draft))
-    asyncio.run(overrides.put(Override("other", "{}")))
-    assert overrides.get("m") == draft and set(overrides.read()) == {"m", "other"}
-    assert (overrides.root_of(draft) / "m" / "1" / "model.py").read_bytes() == b"x = 1"
-    asyncio.run(overrides.remove("m"))
-    asyncio.run(overrides.remove("m"))
-    overrides.discard(draft)
-    assert overrides.get("m") is None and list(overrides.read()) == ["other"]
-    assert not list(overrides.directory.iterdir())
+    wishes = wishes_in(tmp_path)
+    draft = wishes.draft("m", "{}", {"1/model.py": b"x = 1", "labels.txt": b"a\n"})
+    assert wishes.brought() == {} and wishes.nbytes() == 7, "written, and not in force"
+    asyncio.run(wishes.put("m", draft))
+    asyncio.run(wishes.put("other", Wish(True, "{}")))
+    assert wishes.get("m") == draft and set(wishes.brought()) == {"m", "other"}
+    assert (wishes.root_of(draft) / "m" / "1" / "model.py").read_bytes() == b"x = 1"
+    wishes.discard(draft)
+    assert (wishes.root_of(draft) / "m" / "1" / "model.py").is_file(), "in force"
+    assert asyncio.run(wishes.put("m", Wish(loaded=False))) == draft
+    wishes.discard(draft)
+    assert wishes.loaded("m") is False and list(wishes.brought()) == ["other"]
+    assert not list(wishes.directory.iterdir())
 
 
 def test_entries_are_those_of_the_override(tmp_path: Path) -> None:
     write_model(tmp_path / "models", "add_sub")
     chosen = Repository(dirs=(str(tmp_path / "models"),), allow_python=True)
-    overrides = overrides_in(tmp_path)
-    [plain] = entries.read(chosen, overrides)
-    asyncio.run(overrides.put(Override("add_sub", '{"max_batch_size": 3}')))
-    [changed] = entries.read(chosen, overrides)
+    wishes = wishes_in(tmp_path)
+    [plain] = entries.read(chosen, wishes)
+    asyncio.run(wishes.put("add_sub", Wish(True, '{"max_batch_size": 3}')))
+    [changed] = entries.read(chosen, wishes)
     assert (changed.id, changed.config.max_batch_size, changed.directory) == ("add_sub@1", 3, plain.directory)
-    assert changed.code != plain.code and entries.read(chosen, overrides) == [changed]
-    asyncio.run(overrides.put(overrides.draft("new", '{"name": "new"}', {"4/model.py": IDENTITY.encode()})))
-    made = {entry.id: entry for entry in entries.read(chosen, overrides)}
+    assert changed.code != plain.code and entries.read(chosen, wishes) == [changed]
+    asyncio.run(wishes.put("new", wishes.draft("new", '{"name": "new"}', {"4/model.py": IDENTITY.encode()})))
+    made = {entry.id: entry for entry in entries.read(chosen, wishes)}
     assert list(made) == ["add_sub@1", "new@4"]
-    assert Path(made["new@4"].directory).is_relative_to(overrides.directory)
-    asyncio.run(overrides.put(Override("gone", "{}")))
-    assert list(made) == [entry.id for entry in entries.read(chosen, overrides)], "no files, no model"
+    assert Path(made["new@4"].directory).is_relative_to(wishes.directory)
+    asyncio.run(wishes.put("gone", Wish(True, "{}")))
+    assert list(made) == [entry.id for entry in entries.read(chosen, wishes)], "no files, no model"
 
 
 @pytest.mark.parametrize(

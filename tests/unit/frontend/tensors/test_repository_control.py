@@ -18,7 +18,7 @@ from frontend.tensors.control import LEARN_S, UNLOAD_S, RepositoryControl
 from frontend.tensors.models import TensorModels
 from ipc import deadline
 from ipc.catalog.entries import Catalog
-from ipc.catalog.repository import Override
+from ipc.catalog.repository import Wish
 from ipc.errors import (
     ControlDisabled,
     DeadlineExceeded,
@@ -30,8 +30,8 @@ from ipc.errors import (
 from ipc.processes.liveness import SlotLock
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import load
-from ipc.store.overrides import Overrides
-from ipc.store.store import Marks, Store
+from ipc.store.store import Store
+from ipc.store.wishes import Wishes
 from ipc.wire.catalogs import Replied, Spread
 from ipc.wire.messages import ModelStatus
 from tests.fakes.channel import FakeChannel
@@ -42,7 +42,7 @@ def control_of(tmp_path: Path, mode: str, *statuses: ModelStatus) -> RepositoryC
     settings = load(None, {"run.dir": str(tmp_path), "repository.control": mode}, {})
     prepare_run_dir(settings.paths)
     store = Store(settings.paths)
-    asyncio.run(Marks(store).put("add", loaded=False))
+    asyncio.run(Wishes(settings.paths, store).put("add", Wish(loaded=False)))
     channels = [FakeChannel(0, {status.name: status for status in statuses})]
     workers = Workers(settings.paths, settings, "frontend-0")
     client: Any = SimpleNamespace(channels=channels, workers=workers)
@@ -62,12 +62,12 @@ def test_where_it_is_not_explicit_everything_by_name_is_refused(tmp_path: Path) 
         with pytest.raises(ControlDisabled, match=r"^explicit model load / unload is not allowed") as caught:
             asyncio.run(asked)
         assert caught.value.status == 503 and not caught.value.retryable
-    assert control.mark("add") is None
+    assert control.wished("add") is None
 
 
 def test_what_was_unloaded_by_name_is_known(tmp_path: Path) -> None:
     control = control_of(tmp_path, "explicit")
-    assert control.mark("add") is False and control.mark("other") is None
+    assert control.wished("add") is False and control.wished("other") is None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_parameters_of_a_load_are_refused_before_anything_is_loaded(
     control = control_of(tmp_path, "explicit")
     with pytest.raises(error, match="load parameter"):
         asyncio.run(control.load("add", parameters, deadline.after(1)))
-    assert control.mark("add") is False
+    assert control.wished("add") is False
 
 
 @pytest.mark.parametrize(("lives", "joins"), [(True, True), (True, False), (False, False)])
@@ -130,7 +130,7 @@ def test_a_load_of_an_unknown_name_has_the_files_read_and_is_refused_without_a_w
 
     services.directory.reread, services.directory._client.wait = reread, wait
     services.directory._follower.read_ns = 1
-    services.models = TensorModels(services.directory, services.settings, control.mark)
+    services.models = TensorModels(services.directory, services.settings, control.wished)
     with pytest.raises(ModelLoadFailed, match="failed to load 'nope', the repository has no such model"):
         asyncio.run(control.load("nope", {}, deadline.after(60)))
     assert len(read) == 1
@@ -163,33 +163,32 @@ def test_before_a_worker_has_told_its_models_an_unload_is_remembered(tmp_path: P
         raise DeadlineExceeded("no worker")
 
     services.directory._client.wait = wait
-    services.models = TensorModels(services.directory, services.settings, control.mark)
+    services.models = TensorModels(services.directory, services.settings, control.wished)
     with pytest.raises(NoReplica, match="no worker is up"):
         services.models.find("m")
     with pytest.raises(NoReplica, match="no worker is up"):
         control.index()
     asyncio.run(control.unload("m", {}, deadline.after(1)))
-    assert control.mark("m") is False
+    assert control.wished("m") is False
 
 
 def test_an_unload_ends_what_a_load_brought_although_no_worker_is_up(tmp_path: Path) -> None:
     control = control_of(tmp_path, "explicit")
     services: Any = control._services
-    overrides = Overrides(services.settings.paths, services.store)
 
     async def wait(done: Callable[[], bool], until_ns: int) -> None:
         if not done():
             raise DeadlineExceeded("no worker")
 
     services.directory._client.wait, services.directory._client.channels = wait, []
-    services.models = TensorModels(services.directory, services.settings, control.mark)
+    services.models = TensorModels(services.directory, services.settings, control.wished)
 
     async def load_and_unload() -> None:
-        await overrides.put(Override("m", "{}"))
+        await control.wishes.put("m", Wish(True, "{}"))
         await control.unload("m", {}, deadline.after(5))
 
     asyncio.run(load_and_unload())
-    assert control.mark("m") is False and not overrides.read()
+    assert control.wished("m") is False and not control.wishes.brought()
 
 
 def test_an_unload_says_nothing_to_workers_once_the_model_is_loaded_by_name(tmp_path: Path) -> None:
@@ -198,14 +197,14 @@ def test_an_unload_says_nothing_to_workers_once_the_model_is_loaded_by_name(tmp_
     told: list[str] = []
 
     async def wait(done: Callable[[], bool], until_ns: int) -> None:
-        await control._marks.put("m", loaded=True)
+        await control.wishes.load("m")
 
     async def unload(entry: str, waits: bool, until: Any) -> None:
         told.append(entry)
 
     client.wait, client.demand = wait, SimpleNamespace(unload=unload)
     asyncio.run(control._unload_entry("m@1", deadline.after(UNLOAD_S)))
-    assert not told and control.mark("m") is True
+    assert not told and control.wished("m") is True
 
 
 @pytest.mark.parametrize("lives", [True, False])

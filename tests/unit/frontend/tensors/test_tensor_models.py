@@ -169,7 +169,7 @@ def test_what_was_loaded_is_coming_although_the_worker_that_had_it_is_gone(
     untried = ModelStatus("adder@1", "available")
     made = services_of(tmp_path, [entry("adder@1", preload=started)], [untried], **EXPLICIT)
     if not started:
-        made.extensions.control.mark = lambda model: model == "adder" or None  # type: ignore[method-assign]
+        made.extensions.control.wished = lambda model: model == "adder" or None  # type: ignore[method-assign]
     with pytest.raises(ModelLoading):
         made.models.find("adder")
     assert states_of(made, "adder") == [(1, "LOADING", "")]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ipc.catalog.entries import AdapterSource, HubSource, ModelEntry
 from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching
-from ipc.catalog.repository import Override, VersionEntry
+from ipc.catalog.repository import VersionEntry, Wish
 from ipc.errors import ProtocolError
 from ipc.wire import codec, messages
 from ipc.wire.catalogs import Entries, Heard, Replied, Reread, Spread, Told
@@ -66,7 +66,7 @@ TO_WORKER = [
     Cancel(1),
     Release(4096, 7),
     Ping(3),
-    Reread(1, Override("m", "{}", "f")),
+    Reread(1, "m", Wish(True, "{}", "f")),
     Spread(2),
     Heard(3),
     Look(),

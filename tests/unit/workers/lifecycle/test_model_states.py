@@ -14,11 +14,12 @@ import pytest
 from ipc import settings
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.catalog.model_config import ModelConfig
-from ipc.catalog.repository import Override
+from ipc.catalog.repository import Wish
 from ipc.errors import InvalidInput, ModelLoadFailed, ProtocolError
 from ipc.metrics.registry import WorkerMetrics
 from ipc.processes.paths import prepare_run_dir
-from ipc.store.store import Marks, Store
+from ipc.store.store import Store
+from ipc.store.wishes import Wishes
 from ipc.wire.catalogs import Replied, Reread
 from tests.fakes.adapter import FakeAdapter
 from workers.device.devices import Device
@@ -136,13 +137,13 @@ def test_what_an_operator_unloaded_is_loaded_for_no_request(tmp_path: Path) -> N
     models = table(tmp_path, version("old"), ENTRY, repository__control="explicit")
     paths = settings.load(flags={"run.dir": str(tmp_path)}, environ={}).paths
     prepare_run_dir(paths)
-    marks = Marks(Store(paths))
-    asyncio.run(marks.put("m", loaded=False))
+    wishes = Wishes(paths, Store(paths))
+    asyncio.run(wishes.put("m", Wish(loaded=False)))
     models.load("m@1")
     assert host(models).instance.state == "available"
     models.load("m@1", explicit=True)
     assert host(models).instance.state == "loading"
-    asyncio.run(marks.put("org/m", loaded=False))
+    asyncio.run(wishes.put("org/m", Wish(loaded=False)))
     models.load("org/m")
     found = models.find("org/m")
     assert found is not None and found.instance.state == "loading", "SIE's requests load whatever they name"
@@ -151,11 +152,11 @@ def test_what_an_operator_unloaded_is_loaded_for_no_request(tmp_path: Path) -> N
 def test_a_request_is_not_answered_by_a_load_while_nobody_can_say_what_was_unloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def short(self: Marks, model: str) -> bool | None:
+    def short(self: Wishes, model: str) -> bool | None:
         raise OSError(24, "Too many open files")
 
     models = table(tmp_path, version("old"), repository__control="explicit")
-    monkeypatch.setattr(Marks, "get", short)
+    monkeypatch.setattr(Wishes, "get", short)
     models.load("m@1")
     assert host(models).instance.state == "available" and "Too many open files" in caplog.text
 
@@ -170,7 +171,7 @@ def test_a_load_of_the_start_does_not_outlast_an_unload_that_it_was_not_told_of(
         models._states.enqueue(instance, demanded=False)
     paths = settings.load(flags={"run.dir": str(tmp_path)}, environ={}).paths
     prepare_run_dir(paths)
-    asyncio.run(Marks(Store(paths)).put("m", loaded=not unloaded))
+    asyncio.run(Wishes(paths, Store(paths)).put("m", Wish(loaded=not unloaded)))
     with models._states.lock:
         models._maintenance.models.succeeded(instance, Loaded(FakeAdapter({}, 512), 100), 1.0)
     assert instance.state == ("unloading" if unloaded else "loaded")
@@ -220,21 +221,21 @@ def test_a_frontend_has_changed_files_read_at_once_and_taken_back_ones_do_not_st
     models = table(tmp_path / "run", catalog__dirs=str(files), catalog__watch="false")
     (tmp_path / "run").mkdir()
     models._follower._watch = CatalogWatch([str(files)])
-    assert not models._follower.reread(None)
+    assert not models._follower.reread(Reread(0))
     (files / "new.yaml").write_text(MODEL.format("new"))
-    assert models._follower.reread(None) and sorted(models._states.served) == ["org/m", "org/new"]
+    assert models._follower.reread(Reread(0)) and sorted(models._states.served) == ["org/m", "org/new"]
     (files / "new.yaml").unlink()
-    assert models._follower.reread(None) and sorted(models.catalog) == ["org/m"]
+    assert models._follower.reread(Reread(0)) and sorted(models.catalog) == ["org/m"]
     files.rename(tmp_path / "gone")
     with pytest.raises(InvalidInput, match=r"^the model files have mistakes; the server's log names them"):
-        models._follower.reread(None)
+        models._follower.reread(Reread(0))
     assert list(models._states.served) == ["org/m"]
 
 
 def test_the_maintenance_thread_answers_who_asks(tmp_path: Path) -> None:
     models = table(tmp_path)
     answers: list[Replied] = []
-    models.reread(Reread(1, Override("m", "{}")), answers.append)
+    models.reread(Reread(1, "m", Wish(True, "{}")), answers.append)
     models.reread(Reread(2), answers.append)
     for work in models._maintenance._asked:
         work()
@@ -243,7 +244,7 @@ def test_the_maintenance_thread_answers_who_asks(tmp_path: Path) -> None:
     assert "the repository has no such model" in refused.message
     assert unchanged.id == 2 and not unchanged.code
 
-    def stumble(draft: Override | None) -> bool:
+    def stumble(message: Reread) -> bool:
         raise KeyError("unforeseen")
 
     models._follower.reread = stumble  # type: ignore[method-assign]
