@@ -5,6 +5,7 @@
    another processor or another number of threads never meets an old finding.
 2. A file is written beside its place and renamed, so two workers may write the same finding at once.
 3. A file that is torn, too large, a link, owned by another user or writable for others is as good as none.
+4. Of each kind the `MOST_FILES` files that were read or written last are kept. A write deletes the others.
 
 A finding never replaces a check of the numbers: who reads a finding says what the finding spares. The finding of a
 `Proof` brings the values that the proven load gave, for the loads that skip the proof to compare.
@@ -12,6 +13,7 @@ A finding never replaces a check of the numbers: who reads a finding says what t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -35,6 +37,8 @@ T = TypeVar("T")
 Values = dict[str, list[float]]
 """Values of the canned inferences of a load by `operation.output`."""
 
+MOST_FILES = 512
+"""Files of one kind. A machine whose versions and models do not change keeps to a few dozen."""
 _MOST_NBYTES = 64 << 10
 _PROCESSORS = Path("/proc/cpuinfo")
 _PROCESSOR_FIELDS = ("vendor_id", "model name", "stepping", "microcode", "flags", "CPU part", "Features")
@@ -81,6 +85,7 @@ class Findings:
             except OSError:
                 Path(draft).unlink(missing_ok=True)
                 raise
+            _prune(path.parent)
         except OSError as error:
             log.debug("the finding %s is not kept: %s", path.name, error)
 
@@ -131,15 +136,32 @@ class Proof:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a small file of ours. Raises OSError for anything else."""
+    """The bytes of a small file of ours, which counts as used now. Raises OSError for anything else."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as stream:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_NBYTES:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_NBYTES:
             raise OSError("no small file")
-        if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise OSError("others can write to the file")
+        with contextlib.suppress(OSError):
+            os.utime(handle)
         return stream.read(_MOST_NBYTES)
+
+
+def _prune(directory: Path) -> None:
+    """Delete the files above `MOST_FILES` that were used longest ago, among them drafts of processes that died."""
+    with os.scandir(directory) as files:
+        paths = [file.path for file in files]
+    if len(paths) <= MOST_FILES:
+        return
+    used = dict[str, float]()
+    for path in paths:
+        # NOTE: another worker may delete the same files at the same time.
+        with contextlib.suppress(FileNotFoundError):
+            used[path] = os.lstat(path).st_mtime
+    for path in sorted(used, key=lambda path: used[path])[:-MOST_FILES]:
+        Path(path).unlink(missing_ok=True)
 
 
 @cache

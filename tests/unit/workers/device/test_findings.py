@@ -49,6 +49,26 @@ def test_a_proof_is_found_with_the_values_of_its_load_once_the_load_has_succeede
     assert Proof(Findings(tmp_path)).earlier("packed", "facts", WORDS) is None, "another form"
 
 
+def test_only_the_findings_that_were_used_last_are_kept(
+    findings: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_FILES", 3)
+    for number in range(3):
+        findings.write("linears", number, ["plain", "plain"])
+        for at, file in enumerate(
+            sorted((tmp_path / "linears").iterdir(), key=lambda file: file.stat().st_mtime)
+        ):
+            os.utime(file, (at, at))
+    assert len(list((tmp_path / "linears").iterdir())) == 3 and read(findings) is None, "the oldest has gone"
+    assert read(findings, 0), "a finding that was read counts as used"
+    (tmp_path / "linears" / "draft of a process that died").touch()
+    os.utime(tmp_path / "linears" / "draft of a process that died", (0, 0))
+    findings.write("linears", 3, ["plain", "plain"])
+    assert [bool(read(findings, number)) for number in range(4)] == [True, False, True, True]
+    findings.write("packed", 0, ["plain", "plain"])
+    assert len(list((tmp_path / "linears").iterdir())) == 3, "each kind by itself"
+
+
 @pytest.mark.parametrize("changed", ["torch", "processor", "threads", "environment", "version"])
 def test_a_change_of_the_machine_hides_what_was_found(
     changed: str, findings: Findings, monkeypatch: pytest.MonkeyPatch
