@@ -64,7 +64,7 @@ NOT_RUN = {
 }
 """Beginnings of lines that are not run, and why."""
 PROGRAMS_NOT_RUN = {
-    "client.load_model(": "a part of a program; test_load_overrides.py loads so",
+    "client.load_model(": "a part of a program; test_loads_that_bring.py loads so",
     "from haystack": "slow to import; test_unmodified_clients.py",
     "from langchain_cohere": "slow to import; test_unmodified_clients.py",
     "from langchain_huggingface": "slow to import; test_unmodified_clients.py",

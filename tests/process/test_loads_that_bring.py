@@ -111,7 +111,7 @@ def wishes_of(server: Server) -> Wishes:
 
 
 def kept(server: Server) -> list[str]:
-    """Models with wishes, and names of their files; no directory of files may be without its row."""
+    """Models for which loads brought something, and names of their files; each directory of files has its row."""
     wishes = wishes_of(server)
     rows = wishes.brought()
     files = [path.name for path in wishes.directory.rglob("[!.]*") if path.is_file()]
@@ -384,7 +384,7 @@ def killed_in_a_load(server: Server, **parameters: Any) -> bool:
     wishes, old = wishes_of(server), server.frontend_pids()
     with ThreadPoolExecutor(1) as threads:
         lost = threads.submit(load, server, "brought", **parameters)
-        wait_until(lambda: wishes.get("brought") or lost.done(), what="the load")
+        wait_until(lambda: "brought" in wishes.brought() or lost.done(), what="the load")
         for pid in old:
             os.kill(pid, signal.SIGKILL)
         error = lost.exception(30)
