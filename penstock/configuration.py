@@ -31,7 +31,7 @@ from ipc.catalog.repository import check_models
 from ipc.settings import Settings
 from penstock import terminal
 from workers.adapters import registry
-from workers.repository.opening import open_catalog
+from workers.repository.catalog_files import open_catalog
 
 EXIT_CONFIG = 3
 MOST_NAMES = 8

@@ -26,7 +26,7 @@ from ipc.processes import starting as processes
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import prepare_run_dir
 from workers import foreign, spare
-from workers.repository import opening as catalog_opening
+from workers.repository import catalog_files
 
 if TYPE_CHECKING:
     from workers.runtime import Runtime
@@ -95,7 +95,7 @@ def _take_slot(config: settings.Settings, slot: int) -> SlotLock:
 
 def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     paths = config.paths
-    catalog = catalog_opening.open_for(config)
+    catalog = catalog_files.open_for(config)
     for name in sweep.sweep_slot(paths, slot):
         log.info("removed %s, left by an earlier life of this slot", name)
     metrics.configure(paths, f"worker-{slot}")

@@ -43,7 +43,7 @@ from ipc.settings import Limits, load
 from ipc.wire import codec
 from ipc.wire.messages import GenerateCall, InferCall, Submit, TensorOutput, Work
 from tests.fakes.tensors import entry, finish, loaded, tensor
-from workers.repository import conversion, document
+from workers.repository import configuration
 from workers.repository.layout import ModelRefused
 
 Target = Callable[[bytes], None]
@@ -268,19 +268,19 @@ def _grpc(form: Form, data: bytes, understand: Callable[[TensorModel, Message, A
 def config_text(data: bytes) -> None:
     """A config.pbtxt."""
     with _refusing(ModelRefused):
-        conversion.convert(document.parse_text("config.pbtxt", data), "m")
+        configuration.convert(configuration.parse_text("config.pbtxt", data), "m")
 
 
 def config_yaml(data: bytes) -> None:
     """A config.yaml."""
     with _refusing(ModelRefused):
-        conversion.convert(document.parse_yaml("config.yaml", data), "m")
+        configuration.convert(configuration.parse_yaml("config.yaml", data), "m")
 
 
 def config_json(data: bytes) -> None:
     """A configuration that a load brings."""
     with _refusing(ModelRefused):
-        conversion.convert(document.parse_json("config", data), "m")
+        configuration.convert(configuration.parse_json("config", data), "m")
 
 
 def load_request(data: bytes) -> None:

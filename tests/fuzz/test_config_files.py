@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.workers.repository.test_repository_properties import PIECES, VALID, read
-from workers.repository import document
+from workers.repository import configuration
 
 pytestmark = pytest.mark.fuzz
 LONGEST_S = 5.0
@@ -19,7 +19,7 @@ LONGEST_S = 5.0
 
 def timed(raw: bytes) -> None:
     """Read a file in both forms."""
-    for parse in (document.parse_text, document.parse_yaml):
+    for parse in (configuration.parse_text, configuration.parse_yaml):
         began = time.monotonic()
         read(raw, parse)
         assert time.monotonic() - began < LONGEST_S
@@ -43,4 +43,4 @@ def test_no_file_crashes_hangs_or_grows(data: st.DataObject) -> None:
     "piece", [b"[", b"{", b"<", b"a: [", b"- ", b"? ", b'"', b"input {", b"input { dims: [", b"\n ", b"#"]
 )
 def test_a_file_of_one_piece_over_and_over(piece: bytes) -> None:
-    timed((piece * (document.MOST_CONFIG_NBYTES // len(piece)))[: document.MOST_CONFIG_NBYTES])
+    timed((piece * (configuration.MOST_CONFIG_NBYTES // len(piece)))[: configuration.MOST_CONFIG_NBYTES])

@@ -24,7 +24,7 @@ from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import RepositoryProgram, entry_of, marks
 from workers.foreign import line_of
 from workers.loading.source import SourceError
-from workers.repository.conversion import MOST_TENSORS
+from workers.repository.configuration import MOST_TENSORS
 from workers.repository.layout import ModelRefused
 
 _HARMLESS = frozenset(

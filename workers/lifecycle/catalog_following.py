@@ -20,9 +20,9 @@ from ipc.settings import Settings
 from ipc.wire.catalogs import Entries, Reread
 from workers.lifecycle import model_states
 from workers.lifecycle.model_states import ModelStates
-from workers.repository import opening
+from workers.repository import catalog_files
+from workers.repository.catalog_files import CatalogWatch
 from workers.repository.entries import RepositoryEntry, refuse_draft
-from workers.repository.watch import CatalogWatch
 
 log = logging.getLogger(__name__)
 
@@ -76,16 +76,16 @@ class CatalogFollower:
     def _follow(self) -> bool:
         """Serve what the files say now. Raises `ConfigError`, and what reading files raises."""
         chosen = self._settings.catalog
-        catalog = opening.open_catalog(
+        catalog = catalog_files.open_catalog(
             chosen, self._settings.repository, vanished_ok=True, wishes=self._states.wishes
         )
-        opening.tell_bad(catalog)
+        catalog_files.tell_bad(catalog)
         catalog = catalog.keeping(self.catalog.sources)
         model_states.groups(catalog)
         self._watch.was_read(catalog.files)
         changed = catalog.sources != self.catalog.sources
         log.info("the catalog changed: it has %d models now", len(catalog))
-        opening.keep(self._settings.paths.root, chosen, catalog)
+        catalog_files.keep(self._settings.paths.root, chosen, catalog)
         self.catalog, self._wanted, self._replaced_at = catalog, catalog, math.inf
         self.apply(self._with_retained(catalog))
         return changed

@@ -50,8 +50,8 @@ from workers.lifecycle.model_states import LoadLine, ModelStates
 from workers.loading import failure
 from workers.loading.failure import LoadFailure
 from workers.loading.source import DownloadFailed, SourceError
+from workers.repository.catalog_files import EVERY_S
 from workers.repository.layout import ModelRefused
-from workers.repository.watch import EVERY_S
 
 log = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from workers.lifecycle.loads import LoadCrashes, ModelLoads
 from workers.lifecycle.loras import LoraLoads
 from workers.lifecycle.memory_budget import budget_of, keep_freed_memory
 from workers.lifecycle.model_states import ModelStates
-from workers.repository.watch import EVERY_S
+from workers.repository.catalog_files import EVERY_S
 from workers.scheduling.table import JobTable
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from ipc.errors import InvalidInput, ModelLoadFailed
 from ipc.protos import model_config_pb2 as schema
 from ipc.settings import Repository
 from ipc.store.wishes import Wishes
-from workers.repository import conversion, document, layout
+from workers.repository import configuration, layout
 from workers.repository.layout import PROGRAMS, ModelRefused
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ def _entries(
         layout.inside(root, directory, chosen.follow_links)
         message = _message(root, directory, chosen, wish)
         if message is not None:
-            batch_stated, config = message.HasField("max_batch_size"), conversion.convert(message, name)
+            batch_stated, config = message.HasField("max_batch_size"), configuration.convert(message, name)
             config = with_labels(config, root, directory, chosen.follow_links)
     except ModelRefused as error:
         problem = str(error)
@@ -147,8 +147,8 @@ def _entries(
 def _message(root: Path, directory: Path, chosen: Repository, wish: Wish | None) -> schema.ModelConfig | None:
     """The configuration of a model, None where there is none. Raises `ModelRefused`."""
     if wish is not None and wish.config is not None:
-        return document.parse_json(CONFIG, wish.config.encode())
-    found = document.read(root, directory, chosen.follow_links)
+        return configuration.parse_json(CONFIG, wish.config.encode())
+    found = configuration.read(root, directory, chosen.follow_links)
     return None if found is None else found[1]
 
 
@@ -158,7 +158,7 @@ def _with_program(entry: RepositoryEntry, root: Path, chosen: Repository) -> Rep
         layout.inside(root, place, chosen.follow_links)
         backend, file = layout.program_file(place, entry.config.backend, entry.config.default_model_filename)
         layout.inside(root, place / file, chosen.follow_links)
-        conversion.check_decoupled(entry.config, backend)
+        configuration.check_decoupled(entry.config, backend)
     except ModelRefused as error:
         return _refused(entry, str(error))
     except OSError as error:
@@ -221,7 +221,7 @@ def _labelled(output: TensorConfig, root: Path, directory: Path, follow_links: b
 
 def read_labels(path: Path) -> tuple[str, ...]:
     """The labels of a file, without white space around them. Raises `ModelRefused` naming file and line."""
-    lines = document.read_bounded(path, MOST_CONFIG_NBYTES).split(b"\n")
+    lines = configuration.read_bounded(path, MOST_CONFIG_NBYTES).split(b"\n")
     if lines[-1].strip() == b"":
         lines.pop()
     if len(lines) > MOST_LABELS:

@@ -101,7 +101,7 @@ def stamp(directory: Path, version: int) -> str:
 
 
 def look(root: Path) -> Iterator[Facts]:
-    """Every file of a repository that counts as part of a model, and every directory, for `repository.watch`."""
+    """Every file of a repository that counts as part of a model, and every directory; see `CatalogWatch`."""
     return _walk(str(root), MOST_LEVELS)
 
 

@@ -29,7 +29,7 @@ from ipc.wire.messages import Call, InputItem, TensorInput, TensorOutput
 from workers.adapters.base import Adapter, Gathering, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.named_tensors import Array, NamedBatch, Signature
 from workers.adapters.shared.slot_batch import SlotBatch
-from workers.repository import document, layout
+from workers.repository import configuration, layout
 from workers.repository.entries import RepositoryEntry
 from workers.repository.layout import ModelRefused
 
@@ -253,7 +253,7 @@ def _from_file(directory: Path, where: str, shape: tuple[int, ...], given: Warmu
     """Raw values of one row in a file, repeated for every row."""
     path = layout.named_file(directory / WARMUP, given.file, f"{where}: input_data_file")
     layout.inside(directory, path, follow_links=False)
-    data, count = document.read_bounded(path, MOST_WARMUP_BYTES), math.prod(given.dims)
+    data, count = configuration.read_bounded(path, MOST_WARMUP_BYTES), math.prod(given.dims)
     nbytes = DATATYPES[given.datatype].nbytes
     if nbytes and len(data) != count * nbytes:
         raise ModelRefused(f"{where}: {path.name} has {len(data)} bytes, expected {count * nbytes}")

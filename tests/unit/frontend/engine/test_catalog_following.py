@@ -17,7 +17,7 @@ from ipc.settings import Repository
 from ipc.wire import codec
 from ipc.wire.catalogs import Entries
 from workers.lifecycle.catalog_following import ToldEntries
-from workers.repository import opening
+from workers.repository import catalog_files
 from workers.repository.entries import RepositoryEntry
 
 OLD, NEW = (ModelEntry(f"org/{name}", DirectorySource("/w")) for name in ("old", "new"))
@@ -135,6 +135,6 @@ def test_the_entry_of_a_file_with_options_that_no_message_can_tell_is_told_with_
     catalog = load_served(CatalogSettings(dirs=(str(tmp_path),)), Repository())
     told = ToldEntries().changes(catalog)
     assert told is not None and codec.decode_to_frontend(codec.encode(told)) == told
-    opening.keep(tmp_path, CatalogSettings(), catalog)
+    catalog_files.keep(tmp_path, CatalogSettings(), catalog)
     (entry,) = told.models
     assert entry.id == "org/m" and entry.error

@@ -10,7 +10,7 @@ from google.protobuf import text_format
 
 from frontend.tensors.config_messages import datatype_of, message_of
 from ipc.protos import model_config_pb2, trtis_v1_pb2
-from workers.repository.conversion import convert
+from workers.repository.configuration import convert
 
 BATCHING = """
 name: "m" backend: "torch_export" platform: "torch_export" max_batch_size: 8

@@ -35,7 +35,7 @@ from ipc.store.regions import MOST_BYTES
 from ipc.store.store import Store
 from ipc.wire.messages import MAX_CHUNKS
 from tests.fakes.generation_server import RecordedServer
-from workers.repository import conversion, document
+from workers.repository import configuration
 from workers.repository.layout import ModelRefused
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
@@ -181,14 +181,14 @@ def _warmup(count: int) -> str:
 
 
 _CONFIGS: dict[str, tuple[Callable[[int], str], int]] = {
-    "max_batch_size": (lambda at: f"max_batch_size: {at}", conversion.MOST_BATCH),
+    "max_batch_size": (lambda at: f"max_batch_size: {at}", configuration.MOST_BATCH),
     "queue delay": (
         lambda at: f"max_batch_size: 4 dynamic_batching {{ max_queue_delay_microseconds: {at} }}",
-        conversion.MOST_DELAY_US,
+        configuration.MOST_DELAY_US,
     ),
     "sequence idle": (
         lambda at: f"max_batch_size: 4 sequence_batching {{ max_sequence_idle_microseconds: {at} }}",
-        conversion.MOST_IDLE_US,
+        configuration.MOST_IDLE_US,
     ),
     "preferred batch": (
         lambda at: f"max_batch_size: 4 dynamic_batching {{ preferred_batch_size: [ {at} ] }}",
@@ -196,11 +196,11 @@ _CONFIGS: dict[str, tuple[Callable[[int], str], int]] = {
     ),
     "tensors": (
         lambda at: " ".join(_input([1], f"a{number}") for number in range(at)),
-        conversion.MOST_TENSORS,
+        configuration.MOST_TENSORS,
     ),
-    "dimensions": (lambda at: _input([1] * at), conversion.MOST_DIMS),
-    "warmups": (lambda at: _input([1]) + " ".join([_warmup(1)] * at), conversion.MOST_WARMUPS),
-    "runs of a warmup": (lambda at: _input([1]) + _warmup(at), conversion.MOST_WARMUP_RUNS),
+    "dimensions": (lambda at: _input([1] * at), configuration.MOST_DIMS),
+    "warmups": (lambda at: _input([1]) + " ".join([_warmup(1)] * at), configuration.MOST_WARMUPS),
+    "runs of a warmup": (lambda at: _input([1]) + _warmup(at), configuration.MOST_WARMUP_RUNS),
 }
 
 
@@ -208,9 +208,11 @@ _CONFIGS: dict[str, tuple[Callable[[int], str], int]] = {
 def test_a_configuration_at_its_limit_is_read_and_one_beyond_is_refused(what: str) -> None:
     text, limit = _CONFIGS[what]
     head = 'name: "m" platform: "pytorch_libtorch" '
-    conversion.convert(document.parse_text("config.pbtxt", (head + text(limit)).encode()), "m")
+    configuration.convert(configuration.parse_text("config.pbtxt", (head + text(limit)).encode()), "m")
     with pytest.raises(ModelRefused):
-        conversion.convert(document.parse_text("config.pbtxt", (head + text(limit + 1)).encode()), "m")
+        configuration.convert(
+            configuration.parse_text("config.pbtxt", (head + text(limit + 1)).encode()), "m"
+        )
 
 
 def test_one_token_is_the_least_and_zero_switches_a_penalty_off() -> None:

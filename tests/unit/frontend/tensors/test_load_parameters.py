@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from frontend.protocols.kserve_v2.management import configuration
+from frontend.protocols.kserve_v2 import management
 from frontend.tensors.load_parameters import MOST_FILES, Brought, read
 from ipc.catalog.repository import MOST_CONFIG_NBYTES, Wish
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
@@ -20,7 +20,7 @@ from ipc.store.store import Store
 from ipc.store.wishes import Wishes
 from tests.tiny.program_sources import IDENTITY
 from tests.tiny.programs import write_model
-from workers.repository import conversion, document, entries
+from workers.repository import configuration, entries
 
 
 def settings_of(**more: Any) -> Settings:
@@ -144,8 +144,8 @@ def test_entries_are_those_of_the_override(tmp_path: Path) -> None:
 )
 def test_the_configuration_that_is_shown_can_be_brought_again(tmp_path: Path, model: str) -> None:
     directory = write_model(tmp_path, model)
-    found = document.read(tmp_path, directory, False)
+    found = configuration.read(tmp_path, directory, False)
     assert found is not None
-    config = conversion.convert(found[1], model)
-    text = json.dumps(configuration(model, config)).encode()
-    assert conversion.convert(document.parse_json("config", text), model) == config
+    config = configuration.convert(found[1], model)
+    text = json.dumps(management.configuration(model, config)).encode()
+    assert configuration.convert(configuration.parse_json("config", text), model) == config

@@ -17,9 +17,8 @@ from ipc.store.store import Store, StoreUnreadable, Table
 from ipc.store.wishes import Wishes
 from tests.harness.server import FAKE_CATALOG
 from tests.tiny.program_sources import IDENTITY
-from workers.repository import entries
-from workers.repository import opening as catalog_opening
-from workers.repository.opening import open_catalog
+from workers.repository import catalog_files, entries
+from workers.repository.catalog_files import open_catalog
 
 FILES = {"1/model.py": IDENTITY.encode(), "labels.txt": b"a\n"}
 
@@ -143,7 +142,7 @@ def test_an_override_with_the_name_of_a_catalog_model_is_left_out(
     assert sorted(found) == ["fake/echo", "m@1"]
     assert "'echo', which a load brought, is left out" in caplog.text
     for _ in range(2):
-        found = catalog_opening.open_accepted(
+        found = catalog_files.open_accepted(
             settings.paths.root, settings.catalog, settings.repository, wishes
         )
         assert sorted(found) == ["fake/echo", "m@1"]

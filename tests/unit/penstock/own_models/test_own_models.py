@@ -29,7 +29,7 @@ from tests.fakes.hub import Files, hub
 from tests.harness.server import FAKE_CATALOG
 from tests.unit.workers.adapters.test_dense_reference import encode
 from tests.unit.workers.adapters.test_dense_reference import load as load_adapter
-from workers.repository.opening import open_catalog
+from workers.repository.catalog_files import open_catalog
 
 BERT = {"architectures": ["BertModel"], "hidden_size": 8, "max_position_embeddings": 512, "vocab_size": 30}
 KINDS = "sentence_transformers.models."

@@ -21,9 +21,8 @@ from ipc.catalog.entries import (
 from ipc.errors import ConfigError
 from workers.lifecycle import loads
 from workers.lifecycle.loads import LoadCrashes
-from workers.repository import opening
-from workers.repository.opening import open_accepted
-from workers.repository.watch import CatalogWatch, look
+from workers.repository import catalog_files
+from workers.repository.catalog_files import CatalogWatch, look, open_accepted
 
 MODEL = "id: {}\nsource: {{kind: directory, path: /weights}}\n"
 
@@ -43,7 +42,7 @@ def test_a_change_counts_once_and_only_when_it_has_settled(tmp_path: Path) -> No
 
 def test_a_change_between_reading_and_watching_is_not_missed(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(MODEL.format("a"))
-    catalog = opening.open_catalog(settings.Catalog(dirs=(str(tmp_path),)), settings.Repository())
+    catalog = catalog_files.open_catalog(settings.Catalog(dirs=(str(tmp_path),)), settings.Repository())
     (tmp_path / "b.yaml").write_text(MODEL.format("b"))
     watch = CatalogWatch([str(tmp_path)], catalog.files)
     assert [watch.changed(), watch.changed()] == [False, True]

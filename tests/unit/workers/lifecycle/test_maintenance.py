@@ -18,7 +18,7 @@ from workers.lifecycle import models as maintenance
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.models import ModelTable
 from workers.loading.failure import LoadFailure
-from workers.repository.watch import EVERY_S
+from workers.repository.catalog_files import EVERY_S
 
 BUDGET = 1000
 NAMES = ("org/a", "org/b", "org/c")

@@ -30,8 +30,8 @@ from workers.lifecycle.memory_budget import Budget
 from workers.lifecycle.model_states import ServedModel
 from workers.lifecycle.models import ModelTable
 from workers.loading.failure import LoadFailure
+from workers.repository.catalog_files import CatalogWatch
 from workers.repository.entries import RepositoryEntry
-from workers.repository.watch import CatalogWatch
 from workers.scheduling.table import JobTable
 
 ENTRY = ModelEntry("org/m", DirectorySource("/weights"), adapter="tests.fakes.weighing:WeighingAdapter")

@@ -18,11 +18,10 @@ from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository
 from tests.harness.server import FAKE_CATALOG
 from workers.lifecycle import model_states
-from workers.repository import opening
+from workers.repository import catalog_files
+from workers.repository.catalog_files import CatalogWatch, look, open_catalog
 from workers.repository.entries import RepositoryEntry
 from workers.repository.layout import ModelRefused
-from workers.repository.opening import open_catalog
-from workers.repository.watch import CatalogWatch, look
 
 NONE = CatalogSettings()
 FAKE = CatalogSettings(dirs=(str(FAKE_CATALOG),), models=("fake/echo",))
@@ -139,17 +138,17 @@ def test_a_worker_that_starts_again_takes_the_repository_as_it_is(tmp_path: Path
     root, run = tmp_path / "models", tmp_path / "run"
     run.mkdir()
     repository = settings(model(root, "m", 1))
-    assert list(opening.open_accepted(run, FAKE, repository)) == ["fake/echo", "m@1"]
+    assert list(catalog_files.open_accepted(run, FAKE, repository)) == ["fake/echo", "m@1"]
     model(root, "m", 2)
-    assert list(opening.open_accepted(run, FAKE, repository)) == ["fake/echo", "m@1", "m@2"]
+    assert list(catalog_files.open_accepted(run, FAKE, repository)) == ["fake/echo", "m@1", "m@2"]
     model(root, "echo", 1)
-    assert list(opening.open_accepted(run, FAKE, repository)) == ["fake/echo"], (
+    assert list(catalog_files.open_accepted(run, FAKE, repository)) == ["fake/echo"], (
         "two of one name: the catalog's stays"
     )
     shutil.rmtree(root)
-    assert list(opening.open_accepted(run, FAKE, repository)) == ["fake/echo"]
+    assert list(catalog_files.open_accepted(run, FAKE, repository)) == ["fake/echo"]
     with pytest.raises(ConfigError, match="cannot be read"):
-        opening.open_accepted(tmp_path, FAKE, repository)
+        catalog_files.open_accepted(tmp_path, FAKE, repository)
 
 
 def test_an_old_version_stays_until_a_chosen_one_is_loaded(tmp_path: Path) -> None:

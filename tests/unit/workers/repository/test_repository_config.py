@@ -17,7 +17,7 @@ from ipc.catalog.model_config import (
     Warmup,
     WarmupInput,
 )
-from workers.repository import conversion, document, entries
+from workers.repository import configuration, entries
 from workers.repository.layout import ModelRefused
 
 IN = 'input { name: "A" data_type: TYPE_FP32 dims: [2, -1] }\n'
@@ -26,7 +26,7 @@ OUT = 'output { name: "B" data_type: TYPE_FP32 dims: 2 }\n'
 
 def converted(text: str) -> ModelConfig:
     """The configuration that a text is for the model `m`."""
-    return conversion.convert(document.parse_text("config.pbtxt", text.encode()), "m")
+    return configuration.convert(configuration.parse_text("config.pbtxt", text.encode()), "m")
 
 
 def control(body: str, name: str = "C") -> str:
@@ -111,7 +111,7 @@ def test_yaml_says_the_same_as_text() -> None:
     dynamic_batching: {}
     """
     text = f"max_batch_size: 8 {IN} {OUT} version_policy {{ all {{ }} }} dynamic_batching {{ }}"
-    assert conversion.convert(document.parse_yaml("config.yaml", yaml), "m") == converted(text)
+    assert configuration.convert(configuration.parse_yaml("config.yaml", yaml), "m") == converted(text)
 
 
 @pytest.mark.parametrize(
@@ -226,12 +226,12 @@ def test_every_mistake_is_told_with_its_place_value_and_limit(text: str, said: s
 )  # fmt: skip
 def test_yaml_mistakes_name_the_file(raw: bytes, said: str) -> None:
     with pytest.raises(ModelRefused, match=said):
-        conversion.convert(document.parse_yaml("config.yaml", raw), "m")
+        configuration.convert(configuration.parse_yaml("config.yaml", raw), "m")
 
 
 def test_text_that_is_no_utf_8_is_told_with_line_and_column() -> None:
     with pytest.raises(ModelRefused, match=r"config\.pbtxt:3:3: no UTF-8"):
-        document.parse_text("config.pbtxt", b"\n\n# \xff")
+        configuration.parse_text("config.pbtxt", b"\n\n# \xff")
 
 
 def test_labels_are_the_lines_of_their_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ipc.memory.datatypes import DATATYPES
 from ipc.protos import model_config_pb2 as schema
 from ipc.wire import codec
 from ipc.wire.messages import ModelStatus
-from workers.repository import conversion, document
+from workers.repository import configuration
 from workers.repository.layout import ModelRefused
 
 VALID = b"""
@@ -34,7 +34,7 @@ PIECES = st.sampled_from(
 
 def read(raw: bytes, parse: Any) -> None:
     try:
-        conversion.convert(parse("config", raw), "m")
+        configuration.convert(parse("config", raw), "m")
     except ModelRefused as error:
         assert str(error) and "\n" not in str(error)
 
@@ -42,15 +42,15 @@ def read(raw: bytes, parse: Any) -> None:
 @given(st.binary(max_size=300))
 @settings(max_examples=300, deadline=None)
 def test_any_bytes(raw: bytes) -> None:
-    read(raw, document.parse_text)
-    read(raw, document.parse_yaml)
+    read(raw, configuration.parse_text)
+    read(raw, configuration.parse_yaml)
 
 
 @given(st.lists(PIECES, max_size=60).map(b" ".join))
 @settings(max_examples=300, deadline=None)
 def test_any_tokens(raw: bytes) -> None:
-    read(raw, document.parse_text)
-    read(raw, document.parse_yaml)
+    read(raw, configuration.parse_text)
+    read(raw, configuration.parse_yaml)
 
 
 @given(st.data())
@@ -60,7 +60,7 @@ def test_a_valid_file_with_bytes_replaced_cut_out_or_put_in(data: st.DataObject)
     for _ in range(data.draw(st.integers(1, 5))):
         at = data.draw(st.integers(0, len(raw)))
         raw[at : at + data.draw(st.integers(0, 8))] = data.draw(PIECES | st.binary(max_size=4))
-    read(bytes(raw), document.parse_text)
+    read(bytes(raw), configuration.parse_text)
 
 
 def tensors(kind: type) -> st.SearchStrategy[Any]:
@@ -82,7 +82,7 @@ def tensors(kind: type) -> st.SearchStrategy[Any]:
 def test_what_was_written_is_read(batch: int, inputs: list[Any], outputs: list[Any], as_utf8: bool) -> None:
     message = schema.ModelConfig(name="m", max_batch_size=batch, input=inputs, output=outputs)
     text = text_format.MessageToString(message, as_utf8=as_utf8, as_one_line=as_utf8)
-    found = conversion.convert(document.parse_text("config.pbtxt", text.encode()), "m")
+    found = configuration.convert(configuration.parse_text("config.pbtxt", text.encode()), "m")
     assert found.max_batch_size == batch
     for read_back, written in ((found.inputs, inputs), (found.outputs, outputs)):
         assert [each.name for each in read_back] == [each.name for each in written]
@@ -117,7 +117,7 @@ def draw_sequences(data: st.DataObject, message: Any) -> None:
 @settings(max_examples=300, deadline=None)
 def test_whatever_configuration_is_accepted_can_be_told_to_frontends(data: st.DataObject) -> None:
     texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
-    message = document.parse_text("config.pbtxt", VALID)
+    message = configuration.parse_text("config.pbtxt", VALID)
     message.max_batch_size = data.draw(st.sampled_from([8, 2**20]))
     message.input.extend(data.draw(st.lists(tensors(schema.ModelInput), max_size=2, unique_by=str)))
     message.output[0].label_filename = data.draw(texts)
@@ -138,7 +138,7 @@ def test_whatever_configuration_is_accepted_can_be_told_to_frontends(data: st.Da
         message.ClearField("dynamic_batching")
         draw_sequences(data, message)
     try:
-        config = conversion.convert(message, "m")
+        config = configuration.convert(message, "m")
     except ModelRefused as refused:
         assert "input" in str(refused), "of what is drawn only names of inputs may clash"
         return

@@ -1,15 +1,23 @@
-"""A configuration's message as our `ModelConfig`. Every field is checked; messages name it with value and limit.
+"""A configuration of a model: read as the message of its schema, and converted to our `ModelConfig`.
 
-Fields that only tune how another server runs a model (optimization, rate limits, priorities of queues) have no effect
-here. Fields that change what a model answers and that nothing here does are refused.
+1. config.pbtxt (text protobuf), config.yaml or JSON (the same fields) are read up to 1 MiB and parsed by the protobuf
+   library, which tells line and column, or the field, of a mistake.
+2. `convert` checks every field. Messages name the field with its value and limit.
+3. Fields that only tune how another server runs a model (optimization, rate limits, priorities of queues) have no
+   effect here. Fields that change what a model answers and that nothing here does are refused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+import msgspec
+from google.protobuf import json_format, text_format
+
+from ipc import yaml_text
 from ipc.catalog.model_config import (
     Control,
     DynamicBatching,
@@ -21,10 +29,15 @@ from ipc.catalog.model_config import (
     Warmup,
     WarmupInput,
 )
+from ipc.catalog.repository import CONFIGS, MOST_CONFIG_NBYTES
 from ipc.memory.datatypes import BY_CONFIG, elements
 from ipc.protos import model_config_pb2 as schema
+from workers.repository import layout
 from workers.repository.layout import PROGRAMS, ModelRefused
 
+MOST_VALUES = 100_000
+"""Values of a YAML document, those counted again that an alias repeats."""
+_MOST_CHARACTERS = 240
 MOST_DELAY_US = 60_000_000
 MOST_IDLE_US = 24 * 3600 * 1_000_000
 IDLE_US = 1_000_000
@@ -39,94 +52,6 @@ _IDS = {
     schema.TYPE_INT32: "INT32",
     schema.TYPE_STRING: "BYTES",
 }
-
-
-def dynamic(message: schema.ModelConfig, batch: int) -> DynamicBatching | None:
-    """Dynamic batching of a configuration. Raises `ModelRefused`."""
-    if not message.HasField("dynamic_batching"):
-        return None
-    given = message.dynamic_batching
-    if not batch:
-        raise ModelRefused("dynamic_batching: needs max_batch_size of at least 1")
-    wrong = next((size for size in given.preferred_batch_size if not 1 <= size <= batch), None)
-    if wrong is not None:
-        raise ModelRefused(
-            f"dynamic_batching.preferred_batch_size: {wrong} is not within 1 and max_batch_size {batch}"
-        )
-    delay_us = given.max_queue_delay_microseconds
-    if delay_us > MOST_DELAY_US:
-        raise ModelRefused(
-            f"dynamic_batching.max_queue_delay_microseconds: {delay_us} is above {MOST_DELAY_US}"
-        )
-    return DynamicBatching(tuple(sorted(set(given.preferred_batch_size))), delay_us, given.preserve_ordering)
-
-
-def sequence(message: schema.ModelConfig) -> SequenceBatching | None:
-    """Sequence batching of a configuration. Raises `ModelRefused`."""
-    if not message.HasField("sequence_batching"):
-        return None
-    given = message.sequence_batching
-    for field in ("oldest", "state"):
-        if field in {descriptor.name for descriptor, _ in given.ListFields()}:
-            raise ModelRefused(f"sequence_batching.{field}: not supported")
-    if given.iterative_sequence:
-        raise ModelRefused("sequence_batching.iterative_sequence: not supported")
-    idle_us = given.max_sequence_idle_microseconds
-    if idle_us > MOST_IDLE_US:
-        raise ModelRefused(
-            f"sequence_batching.max_sequence_idle_microseconds: {idle_us} is above {MOST_IDLE_US}"
-        )
-    return SequenceBatching(idle_us or IDLE_US, tuple(_control(each) for each in given.control_input))
-
-
-def _control(message: schema.ModelSequenceBatching.ControlInput) -> Control:
-    where = f"control_input {message.name[:200]!a}"
-    if not message.name or len(message.control) != 1:
-        raise ModelRefused(f"{where}: needs a name and one control, got {len(message.control)}")
-    control = message.control[0]
-    name = schema.ModelSequenceBatching.Control.Kind.Name(control.kind).removeprefix(_PREFIX)
-    assert name in get_args(ControlKind), name
-    kind = cast(ControlKind, name)
-    given = [field for field in _PAIRS if len(getattr(control, field))]
-    if kind == "CORRID":
-        if given or control.data_type not in _IDS:
-            raise ModelRefused(
-                f"{where}: CORRID needs data_type, one of TYPE_[U]INT32, TYPE_[U]INT64, TYPE_STRING"
-            )
-        return Control(message.name, kind, _IDS[control.data_type])
-    if len(given) != 1 or len(getattr(control, given[0])) != 2:
-        raise ModelRefused(f"{where}: {kind} needs one of {', '.join(_PAIRS)}, with two values")
-    off, on = getattr(control, given[0])
-    return Control(message.name, kind, _PAIRS[given[0]], (float(off), float(on)))
-
-
-def check_decoupled(config: ModelConfig, backend: str) -> None:
-    """Raise `ModelRefused` for a setting that a decoupled model cannot have, or a `backend` without such models."""
-    if not config.decoupled:
-        return
-    if backend != "python_model":
-        raise ModelRefused(
-            "model_transaction_policy.decoupled: only a model.py can give several responses to a request"
-        )
-    if config.sequence_batching is not None:
-        raise ModelRefused("sequence_batching: not supported with model_transaction_policy.decoupled")
-    if config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering:
-        raise ModelRefused(
-            "dynamic_batching.preserve_ordering: not supported with model_transaction_policy.decoupled"
-        )
-
-
-def check_controls(config: ModelConfig) -> None:
-    """Raise `ModelRefused` for control tensors that clash with each other or with an input."""
-    controls = config.sequence_batching.controls if config.sequence_batching else ()
-    for i, control in enumerate(controls):
-        before = controls[:i]
-        if config.input(control.name) or any(other.name == control.name for other in before):
-            raise ModelRefused(f"control_input {control.name[:200]!a}: there is another input of that name")
-        if any(other.kind == control.kind for other in before):
-            raise ModelRefused(f"control_input {control.name[:200]!a}: {control.kind} is given twice")
-
-
 MOST_TENSORS = 1000
 MOST_DIMS = 32
 MOST_BATCH = 1 << 20
@@ -152,6 +77,97 @@ _BACKENDS = {
     "onnxruntime": "onnx",
     "python": "python_model",
 }
+
+
+def read(root: Path, directory: Path, follow_links: bool) -> tuple[str, schema.ModelConfig] | None:
+    """(file name, message) of a model's configuration, None where there is none. Raises `ModelRefused`."""
+    found = [name for name in CONFIGS if (directory / name).is_symlink() or (directory / name).exists()]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise ModelRefused(f"there are both {found[0]} and {found[1]}; keep one")
+    path = layout.inside(root, directory / found[0], follow_links)
+    data = read_bounded(path, MOST_CONFIG_NBYTES)
+    return found[0], (parse_text if path.suffix == ".pbtxt" else parse_yaml)(found[0], data)
+
+
+def read_bounded(path: Path, most_bytes: int) -> bytes:
+    """The content of a file. Raises `ModelRefused` when it is larger, no plain file, or cannot be read."""
+    try:
+        if not path.is_file():
+            raise ModelRefused(f"{path.name} is no plain file")
+        with path.open("rb") as stream:
+            data = stream.read(most_bytes + 1)
+    except OSError as error:
+        raise ModelRefused(f"{path.name} cannot be read: {error.strerror or type(error).__name__}") from error
+    if len(data) > most_bytes:
+        raise ModelRefused(f"{path.name} has more than {most_bytes} bytes")
+    return data
+
+
+def parse_text(name: str, data: bytes) -> schema.ModelConfig:
+    """Text protobuf. Raises `ModelRefused` with `name`, line and column."""
+    try:
+        return text_format.Parse(data.decode("utf-8"), schema.ModelConfig())
+    except UnicodeDecodeError as error:
+        lines, start = data.count(b"\n", 0, error.start), data.rfind(b"\n", 0, error.start)
+        raise ModelRefused(f"{name}:{lines + 1}:{error.start - start}: no UTF-8") from error
+    except text_format.ParseError as error:
+        line, column = error.GetLine(), error.GetColumn()
+        where = f"{name}:{line}:{column}" if line else name
+        prefix = f"{line}:{column} : " if line else ""
+        raise ModelRefused(f"{where}: {_shown(str(error).removeprefix(prefix))}") from error
+    except (RecursionError, ValueError, OverflowError) as error:
+        raise ModelRefused(f"{name}: {_shown(str(error) or type(error).__name__)}") from error
+
+
+def parse_yaml(name: str, data: bytes) -> schema.ModelConfig:
+    """YAML with the field names of the schema. Raises `ModelRefused` with `name`, and line or field."""
+    return _parse(name, data, yaml_text.decode)
+
+
+def parse_json(name: str, data: bytes) -> schema.ModelConfig:
+    """JSON with the field names of the schema. Raises `ModelRefused` as `parse_yaml`."""
+    if len(data) > MOST_CONFIG_NBYTES:
+        raise ModelRefused(f"{name} has more than {MOST_CONFIG_NBYTES} bytes")
+    return _parse(name, data, msgspec.json.decode)
+
+
+def _parse(name: str, data: bytes, decode: Callable[[bytes], Any]) -> schema.ModelConfig:
+    try:
+        raw = decode(data)
+        if not isinstance(raw, dict):
+            raise ModelRefused(f"{name}: expected a map of fields")
+        _count(name, raw)
+        return json_format.ParseDict(raw, schema.ModelConfig())
+    except (
+        json_format.Error,
+        msgspec.DecodeError,
+        RecursionError,
+        ValueError,
+        OverflowError,
+        TypeError,
+    ) as error:
+        raise ModelRefused(f"{name}: {_shown(str(error) or type(error).__name__)}") from error
+
+
+def _count(name: str, raw: Any) -> None:
+    """Refuse a document that its aliases make larger than any configuration."""
+    values, places = 0, [raw]
+    while places:
+        place = places.pop()
+        values += 1
+        if values > MOST_VALUES:
+            raise ModelRefused(f"{name}: more than {MOST_VALUES} values")
+        if isinstance(place, dict):
+            places += place.values()
+        elif isinstance(place, list):
+            places += place
+
+
+def _shown(message: str) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..."
 
 
 def convert(message: schema.ModelConfig, name: str) -> ModelConfig:
@@ -329,3 +345,89 @@ def _warmup_input(where: str, message: schema.ModelWarmup.Input) -> WarmupInput:
     if kind == "input_data_file":
         return WarmupInput(datatype, dims, "file", message.input_data_file)
     return WarmupInput(datatype, dims, "random" if kind == "random_data" and message.random_data else "zero")
+
+
+def dynamic(message: schema.ModelConfig, batch: int) -> DynamicBatching | None:
+    """Dynamic batching of a configuration. Raises `ModelRefused`."""
+    if not message.HasField("dynamic_batching"):
+        return None
+    given = message.dynamic_batching
+    if not batch:
+        raise ModelRefused("dynamic_batching: needs max_batch_size of at least 1")
+    wrong = next((size for size in given.preferred_batch_size if not 1 <= size <= batch), None)
+    if wrong is not None:
+        raise ModelRefused(
+            f"dynamic_batching.preferred_batch_size: {wrong} is not within 1 and max_batch_size {batch}"
+        )
+    delay_us = given.max_queue_delay_microseconds
+    if delay_us > MOST_DELAY_US:
+        raise ModelRefused(
+            f"dynamic_batching.max_queue_delay_microseconds: {delay_us} is above {MOST_DELAY_US}"
+        )
+    return DynamicBatching(tuple(sorted(set(given.preferred_batch_size))), delay_us, given.preserve_ordering)
+
+
+def sequence(message: schema.ModelConfig) -> SequenceBatching | None:
+    """Sequence batching of a configuration. Raises `ModelRefused`."""
+    if not message.HasField("sequence_batching"):
+        return None
+    given = message.sequence_batching
+    for field in ("oldest", "state"):
+        if field in {descriptor.name for descriptor, _ in given.ListFields()}:
+            raise ModelRefused(f"sequence_batching.{field}: not supported")
+    if given.iterative_sequence:
+        raise ModelRefused("sequence_batching.iterative_sequence: not supported")
+    idle_us = given.max_sequence_idle_microseconds
+    if idle_us > MOST_IDLE_US:
+        raise ModelRefused(
+            f"sequence_batching.max_sequence_idle_microseconds: {idle_us} is above {MOST_IDLE_US}"
+        )
+    return SequenceBatching(idle_us or IDLE_US, tuple(_control(each) for each in given.control_input))
+
+
+def _control(message: schema.ModelSequenceBatching.ControlInput) -> Control:
+    where = f"control_input {message.name[:200]!a}"
+    if not message.name or len(message.control) != 1:
+        raise ModelRefused(f"{where}: needs a name and one control, got {len(message.control)}")
+    control = message.control[0]
+    name = schema.ModelSequenceBatching.Control.Kind.Name(control.kind).removeprefix(_PREFIX)
+    assert name in get_args(ControlKind), name
+    kind = cast(ControlKind, name)
+    given = [field for field in _PAIRS if len(getattr(control, field))]
+    if kind == "CORRID":
+        if given or control.data_type not in _IDS:
+            raise ModelRefused(
+                f"{where}: CORRID needs data_type, one of TYPE_[U]INT32, TYPE_[U]INT64, TYPE_STRING"
+            )
+        return Control(message.name, kind, _IDS[control.data_type])
+    if len(given) != 1 or len(getattr(control, given[0])) != 2:
+        raise ModelRefused(f"{where}: {kind} needs one of {', '.join(_PAIRS)}, with two values")
+    off, on = getattr(control, given[0])
+    return Control(message.name, kind, _PAIRS[given[0]], (float(off), float(on)))
+
+
+def check_decoupled(config: ModelConfig, backend: str) -> None:
+    """Raise `ModelRefused` for a setting that a decoupled model cannot have, or a `backend` without such models."""
+    if not config.decoupled:
+        return
+    if backend != "python_model":
+        raise ModelRefused(
+            "model_transaction_policy.decoupled: only a model.py can give several responses to a request"
+        )
+    if config.sequence_batching is not None:
+        raise ModelRefused("sequence_batching: not supported with model_transaction_policy.decoupled")
+    if config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering:
+        raise ModelRefused(
+            "dynamic_batching.preserve_ordering: not supported with model_transaction_policy.decoupled"
+        )
+
+
+def check_controls(config: ModelConfig) -> None:
+    """Raise `ModelRefused` for control tensors that clash with each other or with an input."""
+    controls = config.sequence_batching.controls if config.sequence_batching else ()
+    for i, control in enumerate(controls):
+        before = controls[:i]
+        if config.input(control.name) or any(other.name == control.name for other in before):
+            raise ModelRefused(f"control_input {control.name[:200]!a}: there is another input of that name")
+        if any(other.kind == control.kind for other in before):
+            raise ModelRefused(f"control_input {control.name[:200]!a}: {control.kind} is given twice")

@@ -1,7 +1,16 @@
-"""The catalog that the settings name, catalog files and repositories together, and what a worker keeps of it.
+"""The catalog that the settings name, catalog files and repositories together: opened, watched, and kept by workers.
 
 A first start wants a catalog without mistakes. A worker that starts again while the server runs must not stay away
-because a file was broken or taken away meanwhile: it serves what is left, or what was accepted last.
+because a file was broken or taken away meanwhile: the worker serves what is left, or the catalog accepted last.
+
+A worker that runs notices changes of the files (`CatalogWatch`) by one look a second:
+
+1. A look is the set of all `*.yaml` files below the catalog's directories, of the Python files (adapters) among them,
+   of all files and directories of the model repositories, with their size and time, and of what loads by name brought
+   (`ipc.store.wishes`).
+2. A look that differs from the one before only starts the waiting, since an editor may still be writing. What a load
+   brought is in place at once.
+3. Two equal looks that differ from the last reading mean that the catalog is to be read again.
 
 NOTE: nothing here imports torch, so that a wrong configuration is told at once, and so that `workers.main` sets what
 torch reads from the environment before torch is imported.
@@ -11,22 +20,35 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from ipc.catalog.entries import Catalog, Files, ModelEntry, check_lists, check_lora_dirs, load_served
+from ipc.catalog.entries import (
+    Catalog,
+    Files,
+    ModelEntry,
+    check_lists,
+    check_lora_dirs,
+    files_below,
+    load_served,
+)
 from ipc.catalog.repository import names_of, refuse_clash
 from ipc.errors import ConfigError
+from ipc.processes.paths import asset
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository, Settings
 from ipc.store.store import Store
 from ipc.store.wishes import Wishes
-from workers.repository import entries
+from workers.repository import entries, layout
 from workers.repository.entries import RepositoryEntry
-from workers.repository.watch import look
 
 log = logging.getLogger(__name__)
+
+NONE = Repository()
+EVERY_S = 1.0
+_BROUGHT = "brought "
 
 
 def open_catalog(
@@ -65,11 +87,6 @@ def add_repositories(
     found = entries.read(repository, wishes, taken)
     refuse_clash((entry.model for entry in found), taken)
     return Catalog([*served.sources, *found], files, served.reading, served.read_ns)
-
-
-log = logging.getLogger(__name__)
-
-NONE = Repository()
 
 
 class _Kept(msgspec.Struct):
@@ -174,3 +191,60 @@ def _settings(chosen: CatalogSettings) -> str:
 
 def _path(root: Path) -> Path:
     return root / "catalog.json"
+
+
+def look(dirs: Iterable[str], repositories: Iterable[str] = (), wishes: Wishes | None = None) -> Files:
+    """(path, size, time in nanoseconds, inode) of every file that decides on models; a vanishing file is left out.
+
+    Directories of repositories are there too, with zeros. What a load brought is a path that no file has.
+    """
+    roots = [Path(d) for d in dirs] or [asset("config/models")]
+    paths = (path for root in roots for path in files_below(root, (".yaml", ".py")))
+    catalog = frozenset(found for path in paths if (found := _facts(path)))
+    brought = wishes.brought() if wishes is not None else {}
+    wished = ((f"{_BROUGHT}{model} {wish.digest}", 0, 0, 0) for model, wish in brought.items())
+    return catalog.union(wished, *(layout.look(Path(root)) for root in repositories))
+
+
+def _facts(path: Path) -> tuple[str, int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return str(path), found.st_size, found.st_mtime_ns, found.st_ino
+
+
+class CatalogWatch:
+    """Looks at the files of one catalog; `read` is what they were when the catalog was read."""
+
+    def __init__(
+        self,
+        dirs: Iterable[str],
+        read: Files | None = None,
+        repositories: Iterable[str] = (),
+        wishes: Wishes | None = None,
+    ) -> None:
+        self._places = tuple(dirs), tuple(repositories), wishes
+        self._read = self._last = look(*self._places) if read is None else read
+
+    def changed(self) -> bool:
+        """Whether the files differ from those read last and have settled; says so once for each change."""
+        now = look(*self._places)
+        # A wish is put in force in one step, so a difference by wishes alone has settled.
+        before, self._last = self._last, now
+        settled = all(path.startswith(_BROUGHT) for path, *_ in now ^ before)
+        if not settled or now == self._read:
+            return False
+        self._read = now
+        return True
+
+    def differs(self) -> bool:
+        """Whether the files differ from those read last, settled or not."""
+        return look(*self._places) != self._read
+
+    def was_read(self, files: Files) -> None:
+        """The catalog has been read since, from these files, which may have been others than at the last look.
+
+        Without this, a change that was read between two looks and taken back before the second would not be noticed.
+        """
+        self._read = files
