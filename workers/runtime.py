@@ -126,7 +126,7 @@ class Runtime:
     def load(self, message: Load) -> None:
         """A frontend wants a model."""
         if not self.draining:
-            self.models.load(message.model, message.explicit)
+            self.models.want(message.model, message.explicit)
 
     def unload(self, model: str) -> None:
         """Somebody wants a model's memory back."""

@@ -114,7 +114,7 @@ class RepositoryControl:
             # A load serves files that were copied there just now.
             await self._reread(model, deadline_ns)
         entries = await self._entries(model, deadline_ns)
-        await self.wishes.load(model_of(entries[0]), deadline_ns)
+        await self.wishes.wish_loaded(model_of(entries[0]), deadline_ns)
         await self._load_entries(model, entries, deadline_ns)
 
     async def unload(self, model: str, parameters: Mapping[str, Any], deadline_ns: int) -> None:

@@ -87,16 +87,16 @@ def _config(value: Any) -> str:
 def _files(given: Mapping[str, Any], most_nbytes: int) -> dict[str, bytes]:
     if len(given) > MOST_FILES:
         raise InvalidInput(f"load parameters: {len(given)} files, the limit is {MOST_FILES}")
-    found = {_path(name): _content(name, value) for name, value in given.items()}
-    nbytes = sum(map(len, found.values()))
+    files = {_path(name): _content(name, value) for name, value in given.items()}
+    nbytes = sum(map(len, files.values()))
     if nbytes > most_nbytes:
         raise BodyTooLarge(
             f"load parameters: the files have {nbytes} bytes, the limit is {most_nbytes} (repository.max_upload_bytes)"
         )
-    for path in found:
-        if any(other.startswith(f"{path}/") for other in found):
+    for path in files:
+        if any(other.startswith(f"{path}/") for other in files):
             raise InvalidInput(f"load parameter {(FILE + path)[:100]!a}: another file lies below it")
-    return found
+    return files
 
 
 def _path(name: str) -> str:

@@ -147,9 +147,9 @@ class RegionTable:
 
         def leave(rows: dict[str, _Row]) -> int:
             self._let_go(rows)
-            found = [row for row in rows.values() if not row.leaving and chosen(row)]
-            rows.update({row.name: msgspec.structs.replace(row, leaving=True) for row in found})
-            return len(found)
+            ending = [row for row in rows.values() if not row.leaving and chosen(row)]
+            rows.update({row.name: msgspec.structs.replace(row, leaving=True) for row in ending})
+            return len(ending)
 
         return await self._table.change(leave)
 
@@ -205,8 +205,8 @@ class RegionTable:
         """Whether a request of this process or of another one holds the region."""
         if row.number in self._held:
             return True
-        found = fcntl.fcntl(self._file(), fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, row.number))
-        kind: int = struct.unpack(_FLOCK, found)[0]
+        holder = fcntl.fcntl(self._file(), fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, row.number))
+        kind: int = struct.unpack(_FLOCK, holder)[0]
         return kind != fcntl.F_UNLCK
 
     def _lock(self, number: int, kind: int) -> None:

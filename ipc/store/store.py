@@ -146,11 +146,11 @@ class Store:
         """The file of the running server, made when there is none."""
         with contextlib.suppress(FileNotFoundError):
             return self.directory / self._link.readlink()
-        made = _make(self.directory)
+        path = _make(self.directory)
         try:
-            self._link.symlink_to(made.name)
+            self._link.symlink_to(path.name)
         except FileExistsError:
-            made.unlink()
+            path.unlink()
         return self.directory / self._link.readlink()
 
 
@@ -169,7 +169,7 @@ class Table(Generic[T]):
         """
         stamp, rows = self._read
         try:
-            found = self._store.newer(self._kind, stamp)
+            newer = self._store.newer(self._kind, stamp)
         except (StoreUnreadable, Locked) as error:
             if stamp[1] < 0:
                 raise StoreUnreadable(
@@ -177,8 +177,8 @@ class Table(Generic[T]):
                 ) from error
             log.warning("the server's shared state may be old, it cannot be read now: %s", error)
             return rows
-        if found is not None:
-            stamp, stored = found
+        if newer is not None:
+            stamp, stored = newer
             rows = self._decoded(stored)
             self._read = stamp, rows
         return rows
@@ -273,13 +273,13 @@ def begin(paths: RunPaths) -> None:
     """The server starts: its state is empty, and files of earlier servers are deleted. Raises `StoreUnreadable`."""
     directory = paths.store()
     with translated():
-        made = _make(directory)
+        current = _make(directory)
     # NOTE: a name that the next start deletes, should this one end here.
-    link = made.with_name(f"{made.name}.link")
-    link.symlink_to(made.name)
+    link = current.with_name(f"{current.name}.link")
+    link.symlink_to(current.name)
     link.replace(directory / CURRENT)
     for path in directory.glob(f"*{_ENDING}*"):
-        if not path.name.startswith(made.name):
+        if not path.name.startswith(current.name):
             path.unlink(missing_ok=True)
 
 

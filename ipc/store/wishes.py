@@ -81,14 +81,14 @@ class Wishes:
 
         return await self._table.change(replace, until_ns)
 
-    async def load(self, model: str, until_ns: int = 0) -> None:
+    async def wish_loaded(self, model: str, until_ns: int = 0) -> None:
         """Wish a model loaded, with what an earlier load brought."""
 
-        def load(rows: dict[str, Wish]) -> None:
+        def replace(rows: dict[str, Wish]) -> None:
             former = rows.get(model, Wish(loaded=True))
             rows[model] = Wish(True, former.config, former.files)
 
-        await self._table.change(load, until_ns)
+        await self._table.change(replace, until_ns)
 
     async def restore(self, model: str, failed: Wish, former: Wish | None) -> bool:
         """The load of a wish has failed: restore the former one. False if the wish is in force no more."""

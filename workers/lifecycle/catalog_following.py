@@ -4,7 +4,7 @@
    stays.
 2. A frontend that is to load a model by name has the files read at once (`reread`), settled or not.
 3. `ToldEntries` says which entries frontends have still to be told of.
-4. A version of a repository model whose place another version takes stays until the other one is loaded.
+4. A version of a repository model whose place another version takes stays until the other version is loaded.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from workers.repository.entries import RepositoryEntry, refuse_draft
 log = logging.getLogger(__name__)
 
 RETIRE_AFTER_S = 3.0
-"""How long a version stays whose place was taken: until then frontends have ceased to send requests for it."""
+"""How long a version stays after its successor is loaded; by then no frontend sends requests for the version."""
 
 
 class CatalogFollower:
-    """Keeps the models of a worker to what the files of the catalog say; `look` belongs to the maintenance thread."""
+    """Keeps the models of a worker to the files of the catalog; `look` belongs to the maintenance thread."""
 
     def __init__(self, states: ModelStates, settings: Settings, catalog: Catalog) -> None:
         """`catalog` is what is served now."""
         self._states, self._settings = states, settings
         self.catalog = catalog
-        """What the files said when they were read last; more is served while versions stay."""
+        """The content of the files at the last reading. More is served while old versions stay."""
         self._follows = settings.catalog.watch
         self._watch = CatalogWatch(
             settings.catalog.dirs, catalog.files, settings.repository.dirs, states.wishes
         )
-        self._wanted: Catalog | None = None
-        """The catalog of the files, while more than that is served."""
+        self._coming: Catalog | None = None
+        """The catalog of the files, while more than this catalog is served."""
         self._replaced_at = math.inf
 
     def look(self) -> None:
-        """Serve what the files say once they have changed. Whatever is wrong with them must not end the worker."""
+        """Serve the content of the files once they have changed. No mistake in the files ends the worker."""
         try:
             if self._follows and self._watch.changed():
                 self._follow()
@@ -74,7 +74,7 @@ class CatalogFollower:
             raise InvalidInput("the model files have mistakes; the server's log names them") from error
 
     def _follow(self) -> bool:
-        """Serve what the files say now. Raises `ConfigError`, and what reading files raises."""
+        """Serve the present content of the files. Raises `ConfigError`, and the errors of reading files."""
         chosen = self._settings.catalog
         catalog = catalog_files.open_catalog(
             chosen, self._settings.repository, vanished_ok=True, wishes=self._states.wishes
@@ -86,12 +86,12 @@ class CatalogFollower:
         changed = catalog.sources != self.catalog.sources
         log.info("the catalog changed: it has %d models now", len(catalog))
         catalog_files.keep(self._settings.paths.root, chosen, catalog)
-        self.catalog, self._wanted, self._replaced_at = catalog, catalog, math.inf
+        self.catalog, self._coming, self._replaced_at = catalog, catalog, math.inf
         self.apply(self._with_retained(catalog))
         return changed
 
     def _with_retained(self, catalog: Catalog) -> Catalog:
-        """`catalog`, and versions that stay until one of those that it names can take their place."""
+        """`catalog`, and the served versions that stay until a version in `catalog` can take their place."""
         served = dict(self._states.served)
 
         def is_loaded(name: str, revision: str) -> bool:
@@ -101,24 +101,24 @@ class CatalogFollower:
         return with_retained(catalog, (model.entry for model in served.values()), is_loaded)
 
     def _retire_retained(self) -> None:
-        """Unload versions whose place has been taken, a while ago."""
-        if self._wanted is None:
+        """Unload versions whose successors have been loaded for `RETIRE_AFTER_S`."""
+        if self._coming is None:
             return
-        catalog, now = self._with_retained(self._wanted), time.monotonic()
+        catalog, now = self._with_retained(self._coming), time.monotonic()
         if self._states.served.keys() - catalog.keys():
             self._replaced_at = min(self._replaced_at, now)
             if now - self._replaced_at < RETIRE_AFTER_S:
                 return
             self.apply(catalog)
         self._replaced_at = math.inf
-        if catalog is self._wanted:
-            self._wanted = None
+        if catalog is self._coming:
+            self._coming = None
 
     def apply(self, catalog: Catalog) -> None:
         """Serve this catalog: new models become available, removed and changed ones are unloaded.
 
-        A changed model that is loaded at the start is loaded again at once, any other when somebody asks; so is a new
-        one of a repository, and what is to replace one that still serves.
+        Models of the start are loaded at once if they changed, or are new in a repository. So are replacements of
+        models that still serve, and models with a mistake, whose load tells the mistake. Others wait for a request.
         """
         with self._states.lock:
             known = set(self._states.instances())
@@ -129,12 +129,12 @@ class CatalogFollower:
                 if i not in known and (isinstance(i.entry, RepositoryEntry) or i.entry.error)
             )
             for instance in dict.fromkeys([*replaced, *new]):
-                wanted = (
+                is_due = (
                     self._states.is_preloaded(instance)
                     or self._states.replaced_by(instance)
                     or instance.entry.error
                 )
-                if instance.state == "available" and wanted:
+                if instance.state == "available" and is_due:
                     self._states.enqueue(instance, demanded=False)
             self._states.announce()
 
@@ -147,7 +147,7 @@ class ToldEntries:
         self._told: dict[str, ModelEntry] = {}
 
     def changes(self, catalog: Catalog) -> Entries | None:
-        """What is to be told of a catalog, None while it is the catalog of the last call."""
+        """The message that tells a catalog; None if the catalog is that of the last call."""
         if catalog is self._catalog:
             return None
         before, self._catalog = self._told, catalog

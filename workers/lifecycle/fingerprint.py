@@ -38,62 +38,62 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 """Largest distance, as a part of the length of the expected values."""
 FINDINGS = "extraction"
 VARYING = (FINDINGS, "sparse.values")
-"""Names of the results whose number of values is not fixed; theirs come with the highest first."""
+"""Names of the results whose number of values is not fixed; their highest values come first."""
 
 
 class FingerprintMismatch(Exception):
     """A model gives other values than before or than its catalog entry states."""
 
 
-def distance(expected: Sequence[float], found: Sequence[float]) -> float:
+def distance(expected: Sequence[float], values: Sequence[float]) -> float:
     """Euclidean distance over the length of `expected`; infinite when they differ in number."""
-    if len(expected) != len(found):
+    if len(expected) != len(values):
         return math.inf
     length = math.sqrt(sum(value * value for value in expected))
-    return math.dist(expected, found) / max(length, 1e-6)
+    return math.dist(expected, values) / max(length, 1e-6)
 
 
-def check(entry: ModelEntry, found: Mapping[str, list[float]], dtype: torch.dtype, path: Path) -> None:
+def check(entry: ModelEntry, values: Mapping[str, list[float]], dtype: torch.dtype, path: Path) -> None:
     """Compare with the catalog entry and with the file at `path`, which is written when there is none.
 
-    `found` are values by `operation.output`. Of findings and of terms only as many are compared as there are on both
-    sides: one whose score lies at a threshold comes and goes with the rounding.
+    `values` are by `operation.output`. Of findings and of terms only as many are compared as there are on both sides:
+    a finding whose score lies at a threshold comes and goes with the rounding.
 
     Raises `FingerprintMismatch`.
     """
     if entry.fingerprint:
-        flat = [value for values in found.values() for value in values]
+        flat = [value for output in values.values() for value in output]
         _compare(entry.fingerprint, flat[: len(entry.fingerprint)], dtype, "its catalog entry states")
     stored = _read(path)
     if stored is not None:
-        compare(stored, found, dtype, "the same files gave before")
+        compare(stored, values, dtype, "the same files gave before")
     else:
-        _write(path, found)
+        _write(path, values)
 
 
 def compare(
-    expected: Mapping[str, list[float]], found: Mapping[str, list[float]], dtype: torch.dtype, who: str
+    expected: Mapping[str, list[float]], values: Mapping[str, list[float]], dtype: torch.dtype, who: str
 ) -> None:
     """Compare values by `operation.output`; `who` gave the expected ones. Raises `FingerprintMismatch`."""
-    _compare(*_aligned(expected, found), dtype, who)
+    _compare(*_aligned(expected, values), dtype, who)
 
 
 def _aligned(
-    stored: Mapping[str, list[float]], found: Mapping[str, list[float]]
+    stored: Mapping[str, list[float]], values: Mapping[str, list[float]]
 ) -> tuple[list[float], list[float]]:
     """The values of both in the same order, findings and terms cut to the shorter of the two."""
     left: list[float] = []
     right: list[float] = []
-    for name in sorted(stored.keys() | found.keys()):
-        before, now = stored.get(name, []), found.get(name, [])
+    for name in sorted(stored.keys() | values.keys()):
+        before, now = stored.get(name, []), values.get(name, [])
         most = min(len(before), len(now)) if name.partition(".")[2] in VARYING else None
         left += before[:most]
         right += now[:most]
     return left, right
 
 
-def _compare(expected: Sequence[float], found: Sequence[float], dtype: torch.dtype, who: str) -> None:
-    apart, limit = distance(expected, found), TOLERANCE.get(dtype, 1e-1)
+def _compare(expected: Sequence[float], values: Sequence[float], dtype: torch.dtype, who: str) -> None:
+    apart, limit = distance(expected, values), TOLERANCE.get(dtype, 1e-1)
     if not apart <= limit:
         raise FingerprintMismatch(
             f"the canned inference differs from what {who}: distance {apart:.3g}, the limit is {limit:g}"
@@ -114,8 +114,8 @@ def identity_of(
     All workers of a host that load the same files to the same kind of device have the same identity.
     """
     # NOTE: the module of an adapter that is a file beside its catalog entry is not kept; `entry.code` has its content.
-    written = getattr(sys.modules.get(adapter.__module__), "__file__", None)
-    code = sorted(Path(written).parent.glob("*.py")) if written else []
+    module = getattr(sys.modules.get(adapter.__module__), "__file__", None)
+    code = sorted(Path(module).parent.glob("*.py")) if module else []
     return _digest([*map(facts_of, (*files_of(directory, gguf_of(entry)), *code))], entry, dtype, device)
 
 
@@ -125,8 +125,8 @@ def _digest(files: list[Any], entry: ModelEntry, dtype: torch.dtype, device: tor
 
 
 def _facts(path: Path, directory: Path) -> tuple[str, int, int]:
-    found = path.stat()
-    return str(path.relative_to(directory)), found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return str(path.relative_to(directory)), status.st_size, status.st_mtime_ns
 
 
 def _relevant(entry: ModelEntry) -> tuple[Any, ...]:
@@ -137,13 +137,13 @@ def _relevant(entry: ModelEntry) -> tuple[Any, ...]:
 
 @cache
 def _versions() -> list[str]:
-    found = [VERSION]
+    versions = [VERSION]
     for name in ("torch", "transformers"):
         try:
-            found.append(version(name))
+            versions.append(version(name))
         except PackageNotFoundError:
-            found.append("")
-    return found
+            versions.append("")
+    return versions
 
 
 def _read(path: Path) -> dict[str, list[float]] | None:
@@ -157,7 +157,7 @@ def _read(path: Path) -> dict[str, list[float]] | None:
 
 
 def _write(path: Path, values: Mapping[str, list[float]]) -> None:
-    """Write in one step; without room for it the model is served all the same."""
+    """Write in one step. The model is served even if the file cannot be written."""
     try:
         make_private(path.parents[1], path.parent)
         draft = path.with_suffix(f".{os.getpid()}")

@@ -6,7 +6,7 @@ available ──► loading ──► loaded ──► unloading ──► avail
               │     └───► failed ──► loading, or available when its time has come
               └─────────► available: nobody wants the load any more, or there is no room
 
-While it is unloading, nothing new is taken; what is open may end. A child ends with its parent.
+An unloading model takes no new requests and finishes the present ones. A child ends with its parent.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class WrongTransition(Exception):
 
 
 class LoadAbandoned(Exception):
-    """Nobody wants this any more; the load ended before its end."""
+    """Nobody wants the model any more, so the load was given up."""
 
 
 class NoRoom(Exception):
-    """The model does not fit beside the others, and is not worth an eviction: no request has asked for it."""
+    """The model does not fit beside the others. No request has asked for the model, so no other model goes for it."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LifeCycle:
-    """The states of whatever is loaded.
+    """The states of a model or of an adapter.
 
     Instants are time.monotonic() seconds: `since` that of the last change of state, `retry_at` when a failure may be
     forgotten (None: never by itself), `drained_by` when open requests are failed. `demanded` is false while only the
@@ -67,12 +67,12 @@ class LifeCycle:
 
     @property
     def name(self) -> str:
-        """Names it among all that this worker loads."""
+        """The name, unique among all that this worker loads."""
         raise NotImplementedError
 
     @property
     def title(self) -> str:
-        """What logs call it."""
+        """The name in the log."""
         return f"model {self.name}"
 
     def move(self, state: str) -> None:
@@ -99,12 +99,12 @@ class LifeCycle:
         self.retry_at = None if failure.retry_after_s is None else now + failure.retry_after_s
 
     def drain(self, reason: str, until: float) -> None:
-        """Nothing new is taken; what is open may go on until then."""
+        """Take no new requests; the present ones may go on until `until`."""
         self.move("unloading")
         self.unload_reason, self.drained_by = reason, until
 
     def rest(self) -> None:
-        """Nothing is held any more."""
+        """No memory is held any more."""
         self.move("available")
         self.failure = None
 
@@ -133,7 +133,7 @@ class LoraAdapter(LifeCycle):
 
     @property
     def title(self) -> str:
-        """What logs call it."""
+        """The name in the log."""
         return f"LoRA {self.key} of {self.parent.name}"
 
     @property
@@ -158,11 +158,11 @@ class LoraAdapter(LifeCycle):
 class Instance(LifeCycle):
     """Weights, or the place for them. `entries` are the models that share them; the first says how to load.
 
-    `reserved_bytes` is what a load is expected to take while it runs, `own_bytes` what it took without children, and
-    `known_bytes` what the last load took with them. `abandoned` ends a load that nobody wants any more; `relieved` is
-    set once something was evicted because this load ran out of memory. `wanted` tells that the model is to be loaded
-    again as soon as what goes on now has ended without a loaded model. `loras` are its LoRA adapters by key;
-    `dropped_loras` are weights of former ones that the device thread has still to remove.
+    `reserved_bytes` is the expected memory of a load that runs, `own_bytes` the memory of the load without children,
+    and `known_bytes` that of the last load with children. `abandoned` ends a load that nobody wants any more.
+    `relieved` is set once a model was evicted because this load ran out of memory. `wanted` has the model loaded again
+    as soon as the present load or unloading has ended without a loaded model. `loras` are the LoRA adapters by key;
+    `dropped_loras` are weights of former adapters that the device thread has still to remove.
     """
 
     entries: list[ModelEntry]
@@ -185,7 +185,7 @@ class Instance(LifeCycle):
 
     @property
     def name(self) -> str:
-        """The name of that model."""
+        """The name of the model that says how to load."""
         return self.entry.id
 
     @property
@@ -195,7 +195,7 @@ class Instance(LifeCycle):
 
     @property
     def held_bytes(self) -> int:
-        """What counts against the budget now."""
+        """Bytes that count against the budget now."""
         return self.memory_bytes or self.reserved_bytes
 
     def begin(self, demanded: bool) -> None:
@@ -204,7 +204,7 @@ class Instance(LifeCycle):
         self.abandoned, self.relieved, self.wanted, self.progress = False, False, False, 0.0
 
     def succeed(self, adapter: Adapter, memory_bytes: int, seconds: float, now: float) -> None:
-        """The load ended well; `memory_bytes` is what it took without children."""
+        """The load ended well and took `memory_bytes` without children."""
         self.loaded(now)
         self.adapter, self.own_bytes = adapter, memory_bytes
         self.known_bytes = self.memory_bytes
@@ -217,7 +217,7 @@ class Instance(LifeCycle):
         self.reserved_bytes, self.progress, self.wanted = 0, 0.0, False
 
     def rest(self) -> None:
-        """Nothing is held any more, by children neither."""
+        """No memory is held any more, neither by children."""
         LifeCycle.rest(self)
         self.adapter, self.loras, self.dropped_loras = None, {}, []
         self.own_bytes, self.reserved_bytes, self.progress = 0, 0, 0.0
@@ -229,7 +229,7 @@ class Instance(LifeCycle):
         del self.loras[lora.key]
 
     def status(self, entry: ModelEntry, device: str) -> ModelStatus:
-        """What is told of one of the models; its memory is told once, with the first of those that share it."""
+        """The state of one of the models; models that share memory tell the memory once, with the first of them."""
         adapter, failure = self.adapter, self.failure
         is_loaded = self.state in ("loaded", "unloading") and adapter is not None
         return ModelStatus(

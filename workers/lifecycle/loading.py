@@ -1,4 +1,4 @@
-"""One load: the files, room for them, the adapter, the proof on the device, the memory it took.
+"""One load of a model: its files, room for them, the adapter, the proof on the device, the memory taken.
 
 A program of named tensors is also tried: whether its requests may be joined, its samples, its state as in the file.
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 1.0
 BYTES_PER_S, DOWNLOADED_PER_S = 500e6, 50e6
-"""How fast weights come, from the disk and from the hub, for an estimate before the first load."""
+"""Bytes a second from the disk and from the hub, for an estimate before the first load."""
 PYTHON = "python_model"
 _PHASES = {"download": (0.0, 0.4), "read": (0.4, 0.2), "tokenizer": (0.6, 0.0), "weights": (0.6, 0.3)}
 _PHASES |= {"libraries": (0.6, 0.0), "linear layers": (0.9, 0.05), "proof of packed steps": (0.95, 0.05)}
@@ -79,7 +79,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A proven adapter and what it takes."""
+    """A proven adapter and its memory."""
 
     adapter: Adapter
     memory_bytes: int
@@ -96,9 +96,9 @@ class Loader:
     def load(
         self, instance: Instance, room: Callable[[Instance, int], None], changed: Callable[[], None]
     ) -> Loaded:
-        """Load the weights; `room(instance, nbytes)` returns when there is as much memory, or raises `NoRoom`.
+        """Load the weights; `room(instance, nbytes)` returns once there is so much memory, or raises `NoRoom`.
 
-        Raises whatever went wrong, for `workers.loading.failure` to classify.
+        Raises any error, for `workers.loading.failure` to classify.
         """
         entry, progress = instance.entry, Progress(instance, changed)
         model_states.check_device(entry, self._device.torch, self._settings.worker_count)
@@ -115,7 +115,7 @@ class Loader:
         try:
             watched = reading.unchanged(directory, (LoadAbandoned,), gguf=gguf_of(entry))
             with nullcontext() if _has_own_code(entry) else watched:
-                adapter, values = load(
+                adapter, values = build_proven(
                     entry, lambda entry: self._build(entry, directory, dtype, progress, proof), self._run
                 )
                 state = self._settings.state_root
@@ -175,7 +175,7 @@ class Loader:
 
 
 def _has_own_code(entry: ModelEntry) -> bool:
-    """Whether the files of a model are those of an operator's code, which may write beside itself."""
+    """Whether a model is code of an operator, which may write files beside its own."""
     return isinstance(entry.source, AdapterSource) or entry.adapter == PYTHON
 
 
@@ -207,7 +207,7 @@ def check_widths(entry: ModelEntry, dims: Mapping[str, int]) -> None:
 
 
 def expected_s(entry: ModelEntry) -> float:
-    """What a first load may take, by the size of the weights on this machine or in the hub; 0 where nobody says it."""
+    """Seconds that a first load may take, by the size of the weights here or in the hub; 0 if the size is unknown."""
     where = entry.source
     if isinstance(entry, RepositoryEntry) or entry.error:
         return 0.0
@@ -227,7 +227,7 @@ def expected_s(entry: ModelEntry) -> float:
 def fetch(entry: ModelEntry, progress: Callable[[str, float], None]) -> Path:
     """Local directory of a model's files, whatever its source; its weights have been read once.
 
-    Raises `SourceError`, also for what is wrong with a repository model or with a catalog file.
+    Raises `SourceError`, also for mistakes of a repository model or a catalog file.
     """
     where = entry.source
     if entry.error:
@@ -253,16 +253,16 @@ def fetch(entry: ModelEntry, progress: Callable[[str, float], None]) -> Path:
     return directory
 
 
-def load(entry: ModelEntry, build: Build, run: Run) -> tuple[Adapter, Values]:
-    """Build an adapter and prove it; `run` executes a function on the device thread. Raises whatever went wrong."""
+def build_proven(entry: ModelEntry, build: Build, run: Run) -> tuple[Adapter, Values]:
+    """Build an adapter and prove its numbers; `run` executes a function on the device thread. Raises any error."""
     adapter = build(entry)
     if not isinstance(adapter, ProgramAdapter):
         return adapter, run(lambda: prove(adapter, entry))
-    return _Load(entry, adapter, build, run).finish()
+    return _ProgramLoad(entry, adapter, build, run).finish()
 
 
-class _Load:
-    """The load of one program."""
+class _ProgramLoad:
+    """The load of one program: trials of its rows, the proof, and another build after each that left a trace."""
 
     def __init__(self, entry: ModelEntry, adapter: ProgramAdapter, build: Build, run: Run) -> None:
         self._entry, self._build, self._run = entry, build, run
@@ -285,13 +285,10 @@ class _Load:
         return self._adapter, values
 
     def _try(self) -> Finding:
-        if not self._may_break_device():
-            found = try_rows(self._adapter, self._run)
-            return found if self._adapter.kept_state() == self._state else _STATEFUL
-        beside = self._build(_on_cpu(self._entry))
-        assert isinstance(beside, ProgramAdapter)
-        found = try_rows(beside, self._run)
-        return found if beside.kept_state() == self._state else _STATEFUL
+        tried: Adapter = self._build(_on_cpu(self._entry)) if self._may_break_device() else self._adapter
+        assert isinstance(tried, ProgramAdapter)
+        finding = try_rows(tried, self._run)
+        return finding if tried.kept_state() == self._state else _STATEFUL
 
     def _may_break_device(self) -> bool:
         """Whether a value that becomes an index out of range would end the context of the device: torch on CUDA."""
@@ -306,7 +303,7 @@ class _Load:
         self._adapter, self._state = adapter, adapter.kept_state()
 
     def _conclude(self, finding: Finding) -> None:
-        """Set what the finding means for batches, and say so."""
+        """Apply the finding to batches, and log the consequence."""
         adapter, name, words = self._adapter, self._entry.id, finding.words
         if finding.kind == "independent":
             log.info("model %s: requests are joined, rows do not depend on each other (%s)", name, words)

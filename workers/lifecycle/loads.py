@@ -1,25 +1,25 @@
-"""Loads of one kind (models, or LoRA adapters), each in a thread of its own, and what becomes of them.
+"""Loads of one kind (models, or LoRA adapters), each in a thread of its own, and their outcomes.
 
-1. `start` begins what is due, a bounded number at a time. What this process may have died of is not loaded beside
-   another such load, and not at all for a while after the second death (`LoadCrashes`).
+1. `start` begins the loads that are due, a bounded number at a time. Two models of which this process may have died are
+   not loaded at the same time, and no such model for a while after the second death (`LoadCrashes`).
 2. A load succeeds, fails, or is given up (`LoadAbandoned`, `NoRoom`). A failure is classified, logged and kept.
 
-What a load does, and what its outcome means for others, is said by the two kinds: `ModelLoads` here, which makes room
-within the memory budget, and `LoraLoads` in `lifecycle.loras`.
+Each of the two kinds carries out its loads and draws the consequences of an outcome: `ModelLoads` here, which makes
+room within the memory budget, and `LoraLoads` in `lifecycle.loras`.
 
 `LoadCrashes` remembers which models were being loaded when this worker's process died, so that no model can kill the
 worker for ever:
 
-1. A file per load is written before it begins and removed when it ends, well or not; it holds how often that was tried.
-   A worker that ends in order removes the files of its loads too.
-2. What a starting worker finds was being loaded when an earlier life of its slot died. Of those models only one at a
-   time is loaded, so that a second death names the guilty one; others are loaded beside it.
+1. A file per load is written before the load begins and removed when the load ends, well or not. The file holds the
+   number of tries. A worker that ends in order removes the files of its loads too.
+2. A file that a starting worker finds tells of a load during which an earlier life of its slot died. Of those models
+   only one at a time is loaded, so that a second death names the guilty one. Others are loaded beside it.
 3. A model that was being loaded at two deaths in a row is not loaded again for a while, by no worker, unless some
    worker loads the model well meanwhile.
 4. A process may be killed from outside. SIGKILL does not tell who sent the signal: an operator, the kernel for want of
    memory, the model itself. A model that has loaded well before is trusted for `MOST_KILLS` such deaths, and likewise
    where nobody says how the process ended (systemd). A death by another signal or an exit code ends the trust.
-5. What nobody tries for `KEPT_S` of a life is forgotten.
+5. A mark whose model nobody tries for `KEPT_S` of a life is forgotten.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 MOST_DEATHS = 2
 MOST_KILLS = 5
 _FROM_OUTSIDE = ("", f"signal-{signal.SIGKILL:d}")
-"""Ends of a process that need not be its own fault."""
+"""Ways in which a process ends that need not be its own fault."""
 RETRY_AFTER_S = 300.0
 KEPT_S = 300.0
 """How long a life remembers a mark that it has found."""
@@ -70,7 +70,7 @@ class LoadCrashes:
     """The marks of one worker slot, under `root`, beside those that all slots share: `well.*` and `refused.*`."""
 
     def __init__(self, root: Path, slot: int, ended_by: str = "") -> None:
-        """`ended_by` is how the earlier life of the slot ended, in the supervisor's words; "" where nobody says it."""
+        """`ended_by` is how the earlier life of the slot ended, in the supervisor's words; "" if nobody has said so."""
         self._root, self._slot = root, slot
         self._told: dict[str, float] = {}
         """Refusals that this life has told, with the time of each."""
@@ -87,12 +87,12 @@ class LoadCrashes:
                     self._shared("well", model).unlink(missing_ok=True)
 
     def may_begin(self, model: str) -> bool:
-        """Whether this load may begin beside those that run: no two of which an earlier life may have died."""
+        """Whether this load may begin. Two loads of which an earlier life may have died never run at the same time."""
         with self._lock:
             return model not in self._known() or self._running.isdisjoint(self._deaths)
 
     def verdict(self, model: str) -> LoadFailure | None:
-        """Why this model is not to be loaded now, if so; the next time it may be."""
+        """Why this model is not to be loaded now, None if it may be; each refusal is given once."""
         refused = self._shared("refused", model)
         with self._lock:
             deaths = self._known().get(model, 0)
@@ -114,14 +114,14 @@ class LoadCrashes:
         )
 
     def forgiven(self, model: str) -> bool:
-        """Whether a refusal of this life is over, as some worker has loaded the model well since."""
+        """Whether a refusal of this life is over, since some worker has loaded the model well meanwhile."""
         if model not in self._told or _written(self._shared("refused", model)) >= self._told[model]:
             return False
         del self._told[model]
         return True
 
     def begin(self, model: str) -> None:
-        """A load begins. A full disk costs the mark and not the load."""
+        """A load begins. On a full disk the load goes on without a mark."""
         with self._lock:
             if self._closed:
                 return
@@ -143,14 +143,14 @@ class LoadCrashes:
                 self._shared("well", model).touch()
 
     def close(self) -> None:
-        """The process ends in order: loads that still run are no deaths, and none is marked any more."""
+        """The process ends in order: remove the marks of loads that still run, and mark no others."""
         with self._lock:
             self._closed = True
             for model in list(self._running):
                 self._forget(model)
 
     def _known(self) -> dict[str, int]:
-        """Deaths by model, those that were found too long ago and are not being tried forgotten."""
+        """Deaths by model. Marks that were found too long ago are forgotten, unless the model is being loaded."""
         if time.monotonic() - self._found_at >= KEPT_S:
             for model in self._deaths.keys() - self._running:
                 self._forget(model)
@@ -178,7 +178,7 @@ def _written(path: Path) -> float:
 
 
 class Loads(ABC, Generic[T, R]):
-    """The loads of one kind; R is what a load gives. Methods that say so want the lock of `states`."""
+    """The loads of one kind; R is the result of a load. Methods that say so want the lock of `states`."""
 
     expected: ClassVar[tuple[type[Exception], ...]] = ()
     """Errors that are logged without a stack, also where their class is unknown."""
@@ -189,8 +189,8 @@ class Loads(ABC, Generic[T, R]):
         self._crashes, self._most = crashes, most
 
     @abstractmethod
-    def load(self, item: T) -> R:
-        """One load, in a thread of its own. Raises whatever goes wrong, `LoadAbandoned` and `NoRoom`."""
+    def carry_out(self, item: T) -> R:
+        """One load, in a thread of its own. Raises any error, `LoadAbandoned` and `NoRoom`."""
 
     @abstractmethod
     def succeeded(self, item: T, result: R, seconds: float) -> None:
@@ -212,7 +212,7 @@ class Loads(ABC, Generic[T, R]):
         """A load begins now. Wants the lock."""
 
     def start(self) -> None:
-        """Begin what is due. Wants the lock."""
+        """Begin the loads that are due. Wants the lock."""
         while self.running < self._most and (item := self.line.next(self.may_begin)) is not None:
             self.begin(item)
             verdict = self._verdict(item)
@@ -225,18 +225,18 @@ class Loads(ABC, Generic[T, R]):
             # sleep between its steps.
             vital_thread(f"load-{item.name}", partial(self._run, item)).start()
 
-    def run_here(self, item: T, load: Callable[[], R]) -> None:
-        """Run a load that has begun in this thread, as a part of another load."""
+    def run_here(self, item: T, work: Callable[[], R]) -> None:
+        """Run a load that has begun in this thread, as a part of another load. `work` carries out the load."""
         outcome: R | LoadFailure | None = self._verdict(item)
         began = time.monotonic()
         if outcome is None:
             self._crashes.begin(item.name)
-            outcome = self._attempt(item, load)
+            outcome = self._attempt(item, work)
         self._end(item, outcome, time.monotonic() - began)
 
     def _run(self, item: T) -> None:
         began = time.monotonic()
-        outcome = self._attempt(item, partial(self.load, item))
+        outcome = self._attempt(item, partial(self.carry_out, item))
         if outcome is None or isinstance(outcome, LoadFailure):
             # NOTE: only here, after the exception with all that its frames held is gone, memory can be given back.
             memory_budget.give_back()
@@ -260,21 +260,21 @@ class Loads(ABC, Generic[T, R]):
             log.error("%s is not loaded: %s", item.title, verdict.message)
         return verdict
 
-    def _attempt(self, item: T, load: Callable[[], R]) -> R | LoadFailure | None:
-        """The outcome of one load; None when it was given up."""
+    def _attempt(self, item: T, work: Callable[[], R]) -> R | LoadFailure | None:
+        """The outcome of one load; None when the load was given up."""
         try:
-            return load()
-        except (LoadAbandoned, NoRoom) as reason:
-            log.info("%s is not loaded: %s", item.title, reason)
+            return work()
+        except (LoadAbandoned, NoRoom) as ending:
+            log.info("%s is not loaded: %s", item.title, ending)
             return None
         except BaseException as raised:
             error = foreign.error_of(raised)
-            found = failure.classify(error)
+            reason = failure.classify(error)
             text = "%s failed to load: %s: %s"
-            unknown = found.error_class == "UNKNOWN" and not isinstance(error, self.expected)
+            unknown = reason.error_class == "UNKNOWN" and not isinstance(error, self.expected)
             stack = error if unknown else None
-            log.warning(text, item.title, found.error_class, found.message, exc_info=stack)
-            return found
+            log.warning(text, item.title, reason.error_class, reason.message, exc_info=stack)
+            return reason
         finally:
             foreign.settle_warnings()
 
@@ -294,20 +294,20 @@ class ModelLoads(Loads[Instance, Loaded]):
         load_loras: Callable[[Instance, Adapter], None],
         metrics: WorkerMetrics,
     ) -> None:
-        """`run` executes a function on the device thread; `load_loras` loads what the profiles of a model name."""
+        """`run` executes a function on the device thread; `load_loras` loads the adapters that profiles name."""
         super().__init__(states, states.due, crashes, settings.worker.load_threads)
         self._loader, self._load_loras = Loader(settings, device, run), load_loras
         self._device, self._metrics = device, metrics
         self._closed = False
 
     def close(self) -> None:
-        """Loads that run end soon, and what they loaded stays. Wants the lock."""
+        """Loads that run end soon. Loaded models stay. Wants the lock."""
         self._closed = True
         for instance in self.states.instances():
             instance.abandoned = True
 
-    def load(self, item: Instance) -> Loaded:
-        """One model, and the LoRA adapters that its profiles name."""
+    def carry_out(self, item: Instance) -> Loaded:
+        """Load one model, and the LoRA adapters that its profiles name."""
         loaded = self._loader.load(item, self._room, partial(self.states.progressed, item))
         self._load_loras(item, loaded.adapter)
         return loaded
@@ -337,11 +337,11 @@ class ModelLoads(Loads[Instance, Loaded]):
         self.states.end(item, partial(item.fail, reason, time.monotonic()))
 
     def refused(self, item: Instance, verdict: LoadFailure) -> None:
-        """The model is failed for a while; that counts as no load."""
+        """The model is failed for a while. The refusal does not count as a load."""
         self.states.end(item, partial(item.fail, verdict, time.monotonic()))
 
     def _room(self, instance: Instance, nbytes: int) -> None:
-        """Wait until the budget has room for a load, and make it; see `Loader.load`."""
+        """Wait until the budget has room for a load, and make room; see `Loader.load`."""
         states = self.states
         with states.lock:
             instance.reserved_bytes = nbytes
@@ -359,7 +359,7 @@ class ModelLoads(Loads[Instance, Loaded]):
         raise LoadAbandoned("nobody wants it any more")
 
     def _last_may_go(self, instance: Instance) -> bool:
-        """The last loaded model gives way when there would not be enough memory at all, or when another one comes."""
+        """Whether even the last loaded model goes: the device lacks memory, or other models are coming."""
         coming = (i for i in self.states.instances() if i is not instance and i.state == "loading")
         return self.states.used_bytes() > self.states.budget.total_nbytes or any(
             i.reserved_bytes for i in coming

@@ -1,7 +1,6 @@
 """LoRA adapters of loaded models: children of a model, in the life cycle that models have.
 
-1. Adapters that a profile names are loaded with the model (`load_first`); an adapter that fails does not keep the
-   model from serving.
+1. Adapters that a profile names are loaded with the model (`load_first`). The model serves even if one of them fails.
 2. `require` is asked for every request that names an adapter. An adapter that is not there lines up for a load, and
    the request is told to come again.
 3. A model holds `worker.max_loras` of them, so an adapter in line begins when there is a place. The adapter used
@@ -100,7 +99,7 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
         raise LoraLoading(f"LoRA {call.lora!a} is loading", retry_after_s=RETRY_AFTER_S)
 
     def _unload_for_another_source(self, lora: LoraAdapter) -> None:
-        """The catalog entry names another source for an adapter. Open requests go on with the old weights first."""
+        """Unload an adapter whose catalog entry names another source, once no open request needs the old weights."""
         if lora.key not in self._needed(lora.parent):
             log.info("%s has another source now", lora.title)
             self._unload(lora, "catalog")
@@ -115,7 +114,7 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
         self.states.announce(lora.parent)
 
     def _make_place(self, instance: Instance) -> None:
-        """Begin to unload an adapter if another one is in line for its place. Endpoint thread only; wants the lock."""
+        """Begin to unload an adapter if another one waits for a place. Endpoint thread only; wants the lock."""
         self._drop_drained(instance)
         waits = any(lora.state == "available" for lora in instance.loras.values())
         if not waits or self._has_place(instance):
@@ -144,7 +143,7 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
         return sum(lora.state in ("loading", "loaded", "unloading") for lora in instance.loras.values())
 
     def finish_drains(self) -> bool:
-        """Drop adapters that no open request needs any more; whether others are still needed. Wants the lock."""
+        """Drop draining adapters that no open request needs; returns whether others are needed. Wants the lock."""
         draining = [self._drop_drained(each) for each in self.states.instances() if each.loras]
         return any(draining)
 
@@ -162,7 +161,7 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
         return len(ended) < len(draining)
 
     def may_begin(self, item: LoraAdapter) -> bool:
-        """Whether the model has a place for it. What is in line for a model that has gone leaves the line."""
+        """Whether the model has a place for an adapter. Adapters of a model that has gone leave the line."""
         parent = item.parent
         if parent.loras.get(item.key) is not item:
             self.line.withdraw(item)
@@ -170,7 +169,7 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
         return parent.state == "loaded" and self._has_place(parent) and super().may_begin(item)
 
     def start(self) -> None:
-        """Begin what is due, and tell of adapters in line that wait for nothing but a thread. Wants the lock."""
+        """Begin the loads that are due, and announce adapters that wait for nothing but a thread. Wants the lock."""
         super().start()
         for instance in self.states.instances():
             waiting = [lora for lora in instance.loras.values() if lora.state == "available"]
@@ -186,8 +185,8 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
         item.begin(demanded=True)
         self.states.announce(item.parent)
 
-    def load(self, item: LoraAdapter) -> FittedLora:
-        """An adapter that is installed and proven, in the place of those that have left."""
+    def carry_out(self, item: LoraAdapter) -> FittedLora:
+        """Load an adapter: read, install and prove it, in the place of those that have left."""
         with self.states.lock:
             adapter, dropped = item.parent.adapter, item.parent.dropped_loras
             item.parent.dropped_loras = []
@@ -229,7 +228,7 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
         self.states.announce(item.parent)
 
     def failed(self, item: LoraAdapter, reason: LoadFailure | None) -> None:
-        """The adapter is failed, or forgotten if the load was given up."""
+        """The adapter is failed, or is forgotten if its load was given up."""
         if reason is not None:
             item.fail(reason, time.monotonic())
         elif item.parent.loras.get(item.key) is item:
@@ -250,5 +249,5 @@ def _install(layers: LoraLayers, adapter: Adapter, entry: ModelEntry, name: str,
 
 def _named(entries: list[ModelEntry]) -> list[str]:
     """Names of the adapters that runtime options of these entries name, each once."""
-    found = [entry.runtime.get("lora") or entry.runtime.get("lora_id") for entry in entries]
-    return list(dict.fromkeys(name for name in found if isinstance(name, str)))
+    names = [entry.runtime.get("lora") or entry.runtime.get("lora_id") for entry in entries]
+    return list(dict.fromkeys(name for name in names if isinstance(name, str)))

@@ -1,8 +1,8 @@
-"""How much memory the weights of models may take on this worker, and how much a load really took.
+"""The memory that the weights of models may take on this worker, and the memory that a load took.
 
-On CUDA a load is measured by the allocator: what it has given out after the load, less what before, both looked at on
-the device thread, where no batch runs then. Loads that overlap cannot be told apart and count what the adapter says.
-On CPU the parameters and buffers count.
+On CUDA the allocator measures a load: the bytes given out after the load less those before, both read on the device
+thread, where no batch runs then. Loads that overlap cannot be told apart, so each counts the bytes that its adapter
+states. On CPU the parameters and buffers count.
 
 Which model has to leave the memory (`order`, `victims`):
 
@@ -36,14 +36,14 @@ from workers.loading.source import weight_files
 TRIM_AFTER_BYTES = 128 << 20
 TRIM_EVERY_S = 600.0
 KEPT_BYTES = 1 << 30
-"""Blocks up to this size come from the heap, and so much may be free at its top."""
+"""Blocks up to this size come from the heap, and so many bytes may be free at the top of the heap."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """`nbytes` is what models should keep to, `total_nbytes` what there is."""
+    """`nbytes` bounds all models together; `total_nbytes` is the memory that there is."""
 
     nbytes: int
     total_nbytes: int
@@ -61,7 +61,7 @@ def budget_of(settings: Settings, device: Device) -> Budget:
 
 
 def free_bytes(settings: Settings, device: Device) -> int:
-    """Memory of the device that nobody uses, within the budget; on CPU this worker's part of what the host has left."""
+    """Bytes of the device that nobody uses, within the budget; on CPU this worker's part of the host's free memory."""
     budget = budget_of(settings, device).nbytes
     if device.torch.type == "cuda":
         return min(budget, int(torch.cuda.mem_get_info(device.torch)[0]))
@@ -69,7 +69,7 @@ def free_bytes(settings: Settings, device: Device) -> int:
 
 
 def available_bytes() -> int:
-    """Memory of this host that can be had without swapping, within the limit of its control group."""
+    """Bytes of this host that can be had without swapping, within the limit of its control group."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(fields["MemAvailable"].split()[0]) << 10
     try:
@@ -81,9 +81,9 @@ def available_bytes() -> int:
 
 
 def estimate(directory: Path, program: str = "", gguf: str = "", dtype: torch.dtype | None = None) -> int:
-    """Bytes of the weight files, or of the files of a program, which is what a load will take, more or less.
+    """Bytes of the weight files, or of the files of a program: about the memory that a load will take.
 
-    With `dtype` the bytes of a GGUF file's numbers in this type.
+    With `dtype` these are the bytes of a GGUF file's numbers in this type.
     """
     if gguf and dtype is not None:
         return read_model(directory / gguf).values * dtype.itemsize
@@ -95,12 +95,12 @@ def estimate(directory: Path, program: str = "", gguf: str = "", dtype: torch.dt
 
 
 def device_share(device: Device) -> float:
-    """Part of the device's memory that is in use, blocks that the allocator only keeps not counted; 0 on CPU."""
+    """Part of the device's memory that is in use, without blocks that the allocator keeps for later; 0 on CPU."""
     if device.torch.type != "cuda":
         return 0.0
     free, total = torch.cuda.mem_get_info(device.torch)
-    kept = torch.cuda.memory_reserved(device.torch) - torch.cuda.memory_allocated(device.torch)
-    return (total - free - kept) / total
+    unused = torch.cuda.memory_reserved(device.torch) - torch.cuda.memory_allocated(device.torch)
+    return (total - free - unused) / total
 
 
 class Meter:
@@ -140,7 +140,7 @@ class Meter:
 
 
 def keep_freed_memory() -> bool:
-    """Let the C heap keep what a batch has freed for the next batch; whether the C library can be told so.
+    """Let the C heap keep freed memory of a batch for the next batch; returns whether the C library allows that.
 
     PERF: results of layers are tens of megabytes. By default glibc maps such blocks anew or gives the top of the heap
     back, so that every batch pays for fresh pages: 100 thousand page faults and 5 % of the time of 96 texts of MiniLM.
@@ -155,8 +155,8 @@ def keep_freed_memory() -> bool:
 class Heap:
     """Gives free memory of the C heap back once the process has grown by `TRIM_AFTER_BYTES`.
 
-    What layers compute is freed after each batch, but between those blocks lie some that stay, such as the programs
-    that oneDNN keeps for each number of rows: glibc gives nothing back below them, and takes new memory meanwhile.
+    Results of layers are freed after each batch. Between those blocks lie blocks that stay, such as the programs that
+    oneDNN keeps for each number of rows. glibc gives nothing back below them, and takes new memory meanwhile.
     """
 
     def __init__(self) -> None:
@@ -169,23 +169,23 @@ class Heap:
         if nbytes - self._smallest < TRIM_AFTER_BYTES or now < self._next:
             return False
         _trim()
-        # PERF: what is given back has to be taken anew by the next batches, page by page.
+        # PERF: the next batches have to take the returned memory anew, page by page.
         self._smallest, self._next = private_bytes(), now + TRIM_EVERY_S
         return True
 
 
 def private_bytes() -> int:
-    """Resident memory of this process without what it shares, such as its arena."""
+    """Resident bytes of this process without shared memory, such as its arena."""
     _, resident, shared, *_ = Path("/proc/self/statm").read_bytes().split()
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def give_back() -> None:
-    """Return what a dropped model held to the device and to the system."""
+    """Return the memory of a dropped model to the device and to the system."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
-    # NOTE: glibc keeps what small blocks were freed from; without this every load and unload leaves a little behind.
+    # NOTE: glibc keeps the pages of freed small blocks; without a trim every load and unload leaves a little behind.
     _trim()
 
 
@@ -206,13 +206,13 @@ class Resident(NamedTuple):
 
 
 def order(residents: Sequence[Resident]) -> list[Resident]:
-    """Those that may go, the first to go first."""
+    """The models that may go, in the order in which they go."""
     free = [resident for resident in residents if not resident.pinned]
     return sorted(free, key=lambda resident: (resident.busy, resident.last_used, resident.serial))
 
 
 def victims(residents: Sequence[Resident], excess_bytes: int, *, last_may_go: bool = False) -> list[Resident]:
-    """Enough of them to free `excess_bytes`, or as many as may go."""
+    """Enough models to free `excess_bytes`, or all that may go."""
     chosen: list[Resident] = []
     most = len(residents) if last_may_go else len(residents) - 1
     for resident in order(residents):

@@ -1,18 +1,18 @@
 """All models of one worker and their states, under one lock.
 
-`ModelStates` knows what is due, what is held and what may go. The threads that load and unload are in
-`lifecycle.models`. Methods that say so want the lock (`ModelStates.lock`) to be held. `find` and `touch` take
-none, since they are called for every request and every batch.
+`ModelStates` knows which loads are due, which models hold memory, and which may go. The threads that load and unload
+are in `lifecycle.models`. Methods that say so want the lock (`ModelStates.lock`) to be held. `find` and `touch` take no
+lock, since they are called for every request and every batch.
 
-The functions at the top say which models of the catalog a worker offers, and which of them share one set of weights:
+The functions at the top tell which models of the catalog a worker offers, and which of them share one set of weights:
 
 1. A repository model runs on the workers that the instance groups of its configuration name (`offers`). A worker has
    one instance of a model, whatever `count` says. KIND_GPU with `gpus` means the workers of these numbers, KIND_GPU
    without them every worker with a GPU, KIND_CPU the CPU of every worker, and anything else every worker.
 2. A model and the variants of its profiles share weights (`groups`) when all that matters for a load is equal: source,
-   adapter, precision, length, loadtime options, and those runtime options that are not resolved for each call, by the
-   frontends or by the family (`AdapterSpec.per_call`). A family that cannot be imported shares nothing else that
-   differs; its load will say why.
+   adapter, precision, length, loadtime options, and runtime options. Runtime options that frontends or the family
+   (`AdapterSpec.per_call`) resolve for each call may differ. Of a family that cannot be imported nothing is known to be
+   resolved for each call; the load of the model tells why the import fails.
 """
 
 from __future__ import annotations
@@ -81,18 +81,18 @@ def groups(catalog: Catalog | Iterable[ModelEntry]) -> dict[bytes, list[ModelEnt
     alike: dict[bytes, list[ModelEntry]] = {}
     for entry in entries:
         alike.setdefault(_load_facts(entry, {}), []).append(entry)
-    found: dict[bytes, list[ModelEntry]] = {}
+    sharing: dict[bytes, list[ModelEntry]] = {}
     for members in alike.values():
         differing = any(entry.runtime != members[0].runtime for entry in members)
         free = (*_PER_REQUEST, *_per_call(members[0].adapter)) if differing else ()
         for entry in members:
             bound = {name: value for name, value in entry.runtime.items() if name not in free}
-            found.setdefault(_load_facts(entry, bound), []).append(entry)
-    return found
+            sharing.setdefault(_load_facts(entry, bound), []).append(entry)
+    return sharing
 
 
 def offers(entry: ModelEntry, slot: int, device: torch.device, workers: int) -> bool:
-    """Whether the worker `slot` of so many offers a model; one that no worker can have is refused by all of them."""
+    """Whether the worker `slot` of `workers` offers a model. All offer a model that none can have, to tell why."""
     if not isinstance(entry, RepositoryEntry):
         return True
     return slot in entry.config.worker_slots(max(workers, slot + 1), device.type == "cpu")
@@ -112,7 +112,7 @@ def check_device(entry: ModelEntry, device: torch.device, workers: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedModel:
-    """One model of the catalog and the instance that serves it; `next` takes its place once that is loaded."""
+    """One model of the catalog and the instance that serves the model; once `next` is loaded, `next` serves."""
 
     entry: ModelEntry
     instance: Instance
@@ -124,7 +124,7 @@ class ServedModel:
         return self.instance.adapter if self.instance.state == "loaded" else None
 
     def status(self, device: str) -> ModelStatus:
-        """What is told of the model."""
+        """The state of the model, as frontends are told."""
         status = self.instance.status(self.entry, device)
         if self.next is None:
             return status
@@ -141,14 +141,14 @@ class ServedModel:
 
 
 class LoadLine(Generic[T]):
-    """What is due to be loaded: first what requests wait for, then what only the start asked for."""
+    """The loads that are due: first those that requests wait for, then those that only the start asked for."""
 
     def __init__(self) -> None:
         self._first: deque[T] = deque()
         self._later: deque[T] = deque()
 
     def add(self, item: T, first: bool) -> None:
-        """Line up behind all others; `first` goes before what only the start asked for."""
+        """Line up behind all others; with `first` before the loads that only the start asked for."""
         (self._first if first else self._later).append(item)
 
     def add_before_all(self, item: T) -> None:
@@ -156,20 +156,20 @@ class LoadLine(Generic[T]):
         self._first.appendleft(item)
 
     def promote(self, item: T) -> None:
-        """A request waits for what only the start asked for. The place of any other item stays."""
+        """A request waits for a load that only the start asked for. Any other load keeps its place."""
         if item in self._later:
             self._later.remove(item)
             self._first.append(item)
 
     def withdraw(self, item: T) -> bool:
-        """Leave the line; whether it was there."""
+        """Take a load out of the line; returns whether the load was in line."""
         line = next((line for line in (self._first, self._later) if item in line), None)
         if line is not None:
             line.remove(item)
         return line is not None
 
     def next(self, may_begin: Callable[[T], bool]) -> T | None:
-        """Take the next of those that may begin; `may_begin` may withdraw what it is asked about."""
+        """Take the first load that may begin; `may_begin` may withdraw the load it is asked about."""
         for item in [*self._first, *self._later]:
             if may_begin(item):
                 self.withdraw(item)
@@ -178,7 +178,7 @@ class LoadLine(Generic[T]):
 
 
 class ModelStates:
-    """States of all models; `changed` is called after every change of them."""
+    """States of all models; the argument `changed` is called after every change."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class ModelStates:
     ) -> None:
         self._settings, self._jobs, self._metrics, self._tell = settings, jobs, metrics, changed
         self.changed: deque[str] = deque()
-        """Names of models that may have new states; whoever tells of them takes them away (`ModelTable.changes`)."""
+        """Names of models that may have new states; `ModelTable.changes` takes them out."""
         self.budget = budget
         self._explicit = settings.repository.control == "explicit"
         self.wishes = Wishes(settings.paths, Store(settings.paths))
@@ -217,7 +217,7 @@ class ModelStates:
             model.instance.last_used = time.monotonic()
 
     def instances(self) -> list[Instance]:
-        """All of them, those that no model names any more and that still hold something included."""
+        """All instances, also those that no model names any more and that still hold memory."""
         return [*list(self._by_facts.values()), *list(self._leaving)]
 
     def used_bytes(self) -> int:
@@ -225,11 +225,11 @@ class ModelStates:
         return sum(instance.held_bytes for instance in self.instances())
 
     def is_preloaded(self, instance: Instance) -> bool:
-        """Whether the settings want it loaded at the start."""
+        """Whether the settings, or a load by name, want an instance loaded at the start."""
         return instance.serial in self._preloaded
 
     def is_pinned(self, instance: Instance) -> bool:
-        """Whether it is never unloaded by itself."""
+        """Whether only an operator or a change of the catalog unloads an instance."""
         pinned = self._settings.catalog.pinned
         names = {entry.id for entry in instance.entries}
         return ALL in pinned or any(name in pinned or name.partition(":")[0] in pinned for name in names)
@@ -244,7 +244,7 @@ class ModelStates:
     def was_unloaded(self, entry: ModelEntry) -> bool | None:
         """Whether an operator has unloaded a repository's model, which no request may have loaded then.
 
-        None when that cannot be read now.
+        None when the store cannot be read now.
         """
         if not self._explicit or not isinstance(entry, RepositoryEntry):
             return False
@@ -255,13 +255,13 @@ class ModelStates:
             return None
 
     def forgo(self, instance: Instance) -> None:
-        """The settings want it no more, since somebody unloaded it."""
+        """An operator has unloaded an instance: no longer load the instance as one of the start."""
         self._preloaded.discard(instance.serial)
 
     def serve(self, catalog: Catalog) -> list[Instance]:
-        """Serve this catalog from now on; returns the new instances of models that were served by others before.
+        """Serve this catalog from now on; returns the new instances of models that other instances served before.
 
-        Of a repository model that is loaded the other one goes on serving until the new one is loaded.
+        The loaded instance of a repository model goes on serving until the new one is loaded.
         """
         known, self._by_facts = self._by_facts, {}
         served: dict[str, ServedModel] = {}
@@ -292,21 +292,21 @@ class ModelStates:
         return list(dict.fromkeys(replaced))
 
     def replaced_by(self, instance: Instance) -> list[Instance]:
-        """Those that serve until this one is loaded."""
+        """The instances that serve until this one is loaded."""
         served = [h for h in self.served.values() if h.next is not None and h.next.instance is instance]
         return list(dict.fromkeys(model.instance for model in served))
 
     def make_way(self, instance: Instance) -> bool:
-        """Unload the instances that `instance` replaces, since memory has no room for both. Whether there were any.
+        """Unload the instances that `instance` replaces, since memory has no room for both. False if there are none.
 
         Until `instance` is loaded, no instance serves the model. So other models are unloaded for `instance`, if need
         be.
         """
-        going = self.replaced_by(instance)
-        instance.demanded = instance.demanded or bool(going)
-        for other in going:
+        replaced = self.replaced_by(instance)
+        instance.demanded = instance.demanded or bool(replaced)
+        for other in replaced:
             self.begin_unload(other, "memory")
-        return bool(going)
+        return bool(replaced)
 
     def _retire(self, instance: Instance) -> None:
         if instance.state in ("loading", "loaded", "unloading"):
@@ -335,13 +335,13 @@ class ModelStates:
         self.announce(instance)
 
     def promote(self, instance: Instance) -> None:
-        """A load that only the start asked for is wanted now."""
+        """A request or an operator waits for a load that goes on, or that only the start asked for."""
         instance.demanded, instance.abandoned, instance.wanted = True, False, True
         self.due.promote(instance)
         self.lock.notify_all()
 
     def abandon(self, instance: Instance) -> None:
-        """Nobody wants this load any more; it ends here, or soon when it runs."""
+        """Nobody wants this load any more: the load ends now, or soon if it runs."""
         instance.abandoned, instance.wanted = True, False
         if self.due.withdraw(instance):
             self.end(instance, instance.rest)
@@ -349,7 +349,7 @@ class ModelStates:
     def end(self, instance: Instance, how: Callable[[], None]) -> None:
         """A load or an unloading has ended; `how` changes the state of the instance.
 
-        An instance that a request has wanted meanwhile is loaded again, unless the catalog has lost the model.
+        An instance for which a request has asked meanwhile is loaded again, unless the catalog has lost the model.
         """
         how()
         self.untried.discard(instance.serial)
@@ -363,7 +363,7 @@ class ModelStates:
         self.announce(instance)
 
     def begin_unload(self, instance: Instance, reason: str) -> None:
-        """Nothing new is taken; the memory goes when all is finished. Reasons: admin, catalog, idle, memory, oom."""
+        """Take no new requests; the present ones are finished first. Reasons: admin, catalog, idle, memory, oom."""
         log.info("unloading %s (%s)", instance.name, reason)
         self._step_down(instance)
         instance.drain(reason, time.monotonic() + self._settings.worker.unload_drain_s)
@@ -373,7 +373,7 @@ class ModelStates:
         self.announce(instance)
 
     def _step_down(self, instance: Instance) -> None:
-        """Models that another instance waits to serve are that one's from now on, loaded or not."""
+        """Hand the models of an instance to the instances that wait to serve them, loaded or not."""
         waiting = {n: h.next for n, h in self.served.items() if h.instance is instance and h.next is not None}
         if waiting:
             self.served |= waiting
@@ -381,7 +381,7 @@ class ModelStates:
             self._leaving.append(instance)
 
     def residents(self) -> list[memory_budget.Resident]:
-        """What is loaded, for a decision about who goes."""
+        """The loaded instances, for a choice of those that go."""
         busy = self._jobs.adapters()
         return [
             memory_budget.Resident(
@@ -392,17 +392,17 @@ class ModelStates:
         ]
 
     def evict_idle(self, keep: ServedModel | None) -> Instance | None:
-        """Begin to unload the model without work that was used longest ago, `keep` aside; None when there is none."""
-        kept = keep.instance.serial if keep is not None else 0
-        free = [r for r in memory_budget.order(self.residents()) if not r.busy and r.serial != kept]
-        if not free:
+        """Begin to unload the model without work that was used longest ago, never `keep`; None if there is none."""
+        spared = keep.instance.serial if keep is not None else 0
+        idle = [r for r in memory_budget.order(self.residents()) if not r.busy and r.serial != spared]
+        if not idle:
             return None
-        chosen = next(instance for instance in self.instances() if instance.serial == free[0].serial)
+        chosen = next(instance for instance in self.instances() if instance.serial == idle[0].serial)
         self.begin_unload(chosen, "oom")
         return chosen
 
     def evict(self, excess_bytes: int, reason: str, *, last_may_go: bool = False) -> bool:
-        """Begin to unload enough models to free so much, or as many as may go; whether there was one."""
+        """Begin to unload models to free so many bytes, or all that may go; returns whether there was one."""
         chosen = memory_budget.victims(self.residents(), excess_bytes, last_may_go=last_may_go)
         by_serial = {instance.serial: instance for instance in self.instances()}
         for resident in chosen:
@@ -411,7 +411,7 @@ class ModelStates:
 
 
 def _in_turn(old: ServedModel | None, new: ServedModel) -> ServedModel:
-    """Who serves a model: the new instance, or the old one until the new one is loaded."""
+    """A model served by its new instance, or by the old one until the new one is loaded."""
     if old is None or old.instance is new.instance or old.instance.state != "loaded":
         return new
     return ServedModel(old.entry, old.instance, new) if isinstance(new.entry, RepositoryEntry) else new

@@ -1,9 +1,13 @@
 """The models of one worker, as its runtime sees them: find one, say which states they are in, load and unload.
 
-1. A model is loaded when a frontend asks for it, or at the start when the settings name it (`catalog.preload`).
-2. It is unloaded when somebody asks for that, when memory is short (the one that was used longest ago goes), when it
-   was idle for long, or when its catalog entry changed. What is there is finished first; no request is lost.
+1. A model is loaded when a frontend asks for the model, or at the start when the settings name it (`catalog.preload`).
+2. A model is unloaded when somebody asks, when memory is short (the model used longest ago goes), when the model was
+   idle for long, or when its catalog entry changed. Requests that the worker has are finished first.
 3. Models that differ only in options read from each call share one instance.
+
+A load has five stops: `ModelTable.want` asks for the model. `ModelStates.enqueue` puts the load in line. `Loads.start`
+gives the load a thread. `Loader.load` reads files and makes room. `loading.build_proven` builds the adapter and proves
+its numbers. Then `ModelLoads.succeeded` has the model serve.
 
 States are in `lifecycle.model_states`, the files of the catalog in `lifecycle.catalog_following`. One thread
 (`Maintenance`) looks after the models and their LoRA adapters:
@@ -74,7 +78,7 @@ class Maintenance:
         self._thread = vital_thread("maintenance", self._run)
 
     def start(self) -> None:
-        """Begin with what is due."""
+        """Begin the loads that are due."""
         self._thread.start()
 
     def close(self) -> None:
@@ -107,8 +111,8 @@ class Maintenance:
                     self._states.lock.wait(0.0 if self._asked else wait_s)
 
     def _finish_drains(self) -> None:
-        """Give back what nobody uses any more, and fail what is left when the time is up."""
-        now, done = time.monotonic(), []
+        """Free the memory of unloading models without requests; fail requests that are left when the time is up."""
+        now, drained = time.monotonic(), []
         with self._states.lock:
             busy = self._jobs.adapters()
             for instance in self._states.instances():
@@ -120,17 +124,17 @@ class Maintenance:
                     instance.adapter, ModelNotLoaded("the model was unloaded", retry_after_s=1)
                 )
                 instance.adapter = None
-                done.append(instance)
-        if not done:
+                drained.append(instance)
+        if not drained:
             return
         memory_budget.give_back()
         with self._states.lock:
-            for instance in done:
+            for instance in drained:
                 log.info("model %s is unloaded", instance.name)
                 self._states.end(instance, instance.rest)
 
     def _look(self) -> None:
-        """Once a second: what to try again, what is idle, memory, files."""
+        """Once a second look at failed loads, idle models, memory and files."""
         now = time.monotonic()
         if now < self._next_look:
             return
@@ -144,9 +148,9 @@ class Maintenance:
         self._follower.look()
 
     def _try_again(self, now: float) -> None:
-        """Failures whose time has come: models of the start, and those for which others still serve, are loaded again.
+        """Load failed models again whose time has come: those of the start, pinned ones, and replacements.
 
-        All others are when somebody asks.
+        All other failed models become available, and are loaded when somebody asks.
         """
         states = self._states
         for instance in states.instances():
@@ -170,7 +174,7 @@ class Maintenance:
                 self._states.begin_unload(instance, "idle")
 
     def _relieve(self) -> None:
-        """Over the budget, or (when it is not set by hand) over its share of the device: the oldest one goes."""
+        """Unload the model used longest ago if models exceed the budget, or the device is full and no budget is set."""
         if any(instance.state in ("loading", "unloading") for instance in self._states.instances()):
             return
         worker = self._settings.worker
@@ -211,7 +215,7 @@ class ModelTable:
         self.require_lora = self._maintenance.loras.require
 
     def start(self) -> None:
-        """Begin to load what is loaded at the start."""
+        """Begin the loads of the start."""
         if self._device.torch.type == "cpu":
             keep_freed_memory()
         with self._states.lock:
@@ -237,24 +241,24 @@ class ModelTable:
         return [codec.sayable(status) for status in self._told.values()]
 
     def changes(self) -> tuple[list[ModelStatus], list[str]]:
-        """States, as `told`, that are others than at the last call, and names of models that are gone since."""
-        waiting, names = self._states.changed, set[str]()
-        while waiting:
-            names.add(waiting.popleft())
+        """States that changed since the last call, as `told` gives them, and names of models that are gone since."""
+        queue, names = self._states.changed, set[str]()
+        while queue:
+            names.add(queue.popleft())
         device, served = str(self._device.torch), self._states.served
-        found = [served[name].status(device) for name in names if name in served]
-        changed = [status for status in found if self._told.get(status.name) != status]
+        statuses = [served[name].status(device) for name in names if name in served]
+        changed = [status for status in statuses if self._told.get(status.name) != status]
         gone = [name for name in names if name not in served and self._told.pop(name, None) is not None]
         self._told.update({status.name: status for status in changed})
         return [codec.sayable(status) for status in changed], gone
 
     @property
     def catalog(self) -> Catalog:
-        """What the files said when they were read last."""
+        """The content of the files at the last reading."""
         return self._follower.catalog
 
     def all_entries(self) -> Entries:
-        """All that frontends have been told of the catalog."""
+        """The entries that frontends have been told."""
         return self.entries.all()
 
     def reread(self, message: Reread, done: Callable[[Replied], None]) -> None:
@@ -285,12 +289,12 @@ class ModelTable:
 
     @property
     def free_bytes(self) -> int:
-        """What the memory budget has left."""
+        """Bytes that the memory budget has left."""
         return max(0, self._states.budget.nbytes - self._states.used_bytes())
 
     @property
     def budget_bytes(self) -> int:
-        """What models may take together."""
+        """Bytes that models may take together."""
         return self._states.budget.nbytes
 
     def engines(self) -> list[tuple[str, Any]]:
@@ -302,7 +306,7 @@ class ModelTable:
         ]
 
     def batch_tokens(self, name: str, configured: int) -> int:
-        """Most tokens of a batch: those of the rows that the model takes, else what is configured for it or all."""
+        """Most tokens of a batch: `ROW_COST` for each row of a program, else the bound of the entry or `configured`."""
         model = self.find(name)
         if model is None:
             return configured
@@ -311,8 +315,11 @@ class ModelTable:
             return ROW_COST * max(1, config.max_batch_size)
         return min(configured, model.entry.max_batch_tokens or configured)
 
-    def load(self, name: str, explicit: bool = False) -> None:
-        """A request waits for this model, or (`explicit`) somebody wants it loaded whatever happened before."""
+    def want(self, name: str, explicit: bool = False) -> None:
+        """Ask for a load: a request waits for the model, or (`explicit`) an operator orders the load.
+
+        An order also tries again a load that has failed, and loads a model that was unloaded by name.
+        """
         states = self._states
         with states.lock:
             model = self.find(name)
@@ -329,22 +336,22 @@ class ModelTable:
     def unload_idle(self, name: str, wait_s: float) -> bool:
         """Unload the model that has no work and was used longest ago, and wait until its memory has come back.
 
-        Whether that happened within `wait_s`. `name`, pinned models and busy ones stay. The device thread may call it:
-        nobody who holds the lock waits for that thread.
+        Returns whether that happened within `wait_s`. `name`, pinned models and busy ones stay. The device thread may
+        call: nobody who holds the lock waits for that thread.
         """
         states, until = self._states, time.monotonic() + wait_s
         if not states.lock.acquire(timeout=wait_s):
             return False
         try:
-            going = states.evict_idle(self.find(name))
-            if going is None:
+            leaving = states.evict_idle(self.find(name))
+            if leaving is None:
                 return False
-            return states.lock.wait_for(lambda: going.state != "unloading", until - time.monotonic())
+            return states.lock.wait_for(lambda: leaving.state != "unloading", until - time.monotonic())
         finally:
             states.lock.release()
 
     def unload(self, name: str) -> None:
-        """Somebody wants this model unloaded."""
+        """Unload a model, or give up its load, by order of an operator."""
         states = self._states
         with states.lock:
             model = self.find(name)

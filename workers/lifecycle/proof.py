@@ -1,17 +1,17 @@
-"""Canned inferences: what a model must answer before it counts as loaded.
+"""Canned inferences: calls that a model must answer before it counts as loaded.
 
 1. For each operation that the model offers a small call is made: a text, an image of a few colours, or both.
-2. Families that want labels or a question say so by refusing (`InvalidInput`); the next form of the call is tried.
+2. A family that needs labels or a question refuses the call (`InvalidInput`), and the next form of the call is tried.
    Any other error fails the load, and so does a model that takes none of the calls.
 3. Every value must be finite. The first values of each result are the model's fingerprint.
 
-A program of named tensors runs samples (`prove_program`). They warm the program up and give its fingerprint:
+A program of named tensors runs samples (`prove_program`), which warm the program up and give its fingerprint:
 
-1. Samples of a warm-up must run; zeros, which are taken where there are none, need not suit the program. What the
-   program makes of zeros has to be what its configuration says, unless it has optional inputs: zeros leave them out,
-   and outputs may depend on them.
-2. A sample goes the way of a request and runs twice. Values that the second run does not give again (a clock, a draw)
-   are left out of the fingerprint. Values need not be finite. Of a stream only the first part is run.
+1. Samples of a warm-up must run. Without a warm-up zeros are taken, which need not suit the program.
+2. Outputs for zeros have to be as the configuration states. A program with optional inputs is exempt: zeros leave
+   these inputs out, and outputs may depend on them.
+3. A sample goes the way of a request and runs twice. Values that differ in the second run (a clock, a draw) are left
+   out of the fingerprint. Values need not be finite. Of a stream only the first part is run.
 """
 
 from __future__ import annotations
@@ -62,28 +62,28 @@ _SIDE = 64
 _QUESTION = "What is this?"
 _LABELS = ["person", "place"]
 _PAGE = {"words": ["two", "words"], "boxes": [[0, 0, 32, 32], [32, 0, 32, 32]]}
-"""For families that answer questions about the words of a page; others do not look at it."""
+"""Words of a page, for families that answer questions about them."""
 _SHORTEST = 8
-"""Tokens that a family which writes text may write here; the device serves nobody meanwhile."""
+"""Tokens that a family of written text may write here; the device serves nobody meanwhile."""
 
 
 def prove(adapter: Adapter, entry: ModelEntry) -> Values:
     """Run the canned inferences on the device thread; returns the fingerprint.
 
-    Raises whatever went wrong, and `InferenceFailed` when one gives values that are not finite or when no operation
-    takes any of the canned inputs.
+    Raises the errors of the model, and `InferenceFailed` for values that are not finite, or when no operation takes
+    any of the canned inputs.
     """
     if isinstance(adapter, ProgramAdapter):
         return prove_program(adapter, entry.id)
     values: Values = {}
     proven = 0
     for operation in offered(adapter, entry):
-        found = _attempt(adapter, entry, operation)
-        if found is None:
+        outputs = _attempt(adapter, entry, operation)
+        if outputs is None:
             log.warning("model %s: no canned input of ours suits its %s", entry.id, operation)
             continue
         proven += 1
-        values.update({f"{operation}.{name}": part for name, part in found.items()})
+        values.update({f"{operation}.{name}": part for name, part in outputs.items()})
     if not proven and adapter.spec.needs_proof:
         raise InferenceFailed("the model takes none of the canned inputs and is not proven to work")
     return values
@@ -97,8 +97,8 @@ def offered(adapter: Adapter, entry: ModelEntry) -> list[str]:
         "extract": "json" in entry.outputs,
         "generate": "chat" in entry.outputs,
     }
-    found = [name for name in adapter.spec.operations if named.get(name)]
-    return found or list(adapter.spec.operations[:1])
+    offered = [name for name in adapter.spec.operations if named.get(name)]
+    return offered or list(adapter.spec.operations[:1])
 
 
 def _attempt(adapter: Adapter, entry: ModelEntry, operation: str) -> Values | None:
@@ -165,11 +165,11 @@ def _values(results: Results) -> Values:
 
 
 def _scores(packed: np.ndarray) -> list[float]:
-    found = extraction.unpack(packed.tobytes())
-    scores = [entity.score for entity in found.entities]
-    scores += [relation.score for relation in found.relations]
-    scores += [each.score for each in found.classifications]
-    scores += [each.score for each in found.objects]
+    findings = extraction.unpack(packed.tobytes())
+    scores = [entity.score for entity in findings.entities]
+    scores += [relation.score for relation in findings.relations]
+    scores += [each.score for each in findings.classifications]
+    scores += [each.score for each in findings.objects]
     return sorted(scores, reverse=True)[:VALUES]
 
 
@@ -190,8 +190,8 @@ def canned_image() -> bytes:
 def prove_program(adapter: ProgramAdapter, model: str) -> dict[str, list[float]]:
     """Run the samples on the device thread; returns the values of the fingerprint.
 
-    Raises what a sample raised that must run; what zeros raise only when memory or the device has failed, and
-    `UnexpectedOutput` of a program without optional inputs.
+    Raises the error of a sample that must run. Of zeros only these errors are raised: lack of memory, a failed device,
+    and `UnexpectedOutput` of a program without optional inputs.
     """
     values: dict[str, list[float]] = {}
     has_optional = any(tensor.optional for tensor in adapter.config.inputs)
@@ -207,14 +207,14 @@ def prove_program(adapter: ProgramAdapter, model: str) -> dict[str, list[float]]
                 raise
             log.warning("model %s does not take zeros: %s", model, error)
             continue
-        same = {name: found for name, found in first.items() if found == again[name]}
-        values.update({f"infer.{number}.{name}": found for name, found in same.items()})
+        same = {name: output for name, output in first.items() if output == again[name]}
+        values.update({f"infer.{number}.{name}": output for name, output in same.items()})
     return values
 
 
 def _run_program(adapter: ProgramAdapter, sample: Sample) -> dict[str, list[float]]:
-    found = outputs_of(adapter, [sample])
-    return {name: _program_values(array) for name, array in found.items() if array.dtype.kind != "O"}
+    outputs = outputs_of(adapter, [sample])
+    return {name: _program_values(array) for name, array in outputs.items() if array.dtype.kind != "O"}
 
 
 def outputs_of(adapter: ProgramAdapter, samples: Sequence[Sample]) -> dict[str, np.ndarray]:
@@ -230,14 +230,14 @@ def outputs_of(adapter: ProgramAdapter, samples: Sequence[Sample]) -> dict[str, 
 
 
 def _first_part(adapter: ProgramAdapter, batch: NamedBatch) -> Mapping[str, NamedOutput]:
-    """What the first step of a stream gives, which may have no end."""
+    """The outputs of the first step of a stream, which may have no end."""
     steps = _INFER.stream(adapter, batch)
     try:
-        for found in steps:
-            if isinstance(found, Pause):
+        for step in steps:
+            if isinstance(step, Pause):
                 # The model waits for something before its first response: there is nothing to compare yet.
                 return {}
-            return _INFER.part(adapter, batch, found)
+            return _INFER.part(adapter, batch, step)
     finally:
         if (close := getattr(steps, "close", None)) is not None:
             close()

@@ -4,8 +4,8 @@
    thousands and NaN as company; integers from the small end, in several ranges; texts. All have one shape. A dimension
    of any size has the size of the warm-up, else the first of `SIZES` that the program takes.
 2. Each request runs alone, the first twice. Then all run joined, in both orders, and the first beside copies of
-   itself: what changes there is rounding, up to a bound.
-3. Rows that come out of a joined run in another way than alone show that requests must not be joined. A program that
+   itself: a difference beside copies is rounding, up to a bound.
+3. Rows whose results differ between a joined run and a run alone show that requests must not be joined. A program that
    gives other results for the same input, or the same results for all inputs, proves nothing.
 
 Every run is a piece of its own on the device thread, so that other models are served in between.
@@ -33,13 +33,13 @@ Run = Callable[[Callable[[], Any]], Any]
 Arrays = Mapping[str, np.ndarray]
 
 SIZES = (8, 32, 1, 2, 512)
-"""Sizes that a dimension of any size is given, in this order; the first with which a row runs is taken."""
+"""Sizes to try for a dimension of any size, in this order; the first with which a row runs is taken."""
 MOST_BELOW = (2, 8, 128)
 """Bounds of the integers, one trial each. Values above the first need not suit the program."""
 FEW = 4
 """Inputs of up to so many elements a row may be sizes or counts, which stay small."""
 SLOW_S, LONG_S = 0.5, 10.0
-"""A program whose row takes longer is tried with two rows; no trial begins after so many seconds."""
+"""A program whose row takes longer than `SLOW_S` is tried with two rows. No trial begins after `LONG_S`."""
 _COMPANY = (4, 5)
 """Rows whose own results are not compared: thousands, in which rounding may grow without bound, and NaN."""
 _BATCHES = ((0, 1, 2, 3, 4), (5, 3, 2, 1, 0))
@@ -52,13 +52,13 @@ _TEXTS = (("tide", "a mill", "", "Wasserräder, 7"), ("7", "12", "0", "300"))
 _ROUNDING = {"FP64": 1e-7, "FP32": 1e-4, "FP16": 1e-2, "BF16": 5e-2}
 """Difference, as a part of the largest value of a row, that is rounding in any case."""
 _NOISE, _MOST_NOISE = 8.0, 0.02
-"""So many times the difference beside copies of itself is rounding too, up to this part of the largest value."""
+"""`_NOISE` times the difference beside copies is rounding too, up to `_MOST_NOISE` of the largest value."""
 _TINY = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a trial found, in words: rows are `independent`, they `depend` on their company, or nothing is `unknown`."""
+    """The result of a trial: rows are `independent`, `dependent` on their company, or `unknown`; `words` explain."""
 
     kind: Literal["independent", "dependent", "unknown"]
     words: str
@@ -73,7 +73,7 @@ class _Undecided(Exception):
 
 
 def try_rows(adapter: ProgramAdapter, run: Run) -> Finding:
-    """Run the trials; `run` executes a function on the device thread. Raises what shows lack of memory."""
+    """Run the trials; `run` executes a function on the device thread. Raises errors of lack of memory."""
     try:
         return Finding("independent", _Trials(adapter, run).all())
     except _Unlike as error:
@@ -119,7 +119,7 @@ class _Trials:
         for drawing in _drawings(self._adapter):
             began = time.monotonic()
             try:
-                found = self._outputs([drawing.row(0, MOST_BELOW[0])])
+                outputs = self._outputs([drawing.row(0, MOST_BELOW[0])])
             except _Undecided as error:
                 first = first or error
                 if time.monotonic() > self._until:
@@ -127,13 +127,13 @@ class _Trials:
                 continue
             took_s = time.monotonic() - began
             again = self._outputs([drawing.row(0, MOST_BELOW[0])])
-            if wrong := self._different(found, again, {}):
+            if wrong := self._different(outputs, again, {}):
                 raise _Undecided(f"the same input gives another {wrong} each time, {drawing}")
             return drawing, took_s > SLOW_S
         raise first or _Undecided("there is no input to try")
 
     def _compare(self, drawing: _Drawing, bound: int, batches: Sequence[Sequence[int]]) -> bool:
-        """Run rows alone and joined; whether results tell the rows apart. Raises `_Unlike` and `_Undecided`."""
+        """Run rows alone and joined; returns whether results tell the rows apart. Raises `_Unlike` and `_Undecided`."""
         numbers = sorted({at for batch in batches for at in batch})
         rows = {at: drawing.row(at, bound) for at in numbers}
         alone = {at: self._outputs([rows[at]]) for at in numbers if at not in _COMPANY}
@@ -165,29 +165,29 @@ class _Trials:
     def _outputs(self, rows: Sequence[Sample]) -> Arrays:
         """The outputs of a batch with a request for each sample. Raises `_Undecided` with what the program raised."""
         try:
-            found: Arrays = self._run(lambda: foreign.ask(outputs_of, self._adapter, rows))
+            outputs: Arrays = self._run(lambda: foreign.ask(outputs_of, self._adapter, rows))
         except Exception as error:
             if oom.is_out_of_memory(error) or oom.context_is_broken():
                 raise
             raise _Undecided(f"{type(error).__name__}: {line_of(error)}") from error
-        return found
+        return outputs
 
-    def _different(self, right: Arrays, found: Arrays, noise: Mapping[str, float]) -> str:
+    def _different(self, right: Arrays, other: Arrays, noise: Mapping[str, float]) -> str:
         """The first output that differs by more than rounding, in words; "" if there is none."""
         for output in self._config.outputs:
-            a, b = right[output.name], found[output.name]
+            a, b = right[output.name], other[output.name]
             if not _alike(output.datatype, a, b, noise.get(output.name, 0.0)):
                 return f"output {output.name[:64]!a}"
         return ""
 
 
-def _alike(datatype: str, right: np.ndarray, found: np.ndarray, noise: float) -> bool:
+def _alike(datatype: str, right: np.ndarray, other: np.ndarray, noise: float) -> bool:
     """Whether two results are equal, floats up to rounding: NaN equals NaN, and an infinity itself."""
-    if right.shape != found.shape:
+    if right.shape != other.shape:
         return False
     if datatype not in _ROUNDING:
-        return bool(np.array_equal(right, found))
-    a, b = _floats(datatype, right), _floats(datatype, found)
+        return bool(np.array_equal(right, other))
+    a, b = _floats(datatype, right), _floats(datatype, other)
     finite = np.isfinite(a)
     if not np.array_equal(np.isfinite(b), finite) or not np.array_equal(
         a[~finite], b[~finite], equal_nan=True
@@ -202,15 +202,15 @@ def _alike(datatype: str, right: np.ndarray, found: np.ndarray, noise: float) ->
 
 def _noise(alone: Arrays, beside_copies: Arrays) -> dict[str, float]:
     """By how much each output of a row changes beside copies of the row, as a part of its largest value."""
-    found = {}
+    noise = {}
     for name, right in alone.items():
         other = beside_copies[name]
         if right.dtype.kind == "f" and right.shape == other.shape:
             a, b = (each.astype(np.float64) for each in (right, other))
             change = np.abs(np.nan_to_num(a - b, posinf=0, neginf=0)).max(initial=0.0)
             largest = np.abs(np.nan_to_num(a, posinf=0, neginf=0)).max(initial=0.0)
-            found[name] = float(change / largest) if largest else 0.0
-    return found
+            noise[name] = float(change / largest) if largest else 0.0
+    return noise
 
 
 def _floats(datatype: str, array: np.ndarray) -> np.ndarray:
@@ -269,10 +269,10 @@ class _Drawing:
     def _values(self, tensor: TensorConfig, source: np.random.Generator, at: int, bound: int) -> np.ndarray:
         shape, array = (self.rows, *self.shapes[tensor.name]), DATATYPES[tensor.datatype].array
         if tensor.datatype == BYTES:
-            found = np.empty(shape, object)
-            picks = source.integers(0, len(self.texts), found.size)
-            found.reshape(-1)[:] = [self.texts[(at + pick) % len(self.texts)].encode() for pick in picks]
-            return found
+            texts = np.empty(shape, object)
+            picks = source.integers(0, len(self.texts), texts.size)
+            texts.reshape(-1)[:] = [self.texts[(at + pick) % len(self.texts)].encode() for pick in picks]
+            return texts
         if tensor.datatype == "BOOL":
             return source.integers(0, 2, shape).astype(bool)
         if tensor.datatype not in _ROUNDING:
@@ -300,14 +300,14 @@ def _drawings(adapter: ProgramAdapter) -> Iterator[_Drawing]:
 
 
 def _shapes(adapter: ProgramAdapter, config: ModelConfig) -> list[dict[str, tuple[int, ...]]]:
-    found = []
+    shapes = []
     if config.warmups:
         warm = {name: array.shape[1:] for name, array in adapter.samples()[0].items()}
         if len(warm) == len(config.inputs):
-            found.append(warm)
+            shapes.append(warm)
     free = any(dim < 0 for each in config.inputs for dim in each.dims)
     for size in SIZES if free else SIZES[:1]:
-        found.append(
+        shapes.append(
             {each.name: tuple(size if dim < 0 else dim for dim in each.dims) for each in config.inputs}
         )
-    return found
+    return shapes

@@ -37,7 +37,7 @@ _MEANINGS = (
         "config.json does not fit the weights: it describes tensors of other sizes",
     ),
 )
-"""What messages of transformers mean here."""
+"""The meaning of messages of transformers on this server."""
 _COPY = (
     "a copied directory: `penstock models pull ID --to DIR` where there is a network, "
     "then `penstock serve DIR/ID` here"
@@ -63,41 +63,41 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 def classify(error: BaseException) -> LoadFailure:
     """The failure that `error` stands for."""
-    found: ErrorClass = "UNKNOWN"
+    error_class: ErrorClass = "UNKNOWN"
     reason = error.__cause__ or error if isinstance(error, DownloadFailed) else error
     for link in foreign.chain(error):
         known = next((name for name, matches in _RULES if matches(link)), None)
         if known is not None:
-            found, reason = known, link
+            error_class, reason = known, link
             break
-    retry_after_s = RETRY_AFTER_S.get(found)
+    retry_after_s = RETRY_AFTER_S.get(error_class)
     return LoadFailure(
-        error_class=found,
+        error_class=error_class,
         permanent=retry_after_s is None,
         retry_after_s=retry_after_s,
-        message=_download(error, found, reason) or _message(reason),
+        message=_download(error, error_class, reason) or _message(reason),
     )
 
 
-def _download(error: BaseException, found: ErrorClass, reason: BaseException) -> str:
+def _download(error: BaseException, error_class: ErrorClass, reason: BaseException) -> str:
     """The message of a failed download with the ways out; empty for other failures."""
     failed = next((link for link in foreign.chain(error) if isinstance(link, DownloadFailed)), None)
     if failed is None:
         return ""
-    kind = "OFFLINE" if found == "NOT_FOUND" and _offline() else found
-    told = f"it answers {status}" if (status := _status(reason)) else _system_reason(error)
-    return _DOWNLOAD.get(kind, "").format(host=failed.host, repo=failed.repo, reason=told)
+    kind = "OFFLINE" if error_class == "NOT_FOUND" and _offline() else error_class
+    words = f"it answers {status}" if (status := _status(reason)) else _system_reason(error)
+    return _DOWNLOAD.get(kind, "").format(host=failed.host, repo=failed.repo, reason=words)
 
 
 def _system_reason(error: BaseException) -> str:
     """The system's words for a connection that failed, such as "Connection refused"; else the error's class."""
     links = list(foreign.chain(error))
-    said = [link.strerror for link in links if isinstance(link, OSError) and link.strerror]
-    return said[-1] if said else type(links[-1]).__name__
+    reasons = [link.strerror for link in links if isinstance(link, OSError) and link.strerror]
+    return reasons[-1] if reasons else type(links[-1]).__name__
 
 
 def _message(error: BaseException) -> str:
-    """One line about an error, or what the error means here."""
+    """One line about an error, or its meaning on this server."""
     meaning = next((meaning for phrases, meaning in _MEANINGS if _says(error, *phrases)), None)
     return foreign.line_of(error) if meaning is None else meaning
 

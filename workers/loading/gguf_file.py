@@ -49,7 +49,7 @@ _NUMBERS = {
 _TEXT, _LIST = 8, 9
 _MOST_HEAD_BYTES, _MOST_PARTS, _MOST_DIMENSIONS = 512 << 20, 1000, 8
 _LEAST_ENTRY_BYTES = 24
-"""Of a field or a tensor in the head."""
+"""Least bytes of a field or a tensor in the head."""
 _ALIGNMENT = 32
 
 
@@ -92,18 +92,18 @@ class GgufModel(NamedTuple):
 
 def parts_of(name: str) -> tuple[str, ...]:
     """The names of all files of a model, of which `name` is one; `name` may have folders before."""
-    found = _PART.match(name)
-    if found is None:
+    part = _PART.match(name)
+    if part is None:
         return (name,)
-    count = min(int(found["count"]), _MOST_PARTS)
-    return tuple(f"{found['stem']}-{number:05d}-of-{found['count']}.gguf" for number in range(1, count + 1))
+    count = min(int(part["count"]), _MOST_PARTS)
+    return tuple(f"{part['stem']}-{number:05d}-of-{part['count']}.gguf" for number in range(1, count + 1))
 
 
 def stem_of(name: str) -> str:
     """The name of a model's file without folders, ending and number of the part."""
     file = name.rpartition("/")[2]
-    found = _PART.match(file)
-    return found["stem"] if found else file[: -len(SUFFIX)]
+    part = _PART.match(file)
+    return part["stem"] if part else file[: -len(SUFFIX)]
 
 
 def choices(names: Sequence[str]) -> list[str]:
@@ -122,15 +122,15 @@ def read_model(path: Path) -> GgufModel:
     fields: dict[str, Any] = {}
     tensors: dict[str, StoredTensor] = {}
     for number, file in enumerate(files):
-        own, found = _read_file(file)
+        own, stored = _read_file(file)
         if (own.get("split.no", number), own.get("split.count", len(files))) != (number, len(files)):
             raise GgufRefused(
                 f"{file.name} calls itself part {own.get('split.no')} of {own.get('split.count')}, counted from 0"
             )
-        if twice := tensors.keys() & found.keys():
+        if twice := tensors.keys() & stored.keys():
             raise GgufRefused(f"{file.name}: the tensor {min(twice)[:100]} stands in another part too")
         fields = fields or own
-        tensors |= found
+        tensors |= stored
     promised = fields.get("split.tensors.count", len(tensors))
     if promised != len(tensors):
         raise GgufRefused(f"{files[0].name} promises {promised} tensors, its parts have {len(tensors)}")
@@ -172,7 +172,7 @@ def refuse_unserved(model: GgufModel) -> None:
 
 
 class _Head:
-    """The bytes of a file from its beginning; asking for more than there are raises `GgufRefused`."""
+    """The bytes of a file from its beginning. Asking for more bytes than there are raises `GgufRefused`."""
 
     def __init__(self, stream: BinaryIO, name: str, size: int) -> None:
         self._stream, self._name = stream, name
@@ -197,10 +197,10 @@ class _Head:
 
     def count(self, least_nbytes: int) -> int:
         """A number of things, each of at least `least_nbytes` bytes."""
-        found: int = self.number("<Q")
-        if found * least_nbytes > self._left:
+        count: int = self.number("<Q")
+        if count * least_nbytes > self._left:
             raise GgufRefused(f"{self._name} is cut off inside its head, or its head is damaged")
-        return found
+        return count
 
     def value(self, kind: int) -> Any:
         """The value of a field."""
@@ -232,9 +232,9 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         version = head.number("<I")
         if version not in _VERSIONS:
             swapped = int.from_bytes(struct.pack("<I", version), "big") in _VERSIONS
-            told = "big-endian numbers" if swapped else f"GGUF of the version {version}"
+            kind = "big-endian numbers" if swapped else f"GGUF of the version {version}"
             raise GgufRefused(
-                f"{path.name}: {told} are not read; read are little-endian files of version 2 and 3"
+                f"{path.name}: {kind} are not read; read are little-endian files of version 2 and 3"
             )
         try:
             counts = head.count(_LEAST_ENTRY_BYTES), head.count(12)
@@ -306,6 +306,6 @@ class _Block(NamedTuple):
 def _block_sizes() -> dict[int, _Block]:
     """The block types that can be turned into numbers, by their number in a file. Raises ImportError."""
     package = extras.require("gguf", "gguf")
-    read = {kind for kind in package.GGMLQuantizationType if hasattr(package.quants, kind.name)}
-    read |= {package.GGMLQuantizationType.F32, package.GGMLQuantizationType.F16}
-    return {int(kind): _Block(kind.name, *package.GGML_QUANT_SIZES[kind]) for kind in read}
+    kinds = {kind for kind in package.GGMLQuantizationType if hasattr(package.quants, kind.name)}
+    kinds |= {package.GGMLQuantizationType.F32, package.GGMLQuantizationType.F16}
+    return {int(kind): _Block(kind.name, *package.GGML_QUANT_SIZES[kind]) for kind in kinds}

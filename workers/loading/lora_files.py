@@ -64,8 +64,8 @@ def find(entry: ModelEntry, dirs: Iterable[str], name: str) -> LoraSource | None
         return entry.loras[name]
     if not is_lora_name(name):
         return None
-    found = (_below(Path(root), name) for root in dirs)
-    return next((DirectorySource(str(path)) for path in found if path is not None), None)
+    paths = (_below(Path(root), name) for root in dirs)
+    return next((DirectorySource(str(path)) for path in paths if path is not None), None)
 
 
 def _below(root: Path, name: str) -> Path | None:
@@ -89,10 +89,10 @@ def state_of(source: LoraSource) -> Files:
 
 def _stat(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def fetch(source: LoraSource) -> Path:
@@ -106,8 +106,8 @@ def fetch(source: LoraSource) -> Path:
         directory = snapshot(source.repo, source.revision, allow_patterns=list(FILES))
     missing = [file for file in FILES if not (directory / file).is_file()]
     if missing:
-        kept = CONFIG not in missing and any(directory.glob("adapter_model.*"))
-        more = "; weights in another format are not loaded" if kept else ""
+        has_others = CONFIG not in missing and any(directory.glob("adapter_model.*"))
+        more = "; weights in another format are not loaded" if has_others else ""
         raise SourceError(f"the LoRA adapter has no {missing[0]}{more}")
     return directory
 
@@ -181,12 +181,12 @@ class Lora:
 
     def read(self) -> dict[str, LayerWeights]:
         """All weights on the CPU. Raises `UnsupportedLora` for values that are no finite floats."""
-        found = {}
+        weights = {}
         with safe_open(self._path, "pt") as file:
             for path, sides in self._sides.items():
                 down, up = (_floats(file.get_tensor(name), name) for name in sides)
-                found[path] = LayerWeights(down, up, self._scale(path))
-        return found
+                weights[path] = LayerWeights(down, up, self._scale(path))
+        return weights
 
     def _rank(self, path: str) -> int:
         return int(_of_pattern(self._config.rank_pattern, path, self._config.r))
@@ -223,12 +223,12 @@ def _pairs(names: list[str]) -> dict[str, tuple[str, str]]:
     """Names of both weights by layer path. Raises `UnsupportedLora` for any other tensor."""
     sides: dict[str, dict[str, str]] = {}
     for name in names:
-        found = _TENSOR.fullmatch(name)
-        if found is None:
+        tensor = _TENSOR.fullmatch(name)
+        if tensor is None:
             raise UnsupportedLora(
                 f"{WEIGHTS}: {name.removeprefix(_PREFIX)[:200]!r} is no LoRA weight of a linear layer"
             )
-        sides.setdefault(found["path"], {})[found["side"]] = name
+        sides.setdefault(tensor["path"], {})[tensor["side"]] = name
     for path, both in sides.items():
         if len(both) != 2:
             raise UnsupportedLora(f"{path}: one of its two weights is missing")

@@ -81,7 +81,7 @@ _INSIDE = {
     "tensor": {13: "entry"},
     "entry": {1: "text", 2: "text"},
 }
-"""Fields of each message that are followed, with what they hold."""
+"""Fields of each message that are followed, with the kinds of their content."""
 _LOCATION = b"location"
 _MOST_LEVELS = 100
 """Levels of messages, of which onnxruntime allows as many."""
@@ -134,12 +134,12 @@ def _refuse_strange_records(name: str, reader: Any) -> None:
 
 def _document(name: str, reader: Any, record: str) -> dict[str, Any]:
     try:
-        found = json.loads(reader.get_record(record))
+        content = json.loads(reader.get_record(record))
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{name}: {record} is no JSON", "UNKNOWN") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise SourceError(f"{name}: {record} is no map", "UNKNOWN")
-    return found
+    return content
 
 
 def _refuse_pickled_sample(name: str, raw: bytes) -> None:
@@ -235,20 +235,20 @@ def _is_harmless(node: ast.AST) -> bool:
 def external_files(program: Path) -> dict[str, Path]:
     """Files with data of an ONNX program, by the name that the program has for them.
 
-    Files outside of the program's directory are left out, and so is what a damaged program names: onnxruntime refuses
+    Files outside of the program's directory are left out, and files that a damaged program names: onnxruntime refuses
     both in its own words.
     """
     home = program.parent.resolve()
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     try:
         with program.open("rb") as stream:
             for name in _locations(stream, "model", os.fstat(stream.fileno()).st_size):
                 path = (home / os.fsdecode(name)).resolve()
                 if path.is_relative_to(home) and path.is_file():
-                    found[name.decode()] = path
+                    files[name.decode()] = path
     except (OSError, ValueError, EOFError):
-        return found
-    return found
+        return files
+    return files
 
 
 def nbytes_of(program: Path, outside: Mapping[str, Path]) -> int:
@@ -274,7 +274,7 @@ def _locations(stream: BinaryIO, message: str, end: int, level: int = 0) -> Iter
 
 
 def _fields(stream: BinaryIO, end: int) -> Iterator[tuple[int, int]]:
-    """(number, bytes) of each field that holds bytes; the stream stands at its content, and is to be moved behind."""
+    """(number, bytes) of each field that holds bytes. The stream stands at the content; the caller moves it behind."""
     while stream.tell() < end:
         field, kind = divmod(_varint(stream), 8)
         if kind == 0:

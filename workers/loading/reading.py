@@ -6,7 +6,7 @@ cut short ends the process with SIGBUS, also while a library copies from the map
 1. safetensors maps a file unless told to read, and torch does so where its caller wants; libraries (transformers,
    GLiNER and others) offer no setting for either. So `safe_open` and `torch.load` are replaced in this process, for all
    libraries and for adapters of operators, as soon as this module is imported. Tensors are read one by one.
-2. `mapped_files` finds what a library maps all the same.
+2. `mapped_files` finds the files that a library maps all the same.
 3. A load reads many files. `unchanged` makes sure that all are of one version: a difference between the files before
    and after the load is an error (`FilesChanged`), and the load is tried again.
 """
@@ -79,8 +79,8 @@ class _Slice:
         return getattr(self._slice, name)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        found: torch.Tensor = self._file.get_tensor(self._name) if index is ... else self._slice[index]
-        return found
+        tensor: torch.Tensor = self._file.get_tensor(self._name) if index is ... else self._slice[index]
+        return tensor
 
 
 def load_file(path: Path) -> dict[str, torch.Tensor]:
@@ -116,20 +116,20 @@ def mapped_files(directory: Path, gguf: str = "") -> list[Path]:
 
 
 def files_of(directory: Path, gguf: str = "") -> list[Path]:
-    """All files of a model but hidden ones, which belong to the tools that brought it, and texts for people.
+    """All files of a model. Hidden files, which belong to the tools that brought the model, and *.md are left out.
 
     A model in a GGUF file has this file and its parts.
     """
     if gguf:
         return [directory / name for name in parts_of(gguf)]
-    found = (path for path in directory.rglob("*") if path.suffix.lower() != ".md" and path.is_file())
-    return sorted(p for p in found if not any(part[0] == "." for part in p.relative_to(directory).parts))
+    paths = (path for path in directory.rglob("*") if path.suffix.lower() != ".md" and path.is_file())
+    return sorted(p for p in paths if not any(part[0] == "." for part in p.relative_to(directory).parts))
 
 
 def facts_of(path: Path) -> Facts:
-    """The present facts of a file. A tool may keep the size and the time of a file that it replaces, not the others."""
-    found = path.stat()
-    return str(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+    """The present facts of a file. A tool that replaces a file can keep its size and time, but not the other facts."""
+    status = path.stat()
+    return str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 @contextmanager
@@ -138,8 +138,8 @@ def unchanged(
 ) -> Iterator[None]:
     """Raise `FilesChanged` where files of the model, or `only` the named ones, differ at the end.
 
-    Files that are half old and half new give any error, or none, so this error takes the place of another. Errors of
-    the classes `passing` stay.
+    Files that are half old and half new give any error, or none. So `FilesChanged` takes the place of another error,
+    except of the classes `passing`.
     """
 
     def version() -> frozenset[Facts]:
@@ -158,11 +158,11 @@ def unchanged(
 
 def _version(files: Iterable[Path]) -> frozenset[Facts]:
     """The facts of all files but missing ones."""
-    found = set()
+    facts = set()
     for path in files:
         with suppress(FileNotFoundError):
-            found.add(facts_of(path))
-    return frozenset(found)
+            facts.add(facts_of(path))
+    return frozenset(facts)
 
 
 def _refuse_changed(

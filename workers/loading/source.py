@@ -57,15 +57,15 @@ class DamagedWeightsError(Exception):
 def weight_files(directory: Path, gguf: str = "") -> list[Path]:
     """All safetensors files under `directory`, and pickled weights of modules that have no others; sorted.
 
-    What a trainer has kept of its steps, in `checkpoint-...`, is no part of the model. With `gguf` these are the
-    file and its other parts.
+    Files that a trainer kept of its steps, in `checkpoint-...`, are no part of the model. With `gguf` the weight files
+    are this file and its other parts.
     """
     if gguf:
         return [directory / name for name in parts_of(gguf)]
-    found = sorted(path for path in directory.rglob("*.safetensors") if _belongs(path, directory))
-    having = {path.parent for path in found}
+    files = sorted(path for path in directory.rglob("*.safetensors") if _belongs(path, directory))
+    having = {path.parent for path in files}
     without = [place for place in _module_directories(directory) if place not in having]
-    return found + sorted(path for place in without for path in place.glob(PICKLED) if path.is_file())
+    return files + sorted(path for place in without for path in place.glob(PICKLED) if path.is_file())
 
 
 def _belongs(path: Path, directory: Path) -> bool:
@@ -110,12 +110,12 @@ def check_weights(directory: Path) -> None:
 
 
 def check_whole(directory: Path) -> None:
-    """As `check_weights`, but what is in pickled files is not looked at, and no model library is imported."""
+    """As `check_weights`, without a look into pickled files and without an import of a model library."""
     files = weight_files(directory)
     if not files:
         other = sorted(path.name for pattern in ("*.bin", "*.pt", "*.h5") for path in directory.glob(pattern))
-        found = f"; {other[0]} is in a format that is not loaded" if other else ""
-        raise DamagedWeightsError(f"the model has no safetensors weights{found}")
+        more = f"; {other[0]} is in a format that is not loaded" if other else ""
+        raise DamagedWeightsError(f"the model has no safetensors weights{more}")
     pickled = {path.parent for path in files if path.suffix == ".bin"}
     indices = [*directory.rglob("*.safetensors.index.json")]
     indices += [path for place in pickled for path in place.glob("*.bin.index.json")]
@@ -141,7 +141,7 @@ def _refuse_incomplete(index: Path) -> None:
 
 
 def _bounded_json(path: Path) -> Any:
-    """What a file about weights says. Raises `ValueError` for a file that is no JSON, or larger than any such file."""
+    """The content of a file about weights. Raises `ValueError` for a file that is no JSON, or larger than any such."""
     with path.open("rb") as stream:
         data = stream.read(_MOST_HEADER_BYTES + 1)
     if len(data) > _MOST_HEADER_BYTES:
@@ -248,23 +248,22 @@ def from_hub(
 ) -> Path:
     """The directory of a repository in the hub cache, downloaded if missing; HF_HUB_OFFLINE forbids the network.
 
-    With `to` the files go to that directory in place of the cache.
-    `extra_files` names further files of the repository, such as the `.pt` heads of some families. `tokenizer_repo` is
-    another repository, whose configuration and tokenizer the model uses. With `cached_only` nothing is downloaded.
-    Raises DownloadFailed, and SourceError for unusable files.
+    With `to` the files go to that directory in place of the cache. `extra_files` names further files of the repository,
+    such as the `.pt` heads of some families. `tokenizer_repo` is another repository, whose configuration and tokenizer
+    the model uses. With `cached_only` nothing is downloaded. Raises DownloadFailed, and SourceError for unusable files.
     """
 
     bar = _byte_bar(progress, on_bytes or ignore_bytes)
     chosen = {"local_files_only": cached_only, "tqdm_class": bar, "ignore_patterns": list(_UNWANTED)}
     if tokenizer_repo is not None:
         snapshot(tokenizer_repo, None, allow_patterns=list(_DESCRIBING), **chosen)
-    wanted = [*parts_of(gguf)] if gguf else [*_DESCRIBING, "*.safetensors", *extra_files]
+    patterns = [*parts_of(gguf)] if gguf else [*_DESCRIBING, "*.safetensors", *extra_files]
     chosen |= {} if to is None else {"local_dir": to}
-    directory = snapshot(repo, revision, allow_patterns=wanted, **chosen)
+    directory = snapshot(repo, revision, allow_patterns=patterns, **chosen)
     if not gguf and (bare := _without_weights(directory)):
-        directory = snapshot(repo, revision, allow_patterns=[*wanted, *bare], **chosen)
+        directory = snapshot(repo, revision, allow_patterns=[*patterns, *bare], **chosen)
     if to is not None:
-        # What the hub's library keeps of a download that it could resume.
+        # The hub's library keeps parts here, with which it could resume a download.
         shutil.rmtree(to / ".cache", ignore_errors=True)
     progress("download", 1.0)
     return _checked(directory, gguf)
@@ -280,7 +279,7 @@ def _without_weights(directory: Path) -> list[str]:
 
 
 def ignore_bytes(done: int, total: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 def size_in_hub(repo: str, revision: str | None, gguf: str = "") -> tuple[int, int]:
@@ -291,12 +290,12 @@ def size_in_hub(repo: str, revision: str | None, gguf: str = "") -> tuple[int, i
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    found: list[Path] = []
+    cached: list[Path] = []
     with suppress(LocalEntryNotFoundError):
         root = Path(snapshot_download(repo, revision=revision, allow_patterns=[], local_files_only=True))
-        found = [path for path in weight_files(root, gguf) if path.is_file()]
-    if found:
-        return sum(path.stat().st_size for path in found), 0
+        cached = [path for path in weight_files(root, gguf) if path.is_file()]
+    if cached:
+        return sum(path.stat().st_size for path in cached), 0
     ends = parts_of(gguf) if gguf else (".safetensors",)
     files = [file for file in _listed(repo, revision) if file.path.endswith(ends)]
     unwanted = {file.path for file in files for pattern in _UNWANTED if fnmatch(file.path, pattern)}
@@ -346,10 +345,10 @@ def _cached_files(repo: str) -> dict[str, int]:
     from huggingface_hub import snapshot_download
 
     root = Path(snapshot_download(repo, allow_patterns=[], local_files_only=True))
-    found = {str(p.relative_to(root)): p.stat().st_size for p in root.rglob("*") if p.is_file()}
-    if not any(name.endswith((".safetensors", ".bin", ".gguf")) for name in found):
+    sizes = {str(p.relative_to(root)): p.stat().st_size for p in root.rglob("*") if p.is_file()}
+    if not any(name.endswith((".safetensors", ".bin", ".gguf")) for name in sizes):
         raise FileNotFoundError(f"the hub cache has no weights of {repo}")
-    return found
+    return sizes
 
 
 def fetch_files(repo: str, names: Sequence[str]) -> Path:

@@ -57,7 +57,7 @@ def open_catalog(
     vanished_ok: bool = False,
     wishes: Wishes | None = None,
 ) -> Catalog:
-    """Everything that may be served. Raises `ConfigError` as `load_catalog` does, and as `add_repositories` does."""
+    """The catalog of all that may be served. Raises `ConfigError` as `load_catalog` and `add_repositories` do."""
     files = look(chosen.dirs, repository.dirs, wishes)
     served = load_served(chosen, repository, vanished_ok)
     return add_repositories(served, repository, files, wishes)
@@ -78,19 +78,19 @@ def add_repositories(
     files: Files,
     wishes: Wishes | None = None,
 ) -> Catalog:
-    """What is served, and all models of the repositories.
+    """The catalog of `served`, and all models of the repositories.
 
     Raises `ConfigError` for a repository that cannot be read and for a name that two models would have; a model that a
     load brought is left out then.
     """
     taken = names_of(served.sources)
-    found = entries.read(repository, wishes, taken)
-    refuse_clash((entry.model for entry in found), taken)
-    return Catalog([*served.sources, *found], files, served.reading, served.read_ns)
+    versions = entries.read(repository, wishes, taken)
+    refuse_clash((entry.model for entry in versions), taken)
+    return Catalog([*served.sources, *versions], files, served.reading, served.read_ns)
 
 
-class _Kept(msgspec.Struct):
-    """What was accepted: the settings that chose it, as JSON, and the entries before their profiles are drawn apart."""
+class _Accepted(msgspec.Struct):
+    """An accepted catalog: the settings that chose it, as JSON, and its entries before profiles are drawn apart."""
 
     chosen: str
     entries: list[ModelEntry]
@@ -113,25 +113,27 @@ def open_accepted(
 
     Raises `ConfigError` for any mistake, unless a catalog was accepted here before with the same settings.
     """
-    kept = _read(root, chosen)
-    if kept is None:
+    accepted = _read(root, chosen)
+    if accepted is None:
         catalog = open_catalog(chosen, repository, wishes=wishes)
         tell_bad(catalog)
         _check(catalog, chosen)
     else:
-        catalog = _reopen(kept, chosen, repository, wishes)
+        catalog = _reopen(accepted, chosen, repository, wishes)
     keep(root, chosen, catalog)
     return catalog
 
 
-def _reopen(kept: Catalog, chosen: CatalogSettings, repository: Repository, wishes: Wishes | None) -> Catalog:
+def _reopen(
+    accepted: Catalog, chosen: CatalogSettings, repository: Repository, wishes: Wishes | None
+) -> Catalog:
     try:
         catalog = open_catalog(chosen, repository, vanished_ok=True, wishes=wishes)
     except (ConfigError, OSError) as error:
         log.error("the catalog is refused, the one accepted last stays: %s", error)
-        return _with_repositories(kept, repository, wishes)
+        return _with_repositories(accepted, repository, wishes)
     tell_bad(catalog)
-    catalog = catalog.keeping(kept.sources)
+    catalog = catalog.keeping(accepted.sources)
     try:
         _check(catalog, chosen)
     except ConfigError as error:
@@ -139,15 +141,15 @@ def _reopen(kept: Catalog, chosen: CatalogSettings, repository: Repository, wish
     return catalog
 
 
-def _with_repositories(kept: Catalog, repository: Repository, wishes: Wishes | None) -> Catalog:
-    """What was kept, which are catalog files only, and the models of the repositories as they are now."""
+def _with_repositories(accepted: Catalog, repository: Repository, wishes: Wishes | None) -> Catalog:
+    """The accepted catalog, which has catalog files only, and the present models of the repositories."""
     try:
-        return add_repositories(kept, repository, kept.files, wishes)
+        return add_repositories(accepted, repository, accepted.files, wishes)
     except ConfigError as error:
         log.error("models of repositories are not served: %s", error.message)
         # NOTE: older than all other readings, so that frontends go on with the models that other workers know.
-        kept.read_ns = 1
-        return kept
+        accepted.read_ns = 1
+        return accepted
 
 
 def _check(catalog: Catalog, chosen: CatalogSettings) -> None:
@@ -164,7 +166,7 @@ def keep(root: Path, chosen: CatalogSettings, catalog: Catalog) -> None:
     draft = path.with_suffix(f".{os.getpid()}")
     try:
         entries = [entry for entry in catalog.sources if not isinstance(entry, RepositoryEntry)]
-        text = msgspec.json.encode(_Kept(_settings(chosen), entries))
+        text = msgspec.json.encode(_Accepted(_settings(chosen), entries))
         if path.exists() and path.read_bytes() == text:
             return
         draft.write_bytes(text)
@@ -176,13 +178,13 @@ def keep(root: Path, chosen: CatalogSettings, catalog: Catalog) -> None:
 
 def _read(root: Path, chosen: CatalogSettings) -> Catalog | None:
     try:
-        kept = msgspec.json.decode(_path(root).read_bytes(), type=_Kept)
+        accepted = msgspec.json.decode(_path(root).read_bytes(), type=_Accepted)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
         log.warning("the kept catalog cannot be read: %s", error)
         return None
-    return Catalog(kept.entries) if kept.chosen == _settings(chosen) else None
+    return Catalog(accepted.entries) if accepted.chosen == _settings(chosen) else None
 
 
 def _settings(chosen: CatalogSettings) -> str:
@@ -200,7 +202,7 @@ def look(dirs: Iterable[str], repositories: Iterable[str] = (), wishes: Wishes |
     """
     roots = [Path(d) for d in dirs] or [asset("config/models")]
     paths = (path for root in roots for path in files_below(root, (".yaml", ".py")))
-    catalog = frozenset(found for path in paths if (found := _facts(path)))
+    catalog = frozenset(facts for path in paths if (facts := _facts(path)))
     brought = wishes.brought() if wishes is not None else {}
     wished = ((f"{_BROUGHT}{model} {wish.digest}", 0, 0, 0) for model, wish in brought.items())
     return catalog.union(wished, *(layout.look(Path(root)) for root in repositories))
@@ -208,10 +210,10 @@ def look(dirs: Iterable[str], repositories: Iterable[str] = (), wishes: Wishes |
 
 def _facts(path: Path) -> tuple[str, int, int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return str(path), found.st_size, found.st_mtime_ns, found.st_ino
+    return str(path), status.st_size, status.st_mtime_ns, status.st_ino
 
 
 class CatalogWatch:

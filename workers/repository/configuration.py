@@ -36,7 +36,7 @@ from workers.repository import layout
 from workers.repository.layout import PROGRAMS, ModelRefused
 
 MOST_VALUES = 100_000
-"""Values of a YAML document, those counted again that an alias repeats."""
+"""Values of a YAML document; values that an alias repeats count again."""
 _MOST_CHARACTERS = 240
 MOST_DELAY_US = 60_000_000
 MOST_IDLE_US = 24 * 3600 * 1_000_000
@@ -81,14 +81,14 @@ _BACKENDS = {
 
 def read(root: Path, directory: Path, follow_links: bool) -> tuple[str, schema.ModelConfig] | None:
     """(file name, message) of a model's configuration, None where there is none. Raises `ModelRefused`."""
-    found = [name for name in CONFIGS if (directory / name).is_symlink() or (directory / name).exists()]
-    if not found:
+    names = [name for name in CONFIGS if (directory / name).is_symlink() or (directory / name).exists()]
+    if not names:
         return None
-    if len(found) > 1:
-        raise ModelRefused(f"there are both {found[0]} and {found[1]}; keep one")
-    path = layout.inside(root, directory / found[0], follow_links)
+    if len(names) > 1:
+        raise ModelRefused(f"there are both {names[0]} and {names[1]}; keep one")
+    path = layout.inside(root, directory / names[0], follow_links)
     data = read_bounded(path, MOST_CONFIG_NBYTES)
-    return found[0], (parse_text if path.suffix == ".pbtxt" else parse_yaml)(found[0], data)
+    return names[0], (parse_text if path.suffix == ".pbtxt" else parse_yaml)(names[0], data)
 
 
 def read_bounded(path: Path, most_bytes: int) -> bytes:
@@ -203,7 +203,7 @@ def convert(message: schema.ModelConfig, name: str) -> ModelConfig:
 
 def backend_of(message: schema.ModelConfig) -> str:
     """The backend that platform or backend stand for, "" where neither is given. Raises `ModelRefused`."""
-    found = {}
+    backends = {}
     for field, given, known in (
         ("platform", message.platform, _PLATFORMS),
         ("backend", message.backend, _BACKENDS),
@@ -211,10 +211,10 @@ def backend_of(message: schema.ModelConfig) -> str:
         if given and given not in known:
             raise ModelRefused(f"{field}: {given[:200]!a} is not supported; known are {', '.join(known)}")
         if given:
-            found[field] = known[given]
-    if len(set(found.values())) > 1:
+            backends[field] = known[given]
+    if len(set(backends.values())) > 1:
         raise ModelRefused(f"backend: {message.backend!a} contradicts platform {message.platform!a}")
-    return next(iter(found.values()), "")
+    return next(iter(backends.values()), "")
 
 
 def _refuse(message: Any, fields: Iterable[str], where: str) -> None:
@@ -227,17 +227,17 @@ def _refuse(message: Any, fields: Iterable[str], where: str) -> None:
 def _tensors(kind: str, messages: Sequence[Any], batch: int) -> tuple[TensorConfig, ...]:
     if len(messages) > MOST_TENSORS:
         raise ModelRefused(f"{kind}: {len(messages)} of them; the limit is {MOST_TENSORS}")
-    found: dict[str, TensorConfig] = {}
+    tensors: dict[str, TensorConfig] = {}
     for i, message in enumerate(messages):
         where = f"{kind}[{i}]"
         if not message.name or len(message.name) > 1024 or not message.name.isprintable():
             raise ModelRefused(
                 f"{where}.name: {message.name[:200]!a} is no name of 1 to 1024 printable characters"
             )
-        if message.name in found:
+        if message.name in tensors:
             raise ModelRefused(f"{where}.name: {message.name[:200]!a} is given twice")
-        found[message.name] = _tensor(f"{kind} {message.name[:200]!a}", message, batch)
-    return tuple(found.values())
+        tensors[message.name] = _tensor(f"{kind} {message.name[:200]!a}", message, batch)
+    return tuple(tensors.values())
 
 
 def _tensor(where: str, message: Any, batch: int) -> TensorConfig:

@@ -32,7 +32,7 @@ from workers.repository.layout import PROGRAMS, ModelRefused
 log = logging.getLogger(__name__)
 
 CONFIG = "config"
-"""How a configuration that a load brought is called in messages."""
+"""The name in messages of a configuration that a load brought."""
 
 
 class RepositoryEntry(VersionEntry, frozen=True, kw_only=True):
@@ -148,8 +148,8 @@ def _message(root: Path, directory: Path, chosen: Repository, wish: Wish | None)
     """The configuration of a model, None where there is none. Raises `ModelRefused`."""
     if wish is not None and wish.config is not None:
         return configuration.parse_json(CONFIG, wish.config.encode())
-    found = configuration.read(root, directory, chosen.follow_links)
-    return None if found is None else found[1]
+    file = configuration.read(root, directory, chosen.follow_links)
+    return None if file is None else file[1]
 
 
 def _with_program(entry: RepositoryEntry, root: Path, chosen: Repository) -> RepositoryEntry:
@@ -182,15 +182,15 @@ def _refused(entry: RepositoryEntry, problem: str) -> RepositoryEntry:
 def _chosen(directory: Path, policy: VersionPolicy) -> tuple[int, ...]:
     """The versions that are there and that the policy chooses, ascending."""
     try:
-        found = layout.versions(directory)
+        versions = layout.versions(directory)
     except OSError:
         return ()
     if policy.kind == "specific":
-        absent = sorted(set(policy.specific) - set(found))
+        absent = sorted(set(policy.specific) - set(versions))
         if absent:
             log.warning("repository model %s has no version %s", directory.name, ", ".join(map(str, absent)))
-        return tuple(version for version in found if version in policy.specific)
-    return found if policy.kind == "all" else found[-policy.latest :]
+        return tuple(version for version in versions if version in policy.specific)
+    return versions if policy.kind == "all" else versions[-policy.latest :]
 
 
 def _missing(policy: VersionPolicy) -> str:
@@ -226,10 +226,10 @@ def read_labels(path: Path) -> tuple[str, ...]:
         lines.pop()
     if len(lines) > MOST_LABELS:
         raise ModelRefused(f"{path.name}: {len(lines)} lines; the limit is {MOST_LABELS}")
-    found = []
+    labels = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append(line.decode("utf-8").strip())
+            labels.append(line.decode("utf-8").strip())
         except UnicodeDecodeError as error:
             raise ModelRefused(f"{path.name}:{number}: no UTF-8") from error
-    return tuple(found)
+    return tuple(labels)

@@ -22,7 +22,7 @@ PROGRAMS = {
     "onnx": "model.onnx",
     "python_model": "model.py",
 }
-"""Backends, which are families of adapters too, and how the file of their programs is called."""
+"""Backends, which are families of adapters too, and the name of the file of their programs."""
 Facts = tuple[str, int, int, int]
 _DIRECTORY = (0, 0, 0)
 _VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
@@ -34,8 +34,8 @@ class ModelRefused(Exception):
 
 def versions(directory: Path) -> tuple[int, ...]:
     """Versions of a model, ascending. Raises `OSError`."""
-    with os.scandir(directory) as found:
-        names = [each.name for each in found if _VERSION.fullmatch(each.name) and each.is_dir()]
+    with os.scandir(directory) as entries:
+        names = [each.name for each in entries if _VERSION.fullmatch(each.name) and each.is_dir()]
     return tuple(sorted(map(int, names)))
 
 
@@ -79,18 +79,18 @@ def program_file(place: Path, backend: str, named: str) -> tuple[str, str]:
         candidates = {backend: named}
     else:
         candidates = {backend: PROGRAMS[backend]} if backend else PROGRAMS
-    found = [(known, file) for known, file in candidates.items() if (place / file).is_file()]
-    if not found:
+    programs = [(known, file) for known, file in candidates.items() if (place / file).is_file()]
+    if not programs:
         raise ModelRefused(f"{where} has no program; looked for {', '.join(candidates.values())}")
-    if len(found) > 1:
+    if len(programs) > 1:
         raise ModelRefused(
-            f"{where} has {' and '.join(file for _, file in found)}; state platform or backend"
+            f"{where} has {' and '.join(file for _, file in programs)}; state platform or backend"
         )
-    return found[0]
+    return programs[0]
 
 
 def stamp(directory: Path, version: int) -> str:
-    """Stands for the files of a version and for those of the model beside all versions; changes when one does."""
+    """Stands for the files of a version and for the files of the model beside all versions; changes with any file."""
     own, start = str(version), len(str(directory)) + 1
     facts = [
         (path[start:], *state)
@@ -106,17 +106,17 @@ def look(root: Path) -> Iterator[Facts]:
 
 
 def _walk(root: str, levels: int, only: str = "") -> Iterator[Facts]:
-    """(path, size, time in nanoseconds, inode) of all that is down to so many levels; zeros for directories.
+    """(path, size, time in nanoseconds, inode) of all files down to so many levels; zeros for directories.
 
-    Hidden files and vanishing files are left out, and with `only` the versions of a model but this one.
+    Hidden files and vanishing files are left out, and with `only` all other versions of a model.
     """
     places = [(root, levels)]
     while places:
         place, left = places.pop()
         yield place, *_DIRECTORY
         try:
-            with os.scandir(place) as found:
-                for each in found:
+            with os.scandir(place) as entries:
+                for each in entries:
                     if each.name[0] == "." or each.name == "__pycache__":
                         continue
                     if not each.is_dir():
@@ -133,7 +133,7 @@ def _is_other(name: str, version: str) -> bool:
 
 def _state(entry: os.DirEntry[str]) -> tuple[int, int, int]:
     try:
-        found = entry.stat()
+        status = entry.stat()
     except OSError:
         return _DIRECTORY
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    return status.st_size, status.st_mtime_ns, status.st_ino

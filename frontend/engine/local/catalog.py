@@ -42,8 +42,8 @@ class CatalogFollower:
         """`is_loaded` tells whether some worker has a model, with files of that revision."""
         self._catalog, self._told, self._is_loaded = catalog, told, is_loaded
         self._first, self._first_ns = catalog.sources, catalog.read_ns
-        self._wanted: Catalog | None = None
-        """The catalog of the newest reading, while more than that is served."""
+        self._coming: Catalog | None = None
+        """The catalog of the newest reading, while more than this catalog is served."""
         self.read_ns = 0
         """Instant of the newest reading that a worker has told; 0 before there is one."""
         self.removed: set[tuple[str, int]] = set()
@@ -54,19 +54,19 @@ class CatalogFollower:
         newest = max(self._told(), key=lambda told: told.read_ns, default=ToldCatalog())
         if newest.read_ns > self.read_ns:
             self.read_ns = newest.read_ns
-            self._wanted = self._catalog_of(newest)
-        if self._wanted is None:
+            self._coming = self._catalog_of(newest)
+        if self._coming is None:
             return
-        catalog = with_retained(self._wanted, self._catalog.sources, self._is_loaded)
+        catalog = with_retained(self._coming, self._catalog.sources, self._is_loaded)
         if catalog.sources != self._catalog.sources:
             self.removed |= _versions(self._catalog) - _versions(catalog)
             self._catalog.replace(catalog)
-        if catalog is self._wanted:
-            self._wanted = None
+        if catalog is self._coming:
+            self._coming = None
 
     def chosen(self, model: str) -> tuple[int, ...]:
         """The versions of a repository model that its files choose; more are served until one of them is loaded."""
-        return (self._wanted or self._catalog).versions.get(model, ())
+        return (self._coming or self._catalog).versions.get(model, ())
 
     def _catalog_of(self, told: ToldCatalog) -> Catalog:
         """What a worker serves. Of the catalog's files, the arbiter may have a newer reading, from a reload."""
@@ -79,5 +79,5 @@ class CatalogFollower:
 
 def _versions(catalog: Catalog) -> set[tuple[str, int]]:
     """(model, version) of all that repositories have."""
-    found = (entry for entry in catalog.sources if isinstance(entry, VersionEntry) and entry.is_version)
-    return {(entry.model, entry.version) for entry in found}
+    versions = (entry for entry in catalog.sources if isinstance(entry, VersionEntry) and entry.is_version)
+    return {(entry.model, entry.version) for entry in versions}

@@ -218,26 +218,26 @@ class Demand:
 
         def done() -> bool:
             nonlocal seen, asked
-            found, late = status(), time.monotonic() - asked >= ASK_EVERY_S
-            seen = seen or found.state == "loading" or found.attempts > attempts
-            if found.state == "available":
+            present, late = status(), time.monotonic() - asked >= ASK_EVERY_S
+            seen = seen or present.state == "loading" or present.attempts > attempts
+            if present.state == "available":
                 # NOTE: an earlier load that was given up ends first. Only then the load asked for here begins.
                 if late and not seen:
                     _refuse_unwanted(is_wanted)
                     asked = time.monotonic()
                     channel.load(model, explicit=True)
                 return late and seen
-            if found.state == "loading":
+            if present.state == "loading":
                 return not wait
-            return found.state == "loaded" or (seen and found.state == "failed")
+            return present.state == "loaded" or (seen and present.state == "failed")
 
         await self._workers.wait(done, deadline_ns)
-        found = status()
-        if found.state == "available":
+        state = status().state
+        if state == "available":
             raise ModelNotLoaded(_GIVEN_UP, retry_after_s=1)
-        if found.state == "failed":
+        if state == "failed":
             raise routing.explain([channel], model)
-        return found.state
+        return state
 
     async def _renew(self, model: str, deadline_ns: int, is_wanted: Wanted) -> None:
         """Wait until all workers that serve older files of a model serve the present ones.
@@ -254,14 +254,14 @@ class Demand:
         asked = time.monotonic()
 
         def refuses(channel: Channel) -> bool:
-            found = channel.models.get(model, _NOTHING)
-            if channel.state != "ready" or not (found.next and found.error_class):
+            status = channel.models.get(model, _NOTHING)
+            if channel.state != "ready" or not (status.next and status.error_class):
                 return False
-            return found.attempts > failed.get(channel.slot, -1)
+            return status.attempts > failed.get(channel.slot, -1)
 
         def ended(channel: Channel) -> bool:
-            found = channel.models.get(model, _NOTHING)
-            return channel.state != "ready" or not found.next or refuses(channel)
+            status = channel.models.get(model, _NOTHING)
+            return channel.state != "ready" or not status.next or refuses(channel)
 
         def done() -> bool:
             nonlocal asked
@@ -290,11 +290,10 @@ class Demand:
                 channel.unload(model)
 
         def gone(channel: Channel) -> bool:
-            found = channel.models.get(model, _NOTHING)
-            ended = channel.state != "ready" or found.state not in _HELD
-            return (
-                ended or found.attempts > attempts[channel.slot] or (not wait and found.state == "unloading")
-            )
+            status = channel.models.get(model, _NOTHING)
+            if channel.state != "ready" or status.state not in _HELD:
+                return True
+            return status.attempts > attempts[channel.slot] or (not wait and status.state == "unloading")
 
         await self._workers.wait(lambda: all(gone(channel) for channel in having), deadline_ns)
         states = {c.models.get(model, _NOTHING).state for c in having}

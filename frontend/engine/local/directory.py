@@ -127,33 +127,35 @@ class LocalDirectory(Models, Control):
 
     def status(self, model: str) -> ModelStatus:
         """State of a model over all workers. One that this frontend has asked for is loading at once."""
-        found = self._told(model)
-        if len(found) == 1 and found[0].state == "loaded":
-            return found[0]
-        best = min(found, key=lambda s: STATE_ORDER.index(s.state), default=ModelStatus(model, "available"))
-        if best.state == "available" and found and self._client.demand.has_asked(model):
+        statuses = self._statuses(model)
+        if len(statuses) == 1 and statuses[0].state == "loaded":
+            return statuses[0]
+        best = min(
+            statuses, key=lambda s: STATE_ORDER.index(s.state), default=ModelStatus(model, "available")
+        )
+        if best.state == "available" and statuses and self._client.demand.has_asked(model):
             return msgspec.structs.replace(best, state="loading")
         return best
 
-    def _told(self, model: str) -> list[ModelStatus]:
+    def _statuses(self, model: str) -> list[ModelStatus]:
         return [c.models[model] for c in self._client.channels if c.state == "ready" and model in c.models]
 
     def is_loaded(self, model: str, revision: str = "") -> bool:
         """Whether some worker has the model, with files of that revision (empty: any)."""
-        told = self._told(model)
-        return any(each.state == "loaded" and revision in ("", each.revision) for each in told)
+        statuses = self._statuses(model)
+        return any(each.state == "loaded" and revision in ("", each.revision) for each in statuses)
 
     def identity(self, model: str) -> str:
         """Stands for all that decides the numbers of a loaded model; see `Models`."""
-        found = ""
+        identity = ""
         # PERF: requests for kept embeddings ask, and do little else.
         for channel in self._client.channels:
             status = channel.models.get(model) if channel.state == "ready" else None
             if status is not None and status.state == "loaded":
-                if not status.identity or status.identity != (found or status.identity):
+                if not status.identity or status.identity != (identity or status.identity):
                     return ""
-                found = status.identity
-        return found
+                identity = status.identity
+        return identity
 
     def why_unavailable(self, model: str) -> PenstockError:
         """Why no worker can run a model now."""

@@ -197,7 +197,7 @@ def test_an_unload_says_nothing_to_workers_once_the_model_is_loaded_by_name(tmp_
     told: list[str] = []
 
     async def wait(done: Callable[[], bool], until_ns: int) -> None:
-        await control.wishes.load("m")
+        await control.wishes.wish_loaded("m")
 
     async def unload(entry: str, waits: bool, until: Any) -> None:
         told.append(entry)

@@ -81,7 +81,7 @@ def end(models: ModelTable, instance: Instance) -> None:
 def test_a_model_that_is_wanted_while_it_is_unloaded_is_loaded_again(tmp_path: Path) -> None:
     models = table(tmp_path)
     instance = unloading(models)
-    models.load("org/m")
+    models.want("org/m")
     assert instance.state == "unloading"
     end(models, instance)
     assert (instance.state, instance.demanded, instance.attempts) == ("loading", True, 2)
@@ -91,7 +91,7 @@ def test_a_model_that_is_wanted_while_it_is_unloaded_is_loaded_again(tmp_path: P
 def test_the_last_word_counts(tmp_path: Path) -> None:
     models = table(tmp_path)
     instance = unloading(models)
-    models.load("org/m")
+    models.want("org/m")
     models.unload("org/m")
     end(models, instance)
     assert instance.state == "available"
@@ -100,7 +100,7 @@ def test_the_last_word_counts(tmp_path: Path) -> None:
 def test_a_model_that_the_catalog_has_lost_is_not_loaded_again(tmp_path: Path) -> None:
     models = table(tmp_path)
     instance = unloading(models)
-    models.load("org/m")
+    models.want("org/m")
     with models._states.lock:
         models._states.serve(Catalog([ModelEntry("org/other", ENTRY.source)]))
     end(models, instance)
@@ -109,11 +109,11 @@ def test_a_model_that_the_catalog_has_lost_is_not_loaded_again(tmp_path: Path) -
 
 def test_a_load_that_is_wanted_after_it_was_given_up_begins_anew(tmp_path: Path) -> None:
     models = table(tmp_path)
-    models.load("org/m")
+    models.want("org/m")
     instance = models._states.due.next(lambda each: True)
     assert instance is not None
     models.unload("org/m")
-    models.load("org/m")
+    models.want("org/m")
     end(models, instance)
     assert instance.state == "loading", "its thread had seen that nobody wanted it"
 
@@ -127,7 +127,7 @@ def test_requests_leave_a_model_its_place_in_the_line(tmp_path: Path) -> None:
     with models._states.lock:
         models._states.enqueue(start.instance, demanded=False)
     for name in ("org/m", "org/second", "org/m", "org/start", "org/m", "org/start"):
-        models.load(name)
+        models.want(name)
     begun = [due.next(lambda each: True) for _ in range(4)]
     assert [each and each.name for each in begun] == [*names, None]
 
@@ -139,12 +139,12 @@ def test_what_an_operator_unloaded_is_loaded_for_no_request(tmp_path: Path) -> N
     prepare_run_dir(paths)
     wishes = Wishes(paths, Store(paths))
     asyncio.run(wishes.put("m", Wish(loaded=False)))
-    models.load("m@1")
+    models.want("m@1")
     assert host(models).instance.state == "available"
-    models.load("m@1", explicit=True)
+    models.want("m@1", explicit=True)
     assert host(models).instance.state == "loading"
     asyncio.run(wishes.put("org/m", Wish(loaded=False)))
-    models.load("org/m")
+    models.want("org/m")
     found = models.find("org/m")
     assert found is not None and found.instance.state == "loading", "SIE's requests load whatever they name"
 
@@ -157,7 +157,7 @@ def test_a_request_is_not_answered_by_a_load_while_nobody_can_say_what_was_unloa
 
     models = table(tmp_path, version("old"), repository__control="explicit")
     monkeypatch.setattr(Wishes, "get", short)
-    models.load("m@1")
+    models.want("m@1")
     assert host(models).instance.state == "available" and "Too many open files" in caplog.text
 
 
@@ -327,9 +327,9 @@ def test_a_changed_version_that_cannot_be_loaded_replaces_nothing_and_says_why(t
     assert models.statuses()[0].attempts == 2
     models._follower.apply(Catalog([version("new")]))
     assert (old.state, new.state, host(models).adapter) == ("loaded", "failed", old.adapter)
-    models.load("m@1")
+    models.want("m@1")
     assert new.state == "failed", "a request is content with the old one"
-    models.load("m@1", explicit=True)
+    models.want("m@1", explicit=True)
     assert new.state == "loading" and told(models) == ("loaded", "old", "new", "")
 
 
@@ -355,7 +355,7 @@ def test_an_unload_ends_what_serves_and_what_is_coming(tmp_path: Path) -> None:
     models.unload("m@1")
     assert (old.state, new.state, told(models)) == ("unloading", "available", ("available", "new", "", ""))
     end(models, old)
-    models.load("m@1")
+    models.want("m@1")
     assert (old.state, new.state) == ("available", "loading") and models._states.instances() == [new]
 
 
@@ -395,7 +395,7 @@ def test_a_version_whose_place_was_taken_stays_until_no_request_for_it_is_on_its
     models = table(tmp_path, version("old"))
     load(models, host(models).instance)
     follower, wanted = models._follower, Catalog([version("new", 2)])
-    follower._wanted = wanted
+    follower._coming = wanted
     follower.apply(follower._with_retained(wanted))
     follower._retire_retained()
     assert sorted(models._states.served) == ["m@1", "m@2"], "the new one is not loaded"
@@ -406,7 +406,7 @@ def test_a_version_whose_place_was_taken_stays_until_no_request_for_it_is_on_its
     assert host(models).instance.state == "loaded"
     monkeypatch.setattr(catalog_following, "RETIRE_AFTER_S", 0.0)
     follower._retire_retained()
-    assert list(models._states.served) == ["m@2"] and follower._wanted is None
+    assert list(models._states.served) == ["m@2"] and follower._coming is None
 
 
 def test_a_change_of_the_catalog_loads_what_is_new_and_nothing_else(tmp_path: Path) -> None:
