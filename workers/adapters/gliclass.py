@@ -20,7 +20,7 @@ from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import BUILDING, parameter_bytes
-from workers.adapters.shared.checkpoint import CheckpointError, load_tokenizer, text_limit
+from workers.adapters.shared.checkpoint import load_tokenizer, refuse_unfitting, text_limit
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, ranked, text_of
 from workers.adapters.shared.known_ids import KnownIds, embedding_rows, filler_of
 from workers.adapters.shared.options import OptionReader
@@ -90,12 +90,11 @@ class GliclassAdapter(ExtractAdapter):
                 local_files_only=True,
                 use_safetensors=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
         if model.config.architecture_type != "uni-encoder":
             raise ValueError(f"GLiClass models of type {model.config.architecture_type!r} are not supported")
-        missing = sorted(name for name in report["missing_keys"] if "pooler." not in name)
-        if missing:
-            raise CheckpointError(f"the checkpoint lacks weights: {', '.join(missing[:3])} and others")
+        refuse_unfitting(model, report)
         context.progress("weights", 1.0)
         return cls(model.to(context.device).eval().requires_grad_(False), tokenizer, context)
 

@@ -14,6 +14,7 @@ Libraries wrap the real reason, so the whole chain of causes is examined, the ou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Literal
 
@@ -38,6 +39,11 @@ _MEANINGS = (
     ),
 )
 """The meaning of messages of transformers on this server."""
+_SIZES = re.compile(
+    r"size mismatch for (\S+): copying a param with shape torch\.Size\((\[[\d, ]*\])\) from checkpoint, "
+    r"the shape in current model is torch\.Size\((\[[\d, ]*\])\)"
+)
+"""What torch says of tensors of a layer or of a model of other libraries."""
 _COPY = (
     "a copied directory: `penstock models pull ID --to DIR` where there is a network, "
     "then `penstock serve DIR/ID` here"
@@ -98,6 +104,11 @@ def _system_reason(error: BaseException) -> str:
 
 def _message(error: BaseException) -> str:
     """One line about an error, or its meaning on this server."""
+    if sizes := _SIZES.search(foreign.text_of(error)):
+        name, stored, built = sizes.groups()
+        return (
+            f"the configuration does not fit the weights: {name} is {stored} in the weights and {built} by it"
+        )
     meaning = next((meaning for phrases, meaning in _MEANINGS if _says(error, *phrases)), None)
     return foreign.line_of(error) if meaning is None else meaning
 

@@ -1,13 +1,15 @@
 """Load a transformers model from a local directory: explicit dtype, no pickled code, nothing left random.
 
-transformers fills weights that a checkpoint lacks with random numbers and only warns. Here missing weights are an
-error, except those of the pooler, which no family of ours reads. A missing vocabulary is an error too: transformers
-makes a tokenizer of special tokens alone, to which all texts are the same.
+transformers fills weights that a checkpoint lacks with random numbers, leaves out layers that config.json does not
+count, and only warns of both. Here each is an error (`refuse_unfitting`), except for the pooler, which no family of
+ours reads. A missing vocabulary is an error too: transformers makes a tokenizer of special tokens alone, to which all
+texts are the same.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ _NO_LIMIT = 10**9
 _DEFAULT_LENGTH = 512
 _MOST_SHARED = 1000
 """Layers that a model may have whatever its weights are."""
+_NUMBER = re.compile(r"\.\d+\.")
 _LEAST_WORDS = 8
 """A vocabulary has at least as many tokens that are not special."""
 
@@ -140,13 +143,49 @@ def load_transformer(
         # would misread its mask. The first attempt has written into the config, so the config is read again.
         arguments["config"] = AutoConfig.from_pretrained(str(directory), **described)
         model, report = _load(factory, directory, arguments, None)
-    missing = sorted(name for name in report["missing_keys"] if "pooler." not in name)
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise CheckpointError(f"the checkpoint lacks weights: {', '.join(missing[:3])}{more}")
+    refuse_unfitting(model, report)
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     return model.to(device).eval().requires_grad_(False)
+
+
+def refuse_unfitting(model: Any, report: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for a model that is not made of its weights alone, and of all of its layers.
+
+    `report` is that of `from_pretrained` with `output_loading_info` and `ignore_mismatched_sizes`.
+    """
+    unfitting = sorted(report["mismatched_keys"])
+    if unfitting:
+        name, stored, wanted = unfitting[0]
+        raise CheckpointError(
+            f"config.json does not fit the weights: {name} is {list(stored)} in the weights and {list(wanted)} by "
+            f"config.json{_and_more(len(unfitting) - 1)}"
+        )
+    missing = sorted(name for name in report["missing_keys"] if "pooler." not in name)
+    if missing:
+        listed = ", ".join(missing[:3])
+        raise CheckpointError(f"the checkpoint lacks weights: {listed}{_and_more(len(missing) - 3)}")
+    built = {_NUMBER.sub(".*.", name) for name, _ in model.named_parameters()}
+    spare = sorted(name for name in report["unexpected_keys"] if _of_a_layer(name, model) in built)
+    if spare:
+        raise CheckpointError(
+            f"config.json does not fit the weights: it counts fewer layers than there are, and has no place for "
+            f"{spare[0]}{_and_more(len(spare) - 1)}"
+        )
+
+
+def _of_a_layer(name: str, model: Any) -> str:
+    """The name of a weight as the model has it, with stars for the numbers of layers; empty for one without a number.
+
+    A checkpoint of a model with a head has another part before all names.
+    """
+    own = name.removeprefix(f"{model.base_model_prefix}.") if model.base_model_prefix else name
+    starred = _NUMBER.sub(".*.", own)
+    return "" if starred == own else starred
+
+
+def _and_more(count: int) -> str:
+    return f" and {count} more" if count > 0 else ""
 
 
 def _refuse_layers_without_weights(config: Any, directory: Path) -> None:
@@ -173,7 +212,11 @@ def _load(
     """The model and transformers' loading report; `attention` None leaves the choice to each part."""
     with BUILDING:
         loaded: tuple[Any, dict[str, Any]] = factory.from_pretrained(
-            str(directory), attn_implementation=attention, output_loading_info=True, **arguments
+            str(directory),
+            attn_implementation=attention,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **arguments,
         )
     return loaded
 

@@ -342,6 +342,54 @@ def test_a_directory_without_weights_or_with_a_million_files_is_refused(
         find(str(root))
 
 
+@pytest.mark.parametrize(
+    ("config", "tensors", "why"),
+    [
+        (
+            {"vocab_size": 31},
+            {},
+            "embeddings.word_embeddings.weight is [30, 8] in the weights and [31, 8] by config.json",
+        ),
+        (
+            {"hidden_size": 9},
+            {},
+            "embeddings.word_embeddings.weight is [30, 8] in the weights and [30, 9] by config.json",
+        ),
+        (
+            {"num_hidden_layers": 3},
+            {},
+            "num_hidden_layers is 3, and the weights have 2 layers, the last with encoder.layer.1.bias",
+        ),
+        ({"num_hidden_layers": 1}, {}, "num_hidden_layers is 1, and the weights have 2 layers"),
+        ({"num_hidden_layers": 1, "num_nextn_predict_layers": 1}, {}, ""),
+        ({"embedding_size": 4, "num_hidden_layers": 9}, {"embeddings.word_embeddings.weight": [30, 4],
+          "decoder.layer.0.bias": [1]}, ""),
+        ({"vocab_size": 31, "auto_map": {}}, {}, ""),
+        ({}, {}, ""),
+    ],
+)  # fmt: skip
+def test_a_config_that_contradicts_the_headers_of_its_weights_is_refused_before_the_start(
+    config: dict[str, Any], tensors: dict[str, list[int]], why: str, tmp_path: Path
+) -> None:
+    stated = {
+        **architecture("BertForTokenClassification"),
+        "model_type": "bert",
+        "num_hidden_layers": 2,
+        **config,
+    }
+    root = write(tmp_path / "m", config=stated)
+    shapes = {"embeddings.word_embeddings.weight": [30, 8]} | {
+        f"encoder.layer.{n}.bias": [8] for n in range(2)
+    }
+    save_file({k: torch.zeros(v) for k, v in (shapes | tensors).items()}, str(root / "model.safetensors"))
+    if not why:
+        assert find(str(root)).entry["adapter"] == "ner"
+        return
+    with pytest.raises(CannotTell) as refused:
+        find(str(root))
+    assert f"config.json does not fit the weights: {why}" in refused.value.message
+
+
 def test_weights_that_are_cut_off_or_missing_are_refused_before_the_start(tmp_path: Path) -> None:
     root = write(tmp_path / "m", config=architecture("BertForTokenClassification"))
     (root / "model.safetensors").write_bytes(NO_TENSORS[:-1])

@@ -238,3 +238,29 @@ def test_the_prompt_rule(prompts: Prompts, options: EncodeCall, wanted: tuple[st
 def test_a_template_without_text_is_refused() -> None:
     with pytest.raises(ValueError, match="a template needs"):
         Prompts(query_template="query: ")
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (
+            {"vocab_size": 12},
+            r"embeddings\.word_embeddings\.weight is \[\d+, 64\] in the weights and \[12, 64\]",
+        ),
+        (
+            {"intermediate_size": 96},
+            r"dense\.bias is \[128\] in the weights and \[96\] by config\.json and 5 more",
+        ),
+        (
+            {"num_hidden_layers": 1},
+            r"counts fewer layers than there are, and has no place for encoder\.layer\.1\.",
+        ),
+    ],
+)
+def test_a_config_that_contradicts_its_weights_is_refused_with_the_tensor_and_both_shapes(
+    changed: dict[str, int], why: str, model: Path
+) -> None:
+    rewrite(model / "config.json", **changed)
+    with pytest.raises(CheckpointError, match=f"config.json does not fit the weights: .*{why}"):
+        load_transformer(model, device=CPU, dtype=torch.float32)
+    load_transformer(build("dense_t5", model.parent / "t5"), device=CPU, dtype=torch.float32)

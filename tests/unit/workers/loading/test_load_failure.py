@@ -121,6 +121,12 @@ def test_messages_of_transformers_are_told_by_what_to_do() -> None:
     assert classify(code).message.endswith("which runs only with worker.trust_remote_code")
     sizes = classify(RuntimeError("You set `ignore_mismatched_sizes` to `False`, thus raising an error."))
     assert sizes.message == "config.json does not fit the weights: it describes tensors of other sizes"
+    layer, weights = torch.nn.Linear(2, 3), torch.nn.Linear(4, 3).state_dict()
+    with pytest.raises(RuntimeError) as unfitting:
+        layer.load_state_dict(weights)
+    assert classify(unfitting.value).message == (
+        "the configuration does not fit the weights: weight is [3, 4] in the weights and [3, 2] by it"
+    )
 
 
 def test_a_message_keeps_no_secret_of_an_address_or_a_token() -> None:
