@@ -234,7 +234,7 @@ def _refuse_unfitting(name: str, files: ModelFiles) -> None:
 def _unfitting_table(config: dict[str, Any], shapes: Mapping[str, list[int]]) -> str:
     """How the embeddings of words contradict a configuration; empty if they do not, or the table is not known."""
     vocabulary = number_of(config, "vocab_size")
-    widths = [width for key in _TABLE_WIDTHS if (width := number_of(config, key))]
+    widths = [stated for key in _TABLE_WIDTHS if (stated := number_of(config, key))]
     table = next((tensor for tensor in sorted(shapes) if tensor.endswith(_TABLES)), "")
     if not table or not vocabulary or not widths:
         return ""

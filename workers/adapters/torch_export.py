@@ -48,6 +48,7 @@ class TorchExportAdapter(RepositoryProgram):
         needs_proof=False,
     )
     tells_errors: ClassVar[bool] = True
+    atomic: ClassVar[bool] = True
 
     def __init__(self, program: torch.export.ExportedProgram, context: LoadContext) -> None:
         """Raises `ModelRefused` for a program that does not fit its configuration, or has more than tensors."""

@@ -1,7 +1,7 @@
 """Requests of models with sequences: one `SlotTable` for each instance, whose turns decide what may run.
 
-A request is a one-shot job that waits for its turn within its sequence. A batch that failed runs neither again nor in
-halves, since the model may have kept some of its requests in the state of their sequences.
+A request is a one-shot job that waits for its turn within its sequence. A batch that failed runs in halves only if the
+model is `atomic`. Another model may have kept some of the requests in the state of their sequences.
 
 `SlotTable` is a pure policy for the sequences of one model instance: which sequences have a slot, which wait for one,
 and whose turn it is.
@@ -322,9 +322,12 @@ class Sequences(OneShot):
             self.queue.put(job, 0, len(job.prepared))
 
     def recover(self, passes: Passes, pieces: list[Piece], error: Exception) -> None:
-        """Fail all requests of the batch: nobody knows what of it the model has kept, or whose fault it was."""
+        """Find the guilty request by halves, or fail all: nobody knows what of the batch other models have kept."""
         if len(pieces) == 1:
             self.table.complete(pieces[0].job, 1, [item_error(pieces[0], error)])
+            return
+        if pieces[0].job.adapter.atomic:
+            super().recover(passes, pieces, error)
             return
         names = ", ".join(piece.job.work.request_id for piece in pieces[:8])
         log.error("a batch of %d requests (%s) failed in the model", len(pieces), names, exc_info=error)
