@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from frontend.engine.answer import CopyBudget
-from frontend.engine.caching import CachingEngine
-from frontend.engine.front import Front
+from frontend.engine.front import CachingEngine, Front
 from frontend.engine.interface import Engine, Models
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine

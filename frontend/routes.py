@@ -214,7 +214,7 @@ class Scopes:
         self._admin = re.compile(f"(?:{'|'.join(patterns)})/?", re.DOTALL) if patterns else None
 
     def of(self, path: str) -> Need:
-        """Scope that a normalized path (`frontend.http.paths`) needs."""
+        """Scope that a normalized path (`frontend.http.listeners`) needs."""
         need = self._exact.get(path)
         if need is not None:
             return need

@@ -39,10 +39,10 @@ FLOORS = {
         ("background", "engine"),
         ("tensors",),
         ("services",),
-        ("announce", "assembly", "grpc", "resources", "sse", "status"),
+        ("assembly", "grpc", "sending", "status"),
         ("generation",),
         ("protocols",),
-        ("arbiter", "lifespan", "middleware"),
+        ("arbiter", "lifespan"),
         ("app",),
     ),
     "workers": (

@@ -19,6 +19,7 @@ import falcon
 import msgspec
 from msgspec import Meta
 
+from frontend.routes import Route, asking
 from ipc.errors import BodyTooLarge, InvalidInput, PenstockError
 
 _CODES = {
@@ -143,3 +144,32 @@ def stream_error(error: PenstockError) -> dict[str, Any]:
 
 def _kind(status: int) -> str:
     return "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+
+
+FAULTS = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+
+
+def generating(
+    path: str,
+    resource: Any,
+    summary: str,
+    tag: str,
+    body: type[msgspec.Struct],
+    answer: type[msgspec.Struct],
+    example: dict[str, Any],
+    **more: Any,
+) -> Route:
+    """The row of a route that generates text in the form of OpenAI, whole or as a stream of events."""
+    return asking(
+        path,
+        resource,
+        summary,
+        body,
+        answer,
+        example,
+        tag=tag,
+        errors=dict.fromkeys(FAULTS, ErrorAnswer),
+        error_code_header=False,
+        streams=True,
+        **more,
+    )

@@ -1,17 +1,24 @@
-"""Runs a `GenerateCall`: finds its model, waits until the model is loaded, plans the work, starts the engine.
+"""Reads a request for generated text, runs its `GenerateCall`, and sends the answer.
 
-1. A request for a model that does not exist is refused at once. The wait for a load belongs to the run, so that a
-   stream may open meanwhile.
+`receive` reads the body into the struct of the route:
+
+1. The head must name JSON: other content types are refused before anything is read. ollama does not look at the head,
+   so its routes take every content type.
+2. Bodies up to `MOST_NBYTES` are read within the budget of all bodies; a body with too many values is refused unbuilt.
+3. The body is decoded, in a thread if the body is large. Unknown fields are ignored, and null equals absent.
+4. A mistake names the field: malformed JSON is `MalformedBody`, a wrong type `InvalidField`. The request counts for the
+   model that the body names.
+
+`find_generator` finds the model: a catalog entry with the output `chat`. A request without a model, or for `default`,
+means `generation.default_model`, or the only such model. An unknown name is answered with the names that exist.
+
+`running` loads the model, plans the work and starts the engine:
+
+1. The wait for a load belongs to the run, so that a stream may open meanwhile.
 2. The time of a request is bounded until its first token, and then between two tokens; a stream may last. A caller that
    sends X-Request-Timeout bounds the whole request instead.
-3. The call gets its space: what a worker keeps of a prompt is found by the same API key and `cache_salt` only.
+3. The call gets its space: blocks of a prompt are found by the same API key and `cache_salt` only.
 4. The engine's context is entered when the worker has tokenized the prompt.
-
-`find_generator` finds the model that a request means:
-
-1. A model generates text if its catalog entry has the output `chat`.
-2. A request without a model, or for `default`, means `generation.default_model`, or the only such model.
-3. An unknown name is answered with the names that exist.
 
 `send_json` sends an answer that is whole, `send_stream` events while the text comes.
 """
@@ -20,28 +27,31 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 import falcon
 import msgspec
-import orjson
 from falcon.asgi import Request, Response
 
 from frontend.engine.events import Generation
 from frontend.engine.planning import cost_of, pace_of, plan
-from frontend.generation.errors import InvalidField, status_of
+from frontend.generation.errors import InvalidField, MalformedBody, WrongContentType, status_of
+from frontend.generation.nested import written
 from frontend.generation.outcome import Outcome
+from frontend.http.fields import check_values, fault_of, mismatch_of, model_in
 from frontend.http.rendering import off_loop_if
 from frontend.scope import RequestScope
+from frontend.sending import COMMENT, CONTENT_TYPE, EventStream, Opening, RenderError, comment
 from frontend.services import Services
-from frontend.sse import COMMENT, CONTENT_TYPE, EventStream, Opening, RenderError, comment
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.errors import ModelNotFound, PenstockError
+from ipc.errors import BodyTooLarge, InvalidInput, ModelNotFound, PenstockError
 from ipc.settings import Settings
 from ipc.wire.messages import GenerateCall
 
@@ -52,10 +62,18 @@ STATUSES = {"loaded": "loaded", "loading": "reloading"}
 _SHOWN = 20
 MANY_TOKENS = 2048
 """Log probabilities of more tokens are written by a thread."""
-Render = Callable[[Outcome], dict[str, Any]]
+Render = Callable[[Outcome], msgspec.Struct]
 """The body of an outcome."""
 LONGEST_S = 86400.0
 """Bound of a request whose stream goes on and on."""
+T = TypeVar("T")
+R = TypeVar("R")
+MOST_NBYTES = 50 << 20
+"""Largest body."""
+LONG_NBYTES = 64 << 10
+"""Bodies above this size are decoded by a thread."""
+_PLACE = re.compile(r"(?P<text>.*?) - at `(?:key in )?\$(?P<path>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 
 
 def model_status(state: str) -> str:
@@ -124,7 +142,7 @@ async def send_json(resp: Response, render: Render, outcome: Outcome) -> None:
     """Answer with the body of an outcome."""
     long = sum(len(each.logprobs) + len(each.prompt_tokens) for each in outcome.choices) > MANY_TOKENS
     resp.content_type = falcon.MEDIA_JSON
-    resp.data = await off_loop_if(long, lambda: orjson.dumps(render(outcome)))
+    resp.data = await off_loop_if(long, lambda: msgspec.json.encode(render(outcome)))
 
 
 async def send_stream(
@@ -191,3 +209,94 @@ def _space_of(owner: str, salt: str) -> str:
     if not owner and not salt:
         return ""
     return hashlib.blake2b(f"{len(owner)}:{owner}{salt}".encode(), digest_size=16).hexdigest()
+
+
+def same_name(name: str, catalog: Catalog) -> str:
+    """The name of a model as the request has it."""
+    return name
+
+
+async def receive(
+    services: Services,
+    req: Request,
+    parse: Callable[[bytes], R],
+    *,
+    always_json: bool = False,
+    known_name: Callable[[str, Catalog], str] = same_name,
+) -> R:
+    """`parse(body)` of a JSON body, in a thread if the body is large; `always_json`: whatever the head says.
+
+    `known_name` gives the catalog's name of a model that a body names. Raises `WrongContentType`, `BodyTooLarge`, what
+    `parse` raises, and as `BodyReader.receive` does.
+    """
+    if not always_json:
+        check_content_type(req.content_type)
+    _check_nbytes(req.content_length or 0)
+    async with services.bodies.receive(req, req.context.penstock.deadline_ns) as body:
+        _check_nbytes(len(body))
+        try:
+            return await off_loop_if(len(body) > LONG_NBYTES, parse, body)
+        except InvalidInput:
+            named = await off_loop_if(len(body) > LONG_NBYTES, model_in, body)
+            if named:
+                with suppress(PenstockError):
+                    named = known_name(named, services.catalog)
+                    entry = find_generator(named, services.catalog, services.settings)
+                    req.context.penstock.names(entry.id)
+            raise
+
+
+def check_content_type(given: str | None) -> None:
+    """Raise `WrongContentType` unless the media type is JSON (RFC 6839: also with a suffix `+json`)."""
+    media = (given or "").partition(";")[0].strip().lower()
+    if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
+        shown = f"got {media[:64]!a}" if media else "got none"
+        raise WrongContentType(f"header Content-Type: expected application/json, {shown}")
+
+
+def decode(body: bytes, kind: type[T], max_items: int, aliases: Sequence[tuple[str, ...]] = ()) -> T:
+    """The body as a `kind`. Each tuple of `aliases` names fields of which a request may have one.
+
+    Raises `MalformedBody` and `InvalidField`.
+    """
+    if not body:
+        raise MalformedBody("body: empty, expected JSON")
+    check_values(body, False, max_items)
+    try:
+        decoded: T = _decoder(kind).decode(body)  # type: ignore[arg-type]
+    except msgspec.ValidationError as error:
+        raise _refusal(mismatch_of(error, kind)) from None
+    except RecursionError:
+        raise MalformedBody("body: JSON is nested too deeply") from None
+    except (msgspec.DecodeError, ValueError, OverflowError, MemoryError) as error:
+        raise MalformedBody(fault_of(body) or f"body: malformed JSON: {str(error)[:200]}") from None
+    for names in aliases:
+        _refuse_aliases(decoded, names)
+    return decoded
+
+
+def _check_nbytes(nbytes: int) -> None:
+    if nbytes > MOST_NBYTES:
+        raise BodyTooLarge(f"body: {nbytes} bytes, the limit is {MOST_NBYTES}")
+
+
+@lru_cache(maxsize=64)
+def _decoder(kind: Any) -> Any:
+    return msgspec.json.Decoder(kind, float_hook=written)
+
+
+def _refusal(text: str) -> InvalidField:
+    """The error of a wrong type, with the path of its field."""
+    found = _PLACE.match(text)
+    path, text = (found["path"], found["text"]) if found else ("", text)
+    missing = _MISSING.search(text)
+    if missing:
+        path, text = f"{path}.{missing['name']}", "is required"
+    text = text.replace("`", "")
+    return InvalidField(path.lstrip(".") or "body", text[:1].lower() + text[1:])
+
+
+def _refuse_aliases(request: object, names: tuple[str, ...]) -> None:
+    given = [name for name in names if getattr(request, name) is not None]
+    if len(given) > 1:
+        raise InvalidField(given[1], f"is a duplicate of {given[0]}: send one of them")

@@ -1,14 +1,21 @@
-"""Checks of fields that several protocols have: texts, labels, words of a fixed set.
+"""Checks of fields that several protocols have, and looks into bodies that are not decoded.
 
 1. Number and size of texts are held against the limits of the server.
 2. Labels and output schema of an extract request are checked before anything is loaded.
 3. Where a handler checks the words of a field by a constant, `one_of` tells the same constant in the schema.
 4. Where the decoder checks the words, its message repeats the word that it got. `mismatch_of` cuts a long one, and adds
    the words that the field takes.
+
+Before a body is decoded, and after its refusal:
+
+1. `check_values` refuses a large body with too many values, and `without_long_values` leaves out images and texts.
+2. `fault_of` finds the text of a JSON body that is no Unicode.
+3. `model_in` finds the model that a refused body names.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -20,6 +27,27 @@ from msgspec import Meta, ValidationError, inspect
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 
+UNCHECKED_NBYTES = 512 << 10
+VALUES_PER_ITEM = 64
+LONG_NBYTES = 4096
+"""Strings and binaries over this size are no names of fields."""
+PIECE_NBYTES = 256 << 10
+_BACKSLASHES = re.compile(rb"\\*")
+
+_MARKS = (b",", b"[", b"{")
+
+# By first byte: bytes of a msgpack token without the payload that its length field announces, and that field's width
+# (https://github.com/msgpack/msgpack/blob/master/spec.md).
+_SIZES = [1] * 256
+_WIDTHS = [0] * 256
+_ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")
+_HALF = re.compile("[\ud800-\udfff]")
+_BYTES = range(0xDC80, 0xDD00)
+"""What stands for a byte that is not UTF-8 (PEP 383)."""
+_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_HOLDING = (str, list, dict)
+LARGEST_NBYTES = 4 << 20
+"""Bodies up to this size are searched; the search takes several times the memory of the body."""
 LONGEST_LABEL = 500
 """Characters of one label."""
 LARGEST_SCHEMA = 64 << 10
@@ -27,6 +55,212 @@ LARGEST_SCHEMA = 64 << 10
 _SHOWN = 200
 _WRONG_WORD = "Invalid enum value"
 _STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
+for _head in range(0xA0, 0xC0):
+    _SIZES[_head] = 1 + (_head & 0x1F)
+for _head, _size in (
+    (0xCA, 5), (0xCB, 9), (0xCC, 2), (0xCD, 3), (0xCE, 5), (0xCF, 9), (0xD0, 2), (0xD1, 3), (0xD2, 5), (0xD3, 9),
+    (0xD4, 3), (0xD5, 4), (0xD6, 6), (0xD7, 10), (0xD8, 18), (0xDC, 3), (0xDD, 5), (0xDE, 3), (0xDF, 5),
+):  # fmt: skip
+    _SIZES[_head] = _size
+for _first, _extra in ((0xC4, 1), (0xC7, 2), (0xD9, 1)):
+    for _power in range(3):
+        _WIDTHS[_first + _power] = 1 << _power
+        _SIZES[_first + _power] = (1 << _power) + _extra
+
+
+def check_values(body: bytes, binary: bool, max_items: int) -> None:
+    """Raise `InvalidInput` when a large body holds more than `VALUES_PER_ITEM` values for each of `max_items`.
+
+    A decoded value takes about a hundred bytes and may be written in one or two: a body of empty maps takes fifty times
+    its size once decoded. Bodies above `UNCHECKED_NBYTES` are therefore counted before anything is built.
+
+    A large body is searched in pieces of `PIECE_NBYTES`: one step over the whole body would hold the interpreter lock,
+    and so the event loop, even in another thread.
+    """
+    limit = VALUES_PER_ITEM * max_items
+    if len(body) <= UNCHECKED_NBYTES:
+        return
+    if (_msgpack_values(body, limit) if binary else _json_values(body, limit)) > limit:
+        raise InvalidInput(
+            f"body: more than {limit} values, which is {VALUES_PER_ITEM} for each of limits.max_items"
+        )
+
+
+def has_more_values(text: bytes, limit: int) -> bool:
+    """Whether JSON holds more than `limit` values; strings and keys count, what is inside of strings does not."""
+    return _json_values(text, limit) > limit
+
+
+def _json_values(body: bytes, limit: int) -> int:
+    """Every value follows a comma or an opening bracket outside a string; those inside are left out when it matters."""
+    body = without_long_values(body, binary=False)
+    found = sum(count(body, mark) for mark in _MARKS)
+    if found <= limit:
+        return found
+    found = quotes = 0
+    for piece in _whole_escapes(body):
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[quotes & 1 :: 2])
+        found += sum(map(outside.count, _MARKS))
+        quotes += len(parts) - 1
+        # Each key and each value is one string at most, and the keys are no more than the values.
+        if found > limit or quotes // 2 > 2 * limit:
+            return limit + 1
+    return found
+
+
+def _whole_escapes(body: bytes) -> Iterator[bytes]:
+    """`body` in pieces, none of which ends inside an escape sequence."""
+    start = 0
+    while start < len(body):
+        end = start + PIECE_NBYTES
+        if body[end - 1 : end] == b"\\":
+            found = _BACKSLASHES.match(body, end)
+            end = found.end() + 1 if found else end + 1
+        yield body[start:end]
+        start = end
+
+
+def count(body: bytes, mark: bytes, most: int | None = None) -> int:
+    """How often `mark` occurs, in pieces; no further than `most` + 1 where that is all that matters."""
+    found, reach = 0, len(mark) - 1
+    for start in range(0, len(body), PIECE_NBYTES):
+        found += body.count(mark, start, start + PIECE_NBYTES + reach)
+        if most is not None and found > most:
+            break
+    return found
+
+
+def _msgpack_values(body: bytes, limit: int) -> int:
+    """Tokens one after another; containers need no look inside, since their elements simply follow. Keys count too."""
+    at, end, sizes, widths = 0, len(body), _SIZES, _WIDTHS
+    for count in range(limit + 1):
+        if at >= end:
+            return count
+        head = body[at]
+        width = widths[head]
+        if width == 1:
+            at += body[at + 1] if at + 1 < end else 0
+        elif width:
+            at += int.from_bytes(body[at + 1 : at + 1 + width], "big")
+        at += sizes[head]
+    return limit + 1
+
+
+def without_long_values(body: bytes, binary: bool) -> bytes:
+    """`body` without its strings and binaries over `LONG_NBYTES`, where those make up most of it; else `body` itself.
+
+    What is left cannot be decoded, but holds every name of a field as it stands in the body.
+    """
+    if len(body) <= UNCHECKED_NBYTES:
+        return body
+    # More parts than this, and taking them out costs more than looking through them.
+    most = len(body) // LONG_NBYTES
+    parts = _msgpack_parts(body, most) if binary else _json_parts(body, most)
+    return body if parts is None else b"".join(parts)
+
+
+def _json_parts(body: bytes, most: int) -> list[bytes] | None:
+    """Parts between strings that are long; None when there are more than `most` quotes.
+
+    A string ends at a quote, perhaps an escaped one, so no name reaches over the end of what is taken out.
+    """
+    parts: list[bytes] = []
+    start, at = 0, body.find(b'"')
+    for _ in range(most):
+        if at < 0:
+            return [*parts, body[start:]]
+        following = body.find(b'"', at + 1)
+        if following - at > LONG_NBYTES:
+            parts.append(body[start : at + 1])
+            start = following
+        at = following
+    return None
+
+
+def _msgpack_parts(body: bytes, most: int) -> list[bytes] | None:
+    """Parts between payloads that are long; None when there are more than `most` tokens."""
+    parts: list[bytes] = []
+    start = at = 0
+    for _ in range(most):
+        if at >= len(body):
+            return [*parts, body[start:]]
+        head = body[at]
+        size, width = _SIZES[head], _WIDTHS[head]
+        payload = int.from_bytes(body[at + 1 : at + 1 + width], "big")
+        if payload > LONG_NBYTES:
+            parts.append(body[start : at + size])
+            start = at + size + payload
+        at += size + payload
+    return None
+
+
+def fault_of(body: bytes | memoryview) -> str:
+    """JSON path and fault of the first text that is no Unicode: half of a surrogate pair, or bytes that are not UTF-8.
+
+    Decoders refuse such a body at a byte. A client with thousands of texts needs the field and the index. Empty where
+    there is no such text, or the body is no JSON or too long.
+    """
+    if len(body) > LARGEST_NBYTES:
+        return ""
+    raw = bytes(body)
+    text = raw.decode(errors="surrogateescape")
+    if not _ESCAPED.search(raw) and not _HALF.search(text):
+        return ""
+    try:
+        found = _half_in(json.loads(text))
+    except (ValueError, RecursionError):
+        return ""
+    if found is None:
+        return ""
+    path, half = found
+    place = f"...{path[-_SHOWN:]}" if len(path) > _SHOWN else path.lstrip(".") or "body"
+    if ord(half) in _BYTES:
+        return f"{place}: byte 0x{ord(half) - 0xDC00:02x} of the body is not UTF-8"
+    return f"{place}: \\u{ord(half):04x} is half of a character, which a JSON body cannot hold"
+
+
+def _half_in(value: Any) -> tuple[str, str] | None:
+    """(path, half) of the first text with one, in the order of the body.
+
+    PERF: paths are made on the way back only, as bodies up to 512 KiB are searched on the event loop.
+    """
+    if type(value) is str:
+        half = _HALF.search(value)
+        return ("", half[0]) if half else None
+    if type(value) is list:
+        for at, entry in enumerate(value):
+            if entry and type(entry) in _HOLDING and (found := _half_in(entry)):
+                return f"[{at}]{found[0]}", found[1]
+    elif type(value) is dict:
+        for name, entry in value.items():
+            if half := _HALF.search(name):
+                return "[key]", half[0]
+            if entry and type(entry) in _HOLDING and (found := _half_in(entry)):
+                return f".{name}{found[0]}" if _FIELD.fullmatch(name) else f"[...]{found[0]}", found[1]
+    return None
+
+
+class _Named(msgspec.Struct):
+    """A body of which the name of the model alone is read."""
+
+    model: Any = None
+
+
+_JSON = msgspec.json.Decoder(_Named)
+_MSGPACK = msgspec.msgpack.Decoder(_Named)
+
+
+def model_in(body: bytes, *, binary: bool = False) -> str:
+    """The `model` of a body of JSON, or of msgpack if `binary`; empty where the body names none or cannot be read.
+
+    Requests are counted by their model, also those with a mistake elsewhere.
+    """
+    try:
+        found = (_MSGPACK if binary else _JSON).decode(body).model
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError):
+        return ""
+    return found if isinstance(found, str) else ""
 
 
 def check_texts(texts: Sequence[str], where: str, limits: Limits) -> None:

@@ -1,16 +1,26 @@
-"""The addresses of HTTP, the paths that each address serves, and the answer to a path that an address does not serve.
+"""Which requests are served at all: the form of a path, and the addresses with the paths that each of them serves.
 
-1. Gunicorn listens on `addresses`; every frontend accepts on all of them.
-2. `Listeners.serves` decides by the port of a request whether its path is served there. `server.bind` serves all paths,
+`normalize` decodes a path and brings the path into one form before ports, keys and routes look at it.
+
+1. Percent-encoding is decoded once, as UTF-8; slashes may be encoded too, since names of models have slashes.
+2. Slashes at the start become one. Further ones stay: keys of shared memory in paths begin with a slash.
+3. A path that a proxy could read in another way is refused: a segment `.` or `..`, a backslash, a control character,
+   percent signs that encode nothing.
+
+Gunicorn listens on `addresses`; every frontend accepts on all of them.
+
+1. `Listeners.serves` decides by the port of a request whether its path is served there. `server.bind` serves all paths,
    except /metrics if the settings want metrics elsewhere only.
-3. Other requests are refused like an unknown path (`refuse`), before keys are looked at. WebSocket handshakes are
+2. Other requests are refused like an unknown path (`refuse`), before keys are looked at. WebSocket handshakes are
    refused with an HTTP answer (`deny`, ASGI extension `websocket.http.response`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import quote, unquote
 
 import orjson
 from falcon.asgi import Request, WebSocket
@@ -19,14 +29,49 @@ from frontend.routes import METRICS
 from frontend.scope import common_headers, scope_of_ids
 from ipc import logs
 from ipc.addresses import parse, port_of
-from ipc.errors import ConfigError
+from ipc.errors import ConfigError, InvalidInput
 from ipc.settings import Server, Settings
 
+_ERROR_KEY = "penstock.path_error"
+_NO_ENCODING = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_REFUSED = re.compile(r"[\x00-\x1f\x7f\\]|(?:^|/)\.\.?(?:/|$)")
 SEND_KEY = "penstock.send"
 """Where the application leaves the server's `send` in the scope of a WebSocket."""
 HANDSHAKE_ANSWER = "websocket.http.response"
 """The ASGI extension."""
 _IDS = (b"x-request-id", b"traceparent")
+
+
+def normalized(raw: bytes) -> str:
+    """The path of a request target. Raises `InvalidInput` for a path with two readings."""
+    try:
+        path = raw.decode("ascii")
+        if "%" in path:
+            if _NO_ENCODING.search(path):
+                raise InvalidInput("path: every percent sign must begin an encoded byte such as %2F")
+            path = unquote(path, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidInput("path: expected percent-encoded UTF-8") from None
+    if _REFUSED.search(path):
+        raise InvalidInput("path: the segments '.' and '..', backslashes and control characters are refused")
+    return path if path == "*" else "/" + path.lstrip("/")
+
+
+def normalize(scope: dict[str, Any]) -> bool:
+    """Put the normalized path into an ASGI scope, or keep the reason for `check_path`; returns whether it has one."""
+    try:
+        scope["path"] = normalized(scope.get("raw_path") or quote(scope["path"]).encode())
+    except InvalidInput as error:
+        scope[_ERROR_KEY] = error
+        return False
+    return True
+
+
+def check_path(scope: dict[str, Any]) -> None:
+    """Raise the `InvalidInput` that `normalize` met."""
+    error = scope.get(_ERROR_KEY)
+    if error is not None:
+        raise error
 
 
 async def deny(

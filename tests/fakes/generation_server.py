@@ -16,10 +16,9 @@ import uvicorn
 from falcon.testing import TestClient
 
 from frontend.access.gate import Gate
-from frontend.app import Application
+from frontend.app import Application, DeadlineMiddleware, ErrorRenderer, RequestMiddleware, access_middleware
 from frontend.engine.events import Called, Ended, Finished, Started, Text
 from frontend.http.listeners import Listeners
-from frontend.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware, access_middleware
 from frontend.protocols.chat import ChatProtocol
 from frontend.protocols.messages import MessagesProtocol
 from frontend.protocols.ollama import OllamaProtocol

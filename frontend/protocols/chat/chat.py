@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import orjson
@@ -20,14 +20,16 @@ from falcon.asgi import Request, Response
 from msgspec import Meta
 
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
-from frontend.generation import bodies
 from frontend.generation.conversation import (
     BeginsAnswer,
     ChatMessage,
     ContinuesMessage,
+    choice_of,
     end_variables,
+    functions_of,
     is_continued,
     messages_of,
+    tool_use,
 )
 from frontend.generation.errors import InvalidField, status_of, stream_error
 from frontend.generation.fields import (
@@ -42,13 +44,20 @@ from frontend.generation.fields import (
 )
 from frontend.generation.nested import grammar_of
 from frontend.generation.outcome import ChoiceOutcome, Outcome, entries_of, finish_reason
-from frontend.generation.running import gathered, named_model, new_id, running, send_json, send_stream
-from frontend.generation.tools import choice_of, functions_of, tool_use
+from frontend.generation.running import (
+    decode,
+    gathered,
+    named_model,
+    new_id,
+    receive,
+    running,
+    send_json,
+    send_stream,
+)
 from frontend.http.fields import one_of
-from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope
+from frontend.sending import DONE, InferenceRoute, data
 from frontend.services import Services
-from frontend.sse import DONE, data
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import PenstockError
 from ipc.settings import Limits
@@ -89,23 +98,55 @@ class Envelope:
         }
 
 
-def usage_of(ended: Ended) -> dict[str, Any]:
+class PromptDetails(msgspec.Struct):
+    """Prompt tokens that were found in the prefix cache."""
+
+    cached_tokens: Annotated[int, Meta(description="Tokens that were found in the prefix cache.")]
+
+
+class CompletionDetails(msgspec.Struct):
+    """Generated tokens that are reasoning."""
+
+    reasoning_tokens: Annotated[int, Meta(description="Generated tokens that are reasoning.")]
+
+
+class Usage(msgspec.Struct):
+    """Token counts, times in seconds, tokens per second."""
+
+    prompt_tokens: Annotated[int, Meta(description="Tokens of the inputs.")]
+    completion_tokens: Annotated[int, Meta(description="Generated tokens.")]
+    total_tokens: Annotated[int, Meta(description="Tokens of inputs and answers.")]
+    avg_tok_per_sec: Annotated[float, Meta(description="Tokens a second over the whole request.")]
+    avg_prompt_tok_per_sec: Annotated[
+        float, Meta(description="Tokens of the prompt a second until the first token.")
+    ]
+    avg_compl_tok_per_sec: Annotated[
+        float, Meta(description="Generated tokens a second behind the first token.")
+    ]
+    total_time_sec: Annotated[float, Meta(description="Seconds of the whole request.")]
+    total_prompt_time_sec: Annotated[float, Meta(description="Seconds until the first token.")]
+    total_completion_time_sec: Annotated[float, Meta(description="Seconds behind the first token.")]
+    prompt_tokens_details: Annotated[PromptDetails, Meta(description="Of the tokens of the inputs.")]
+    completion_tokens_details: Annotated[CompletionDetails, Meta(description="Of the generated tokens.")]
+
+
+def usage_of(ended: Ended) -> Usage:
     """Token counts, times in seconds, and tokens per second (0 where no time passed)."""
     total = ended.prompt_tokens + ended.completion_tokens
     total_s = ended.prompt_s + ended.completion_s
-    return {
-        "prompt_tokens": ended.prompt_tokens,
-        "completion_tokens": ended.completion_tokens,
-        "total_tokens": total,
-        "avg_tok_per_sec": _rate(total, total_s),
-        "avg_prompt_tok_per_sec": _rate(ended.prompt_tokens, ended.prompt_s),
-        "avg_compl_tok_per_sec": _rate(ended.completion_tokens, ended.completion_s),
-        "total_time_sec": round(total_s, 6),
-        "total_prompt_time_sec": round(ended.prompt_s, 6),
-        "total_completion_time_sec": round(ended.completion_s, 6),
-        "prompt_tokens_details": {"cached_tokens": ended.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": ended.reasoning_tokens},
-    }
+    return Usage(
+        ended.prompt_tokens,
+        ended.completion_tokens,
+        total,
+        _rate(total, total_s),
+        _rate(ended.prompt_tokens, ended.prompt_s),
+        _rate(ended.completion_tokens, ended.completion_s),
+        round(total_s, 6),
+        round(ended.prompt_s, 6),
+        round(ended.completion_s, 6),
+        PromptDetails(ended.cached_tokens),
+        CompletionDetails(ended.reasoning_tokens),
+    )
 
 
 def last_chunks(
@@ -115,7 +156,7 @@ def last_chunks(
 
     One of both has the usage, since some clients add up the usage of all chunks. `fields` begin each chunk.
     """
-    usage = usage_of(ended)
+    usage = msgspec.to_builtins(usage_of(ended))
     if include_usage:
         return [*([last] if last else []), {**fields, "choices": [], "usage": usage}]
     return [{**last, "usage": usage}] if last else []
@@ -125,11 +166,9 @@ def _rate(tokens: int, seconds: float) -> float:
     return round(tokens / seconds, 3) if seconds > 0 else 0.0
 
 
-def call_of(call: Called, *, indexed: bool) -> dict[str, Any]:
-    """A tool call; chunks tell its index among the calls of the choice."""
-    function = {"name": call.name, "arguments": call.arguments}
-    told = {"id": call.id, "type": "function", "function": function}
-    return {"index": call.index, **told} if indexed else told
+def call_of(call: Called) -> ToolCall:
+    """A tool call."""
+    return ToolCall(call.id, "function", CalledFunctionInfo(call.name, call.arguments))
 
 
 async def send_events(
@@ -208,7 +247,7 @@ def parse(body: bytes, limits: Limits) -> ChatPlan:
     The body has the fields of OpenAI, and those that the contract adds. Unknown fields are ignored, null equals absent.
     Messages become a `Conversation`; a bare string is one message of a user.
     """
-    request = bodies.decode(body, ChatRequest, limits.max_items, _ALIASES)
+    request = decode(body, ChatRequest, limits.max_items, _ALIASES)
     streams = bool(request.stream)
     request.refuse_hosted(streams)
     if any(kind not in _MODALITIES for kind in request.modalities or ()):
@@ -244,33 +283,72 @@ def _call(request: ChatRequest, limits: Limits) -> GenerateCall:
     )
 
 
-def answer_of(envelope: Envelope, outcome: Outcome, logprobs: bool) -> dict[str, Any]:
+class CalledFunctionInfo(msgspec.Struct):
+    """Name and arguments of a call; the arguments are JSON text."""
+
+    name: Annotated[str, Meta(description="The name.")]
+    arguments: Annotated[str, Meta(description="The arguments as JSON text.")]
+
+
+class ToolCall(msgspec.Struct):
+    """A call of a function."""
+
+    id: Annotated[str, Meta(description="Id of the call, to which the result of the tool refers.")]
+    type: Annotated[Literal["function"], Meta(description="Kind of the tool.")]
+    function: Annotated[CalledFunctionInfo, Meta(description="Name and arguments of a called function.")]
+
+
+class AnswerMessage(msgspec.Struct):
+    """What the model says, calls and thinks."""
+
+    role: Annotated[Literal["assistant"], Meta(description="Who speaks.")]
+    content: Annotated[str | None, Meta(description="What is said: a text or parts.")]
+    tool_calls: Annotated[list[ToolCall] | None, Meta(description="Functions that the model calls.")]
+    reasoning_content: Annotated[
+        str | msgspec.UnsetType, Meta(description="What the model thought before its answer.")
+    ] = msgspec.UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    """One choice of an answer."""
+
+    index: Annotated[int, Meta(description="Place in the request's list.")]
+    finish_reason: Annotated[
+        Literal["stop", "length", "tool_calls", "canceled"], Meta(description="Why the text ended.")
+    ]
+    message: Annotated[AnswerMessage, Meta(description="What is said.")]
+    logprobs: Annotated[dict[str, Any] | None, Meta(description="Log probabilities of the tokens.")]
+    stop_sequence: Annotated[
+        str | msgspec.UnsetType, Meta(description="The stop text that ended the answer.")
+    ] = msgspec.UNSET
+
+
+class ChatAnswer(msgspec.Struct):
+    """A whole answer to a conversation."""
+
+    id: Annotated[str, Meta(description="Id of the answer: `chatcmpl-` and 32 digits.")]
+    object: Annotated[Literal["chat.completion"], Meta(description="Names the form of this object.")]
+    created: Annotated[int, Meta(description="Unix time of the beginning.")]
+    model: Annotated[str, Meta(description="Name of the model.")]
+    system_fingerprint: Annotated[str, Meta(description="Always `local`.")]
+    choices: Annotated[list[ChatChoice], Meta(description="The texts, by their index.")]
+    usage: Annotated[Usage, Meta(description="Counts of tokens.")]
+
+
+def answer_of(envelope: Envelope, outcome: Outcome, logprobs: bool) -> ChatAnswer:
     """The body; with `logprobs` each choice has those of its tokens."""
-    return {
-        **envelope.fields(),
-        "choices": [_choice(index, choice, logprobs) for index, choice in enumerate(outcome.choices)],
-        "usage": usage_of(outcome.counts),
-    }
+    choices = [_choice(index, choice, logprobs) for index, choice in enumerate(outcome.choices)]
+    return ChatAnswer(**envelope.fields(), choices=choices, usage=usage_of(outcome.counts))
 
 
-def _choice(index: int, choice: ChoiceOutcome, logprobs: bool) -> dict[str, Any]:
-    text, reasoning = choice.text, choice.reasoning_text
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": text if text or not choice.calls else None,
-        "tool_calls": [call_of(call, indexed=False) for call in choice.calls] or None,
-    }
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    told: dict[str, Any] = {
-        "index": index,
-        "finish_reason": choice.reason,
-        "message": message,
-        "logprobs": {"content": entries_of(choice.logprobs)} if logprobs else None,
-    }
-    if choice.finished is not None and choice.finished.stop is not None:
-        told["stop_sequence"] = choice.finished.stop
-    return told
+def _choice(index: int, choice: ChoiceOutcome, logprobs: bool) -> ChatChoice:
+    content = choice.text if choice.text or not choice.calls else None
+    calls = list(map(call_of, choice.calls)) or None
+    message = AnswerMessage("assistant", content, calls, choice.reasoning_text or msgspec.UNSET)
+    entries = {"content": entries_of(choice.logprobs)} if logprobs else None
+    stop = choice.finished.stop if choice.finished else None
+    reason: Any = choice.reason
+    return ChatChoice(index, reason, message, entries, msgspec.UNSET if stop is None else stop)
 
 
 class ChatChunks:
@@ -340,8 +418,8 @@ class ChatChunks:
     def _finish(self, event: Finished) -> list[bytes]:
         """The chunk of a choice that ends; that of the last one waits for the usage."""
         calls = self._calls.pop(event.choice, [])
-        told = [call_of(call, indexed=True) for call in calls] or None
-        delta = {"content": None if calls else "", "tool_calls": told}
+        entries = [{"index": call.index, **msgspec.to_builtins(call_of(call))} for call in calls] or None
+        delta = {"content": None if calls else "", "tool_calls": entries}
         parts: list[Called | Finished] = [*calls, event] if self._logprobs else []
         logprobs = [token for part in parts for token in part.logprobs or ()]
         chunk = self._chunk(event.choice, delta, finish_reason(event, bool(calls)), logprobs)
@@ -364,7 +442,7 @@ class ChatResource(InferenceRoute):
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: str) -> None:
         """One request."""
         services = self.services
-        plan = await bodies.receive(services, req, partial(parse, limits=services.settings.limits))
+        plan = await receive(services, req, partial(parse, limits=services.settings.limits))
         entry = named_model(services, scope, plan.model)
         if plan.streams:
             await send_events(services, req, resp, self._chunks(req, scope, entry, plan))

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import orjson
@@ -25,7 +25,6 @@ from falcon.asgi import Request, Response
 from msgspec import Meta
 
 from frontend.engine.events import Ended, Event, Finished, Generation, Prompted, Text
-from frontend.generation import bodies
 from frontend.generation.errors import InvalidField, shown
 from frontend.generation.fields import (
     MAX_ALTERNATIVES,
@@ -38,11 +37,10 @@ from frontend.generation.fields import (
 )
 from frontend.generation.nested import grammar_of
 from frontend.generation.outcome import ChoiceOutcome, Outcome, entered, finite, text_of_token
-from frontend.generation.running import gathered, named_model, running, send_json
-from frontend.protocols.chat.chat import Envelope, StreamOptions, last_chunks, send_events, usage_of
-from frontend.resources.sending import InferenceRoute
+from frontend.generation.running import decode, gathered, named_model, receive, running, send_json
+from frontend.protocols.chat.chat import Envelope, StreamOptions, Usage, last_chunks, send_events, usage_of
 from frontend.scope import RequestScope
-from frontend.sse import DONE, data
+from frontend.sending import DONE, InferenceRoute, data
 from ipc.catalog.entries import ModelEntry
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall
@@ -115,7 +113,7 @@ class CompletionPlan:
 
 def parse(body: bytes, limits: Limits) -> CompletionPlan:
     """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
-    request = bodies.decode(body, CompletionRequest, limits.max_items)
+    request = decode(body, CompletionRequest, limits.max_items)
     prompts, n = _prompts(request, limits), choices_of(request.n)
     best = _best_of(request, n, len(prompts))
     if request.tools:
@@ -230,35 +228,35 @@ class TokenTable:
 
     def columns(self, tokens: Iterable[PromptToken | TokenLogprob]) -> dict[str, Any]:
         """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}` of further tokens."""
-        told: dict[str, list[Any]] = {
+        columns: dict[str, list[Any]] = {
             "tokens": [],
             "token_logprobs": [],
             "top_logprobs": [],
             "text_offset": [],
         }
         for token in tokens:
-            told["tokens"].append(text_of_token(token.raw))
-            told["token_logprobs"].append(None if token.logprob is None else finite(token.logprob))
-            told["top_logprobs"].append(_likely(token))
+            columns["tokens"].append(text_of_token(token.raw))
+            columns["token_logprobs"].append(None if token.logprob is None else finite(token.logprob))
+            columns["top_logprobs"].append(_likely(token))
             if isinstance(token, PromptToken):
-                told["text_offset"].append(token.start)
+                columns["text_offset"].append(token.start)
             else:
-                told["text_offset"].append(self._offset)
+                columns["text_offset"].append(self._offset)
                 self._offset += len(self._characters.decode(b"" if token.is_silent else token.raw))
-        return told
+        return columns
 
 
 def _likely(token: PromptToken | TokenLogprob) -> dict[str, float] | None:
     """Log probabilities by text: the likeliest tokens and the token itself, of two with one text the likelier."""
     if token.logprob is None:
         return None
-    found: dict[str, float] = {}
+    logprobs: dict[str, float] = {}
     for raw, value in (*((raw, value) for _, raw, value in token.top), (token.raw, token.logprob)):
-        found.setdefault(text_of_token(raw), finite(value))
-    return found
+        logprobs.setdefault(text_of_token(raw), finite(value))
+    return logprobs
 
 
-class Told(NamedTuple):
+class Completed(NamedTuple):
     """One choice of an answer, and the choice that has its prompt; `echo` is the text of the prompt where known."""
 
     choice: ChoiceOutcome
@@ -266,25 +264,41 @@ class Told(NamedTuple):
     echo: str
 
 
-def answer_of(envelope: Envelope, told: Sequence[Told], counts: Ended, logprobs: bool) -> dict[str, Any]:
+class CompletionChoice(msgspec.Struct):
+    """One choice of a completion."""
+
+    index: Annotated[int, Meta(description="Place in the request's list.")]
+    text: Annotated[str, Meta(description="The text.")]
+    finish_reason: Annotated[str, Meta(description="Why the text ended.")]
+    logprobs: Annotated[dict[str, Any] | None, Meta(description="Log probabilities of the tokens.")]
+
+
+class CompletionAnswer(msgspec.Struct):
+    """A whole completion."""
+
+    id: Annotated[str, Meta(description="Id of the answer.")]
+    object: Annotated[Literal["text_completion"], Meta(description="Names the form of this object.")]
+    created: Annotated[int, Meta(description="Unix time of the beginning.")]
+    model: Annotated[str, Meta(description="Name of the model.")]
+    system_fingerprint: Annotated[str, Meta(description="Always `local`.")]
+    choices: Annotated[list[CompletionChoice], Meta(description="The texts, by their index.")]
+    usage: Annotated[Usage, Meta(description="Counts of tokens.")]
+
+
+def answer_of(
+    envelope: Envelope, completed: Sequence[Completed], counts: Ended, logprobs: bool
+) -> CompletionAnswer:
     """The body."""
-    return {
-        **envelope.fields(),
-        "choices": [_choice(index, each, logprobs) for index, each in enumerate(told)],
-        "usage": usage_of(counts),
-    }
+    choices = [_choice(index, each, logprobs) for index, each in enumerate(completed)]
+    return CompletionAnswer(**envelope.fields(), choices=choices, usage=usage_of(counts))
 
 
-def _choice(index: int, told: Told, logprobs: bool) -> dict[str, Any]:
-    choice, prompt = told.choice, told.prompt
-    before = told.echo + "".join(prompt.prompt_texts)
+def _choice(index: int, completed: Completed, logprobs: bool) -> CompletionChoice:
+    choice, prompt = completed.choice, completed.prompt
+    before = completed.echo + "".join(prompt.prompt_texts)
     tokens: list[PromptToken | TokenLogprob] = [*prompt.prompt_tokens, *choice.logprobs]
-    return {
-        "index": index,
-        "text": before + choice.text,
-        "finish_reason": choice.reason,
-        "logprobs": TokenTable(len(before)).columns(tokens) if logprobs else None,
-    }
+    columns = TokenTable(len(before)).columns(tokens) if logprobs else None
+    return CompletionChoice(index, before + choice.text, choice.reason, columns)
 
 
 class CompletionChunks:
@@ -333,8 +347,8 @@ class CompletionChunks:
         logprobs: Sequence[PromptToken | TokenLogprob] | None = None,
     ) -> dict[str, Any]:
         columns = self._tables[index].columns(logprobs) if self._tables and logprobs else None
-        told = {"index": index, "text": text, "finish_reason": reason, "logprobs": columns}
-        return {**self._fields, "choices": [told], "usage": None}
+        choice = {"index": index, "text": text, "finish_reason": reason, "logprobs": columns}
+        return {**self._fields, "choices": [choice], "usage": None}
 
     def _end(self, event: Ended) -> list[dict[str, Any]]:
         return last_chunks(self._fields, self._last, event, self._include_usage)
@@ -348,7 +362,7 @@ class CompletionsResource(InferenceRoute):
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: str) -> None:
         """One request."""
         services = self.services
-        plan = await bodies.receive(services, req, partial(parse, limits=services.settings.limits))
+        plan = await receive(services, req, partial(parse, limits=services.settings.limits))
         entry = named_model(services, scope, plan.model)
         envelope = Envelope.new("cmpl", OBJECT, entry.id)
         if plan.streams:
@@ -374,8 +388,8 @@ class CompletionsResource(InferenceRoute):
         async with self._running(req, scope, entry, plan) as generation:
             yield b""
             async for events in generation:
-                if made := chunks.feed(events):
-                    yield b"".join(map(data, made))
+                if pieces := chunks.feed(events):
+                    yield b"".join(map(data, pieces))
         yield DONE
 
     @asynccontextmanager
@@ -391,13 +405,15 @@ class CompletionsResource(InferenceRoute):
             yield await entered(stack, generations, plan.calls[0].n)
 
 
-def _body(envelope: Envelope, plan: CompletionPlan, outcome: Outcome) -> dict[str, Any]:
+def _body(envelope: Envelope, plan: CompletionPlan, outcome: Outcome) -> CompletionAnswer:
     generated, choices, echoes = plan.calls[0].n, outcome.choices, iter(plan.echoes)
     groups = [choices[start : start + generated] for start in range(0, len(choices), generated)]
-    told = [
-        Told(choice, group[0], next(echoes)) for group in groups for choice in _likeliest(group, plan.kept)
+    completed = [
+        Completed(choice, group[0], next(echoes))
+        for group in groups
+        for choice in _likeliest(group, plan.kept)
     ]
-    return answer_of(envelope, told, outcome.counts, plan.has_logprobs)
+    return answer_of(envelope, completed, outcome.counts, plan.has_logprobs)
 
 
 def _likeliest(choices: list[ChoiceOutcome], kept: int) -> list[ChoiceOutcome]:

@@ -19,13 +19,12 @@ import msgspec
 from falcon.asgi import Request, Response
 from msgspec import Meta
 
-from frontend.generation import bodies
 from frontend.generation.errors import InvalidField
-from frontend.generation.running import find_generator, model_status
+from frontend.generation.running import decode, find_generator, model_status, receive
 from frontend.http.bodies import until_disconnect
 from frontend.http.rendering import off_loop
-from frontend.resources.sending import answer_json
 from frontend.scope import RequestScope
+from frontend.sending import answer_json
 from frontend.services import Services
 from frontend.status import health
 from ipc import machine
@@ -77,7 +76,7 @@ class ControlResource:
 
     async def on_post(self, req: Request, resp: Response) -> None:
         """Answer with the state of the model."""
-        request = await bodies.receive(self._services, req, _parsed)
+        request = await receive(self._services, req, _parsed)
         scope: RequestScope = req.context.penstock
         scope.names(request.model_id)
         code, answer = await until_disconnect(self._run(request.model_id, scope), req.scope)
@@ -97,7 +96,7 @@ class ControlResource:
 
 
 def _parsed(body: bytes) -> ModelRequest:
-    return bodies.decode(body, ModelRequest, 1)
+    return decode(body, ModelRequest, 1)
 
 
 class SystemInfo(msgspec.Struct):

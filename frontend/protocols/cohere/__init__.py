@@ -21,8 +21,7 @@ from frontend.protocols.cohere.contract import (
 )
 from frontend.protocols.cohere.routes import EmbedResource, EmbedV1Resource, RerankV2Resource
 from frontend.protocols.foreign.server import ErrorForm, Rendered, ServerProtocol
-from frontend.protocols.sie import errors
-from frontend.protocols.sie.operations import CLIENT_FAULTS, HEADERS, SERVER_FAULTS, faults
+from frontend.protocols.sie import CLIENT_FAULTS, HEADERS, SERVER_FAULTS, errors, faults
 from frontend.protocols.sie.schemas import RerankRequest
 from frontend.routes import asking
 from ipc.errors import PenstockError

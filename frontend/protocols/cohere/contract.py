@@ -11,8 +11,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.protocols.sie.inputs import ImageText, ImageUrl, Seen, joined
-from frontend.protocols.sie.operations import RerankResult
 from frontend.protocols.sie.schemas import FlatBody, Key, Keys, ModelName, keys_of
+from frontend.protocols.sie.score import RerankResult
 
 Side = Literal["search_document", "search_query", "classification", "clustering", "image"]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]

@@ -14,21 +14,29 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import orjson
+from msgspec import UNSET, UnsetType
 
 from frontend.engine.answer import Answer, quantize
 from frontend.http.fields import check_count, check_texts
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.cohere.contract import CohereEmbedRequest, CohereEmbedV1Request
+from frontend.protocols.cohere.contract import (
+    BilledUnits,
+    CohereEmbedRequest,
+    CohereEmbedV1Request,
+    CohereMeta,
+    CohereRerankAnswer,
+    EmbedAnswer,
+    EmbeddingsByType,
+)
 from frontend.protocols.sie.encode import VectorsResource, Wishes, check_wishes, side_of_type
 from frontend.protocols.sie.flow import Form, Plan
 from frontend.protocols.sie.inputs import Seen, names_at, seen_input
 from frontend.protocols.sie.outputs import INLINE_NBYTES, dense_of
-from frontend.protocols.sie.render import base64_of, json_array
+from frontend.protocols.sie.render import HOLE, base64_of, filled, json_array
 from frontend.protocols.sie.schemas import RerankRequest
-from frontend.protocols.sie.score import RerankResource
-from frontend.resources.sending import Buffer
+from frontend.protocols.sie.score import RerankResource, ranked_documents
 from frontend.scope import RequestScope
+from frontend.sending import Buffer
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.field_names import FieldNames
@@ -61,6 +69,8 @@ def _packed(rows: np.ndarray, kind: str) -> np.ndarray:
     return (values ^ 0x80).view(np.int8) if kind == "binary" else values
 
 
+TYPES = dict(zip(EmbeddingsByType.__struct_encode_fields__, EmbeddingsByType.__struct_fields__, strict=True))
+"""Types of vectors in the order of an answer, and the fields of `EmbeddingsByType` that have them."""
 _FIELDS = ("texts", "images", "inputs")
 _POLICIES = {None: "truncate_text", "END": "truncate_text", "START": "truncate_left", "NONE": "error"}
 
@@ -107,22 +117,15 @@ class EmbedV1Resource(VectorsResource[R]):
         with reply:
             rows = (await dense_of(reply, "float32", self.width_of(request))).quantized.values
             if request.embedding_types is None and self.version == "1":
-                kind, vectors = "embeddings_floats", await array_of(rows, "float")
+                vectors = [await array_of(rows, "float")]
+                answer = EmbedAnswer(_new_id(), "embeddings_floats", HOLE, HOLE, meta)
             else:
-                kind, vectors = "embeddings_by_type", [b"{"]
-                for at, dtype in enumerate(dict.fromkeys(request.embedding_types or ["float"])):
-                    vectors += [
-                        b"," if at else b"",
-                        orjson.dumps(dtype),
-                        b":",
-                        *(await array_of(rows, dtype)),
-                    ]
-                vectors.append(b"}")
-        name = str(uuid.UUID(int=random.getrandbits(128), version=4))
-        head = orjson.dumps({"id": name, "response_type": kind, "meta": meta})
-        texts = [item.text for item in items if item.text is not None]
-        echo = await texts_of(texts)
-        return [head[:-1], b',"texts":', *echo, b',"embeddings":', *vectors, b"}"]
+                kinds = [kind for kind in TYPES if kind in (request.embedding_types or ["float"])]
+                vectors = [await array_of(rows, kind) for kind in kinds]
+                by_type = EmbeddingsByType(**{TYPES[kind]: HOLE for kind in kinds})
+                answer = EmbedAnswer(_new_id(), "embeddings_by_type", HOLE, by_type, meta)
+        texts = await texts_of([item.text for item in items if item.text is not None])
+        return filled(answer, texts, *vectors)
 
 
 class EmbedResource(EmbedV1Resource[CohereEmbedRequest]):
@@ -154,17 +157,23 @@ def _inputs(request: CohereEmbedV1Request) -> tuple[str, list[Seen]]:
     return field, [one.seen(f"inputs[{at}]") for at, one in enumerate(getattr(request, field))]
 
 
-def _meta(version: str, items: Sequence[InputItem], reply: Answer) -> dict[str, Any]:
+def _new_id() -> str:
+    return str(uuid.UUID(int=random.getrandbits(128), version=4))
+
+
+def _meta(version: str, items: Sequence[InputItem], reply: Answer) -> CohereMeta:
     used: dict[str, int] = {}
     for item, tokens in zip(items, reply.tokens, strict=True):
         kind = "image_tokens" if item.images else "input_tokens"
         used[kind] = used.get(kind, 0) + tokens
     if "image_tokens" in used:
         used["images"] = sum(bool(item.images) for item in items)
-    meta: dict[str, Any] = {"api_version": {"version": version}, "billed_units": used}
-    if reply.truncated:
-        meta["warnings"] = [f"these inputs were cut: {', '.join(map(str, reply.truncated))}"]
-    return meta
+    warnings = _warnings("inputs", reply)
+    return CohereMeta({"version": version}, BilledUnits(**used), warnings=warnings)
+
+
+def _warnings(what: str, reply: Answer) -> list[str] | UnsetType:
+    return [f"these {what} were cut: {', '.join(map(str, reply.truncated))}"] if reply.truncated else UNSET
 
 
 class RerankV2Resource(RerankResource):
@@ -172,11 +181,8 @@ class RerankV2Resource(RerankResource):
 
     def answer(
         self, request: RerankRequest, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
-    ) -> dict[str, Any]:
-        """`results` best first, at most `top_n`, and the tokens of all pairs."""
-        found = super().answer(request, scope, scores, reply, form)
-        name = str(uuid.UUID(int=random.getrandbits(128), version=4))
-        meta = {"api_version": {"version": "2"}, **found["meta"]}
-        if reply.truncated:
-            meta["warnings"] = [f"these documents were cut: {', '.join(map(str, reply.truncated))}"]
-        return {"id": name, "results": found["results"], "meta": meta}
+    ) -> CohereRerankAnswer:
+        """The best documents, at most `top_n`, and the tokens of all pairs."""
+        tokens, warnings = {"input_tokens": sum(reply.tokens)}, _warnings("documents", reply)
+        meta = CohereMeta({"version": "2"}, BilledUnits(search_units=1), tokens, warnings)
+        return CohereRerankAnswer(_new_id(), ranked_documents(request, scores), meta)

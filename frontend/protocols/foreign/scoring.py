@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 
 from frontend.engine.answer import Answer
@@ -76,7 +77,7 @@ class ClassesPlan(Plan[ExtractCall | ScoreCall]):
 
 R = TypeVar("R", bound=ClassifyBody)
 T = TypeVar("T", bound=ClassifyTextsBody)
-F = TypeVar("F")
+C = TypeVar("C")
 
 
 class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
@@ -130,12 +131,12 @@ async def classes_of(reply: Answer) -> list[list[Classification]]:
     return await _read(reply, _classes)
 
 
-async def labelled(reply: Answer) -> list[list[dict[str, Any]]]:
-    """Score and label of each class, for each item. The lease ends. Raises `LeaseRevoked`."""
-    return await _read(reply, _labelled)
+async def labelled(reply: Answer, kind: Callable[[float, str], C]) -> list[list[C]]:
+    """`kind(score, label)` of each class, for each item. The lease ends. Raises `LeaseRevoked`."""
+    return await _read(reply, lambda found: [kind(one.score, one.label) for one in _classes(found)])
 
 
-async def _read(reply: Answer, read: Callable[[memoryview], F]) -> list[F]:
+async def _read(reply: Answer, read: Callable[[memoryview], C]) -> list[C]:
     """What `read` makes of the findings of each item, in a thread where they are many."""
     with reply:
         packed, spans = reply.tensors()["extraction"].data, reply.spans("extraction")
@@ -145,10 +146,6 @@ async def _read(reply: Answer, read: Callable[[memoryview], F]) -> list[F]:
 
 def _classes(found: memoryview) -> list[Classification]:
     return extraction.unpack(found).classifications
-
-
-def _labelled(found: memoryview) -> list[dict[str, Any]]:
-    return [{"score": one.score, "label": one.label} for one in _classes(found)]
 
 
 class ScoreBody(Body, Protocol):
@@ -235,7 +232,7 @@ class TextRankingResource(TextScoringResource[K], Generic[K]):
 
     def answer(
         self, request: K, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
-    ) -> dict[str, Any] | list[dict[str, Any]]:
+    ) -> msgspec.Struct | Sequence[msgspec.Struct]:
         """The best texts."""
         best = [
             self.entry(index, score, request.texts[index] if request.repeats else None)
@@ -244,11 +241,11 @@ class TextRankingResource(TextScoringResource[K], Generic[K]):
         return self.around(best, scope, reply)
 
     @abstractmethod
-    def entry(self, index: int, score: float, text: str | None) -> dict[str, Any]:
+    def entry(self, index: int, score: float, text: str | None) -> msgspec.Struct:
         """One text; `text` is None where the request does not ask for texts."""
 
     @abstractmethod
     def around(
-        self, best: list[dict[str, Any]], scope: RequestScope, reply: Answer
-    ) -> dict[str, Any] | list[dict[str, Any]]:
+        self, best: list[Any], scope: RequestScope, reply: Answer
+    ) -> msgspec.Struct | Sequence[msgspec.Struct]:
         """The body with these entries."""

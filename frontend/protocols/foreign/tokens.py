@@ -13,8 +13,8 @@ from frontend.http.fields import check_count
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.sie.flow import Form, InferenceResource, Plan
 from frontend.protocols.sie.schemas import Body
-from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
+from frontend.sending import Buffer
 from ipc.catalog.entries import ENCODE_OUTPUTS, ModelEntry
 from ipc.errors import InvalidInput
 from ipc.settings import Limits

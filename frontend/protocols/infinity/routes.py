@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import falcon
 import msgspec
 import numpy as np
-import orjson
 from falcon.asgi import Request, Response
 
 from frontend.engine.answer import Answer
@@ -26,40 +25,39 @@ from frontend.protocols.foreign.scoring import (
 )
 from frontend.protocols.infinity.contract import (
     Capability,
+    InfinityClass,
+    InfinityClassifyAnswer,
     InfinityClassifyRequest,
     InfinityModel,
     InfinityModels,
+    InfinityRank,
+    InfinityRerankAnswer,
     InfinityRerankRequest,
     InfinityStats,
+    InfinityUsage,
+    InfinityVector,
+    MultimodalAnswer,
     MultimodalRequest,
 )
 from frontend.protocols.sie.encode import VectorsResource, unit_rows
 from frontend.protocols.sie.flow import Form, Plan
 from frontend.protocols.sie.inputs import Seen, names_at, require, seen_input
-from frontend.protocols.sie.render import base64_of, json_list
-from frontend.resources.sending import Buffer
+from frontend.protocols.sie.render import HOLE, base64_of, filled, json_list
 from frontend.scope import RequestScope
+from frontend.sending import Buffer
 from frontend.services import Services
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import EncodeCall, InputItem
 
+A = TypeVar("A", MultimodalAnswer, InfinityClassifyAnswer, InfinityRerankAnswer)
 
-def envelope(kind: str, scope: RequestScope, reply: Answer) -> dict[str, Any]:
-    """All of an answer but its list."""
+
+def around(form: type[A], kind: Any, entries: list[Any], scope: RequestScope, reply: Answer) -> A:
+    """The answer around a list of entries."""
     used = sum(reply.tokens)
-    return {
-        "object": kind,
-        "model": scope.model,
-        "usage": {"prompt_tokens": used, "total_tokens": used},
-        "id": f"infinity-{uuid.uuid4()}",
-        "created": int(time.time()),
-    }
-
-
-def around(kind: str, scope: RequestScope, data: list[bytes], reply: Answer) -> list[bytes]:
-    """The body around a list that is JSON already."""
-    return [orjson.dumps(envelope(kind, scope, reply))[:-1] + b',"data":', *data, b"}"]
+    usage, identity = InfinityUsage(used, used), f"infinity-{uuid.uuid4()}"
+    return form(scope.model, usage, identity, int(time.time()), kind, entries)
 
 
 class MultimodalResource(VectorsResource[MultimodalRequest]):
@@ -106,16 +104,17 @@ class MultimodalResource(VectorsResource[MultimodalRequest]):
         request: MultimodalRequest,
         scope: RequestScope,
         form: Form,
-    ) -> list[bytes]:
+    ) -> Sequence[Buffer]:
         """The body, which holds no view on the result."""
-        write = base64_of if request.encoding_format == "base64" else np.asarray
+        write: Callable[[np.ndarray], Any] = base64_of if request.encoding_format == "base64" else np.asarray
         with reply:
             values = await unit_rows(reply.tensors()["dense"])
             entries = (
-                {"object": "embedding", "embedding": write(row[: request.dimensions or None]), "index": index}
+                InfinityVector("embedding", write(row[: request.dimensions or None]), index)
                 for index, row in enumerate(values)
             )
-            return around("list", scope, await json_list(entries, values.nbytes), reply)
+            pieces = await json_list(entries, values.nbytes)
+        return filled(around(MultimodalAnswer, "list", HOLE, scope, reply), pieces)
 
 
 class InfinityClassifyResource(TextClassesResource[InfinityClassifyRequest]):
@@ -133,24 +132,23 @@ class InfinityClassifyResource(TextClassesResource[InfinityClassifyRequest]):
         form: Form,
     ) -> Sequence[Buffer]:
         """The body."""
-        found = await labelled(reply)
-        nbytes = ENTRY_NBYTES * sum(map(len, found))
-        return around("classify", scope, await json_list(iter(found), nbytes), reply)
+        classes = await labelled(reply, InfinityClass)
+        pieces = await json_list(iter(classes), ENTRY_NBYTES * sum(map(len, classes)))
+        return filled(around(InfinityClassifyAnswer, "classify", HOLE, scope, reply), pieces)
 
 
 class InfinityRerankResource(TextRankingResource[InfinityRerankRequest]):
     """Scores of documents, each with its text where that was asked for."""
 
     body = InfinityRerankRequest
-    entries = "results"
 
-    def entry(self, index: int, score: float, text: str | None) -> dict[str, Any]:
+    def entry(self, index: int, score: float, text: str | None) -> InfinityRank:
         """Score, index, and document or null."""
-        return {"relevance_score": score, "index": index, "document": text}
+        return InfinityRank(score, index, text)
 
-    def around(self, best: list[dict[str, Any]], scope: RequestScope, reply: Answer) -> dict[str, Any]:
-        """`results` beside model and usage."""
-        return {**envelope("rerank", scope, reply), "results": best}
+    def around(self, best: list[InfinityRank], scope: RequestScope, reply: Answer) -> InfinityRerankAnswer:
+        """The documents beside model and usage."""
+        return around(InfinityRerankAnswer, "rerank", best, scope, reply)
 
 
 class InfinityModelsResource:

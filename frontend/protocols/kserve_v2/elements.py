@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from frontend.http.values import has_more_values
+from frontend.http.fields import has_more_values
 from frontend.protocols.kserve_v2.schemas import MOST_DEPTH
 from ipc.errors import InvalidInput
 from ipc.memory import datatypes

@@ -30,10 +30,9 @@ from frontend.protocols.kserve_v2 import elements, errors, parameters, rendering
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.reading import InferRequest, Target, identifying
 from frontend.protocols.kserve_v2.schemas import Decoder
-from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope
+from frontend.sending import CONTENT_TYPE, EventStream, InferenceRoute, data, prepare
 from frontend.services import Services
-from frontend.sse import CONTENT_TYPE, EventStream, data, prepare
 from frontend.tensors.models import TensorModel
 from frontend.tensors.request import InputTensor, Parameter, TensorRequest
 from frontend.tensors.result import TensorResult

@@ -28,8 +28,8 @@ from frontend.http.bodies import HeldBody
 from frontend.http.rendering import Steps, at_once, in_steps, off_loop
 from frontend.protocols.kserve_v2 import images, reading, rendering
 from frontend.protocols.kserve_v2.reading import InferRequest, Target
-from frontend.resources.sending import InferenceRoute, send_parts
 from frontend.scope import RequestScope
+from frontend.sending import InferenceRoute, send_parts
 from frontend.services import Services
 from frontend.tensors.models import TensorModel
 from frontend.tensors.program_calls import HeadPlan

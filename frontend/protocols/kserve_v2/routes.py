@@ -25,8 +25,8 @@ from frontend.protocols.kserve_v2.errors import KserveError
 from frontend.protocols.kserve_v2.generate import GenerateResource
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.reading import Target
-from frontend.resources.sending import answer_json
 from frontend.routes import EVENTS, JSON, Folder, Parameter, Route
+from frontend.sending import answer_json
 from frontend.services import Services
 from ipc.errors import InvalidInput, Unsupported
 from ipc.store.regions import Kind

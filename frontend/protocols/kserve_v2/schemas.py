@@ -10,9 +10,8 @@ import msgspec
 from falcon.asgi import Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.http.fields import one_of
+from frontend.http.fields import fault_of, one_of
 from frontend.http.rendering import off_loop
-from frontend.http.values import fault_of
 from frontend.services import Services
 from ipc.errors import BodyTooLarge, InvalidInput
 from ipc.memory.datatypes import DATATYPES

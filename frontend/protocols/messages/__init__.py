@@ -10,13 +10,59 @@ from typing import Any
 
 import falcon
 import falcon.asgi
+import msgspec
 
 from frontend.protocols.messages import messages
-from frontend.protocols.messages.messages import PROTOCOL
-from frontend.protocols.messages.operations import ROUTES
-from frontend.routes import Route
+from frontend.protocols.messages.messages import (
+    PROTOCOL,
+    CountTokensResource,
+    MessagesAnswer,
+    MessagesError,
+    MessagesResource,
+    TokenCount,
+)
+from frontend.protocols.messages.requests import MessagesRequest
+from frontend.routes import Route, asking
 from frontend.services import Services
 from ipc.errors import PenstockError
+
+_FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
+    (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504), MessagesError
+)
+_EXAMPLE = {"model": "default", "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def _asking(path: str, resource: Any, summary: str, answer: type[msgspec.Struct], *, streams: bool) -> Route:
+    return asking(
+        path,
+        resource,
+        summary,
+        MessagesRequest,
+        answer,
+        _EXAMPLE,
+        tag="messages",
+        errors=_FAULTS,
+        error_code_header=False,
+        streams=streams,
+    )
+
+
+ROUTES = (
+    _asking(
+        "/v1/messages",
+        MessagesResource,
+        "Continue a conversation, in the form of Anthropic.",
+        MessagesAnswer,
+        streams=True,
+    ),
+    _asking(
+        "/v1/messages/count_tokens",
+        CountTokensResource,
+        "Count the tokens of the prompt.",
+        TokenCount,
+        streams=False,
+    ),
+)
 
 
 class MessagesProtocol:

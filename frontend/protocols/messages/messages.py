@@ -25,14 +25,12 @@ from falcon.asgi import Request, Response
 from msgspec import Meta
 
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
-from frontend.generation import bodies
 from frontend.generation.errors import headers_of, http_text, text_of
 from frontend.generation.outcome import Outcome, entries_of, finish_reason
-from frontend.generation.running import named_model, new_id, running, send_json, send_stream
+from frontend.generation.running import named_model, new_id, receive, running, send_json, send_stream
 from frontend.protocols.messages.requests import MessagesPlan, parse, parse_count
-from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope
-from frontend.sse import COMMENT, named
+from frontend.sending import COMMENT, InferenceRoute, named
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import PenstockError
 from ipc.wire.streams import TokenLogprob
@@ -104,7 +102,33 @@ def _body(kind: str, text: str) -> dict[str, Any]:
     return body
 
 
-def answer_of(identity: str, model: str, outcome: Outcome, logprobs: bool) -> dict[str, Any]:
+class MessagesUsage(msgspec.Struct):
+    """Tokens of the prompt and of the answer."""
+
+    input_tokens: Annotated[int, Meta(description="Tokens of the inputs.")]
+    output_tokens: Annotated[int, Meta(description="Generated tokens.")]
+
+
+class MessagesAnswer(msgspec.Struct):
+    """A whole message; `content` has blocks of types thinking, text and tool_use."""
+
+    id: Annotated[str, Meta(description="Id of the message.")]
+    type: Annotated[Literal["message"], Meta(description="Names the form of this object.")]
+    role: Annotated[Literal["assistant"], Meta(description="Who speaks.")]
+    content: Annotated[list[dict[str, Any]], Meta(description="Parts of the answer: text, thinking, calls.")]
+    model: Annotated[str, Meta(description="Name of the model.")]
+    stop_reason: Annotated[
+        Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"],
+        Meta(description="Why the text ended."),
+    ]
+    stop_sequence: Annotated[str | None, Meta(description="The stop text that ended the answer.")]
+    usage: Annotated[MessagesUsage, Meta(description="Counts of tokens.")]
+    logprobs: Annotated[
+        dict[str, Any] | msgspec.UnsetType, Meta(description="Log probabilities of the tokens.")
+    ] = msgspec.UNSET
+
+
+def answer_of(identity: str, model: str, outcome: Outcome, logprobs: bool) -> MessagesAnswer:
     """The body; with `logprobs` it has those of all tokens."""
     [choice] = outcome.choices
     content: list[dict[str, Any]] = []
@@ -112,16 +136,12 @@ def answer_of(identity: str, model: str, outcome: Outcome, logprobs: bool) -> di
         content.append(thinking_block(reasoning))
     if text := choice.text:
         content.append({"type": "text", "text": text})
-    # NOTE: arguments are JSON text already, with numbers that orjson could neither read nor write.
-    content += [{**call_block(call), "input": orjson.Fragment(call.arguments)} for call in choice.calls]
-    finished = choice.finished or Finished(0, "canceled")
-    answer = {
-        **envelope(identity, model),
-        "content": content,
-        **stop_of(finished, bool(choice.calls)),
-        "usage": usage_of(outcome.counts),
-    }
-    return answer | {"logprobs": {"content": entries_of(choice.logprobs)}} if logprobs else answer
+    # NOTE: arguments are JSON text already, with numbers of any length.
+    content += [{**call_block(call), "input": msgspec.Raw(call.arguments.encode())} for call in choice.calls]
+    begun = {**envelope(identity, model), "content": content}
+    stop = stop_of(choice.finished or Finished(0, "canceled"), bool(choice.calls))
+    entries = {"content": entries_of(choice.logprobs)} if logprobs else msgspec.UNSET
+    return MessagesAnswer(**begun, **stop, usage=usage_of(outcome.counts), logprobs=entries)
 
 
 def envelope(identity: str, model: str) -> dict[str, Any]:
@@ -147,9 +167,9 @@ def stop_of(finished: Finished, has_calls: bool) -> dict[str, Any]:
     return {"stop_reason": _REASONS.get(reason, "end_turn"), "stop_sequence": None}
 
 
-def usage_of(counts: Ended) -> dict[str, int]:
+def usage_of(counts: Ended) -> MessagesUsage:
     """Tokens of the prompt and of the answer."""
-    return {"input_tokens": counts.prompt_tokens, "output_tokens": counts.completion_tokens}
+    return MessagesUsage(counts.prompt_tokens, counts.completion_tokens)
 
 
 PING = named("ping", b'{"type":"ping"}')
@@ -190,9 +210,8 @@ class MessageEvents:
         if self._is_started or prompt_tokens is None:
             return b""
         self._is_started = True
-        usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
-        told = {**envelope(self._identity, self._model), "stop_reason": None, "stop_sequence": None}
-        return _event("message_start", message={**told, "usage": usage})
+        message = {**envelope(self._identity, self._model), "stop_reason": None, "stop_sequence": None}
+        return _event("message_start", message={**message, "usage": MessagesUsage(prompt_tokens, 0)})
 
     def _spoken(self, kind: str, event: Text | Reasoning) -> list[bytes]:
         """A piece of text or of reasoning, in the open block if that is of its kind."""
@@ -249,7 +268,7 @@ class MessageEvents:
 
 
 def _event(name: str, **fields: Any) -> bytes:
-    return named(name, orjson.dumps({"type": name, **fields}))
+    return named(name, orjson.dumps({"type": name, **fields}, default=msgspec.to_builtins))
 
 
 def _piece(index: int, kind: str, text: str) -> bytes:
@@ -271,7 +290,7 @@ class MessagesResource(InferenceRoute):
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: str) -> None:
         """One request."""
         services = self.services
-        plan = await bodies.receive(services, req, partial(parse, limits=services.settings.limits))
+        plan = await receive(services, req, partial(parse, limits=services.settings.limits))
         entry, identity = named_model(services, scope, plan.model), new_id("msg_")
         if plan.streams:
             message = MessageEvents(identity, entry.id, logprobs=plan.has_logprobs)
@@ -310,7 +329,7 @@ class CountTokensResource(InferenceRoute):
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: str) -> None:
         """One request."""
         services = self.services
-        plan = await bodies.receive(services, req, partial(parse_count, limits=services.settings.limits))
+        plan = await receive(services, req, partial(parse_count, limits=services.settings.limits))
         entry = named_model(services, scope, plan.model)
         outcome = Outcome(plan.call.n)
         async with running(services, req, scope, entry, plan.call) as generation:

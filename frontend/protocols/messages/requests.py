@@ -18,14 +18,22 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from frontend.generation import bodies
 from frontend.generation.conversation import (
     CONTINUING,
+    MAX_FUNCTIONS,
+    Choice,
     Conversation,
+    Function,
+    declared,
+    declared_name,
     is_continued,
+    mode_of,
+    not_offered,
+    read_functions,
     refuse_media,
     text_of,
     text_of_part,
+    tool_use,
 )
 from frontend.generation.errors import InvalidField
 from frontend.generation.fields import (
@@ -38,17 +46,7 @@ from frontend.generation.fields import (
     variables_of,
 )
 from frontend.generation.nested import grammar_of, json_text, kind_of
-from frontend.generation.tools import (
-    MAX_FUNCTIONS,
-    Choice,
-    Function,
-    declared,
-    declared_name,
-    mode_of,
-    not_offered,
-    read_functions,
-    tool_use,
-)
+from frontend.generation.running import decode
 from frontend.http.fields import one_of
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
@@ -391,7 +389,7 @@ class MessagesPlan:
 
 def parse(body: bytes, limits: Limits) -> MessagesPlan:
     """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
-    request = bodies.decode(body, MessagesRequest, limits.max_items)
+    request = decode(body, MessagesRequest, limits.max_items)
     streams = bool(request.stream)
     if request.thread is not None:
         raise InvalidField("thread", _NO_THREADS, details=_NO_THREADS_DETAILS)

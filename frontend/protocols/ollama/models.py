@@ -16,12 +16,12 @@ import msgspec
 from falcon.asgi import Request, Response
 from msgspec import Meta
 
-from frontend.generation import bodies
 from frontend.generation.errors import InvalidField
 from frontend.generation.running import OUTPUT as TEXT
+from frontend.generation.running import decode, receive
 from frontend.http.rendering import instant
 from frontend.protocols.ollama.requests import LATEST, known_name
-from frontend.resources.sending import answer_json
+from frontend.sending import answer_json
 from frontend.services import Services
 from ipc.catalog.entries import ModelEntry, gguf_of
 from ipc.catalog.repository import VersionEntry
@@ -188,7 +188,7 @@ class ShowResource:
     async def on_post(self, req: Request, resp: Response) -> None:
         """Facts of the model that the body names. Raises `ModelNotFound`, and `InvalidField` without a name."""
         services = self._services
-        request = await bodies.receive(services, req, _parsed, always_json=True)
+        request = await receive(services, req, _parsed, always_json=True)
         name = known_name(request.model or request.name, services.catalog)
         if not name:
             raise InvalidField("model", "is required")
@@ -211,7 +211,7 @@ class ShowResource:
 
 
 def _parsed(body: bytes) -> OllamaShowRequest:
-    return bodies.decode(body, OllamaShowRequest, 1)
+    return decode(body, OllamaShowRequest, 1)
 
 
 class VersionResource:

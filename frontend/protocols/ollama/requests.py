@@ -17,12 +17,19 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from frontend.generation import bodies
-from frontend.generation.conversation import CONTINUING, Conversation, calls_of, is_continued
+from frontend.generation.conversation import (
+    CONTINUING,
+    Choice,
+    Conversation,
+    calls_of,
+    functions_of,
+    is_continued,
+    tool_use,
+)
 from frontend.generation.errors import InvalidField, shown
 from frontend.generation.fields import SamplingFields, ending_of, sampling_of, variables_of
 from frontend.generation.nested import grammar_of, schema_grammar
-from frontend.generation.tools import Choice, functions_of, tool_use
+from frontend.generation.running import decode
 from frontend.http.fields import one_of
 from ipc.catalog.entries import Catalog
 from ipc.settings import Limits
@@ -187,7 +194,7 @@ def known_name(name: str | None, catalog: Catalog) -> str:
 
 def parse_chat(body: bytes, limits: Limits) -> TextPlan:
     """The plan of a conversation. Raises `MalformedBody` and `InvalidField`."""
-    request = bodies.decode(body, OllamaChatRequest, limits.max_items)
+    request = decode(body, OllamaChatRequest, limits.max_items)
     if not request.messages:
         return _loading(request)
     messages = _messages(request.messages, limits)
@@ -200,7 +207,7 @@ def parse_chat(body: bytes, limits: Limits) -> TextPlan:
 
 def parse_generate(body: bytes, limits: Limits) -> TextPlan:
     """The plan of a prompt. Raises `MalformedBody` and `InvalidField`."""
-    request = bodies.decode(body, OllamaGenerateRequest, limits.max_items)
+    request = decode(body, OllamaGenerateRequest, limits.max_items)
     _refuse(request)
     if not request.prompt:
         return _loading(request)

@@ -12,21 +12,20 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-import falcon
-import orjson
+import msgspec
 from falcon.asgi import Request, Response
+from msgspec import UNSET, Meta, UnsetType
 
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Text
-from frontend.generation import bodies
 from frontend.generation.errors import text_of
 from frontend.generation.outcome import Outcome, entries_of
-from frontend.generation.running import named_model, running, send_json, send_stream
+from frontend.generation.running import named_model, receive, running, send_json, send_stream
 from frontend.http.rendering import instant
 from frontend.protocols.ollama.requests import TextPlan, known_name, parse_chat, parse_generate
-from frontend.resources.sending import InferenceRoute
 from frontend.scope import RequestScope
+from frontend.sending import InferenceRoute, answer_json
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import PenstockError
 from ipc.settings import Limits
@@ -45,12 +44,61 @@ def status_of(error: PenstockError) -> int:
     return 400 if error.status == 422 else error.status
 
 
-def _line(body: dict[str, Any]) -> bytes:
-    return orjson.dumps(body) + b"\n"
+def _line(body: msgspec.Struct | dict[str, Any]) -> bytes:
+    return msgspec.json.encode(body) + b"\n"
+
+
+class OllamaEnd(msgspec.Struct, kw_only=True):
+    """The fields that answers and lines share, and those that only an answer and the last line have.
+
+    Times are in nanoseconds.
+    """
+
+    model: Annotated[str, Meta(description="Name of the model, as the request has it.")]
+    created_at: Annotated[str, Meta(description="Time of the line, as RFC 3339.")]
+    done: Annotated[bool, Meta(description="Whether this is the end.")]
+    done_reason: Annotated[
+        Literal["stop", "length", "load"] | UnsetType, Meta(description="Why the text ended.")
+    ] = UNSET
+    total_duration: Annotated[int | UnsetType, Meta(description="Time of the whole request.")] = UNSET
+    load_duration: Annotated[int | UnsetType, Meta(description="Time until the model was loaded.")] = UNSET
+    prompt_eval_count: Annotated[int | UnsetType, Meta(description="Tokens of the prompt.")] = UNSET
+    prompt_eval_duration: Annotated[int | UnsetType, Meta(description="Time until the first token.")] = UNSET
+    eval_count: Annotated[int | UnsetType, Meta(description="Generated tokens.")] = UNSET
+    eval_duration: Annotated[int | UnsetType, Meta(description="Time behind the first token.")] = UNSET
+    logprobs: Annotated[
+        list[dict[str, Any]] | UnsetType, Meta(description="Log probabilities of the tokens.")
+    ] = UNSET
+
+
+class OllamaAnswerMessage(msgspec.Struct):
+    """What the model says, thinks and calls."""
+
+    role: Annotated[Literal["assistant"], Meta(description="Who speaks.")]
+    content: Annotated[str, Meta(description="What is said.")]
+    thinking: Annotated[str | UnsetType, Meta(description="What the model thought.")] = UNSET
+    tool_calls: Annotated[
+        list[dict[str, Any]] | UnsetType, Meta(description="Functions that the model calls.")
+    ] = UNSET
+
+
+class OllamaChatAnswer(OllamaEnd, kw_only=True):
+    """An answer, or one line of a stream."""
+
+    message: Annotated[OllamaAnswerMessage, Meta(description="What is said.")]
+
+
+class OllamaGenerateAnswer(OllamaEnd, kw_only=True):
+    """An answer, or one line of a stream."""
+
+    response: Annotated[str, Meta(description="The text.")]
+    thinking: Annotated[str | UnsetType, Meta(description="What the model thought.")] = UNSET
 
 
 class TextResource(InferenceRoute):
-    """One prompt, answered whole or as a stream of lines."""
+    """One prompt, answered whole or as a stream of lines, each of which is an `answer`."""
+
+    answer: ClassVar[type[OllamaEnd]]
 
     @abstractmethod
     def parse(self, body: bytes, limits: Limits) -> TextPlan:
@@ -64,15 +112,14 @@ class TextResource(InferenceRoute):
         """One request."""
         services = self.services
         parse = partial(self.parse, limits=services.settings.limits)
-        plan = await bodies.receive(services, req, parse, always_json=True, known_name=known_name)
+        plan = await receive(services, req, parse, always_json=True, known_name=known_name)
         entry = named_model(services, scope, known_name(plan.model, services.catalog))
         answer = TextAnswer(self, plan.model or entry.id, scope)
         if plan.call is None:
             await services.directory.ensure_loaded(entry.id, scope.waits_until_ns)
-            resp.content_type = falcon.MEDIA_JSON
-            resp.data = orjson.dumps({**answer.head(), **self.said(""), "done": True, "done_reason": "load"})
+            answer_json(resp, answer.line(self.said(""), done=True, done_reason="load"))
         elif plan.streams:
-            idle = _line({**answer.head(), **self.said(""), "done": False})
+            idle = _line(answer.line(self.said(""), done=False))
             await send_stream(
                 services,
                 req,
@@ -109,36 +156,37 @@ class TextAnswer:
         self._began_ns = time.perf_counter_ns()
         self._finished: Finished | None = None
 
-    def head(self) -> dict[str, Any]:
-        """The fields at the beginning of every line."""
-        return {"model": self._name, "created_at": instant(time.time())}
+    def line(
+        self, said: dict[str, Any], logprobs: Iterable[TokenLogprob] | None = None, **end: Any
+    ) -> OllamaEnd:
+        """An answer or a line, with the fields of `end`."""
+        entries = entries_of(logprobs or ()) or UNSET
+        created = instant(time.time())
+        return self._route.answer(model=self._name, created_at=created, **said, **end, logprobs=entries)
 
-    def whole(self, outcome: Outcome) -> dict[str, Any]:
+    def whole(self, outcome: Outcome) -> OllamaEnd:
         """The body of an answer that is no stream."""
         [choice] = outcome.choices
         self._finished = choice.finished
         said = self._route.said(choice.text, choice.reasoning_text, choice.calls)
-        return {**self.head(), **said, **_logprobs(choice.logprobs), **self._end(outcome.counts)}
+        return self.line(said, choice.logprobs, **self._end(outcome.counts))
 
-    def feed(self, events: Iterable[Event]) -> list[dict[str, Any]]:
+    def feed(self, events: Iterable[Event]) -> list[OllamaEnd]:
         """The lines of more events."""
-        lines: list[dict[str, Any]] = []
+        lines: list[OllamaEnd] = []
         for event in events:
             if isinstance(event, Text):
-                lines.append(self._piece(self._route.said(event.text), event.logprobs))
+                lines.append(self.line(self._route.said(event.text), event.logprobs, done=False))
             elif isinstance(event, Reasoning):
-                lines.append(self._piece(self._route.said("", event.text), event.logprobs))
+                lines.append(self.line(self._route.said("", event.text), event.logprobs, done=False))
             elif isinstance(event, Called):
-                lines.append(self._piece(self._route.said("", calls=[event]), event.logprobs))
+                lines.append(self.line(self._route.said("", calls=[event]), event.logprobs, done=False))
             elif isinstance(event, Finished):
                 self._finished = event
             elif isinstance(event, Ended):
                 rest = self._finished.logprobs if self._finished else None
-                lines.append({**self.head(), **self._route.said(""), **_logprobs(rest), **self._end(event)})
+                lines.append(self.line(self._route.said(""), rest, **self._end(event)))
         return lines
-
-    def _piece(self, said: dict[str, Any], logprobs: list[TokenLogprob] | None) -> dict[str, Any]:
-        return {**self.head(), **said, "done": False, **_logprobs(logprobs)}
 
     def _end(self, counts: Ended) -> dict[str, Any]:
         """The end of an answer: reason, tokens, and nanoseconds of the request, the load, the prompt and the text."""
@@ -155,12 +203,6 @@ class TextAnswer:
         }
 
 
-def _logprobs(tokens: Iterable[TokenLogprob] | None) -> dict[str, Any]:
-    """The field of log probabilities, where there are some."""
-    entries = entries_of(tokens or ())
-    return {"logprobs": entries} if entries else {}
-
-
 def _last_line(error: PenstockError) -> tuple[int, bytes]:
     """(status to count, line) of an error that ends a stream."""
     return status_of(error), _line({"error": text_of(error)})
@@ -170,6 +212,7 @@ class ChatResource(TextResource):
     """One conversation."""
 
     operation = "chat"
+    answer = OllamaChatAnswer
 
     def parse(self, body: bytes, limits: Limits) -> TextPlan:
         """As `TextResource`."""
@@ -177,18 +220,15 @@ class ChatResource(TextResource):
 
     def said(self, text: str, thinking: str = "", calls: Iterable[Called] = ()) -> dict[str, Any]:
         """A message of the assistant."""
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if thinking:
-            message["thinking"] = thinking
-        if told := [_call(call) for call in calls]:
-            message["tool_calls"] = told
-        return {"message": message}
+        entries = [_call(call) for call in calls]
+        return {"message": OllamaAnswerMessage("assistant", text, thinking or UNSET, entries or UNSET)}
 
 
 class GenerateResource(TextResource):
     """One prompt."""
 
     operation = "generate"
+    answer = OllamaGenerateAnswer
 
     def parse(self, body: bytes, limits: Limits) -> TextPlan:
         """As `TextResource`."""
@@ -196,10 +236,10 @@ class GenerateResource(TextResource):
 
     def said(self, text: str, thinking: str = "", calls: Iterable[Called] = ()) -> dict[str, Any]:
         """The text; a prompt without functions has no calls."""
-        return {"response": text, **({"thinking": thinking} if thinking else {})}
+        return {"response": text, "thinking": thinking or UNSET}
 
 
 def _call(call: Called) -> dict[str, Any]:
     """A call, whose arguments are an object with the digits that the model wrote."""
-    arguments = orjson.Fragment(call.arguments)
+    arguments = msgspec.Raw(call.arguments.encode())
     return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}

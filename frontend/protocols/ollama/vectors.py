@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-import orjson
+import msgspec
 from msgspec import Meta
 
 from frontend.engine.answer import Answer
@@ -13,9 +13,10 @@ from frontend.engine.planning import model_named
 from frontend.protocols.ollama.requests import KeepAlive, Name, known_name
 from frontend.protocols.sie.encode import VectorsResource, Wishes, dense_json
 from frontend.protocols.sie.flow import Form, Plan
+from frontend.protocols.sie.render import HOLE, filled, json_of
 from frontend.protocols.sie.schemas import FlatBody
-from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
+from frontend.sending import Buffer
 from ipc.wire.messages import EncodeCall
 
 Options = Annotated[dict[str, Any] | None, Meta(description="No effect: vectors have no options.")]
@@ -43,6 +44,21 @@ class OllamaEmbeddingsRequest(FlatBody, kw_only=True):
     model: Name = None
     options: Options = None
     keep_alive: KeepAlive = None
+
+
+class OllamaEmbedAnswer(msgspec.Struct):
+    """Vectors of length 1."""
+
+    model: Annotated[str, Meta(description="Name of the model, as the request has it.")]
+    embeddings: Annotated[list[list[float]], Meta(description="A vector for each text.")]
+    total_duration: Annotated[int, Meta(description="Time of the whole request in nanoseconds.")]
+    prompt_eval_count: Annotated[int, Meta(description="Tokens of all texts.")]
+
+
+class OllamaEmbeddingsAnswer(msgspec.Struct):
+    """One vector."""
+
+    embedding: Annotated[list[float], Meta(description="The vector, as the model gives it.")]
 
 
 R = TypeVar("R", OllamaEmbedRequest, OllamaEmbeddingsRequest)
@@ -92,9 +108,7 @@ class EmbedResource(_Vectors[OllamaEmbedRequest]):
         with reply:
             vectors = await dense_json(reply, self.width_of(request), unit=True)
         total_ns = int(scope.elapsed_ms() * 1e6)
-        tail = orjson.dumps({"total_duration": total_ns, "prompt_eval_count": used})
-        name = orjson.dumps(request.model or scope.model)
-        return [b'{"model":', name, b',"embeddings":', *vectors, b",", tail[1:]]
+        return filled(OllamaEmbedAnswer(request.model or scope.model, HOLE, total_ns, used), vectors)
 
 
 class EmbeddingsResource(_Vectors[OllamaEmbeddingsRequest]):
@@ -114,6 +128,5 @@ class EmbeddingsResource(_Vectors[OllamaEmbeddingsRequest]):
     ) -> Sequence[Buffer]:
         """The body, which holds no view on the result."""
         with reply:
-            row = reply.tensors()["dense"][0]
-            vector = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
-        return [b'{"embedding":', vector, b"}"]
+            row: Any = reply.tensors()["dense"][0]
+            return [json_of(OllamaEmbeddingsAnswer(row))]

@@ -6,18 +6,122 @@ May be imported by `frontend.protocols.registry`. Imports no other protocol.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import falcon
 import falcon.asgi
+import msgspec
 
 from frontend.generation import errors
-from frontend.protocols.responses.operations import ROUTES, Context
+from frontend.generation.errors import ErrorAnswer, generating
+from frontend.protocols.responses.create import ResponsesResource
+from frontend.protocols.responses.output import ResponseAnswer
+from frontend.protocols.responses.requests import ResponseRequest
 from frontend.protocols.responses.runs import PROTOCOL, Runs
 from frontend.protocols.responses.store import ResponseStore
-from frontend.routes import Route
+from frontend.protocols.responses.stored import (
+    CancelResource,
+    DeletedResponse,
+    InputItems,
+    InputItemsResource,
+    NotServed,
+    StoredResource,
+)
+from frontend.routes import Parameter, Route
 from frontend.services import Services
 from ipc.errors import PenstockError
+
+_ROOT = "/v1/responses"
+_ONE = f"{_ROOT}/{{response_id}}"
+_WHOLE_NUMBER = {"type": "integer", "minimum": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the resources of this protocol are made from."""
+
+    services: Services
+    store: ResponseStore
+    runs: Runs
+
+
+def _stored(
+    method: Literal["get", "post", "delete"],
+    path: str,
+    resource: Any,
+    summary: str,
+    answer: type[msgspec.Struct],
+    *parameters: Parameter,
+    streams: bool = False,
+) -> Route:
+    return Route(
+        method,
+        path,
+        resource,
+        summary,
+        "responses",
+        answer=answer,
+        errors=dict.fromkeys((401, 403, 404, 422, 429, 503), ErrorAnswer),
+        error_code_header=False,
+        parameters=parameters,
+        streams=streams,
+    )
+
+
+def _stored_resource(context: Context) -> StoredResource:
+    return StoredResource(context.services, context.store)
+
+
+def _input_items(context: Context) -> InputItemsResource:
+    return InputItemsResource(context.store)
+
+
+ROUTES = (
+    generating(
+        _ROOT,
+        lambda context: ResponsesResource(context.services, context.store, context.runs),
+        "Make a response, in the form of OpenAI: whole, as a stream, or in the background.",
+        "responses",
+        ResponseRequest,
+        ResponseAnswer,
+        {"model": "default", "input": "Hello", "max_output_tokens": 64},
+        operation=ResponsesResource.operation,
+    ),
+    _stored(
+        "get",
+        _ONE,
+        _stored_resource,
+        "A stored response, as it is now or as a stream of its events.",
+        ResponseAnswer,
+        Parameter("stream", "query", "Whether to answer with the events.", {"type": "boolean"}),
+        Parameter("starting_after", "query", "Number of the last event that the client has.", _WHOLE_NUMBER),
+        streams=True,
+    ),
+    _stored(
+        "delete", _ONE, _stored_resource, "Delete a stored response; one that runs ends.", DeletedResponse
+    ),
+    _stored(
+        "post",
+        f"{_ONE}/cancel",
+        lambda context: CancelResource(context.store),
+        "Cancel a response that runs in the background.",
+        ResponseAnswer,
+    ),
+    _stored(
+        "get",
+        f"{_ONE}/input_items",
+        _input_items,
+        "The input of a stored response, a page at a time.",
+        InputItems,
+        Parameter("after", "query", "Id of the last item of the page before."),
+        Parameter(
+            "limit", "query", "Most items of a page.", {"type": "integer", "minimum": 1, "maximum": 100}
+        ),
+        Parameter("order", "query", "Newest or oldest first.", {"type": "string", "enum": ["desc", "asc"]}),
+    ),
+    *(Route("post", f"{_ROOT}/{name}", lambda _: NotServed()) for name in ("compact", "input_tokens")),
+)
 
 
 class ResponsesProtocol:

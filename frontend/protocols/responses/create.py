@@ -23,10 +23,9 @@ from frontend.protocols.responses import output as resource
 from frontend.protocols.responses.output import Output, Resource
 from frontend.protocols.responses.runs import PROTOCOL, Keeper, Runs, asked_by
 from frontend.protocols.responses.store import ResponseStore
-from frontend.resources.sending import InferenceRoute, answer_json
 from frontend.scope import RequestScope
+from frontend.sending import DONE, InferenceRoute, answer_json, named
 from frontend.services import Services
-from frontend.sse import DONE, named
 from ipc.errors import Cancelled, Draining, PenstockError
 
 _LAST = {resource.COMPLETED: "response.completed", resource.FAILED: "response.failed"}

@@ -13,7 +13,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation.errors import error_info, status_of
@@ -30,6 +33,7 @@ INCOMPLETE, CANCELLED = "incomplete", "cancelled"
 UNFINISHED = (QUEUED, IN_PROGRESS)
 """Statuses of a response that goes on."""
 Resource = dict[str, Any]
+Kind = Literal["validation_error", "model_error", "internal_error"]
 
 
 def quiet(name: str, /, **fields: Any) -> None:
@@ -225,6 +229,123 @@ def _reasoning(id_: str, status: str = "in_progress", *parts: dict[str, Any]) ->
     return {"type": "reasoning", "id": id_, "status": status, "summary": [], "content": list(parts)}
 
 
+class OutputDetails(msgspec.Struct):
+    """Generated tokens that are reasoning."""
+
+    reasoning_tokens: Annotated[int, Meta(description="Generated tokens that are reasoning.")]
+
+
+class InputDetails(msgspec.Struct):
+    """Prompt tokens that were found in the prefix cache, and those that were written there on purpose."""
+
+    cached_tokens: Annotated[int, Meta(description="Tokens that were found in the prefix cache.")]
+    cache_write_tokens: Annotated[int, Meta(description="Always 0: nobody pays for writing.")]
+
+
+class ResponseUsage(msgspec.Struct):
+    """Token counts."""
+
+    input_tokens: Annotated[int, Meta(description="Tokens of the inputs.")]
+    input_tokens_details: Annotated[InputDetails, Meta(description="Of the tokens of the inputs.")]
+    output_tokens: Annotated[int, Meta(description="Generated tokens.")]
+    output_tokens_details: Annotated[OutputDetails, Meta(description="Of the generated tokens.")]
+    total_tokens: Annotated[int, Meta(description="Tokens of inputs and answers.")]
+
+
+class ResponseErrorInfo(msgspec.Struct):
+    """Why a response failed."""
+
+    type: Annotated[Kind, Meta(description="Class of the error.")]
+    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
+    message: Annotated[str, Meta(description="What is said.")]
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why a response is incomplete."""
+
+    reason: Annotated[Literal["max_output_tokens"], Meta(description="Why that is so.")]
+
+
+class ResponseAnswer(msgspec.Struct, kw_only=True):
+    """A response; `output` has items of types reasoning, message and function_call."""
+
+    # A response is stored, continued and repeated in events as a plain object, so the struct only describes.
+
+    id: Annotated[str, Meta(description="Id of the response, by which the response is found later.")]
+    object: Annotated[Literal["response"], Meta(description="Names the form of this object.")]
+    created_at: Annotated[int, Meta(description="Unix time of the beginning.")]
+    completed_at: Annotated[int | msgspec.UnsetType, Meta(description="Unix time of the end.")] = (
+        msgspec.UNSET
+    )
+    status: Annotated[
+        Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"],
+        Meta(description="The state."),
+    ]
+    model: Annotated[str, Meta(description="Name of the model.")]
+    output: Annotated[
+        list[dict[str, Any]], Meta(description="Items of the answer: messages, reasoning, calls.")
+    ]
+    output_text: Annotated[str | msgspec.UnsetType, Meta(description="All texts of the answer together.")] = (
+        msgspec.UNSET
+    )
+    reasoning: Annotated[str | msgspec.UnsetType, Meta(description="How the model thought.")] = msgspec.UNSET
+    usage: Annotated[ResponseUsage | msgspec.UnsetType, Meta(description="Counts of tokens.")] = msgspec.UNSET
+    error: Annotated[ResponseErrorInfo | msgspec.UnsetType, Meta(description="What went wrong.")] = (
+        msgspec.UNSET
+    )
+    incomplete_details: Annotated[
+        IncompleteDetails | msgspec.UnsetType, Meta(description="Why the answer is not complete.")
+    ] = msgspec.UNSET
+    background: Annotated[bool, Meta(description="Whether the response goes on without its client.")]
+    store: Annotated[bool, Meta(description="Whether the response is kept for later requests.")]
+    metadata: Annotated[dict[str, Any], Meta(description="Values of the caller, by name.")]
+    parallel_tool_calls: Annotated[
+        bool, Meta(description="Whether the model may call several functions at once.")
+    ]
+    text: Annotated[dict[str, Any], Meta(description="The form of the answer.")]
+    tool_choice: Annotated[
+        str | dict[str, Any], Meta(description="Whether the model calls functions, and which.")
+    ]
+    tools: Annotated[
+        list[dict[str, Any]], Meta(description="Functions that the model may call, at most 128.")
+    ]
+    truncation: Annotated[
+        Literal["auto", "disabled"],
+        Meta(description="`auto`: cut the beginning of a prompt that is too long."),
+    ]
+    instructions: Annotated[
+        str | msgspec.UnsetType, Meta(description="What the model should know before the conversation.")
+    ] = msgspec.UNSET
+    previous_response_id: Annotated[
+        str | msgspec.UnsetType,
+        Meta(description="Id of the stored response that the conversation goes on from."),
+    ] = msgspec.UNSET
+    max_output_tokens: Annotated[
+        int | msgspec.UnsetType, Meta(description="Most tokens to generate, at least 1.")
+    ] = msgspec.UNSET
+    temperature: Annotated[
+        float | msgspec.UnsetType,
+        Meta(description="Spread of the choice of tokens; 0 or absent: the likeliest token each time."),
+    ] = msgspec.UNSET
+    top_p: Annotated[
+        float | msgspec.UnsetType,
+        Meta(description="Keep the likeliest tokens up to this probability together; out of range: off."),
+    ] = msgspec.UNSET
+    presence_penalty: Annotated[
+        float | msgspec.UnsetType, Meta(description="Taken from the logit of each token that has occurred.")
+    ] = msgspec.UNSET
+    frequency_penalty: Annotated[
+        float | msgspec.UnsetType,
+        Meta(description="Taken from the logit of a token for each time that the token has occurred."),
+    ] = msgspec.UNSET
+    top_logprobs: Annotated[
+        int | msgspec.UnsetType, Meta(description="Number of alternatives beside each token, 0 to 20.")
+    ] = msgspec.UNSET
+    session_id: Annotated[
+        str | msgspec.UnsetType, Meta(description="The session that the request named.")
+    ] = msgspec.UNSET
+
+
 def beginning(plan: ResponsePlan) -> Resource:
     """The response of a request before anything has run."""
     return {
@@ -246,25 +367,25 @@ def ended(begun: Resource, output: Output) -> Resource:
     """The response whose generation has ended by itself."""
     reason = output.reason
     if reason == "length":
-        cut = {"incomplete_details": {"reason": "max_output_tokens"}}
-        return {**at(begun, INCOMPLETE), **cut, **_told(output)}
+        cut = {"incomplete_details": msgspec.to_builtins(IncompleteDetails("max_output_tokens"))}
+        return {**at(begun, INCOMPLETE), **cut, **_grown(output)}
     status = CANCELLED if reason == "canceled" else COMPLETED
     done = {"completed_at": int(time.time())} if status == COMPLETED else {}
-    return {**at(begun, status), **done, **_told(output)}
+    return {**at(begun, status), **done, **_grown(output)}
 
 
 def cancelled(begun: Resource, output: Output) -> Resource:
     """The response that somebody cancelled, or whose client went away, with the output so far."""
-    return {**at(begun, CANCELLED), **_told(output)}
+    return {**at(begun, CANCELLED), **_grown(output)}
 
 
 def failed(begun: Resource, output: Output, error: PenstockError) -> Resource:
     """The response that failed, with the output so far."""
-    told = {"type": kind_of(error), "code": _code_of(error), "message": error.message}
-    return {**at(begun, FAILED), "error": told, **_told(output)}
+    info = ResponseErrorInfo(kind_of(error), _code_of(error), error.message)
+    return {**at(begun, FAILED), "error": msgspec.to_builtins(info), **_grown(output)}
 
 
-def kind_of(error: PenstockError) -> str:
+def kind_of(error: PenstockError) -> Kind:
     """The type of an error: of the request, of the model or its worker, or of this server."""
     if status_of(error) < HTTPStatus.INTERNAL_SERVER_ERROR:
         return "validation_error"
@@ -277,22 +398,22 @@ def _code_of(error: PenstockError) -> str:
     return error_info(error).code or default
 
 
-def _told(output: Output) -> dict[str, Any]:
+def _grown(output: Output) -> dict[str, Any]:
     """Output, texts and usage; reasoning and usage are left out where there is none."""
-    told: dict[str, Any] = {"output": output.items(), "output_text": output.text}
+    fields: dict[str, Any] = {"output": output.items(), "output_text": output.text}
     if reasoning := output.reasoning:
-        told["reasoning"] = reasoning
+        fields["reasoning"] = reasoning
     if output.counts is not None:
-        told["usage"] = usage_of(output.counts)
-    return told
+        fields["usage"] = msgspec.to_builtins(usage_of(output.counts))
+    return fields
 
 
-def usage_of(counts: Ended) -> dict[str, Any]:
+def usage_of(counts: Ended) -> ResponseUsage:
     """Token counts in the form of this contract."""
-    return {
-        "input_tokens": counts.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": counts.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": counts.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": counts.reasoning_tokens},
-        "total_tokens": counts.prompt_tokens + counts.completion_tokens,
-    }
+    return ResponseUsage(
+        counts.prompt_tokens,
+        InputDetails(counts.cached_tokens, 0),
+        counts.completion_tokens,
+        OutputDetails(counts.reasoning_tokens),
+        counts.prompt_tokens + counts.completion_tokens,
+    )

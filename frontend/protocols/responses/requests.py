@@ -28,8 +28,16 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from frontend.generation import bodies
-from frontend.generation.conversation import Conversation, text_of
+from frontend.generation.conversation import (
+    MAX_FUNCTIONS,
+    Conversation,
+    Function,
+    choice_of,
+    function_of,
+    refuse_hosted,
+    text_of,
+    tool_use,
+)
 from frontend.generation.errors import InvalidField
 from frontend.generation.fields import (
     ChoiceFields,
@@ -42,8 +50,7 @@ from frontend.generation.fields import (
     variables_of,
 )
 from frontend.generation.nested import checked_json, grammar_of, json_text
-from frontend.generation.running import DEFAULT, new_id
-from frontend.generation.tools import MAX_FUNCTIONS, Function, choice_of, function_of, refuse_hosted, tool_use
+from frontend.generation.running import DEFAULT, decode, new_id
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall
 
@@ -328,7 +335,7 @@ def _with_one_beginning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def parse(body: bytes, limits: Limits) -> ResponsePlan:
     """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
-    request = bodies.decode(body, ResponseRequest, limits.max_items, (LIMITS,))
+    request = decode(body, ResponseRequest, limits.max_items, (LIMITS,))
     background = bool(request.background)
     streams = bool(request.stream) and not background
     request.refuse_hosted(streams)

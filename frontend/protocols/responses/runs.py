@@ -21,9 +21,8 @@ import msgspec
 from falcon.asgi import Request
 
 from frontend.engine.events import Event
-from frontend.generation import bodies
 from frontend.generation.errors import InvalidField, status_of
-from frontend.generation.running import find_generator, named_model, running
+from frontend.generation.running import find_generator, named_model, receive, running
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses.output import Output, Resource
@@ -87,7 +86,7 @@ class Asked:
 async def asked_by(services: Services, store: ResponseStore, req: Request, scope: RequestScope) -> Asked:
     """Read a request. Raises what is wrong with its body, and `ResponseNotFound` for the response to go on with."""
     limits = services.settings.limits
-    plan = await bodies.receive(services, req, partial(parse, limits=limits))
+    plan = await receive(services, req, partial(parse, limits=limits))
     history = await _history(store, plan.previous, scope.grant.caller)
     long = len(history) + len(plan.items) > MANY_ITEMS
     call = await off_loop_if(long, plan.call_after, history, limits)

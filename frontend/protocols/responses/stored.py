@@ -21,8 +21,8 @@ from frontend.protocols.responses.create import NamedEvents
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.runs import PROTOCOL
 from frontend.protocols.responses.store import ResponseNotFound, ResponseStore, Stored
-from frontend.resources.sending import answer_json
 from frontend.scope import RequestScope
+from frontend.sending import answer_json
 from frontend.services import Services
 from ipc.errors import PenstockError
 

@@ -6,7 +6,10 @@ At the end lies the shared part of the routes in the forms of other APIs: embedd
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from frontend.engine.answer import OUTPUT_DTYPES
 from frontend.engine.planning import Resolved, check_dimensions, typed
@@ -78,7 +81,8 @@ def plan_encode(
     """
     options, entry = resolved.options, resolved.entry
     where = f"{BEFORE}{chunking.OPTION}"
-    divided = chunking.read(options.get(chunking.OPTION), where)
+    rule = options.get(chunking.OPTION)
+    divided = None if rule is None else chunking.read(rule, where)
     muvera = None if divided else _muvera(options.get("muvera"), entry, dims)
     outputs = _outputs(resolved, params, muvera)
     if "dense" not in outputs:
@@ -120,11 +124,21 @@ def _check_divided(outputs: list[str], options: dict[str, Any], where: str) -> N
 
 def _muvera(value: Any, entry: ModelEntry, dims: dict[str, int]) -> Muvera | None:
     """Settings of MUVERA if the request asks for MUVERA. Raises `InvalidInput` when the model has no token vectors."""
+    if value is None:
+        return None
     where = f"{BEFORE}muvera"
     settings = read_settings(value, dims.get("multivector", 1), where)
     if settings is not None and not ("multivector" in entry.outputs and "multivector" in dims):
         raise InvalidInput(f"{where}: model '{entry.id}' has no multivector output to make dense vectors of")
     return settings
+
+
+class TokenUsage(msgspec.Struct):
+    """Tokens of a request."""
+
+    prompt_tokens: Annotated[int, Meta(description="Tokens of the inputs.")]
+    total_tokens: Annotated[int, Meta(description="Tokens of inputs and answers.")]
+    truncated: Annotated[list[int] | UnsetType, Meta(description="Places of items that were cut.")] = UNSET
 
 
 _ALIASES = {"max_tokens_per_doc": "max_tokens", "truncate_prompt_tokens": "max_tokens"}
@@ -141,7 +155,6 @@ def check_used(given: dict[str, Any], entry: ModelEntry, status: ModelStatus) ->
             raise InvalidInput(f"{field}: model '{entry.id}' {_LACKING[option]}")
 
 
-def usage_of(tokens: int, truncated: list[int]) -> dict[str, Any]:
+def usage_of(tokens: int, truncated: list[int]) -> TokenUsage:
     """Tokens of a request, and places of cut inputs. Without cut inputs their field is left out."""
-    usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {**usage, "truncated": truncated} if truncated else usage
+    return TokenUsage(tokens, tokens, truncated or UNSET)

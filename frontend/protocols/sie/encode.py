@@ -12,23 +12,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
-import orjson
+from msgspec import Meta
 
 from frontend.engine.answer import Answer
 from frontend.engine.planning import check_dimensions, check_options
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.sie import chunking, items
-from frontend.protocols.sie.convert import EncodePlan, check_used, plan_encode, usage_of
-from frontend.protocols.sie.flow import Form, InferenceResource, Plan, timing_of
+from frontend.protocols.sie import chunking, items, render
+from frontend.protocols.sie.convert import (
+    EncodePlan,
+    TokenUsage,
+    check_used,
+    plan_encode,
+    usage_of,
+)
+from frontend.protocols.sie.flow import Form, InferenceResource, Plan, Timing, faults_of, timing_of
 from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of
 from frontend.protocols.sie.outputs import INLINE_NBYTES, dense_of, outputs_of
-from frontend.protocols.sie.render import EncodedItems, base64_of, json_array, json_parts, msgpack_parts
+from frontend.protocols.sie.render import EncodedItems, json_array, json_parts, msgpack_parts
 from frontend.protocols.sie.schemas import ENCODINGS, Body, EmbeddingsRequest, EncodeParams, EncodeRequest
-from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
+from frontend.sending import Buffer
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.field_names import IN_PARAMS, FieldNames
@@ -197,7 +204,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
         """The body. A JSON body holds no view on the result, so the lease ends here."""
         began = time.perf_counter()
 
-        def timing() -> dict[str, float | None]:
+        def timing() -> Timing:
             scope.phases["encode"] = (time.perf_counter() - began) * 1e3
             return timing_of(scope.phases, scope.elapsed_ms())
 
@@ -205,13 +212,30 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
             scope.model,
             [item.id for item in request.items],
             await outputs_of(reply, plan),
-            {error.index: {"code": error.code, "message": error.message} for error in reply.errors},
+            faults_of(reply),
             form.beside,
         )
         if not form.json:
             return await msgpack_parts(answer, timing)
         with reply:
             return await json_parts(answer, timing)
+
+
+class Embedding(msgspec.Struct):
+    """One vector, as numbers or as base64 of little-endian float32."""
+
+    object: Annotated[Literal["embedding"], Meta(description="Names the form of this object.")]
+    index: Annotated[int, Meta(description="Place in the request's list.")]
+    embedding: Annotated[list[float] | str, Meta(description="The vector, or its bytes in base64.")]
+
+
+class EmbeddingsResponse(msgspec.Struct):
+    """Answer of embeddings, in the OpenAI form."""
+
+    object: Annotated[Literal["list"], Meta(description="Names the form of this object.")]
+    data: Annotated[list[Embedding], Meta(description="The list.")]
+    model: Annotated[str, Meta(description="Name of the model.")]
+    usage: Annotated[TokenUsage, Meta(description="Counts of tokens.")]
 
 
 class EmbeddingsResource(VectorsResource[EmbeddingsRequest]):
@@ -275,19 +299,15 @@ class EmbeddingsResource(VectorsResource[EmbeddingsRequest]):
             return await _body(reply, request, usage)
 
 
-async def _body(reply: Answer, request: EmbeddingsRequest, usage: dict[str, Any]) -> list[Buffer]:
+async def _body(reply: Answer, request: EmbeddingsRequest, usage: TokenUsage) -> list[Buffer]:
     name = "chunks" if request.late_chunking else "dense"
     rows = (await dense_of(reply, "float32", request.dimensions, name)).quantized.values
 
-    def entry_at(index: int) -> dict[str, Any]:
-        vector = rows[index]
+    def entry_at(index: int) -> Embedding:
+        vector: Any = rows[index]
         if request.encoding_format == "base64":
-            vector = base64_of(vector)
-        return {"object": "embedding", "index": index, "embedding": vector}
+            vector = render.base64_of(vector)
+        return Embedding("embedding", index, vector)
 
-    data = await json_array(len(rows), rows.shape[1] * rows.itemsize, entry_at)
-    return [
-        b'{"object":"list","data":',
-        *data,
-        b',"model":' + orjson.dumps(request.model) + b',"usage":' + orjson.dumps(usage) + b"}",
-    ]
+    data = await render.json_array(len(rows), rows.shape[1] * rows.itemsize, entry_at)
+    return render.filled(EmbeddingsResponse("list", render.HOLE, request.model, usage), data)

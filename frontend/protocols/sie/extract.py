@@ -8,31 +8,55 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-import msgpack
 import msgspec
 import numpy as np
-import orjson
+from msgspec import UNSET, Meta, UnsetType
 
 from frontend.engine.answer import Answer
 from frontend.engine.planning import check_options
 from frontend.http.fields import check_labels, check_schema, distinct
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.sie.flow import Form, InferenceResource, Plan
+from frontend.protocols.sie.flow import EncodeUsage, Form, InferenceResource, ItemFault, Plan, faults_of
 from frontend.protocols.sie.items import check_items, images_in, inputs_of
+from frontend.protocols.sie.outputs import array_header, map_header, packed
+from frontend.protocols.sie.render import listed_parts
 from frontend.protocols.sie.schemas import ExtractParams, ExtractRequest
-from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
+from frontend.sending import Buffer
 from ipc.catalog.entries import ModelEntry
 from ipc.wire import extraction
-from ipc.wire.extraction import Extraction
+from ipc.wire.extraction import Classification, DetectedObject, Entity, Extraction, Relation
 from ipc.wire.field_names import IN_PARAMS
 from ipc.wire.messages import ExtractCall, InputItem, ModelStatus
 
 INLINE_NBYTES = 256 << 10
 """Findings up to this size are written on the event loop, larger ones in a thread."""
 _EMPTY = extraction.pack(Extraction())
+
+
+class ExtractResult(msgspec.Struct):
+    """The findings in an item; kinds that a model does not give are empty."""
+
+    id: Annotated[
+        str, Meta(description="Id that the request gave the item, else `item-` and the place of the item.")
+    ]
+    entities: Annotated[list[Entity], Meta(description="Places in the text that have a label.")]
+    relations: Annotated[list[Relation], Meta(description="Relations between entities.")]
+    classifications: Annotated[list[Classification], Meta(description="Classes of the whole item.")]
+    objects: Annotated[list[DetectedObject], Meta(description="Objects in the picture.")]
+    data: Annotated[dict[str, Any], Meta(description="The answer of models that fill in a form.")]
+    error: Annotated[ItemFault | UnsetType, Meta(description="What went wrong.")] = UNSET
+
+
+class ExtractResponse(msgspec.Struct):
+    """Answer of extract; `warnings` as for encode."""
+
+    model: Annotated[str, Meta(description="Name of the model.")]
+    items: Annotated[list[ExtractResult], Meta(description="The items, in order.")]
+    usage: Annotated[EncodeUsage | UnsetType, Meta(description="Counts of tokens.")] = UNSET
+    warnings: Annotated[list[str] | UnsetType, Meta(description="Tell options that are not used.")] = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,52 +111,47 @@ class ExtractResource(InferenceResource[ExtractRequest, Plan[ExtractCall]]):
     async def render(
         self, reply: Answer, plan: Plan[ExtractCall], request: ExtractRequest, scope: RequestScope, form: Form
     ) -> Sequence[Buffer]:
-        """The body in one piece. It holds no view on the result, so the lease ends here."""
+        """The body, which holds no view on the result, so the lease ends here."""
         write = _json if form.json else _msgpack
         with reply:
             findings = reply.tensors()["extraction"]
             large = findings.nbytes > INLINE_NBYTES
-            return [await off_loop_if(large, write, scope.model, request, reply, findings, form.beside)]
+            return await off_loop_if(large, write, scope.model, request, reply, findings, form.beside)
 
 
-def _found(
+def _findings(
     request: ExtractRequest, reply: Answer, findings: np.ndarray
-) -> Iterator[tuple[str, memoryview, dict[str, str] | None]]:
-    """(id, msgpack of what was found, error) of each item."""
-    errors = {error.index: {"code": error.code, "message": error.message} for error in reply.errors}
-    packed = findings.data
+) -> Iterator[tuple[str, memoryview, ItemFault | None]]:
+    """(id, msgpack of the findings, error) of each item."""
+    errors, written = faults_of(reply), findings.data
     for index, (item, span) in enumerate(zip(request.items, reply.spans("extraction"), strict=True)):
         name = f"item-{index}" if item.id is None else item.id
         error = errors.get(index)
-        yield name, packed[span] if error is None else memoryview(_EMPTY), error
+        yield name, written[span] if error is None else memoryview(_EMPTY), error
 
 
 def _msgpack(
     model: str, request: ExtractRequest, reply: Answer, findings: np.ndarray, beside: dict[str, Any]
-) -> bytes:
+) -> list[bytes]:
     """The whole body; a finding is a map of five, to which `id` and maybe `error` are added in front."""
-    pack = msgpack.Packer().pack
     fields = _EMPTY[0] & 0x0F
-    parts: list[bytes | memoryview] = [
-        bytes([0x82 + len(beside)]) + pack("model") + pack(model) + pack("items"),
-        msgpack.Packer().pack_array_header(len(request.items)),
-    ]
-    for name, found, error in _found(request, reply, findings):
-        failed = b"" if error is None else pack("error") + pack(error)
-        parts.append(bytes([0x80 | fields + 1 + (error is not None)]) + pack("id") + pack(name) + failed)
+    head = (map_header(2 + len(beside)), packed("model"), packed(model), packed("items"))
+    parts: list[bytes | memoryview] = [*head, array_header(len(request.items))]
+    for name, found, error in _findings(request, reply, findings):
+        failed = b"" if error is None else packed("error") + packed(error)
+        parts.append(map_header(fields + 1 + (error is not None)) + packed("id") + packed(name) + failed)
         parts.append(found[1:])
-    parts += [pack(part) for pair in beside.items() for part in pair]
-    return b"".join(parts)
+    parts += [packed(part) for pair in beside.items() for part in pair]
+    return [b"".join(parts)]
 
 
 def _json(
     model: str, request: ExtractRequest, reply: Answer, findings: np.ndarray, beside: dict[str, Any]
-) -> bytes:
-    """The whole body, keys in the order of the contract."""
-    items: list[bytes] = []
-    for name, found, error in _found(request, reply, findings):
-        rest = msgspec.json.encode(extraction.unpack(found))[1:-1]
-        failed = b"" if error is None else b',"error":' + orjson.dumps(error)
-        items.append(b'{"id":' + orjson.dumps(name) + b"," + rest + failed + b"}")
-    head = b'{"model":' + orjson.dumps(model) + b',"items":['
-    return head + b",".join(items) + b"]," + orjson.dumps(beside)[1:]
+) -> list[bytes]:
+    """The whole body, written item by item."""
+    items = []
+    for name, written, error in _findings(request, reply, findings):
+        found = extraction.unpack(written)
+        kinds = (found.entities, found.relations, found.classifications, found.objects)
+        items.append(ExtractResult(name, *kinds, found.data, error or UNSET))
+    return listed_parts(ExtractResponse(model, items, **beside))

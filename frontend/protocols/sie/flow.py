@@ -15,17 +15,19 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import falcon
+import msgspec
 from falcon.asgi import Request, Response
+from msgspec import Meta
 
 from frontend.engine.answer import Answer
 from frontend.engine.planning import Resolved, cost_of, resolve, target_of
 from frontend.engine.planning import plan as plan_work
+from frontend.http.fields import model_in
 from frontend.http.media import check_all
 from frontend.http.rendering import off_loop, off_loop_if
-from frontend.http.values import model_in
 from frontend.protocols.sie.items import warnings_of
 from frontend.protocols.sie.schemas import (
     Body,
@@ -38,8 +40,8 @@ from frontend.protocols.sie.schemas import (
     read_aside,
     unknown_fields,
 )
-from frontend.resources.sending import Buffer, InferenceRoute, send_parts
 from frontend.scope import RequestScope
+from frontend.sending import Buffer, InferenceRoute, send_parts
 from frontend.services import Services
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput, ModelNotFound, NoReplica, of_items
@@ -103,6 +105,30 @@ class Plan(Generic[C]):
 
     model: str
     call: C
+
+
+class ItemFault(msgspec.Struct):
+    """Why one item failed while its neighbours did not."""
+
+    code: Annotated[str, Meta(description="Kind of the error, for programs.")]
+    message: Annotated[str, Meta(description="What is said.")]
+
+
+class Timing(msgspec.Struct):
+    """Milliseconds by phase."""
+
+    total_ms: Annotated[float, Meta(description="From arrival to answer.")]
+    queue_ms: Annotated[float, Meta(description="Waiting for the device.")]
+    tokenization_ms: Annotated[float, Meta(description="Preparing the inputs.")]
+    inference_ms: Annotated[float, Meta(description="On the device.")]
+    postprocessing_ms: Annotated[float | None, Meta(description="Behind the device.")]
+
+
+class EncodeUsage(msgspec.Struct):
+    """Tokens of each item, and the indices of items that were cut."""
+
+    tokens: Annotated[list[int], Meta(description="Tokens that the model read.")]
+    truncated: Annotated[list[int], Meta(description="Places of items that were cut.")]
 
 
 class Form(NamedTuple):
@@ -170,15 +196,20 @@ def total_header(total_ms: float) -> tuple[str, str]:
     return "X-Total-Time", f"{total_ms:.2f}"
 
 
-def timing_of(phases: Mapping[str, float], total_ms: float) -> dict[str, float | None]:
-    """The timing block of a body, in milliseconds; the total comes first."""
-    return {
-        "total_ms": total_ms,
-        "queue_ms": phases.get("queue", 0.0),
-        "tokenization_ms": phases.get("tokenize", 0.0),
-        "inference_ms": phases.get("device", 0.0),
-        "postprocessing_ms": _postprocessing_ms(phases) or None,
-    }
+def timing_of(phases: Mapping[str, float], total_ms: float) -> Timing:
+    """The timing block of a body."""
+    return Timing(
+        total_ms,
+        phases.get("queue", 0.0),
+        phases.get("tokenize", 0.0),
+        phases.get("device", 0.0),
+        _postprocessing_ms(phases) or None,
+    )
+
+
+def faults_of(reply: Answer) -> dict[int, ItemFault]:
+    """The errors of single items, by the place of the item."""
+    return {error.index: ItemFault(error.code, error.message) for error in reply.errors}
 
 
 def _postprocessing_ms(phases: Mapping[str, float]) -> float:
@@ -337,7 +368,7 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
 
     def _form(self, req: Request, reply: Answer, warnings: list[str] | None) -> Form:
         """The form of an answer with these warnings, None where the request does not ask for warnings."""
-        beside: dict[str, Any] = {"usage": {"tokens": reply.tokens, "truncated": reply.truncated}}
+        beside: dict[str, Any] = {"usage": EncodeUsage(reply.tokens, reply.truncated)}
         if warnings is not None:
             beside["warnings"] = warnings
         return Form(self.always_json or wants_json(req.get_header("Accept")), beside)

@@ -21,7 +21,7 @@ from frontend.generation.running import DEFAULT, default_model, model_status
 from frontend.http.bodies import until_disconnect
 from frontend.http.rendering import instant
 from frontend.protocols.sie.schemas import AdminRequest, read_aside
-from frontend.resources.sending import answer_json
+from frontend.sending import answer_json
 from frontend.services import Services
 from ipc.catalog.entries import DEFAULT_SIMILARITY, ENCODE_OUTPUTS, ModelEntry, Profile
 from ipc.catalog.repository import VersionEntry

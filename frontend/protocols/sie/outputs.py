@@ -11,29 +11,32 @@ built once and the raw bytes follow from where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgpack
+import msgspec
 import numpy as np
+from msgspec import UNSET, Meta, UnsetType
 
 from frontend.engine.answer import Answer, Quantized, quantize, shorten, to_half
 from frontend.http.rendering import Steps, at_once, in_steps, off_loop
 from frontend.protocols.sie import muvera
 from frontend.protocols.sie.convert import EncodePlan
-from frontend.resources.sending import Buffer
+from frontend.sending import Buffer
 
+Dtype = Literal["float32", "float16", "int8", "uint8", "binary"]
+Number = int | float
 _packer = msgpack.Packer()
 INLINE_NBYTES = 1 << 20
 """Results up to this size are converted and rendered on the event loop, larger ones in a thread."""
 
 
 def packed(value: Any) -> bytes:
-    """One value without arrays."""
-    done: bytes = _packer.pack(value)
-    return done
+    """One value or struct without arrays."""
+    return msgspec.msgpack.encode(value)
 
 
 @lru_cache(maxsize=4096)
@@ -79,16 +82,23 @@ def _name(text: str) -> bytes:
     return packed(text)
 
 
-def append_map(
-    parts: list[Buffer], open_bytes: bytearray, values: Mapping[str, Any], copied_nbytes: int
+def pairs_of(struct: msgspec.Struct) -> list[tuple[str, Any]]:
+    """Names and values of the fields that a struct has."""
+    pairs = ((name, getattr(struct, name)) for name in struct.__struct_fields__)
+    return [(name, value) for name, value in pairs if value is not UNSET]
+
+
+def append_struct(
+    parts: list[Buffer], open_bytes: bytearray, struct: msgspec.Struct, copied_nbytes: int
 ) -> bytearray:
-    """Write a map whose values may be arrays and maps.
+    """Write a struct whose values may be arrays.
 
     Bytes go into `open_bytes`; an array larger than `copied_nbytes` closes them and goes into `parts` as a view.
     Returns the open bytes.
     """
-    open_bytes += map_header(len(values))
-    for name, value in values.items():
+    pairs = pairs_of(struct)
+    open_bytes += map_header(len(pairs))
+    for name, value in pairs:
         open_bytes = append_pair(parts, open_bytes, name, value, copied_nbytes)
     return open_bytes
 
@@ -96,12 +106,10 @@ def append_map(
 def append_pair(
     parts: list[Buffer], open_bytes: bytearray, name: str, value: Any, copied_nbytes: int
 ) -> bytearray:
-    """Write one entry of such a map; arguments and result as in `append_map`."""
+    """Write one field of such a struct; arguments and result as in `append_struct`."""
     open_bytes += _name(name)
     if isinstance(value, np.ndarray):
         return _append_array(parts, open_bytes, value, copied_nbytes)
-    if isinstance(value, dict):
-        return append_map(parts, open_bytes, value, copied_nbytes)
     open_bytes += packed(value)
     return open_bytes
 
@@ -118,17 +126,77 @@ def _append_array(
     return bytearray()
 
 
+class DenseVector(msgspec.Struct):
+    """One vector; `scale` and `offset` come with int8 and uint8."""
+
+    dims: Annotated[int, Meta(description="Length of a vector.")]
+    dtype: Annotated[Dtype, Meta(description="Type of the numbers.")]
+    values: Annotated[list[Number], Meta(description="The numbers.")]
+    scale: Annotated[
+        float | UnsetType,
+        Meta(
+            description="Scale of integers: the largest magnitude for int8, the range of the values for uint8."
+        ),
+    ] = UNSET
+    offset: Annotated[float | UnsetType, Meta(description="The least value, for uint8.")] = UNSET
+
+
+class SparseVector(msgspec.Struct):
+    """Values at some of `dims` indices."""
+
+    dims: Annotated[int | None, Meta(description="Length of a vector.")]
+    dtype: Annotated[Dtype, Meta(description="Type of the numbers.")]
+    indices: Annotated[list[int], Meta(description="Ids of the terms, ascending.")]
+    values: Annotated[list[Number], Meta(description="The numbers.")]
+
+
+class MultiVector(msgspec.Struct):
+    """One vector per token; `scale` and `offset` hold one number per token."""
+
+    token_dims: Annotated[int, Meta(description="Length of a token's vector.")]
+    num_tokens: Annotated[int, Meta(description="Number of vectors.")]
+    dtype: Annotated[Dtype, Meta(description="Type of the numbers.")]
+    values: Annotated[list[list[Number]], Meta(description="The numbers.")]
+    scale: Annotated[
+        list[float] | UnsetType,
+        Meta(
+            description="Scale of integers: the largest magnitude for int8, the range of the values for uint8."
+        ),
+    ] = UNSET
+    offset: Annotated[list[float] | UnsetType, Meta(description="The least value, for uint8.")] = UNSET
+
+
+class ChunkVectors(msgspec.Struct):
+    """One vector per chunk of a document; `spans` are the characters of the chunks, from and up to."""
+
+    dims: Annotated[int, Meta(description="Length of a vector.")]
+    num_chunks: Annotated[int, Meta(description="Number of chunks.")]
+    dtype: Annotated[Dtype, Meta(description="Type of the numbers.")]
+    spans: Annotated[
+        list[tuple[int, int]],
+        Meta(description="First character of each chunk, and the character behind its last one."),
+    ]
+    values: Annotated[list[list[Number]], Meta(description="The numbers.")]
+    scale: Annotated[
+        list[float] | UnsetType,
+        Meta(
+            description="Scale of integers: the largest magnitude for int8, the range of the values for uint8."
+        ),
+    ] = UNSET
+    offset: Annotated[list[float] | UnsetType, Meta(description="The least value, for uint8.")] = UNSET
+
+
 class Output(Protocol):
     """One output of all items; `name` is its key in an item."""
 
     name: str
     nbytes: int
 
-    def entry(self, index: int) -> dict[str, Any]:
-        """The fields of one item, in the contract's order; arrays as numpy arrays."""
+    def entry(self, index: int) -> msgspec.Struct:
+        """The fields of one item; arrays as numpy arrays."""
 
     def write(self, parts: list[Buffer], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
-        """The same as msgpack; see `append_map`."""
+        """The same as msgpack; see `append_struct`."""
 
 
 class _Rows:
@@ -158,13 +226,13 @@ class Dense:
     def __init__(self, quantized: Quantized, dims: int) -> None:
         values = quantized.values
         self.quantized, self.nbytes = quantized, values.nbytes
-        self._head = {"dims": dims, "dtype": quantized.dtype}
-        self._scales = list(_scales(quantized))
+        self._dims = dims
+        self._dtype: Any = quantized.dtype
+        self._scales = _scales(quantized)
 
     @cached_property
     def _prefix(self) -> bytes:
-        values = self.quantized.values
-        return _prefix(self._head, values.dtype.str, values.shape[1:], len(self._scales))
+        return _prefix(self.entry(0))
 
     @cached_property
     def _rows(self) -> _Rows:
@@ -179,12 +247,11 @@ class Dense:
             written += packed(name) + packed(float(values[index]))
         return written
 
-    def entry(self, index: int) -> dict[str, Any]:
-        """dims, dtype, values [d], and scale and offset as floats where the dtype has them."""
-        found = {**self._head, "values": self.quantized.values[index]}
-        for name, values in self._scales:
-            found[name] = float(values[index])
-        return found
+    def entry(self, index: int) -> DenseVector:
+        """Values [d], and scale and offset as floats where the dtype has them."""
+        scales = {name: float(values[index]) for name, values in self._scales}
+        values: Any = self.quantized.values[index]
+        return DenseVector(self._dims, self._dtype, values, **scales)
 
 
 class Multivector:
@@ -195,7 +262,8 @@ class Multivector:
     def __init__(self, quantized: Quantized, dims: int, rows: Sequence[int]) -> None:
         self.quantized, self.nbytes = quantized, quantized.values.nbytes
         self._dims, self._starts = dims, [0, *accumulate(rows)]
-        self._scales = list(_scales(quantized))
+        self._dtype: Any = quantized.dtype
+        self._scales = _scales(quantized)
         self._prefixes: dict[int, bytes] = {}
 
     @cached_property
@@ -207,26 +275,19 @@ class Multivector:
         start, stop = self._starts[index], self._starts[index + 1]
         prefix = self._prefixes.get(stop - start)
         if prefix is None:
-            values = self.quantized.values
-            shape = (stop - start, *values.shape[1:])
-            prefix = _prefix(self._head(stop - start), values.dtype.str, shape, len(self._scales))
-            self._prefixes[stop - start] = prefix
+            prefix = self._prefixes[stop - start] = _prefix(self.entry(index))
         written += prefix
         written = self._rows.write(parts, written, start, stop, copied_nbytes)
         for name, values in self._scales:
             written = append_pair(parts, written, name, values[start:stop], copied_nbytes)
         return written
 
-    def _head(self, count: int) -> dict[str, Any]:
-        return {"token_dims": self._dims, "num_tokens": count, "dtype": self.quantized.dtype}
-
-    def entry(self, index: int) -> dict[str, Any]:
-        """token_dims, num_tokens, dtype, values [n, d], and scale and offset [n] where the dtype has them."""
-        start, stop = self._starts[index], self._starts[index + 1]
-        found = {**self._head(stop - start), "values": self.quantized.values[start:stop]}
-        for name, values in self._scales:
-            found[name] = values[start:stop]
-        return found
+    def entry(self, index: int) -> MultiVector:
+        """Values [n, d], and scale and offset [n] where the dtype has them."""
+        own = slice(self._starts[index], self._starts[index + 1])
+        scales: dict[str, Any] = {name: values[own] for name, values in self._scales}
+        values: Any = self.quantized.values[own]
+        return MultiVector(self._dims, own.stop - own.start, self._dtype, values, **scales)
 
 
 class Chunks:
@@ -236,19 +297,21 @@ class Chunks:
 
     def __init__(self, quantized: Quantized, dims: int, spans: np.ndarray, rows: Sequence[int]) -> None:
         self.quantized, self.nbytes = quantized, quantized.values.nbytes + spans.nbytes
-        self._dims, self._spans, self._starts = dims, spans, [0, *accumulate(rows)]
-        self._scales = list(_scales(quantized))
+        self._dims, self._starts = dims, [0, *accumulate(rows)]
+        self._dtype: Any = quantized.dtype
+        self._spans: Any = spans
+        self._scales = _scales(quantized)
 
     def write(self, parts: list[Buffer], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
         """The fields of one item as msgpack."""
-        return append_map(parts, written, self.entry(index), copied_nbytes)
+        return append_struct(parts, written, self.entry(index), copied_nbytes)
 
-    def entry(self, index: int) -> dict[str, Any]:
-        """dims, num_chunks, dtype, spans int32 [n, 2], values [n, d], and scale and offset [n] as in `Multivector`."""
+    def entry(self, index: int) -> ChunkVectors:
+        """Spans int32 [n, 2], values [n, d], and scale and offset [n] as in `Multivector`."""
         own = slice(self._starts[index], self._starts[index + 1])
-        found = {"dims": self._dims, "num_chunks": own.stop - own.start, "dtype": self.quantized.dtype}
-        found |= {"spans": self._spans[own], "values": self.quantized.values[own]}
-        return found | {name: values[own] for name, values in self._scales}
+        scales: dict[str, Any] = {name: values[own] for name, values in self._scales}
+        values: Any = self.quantized.values[own]
+        return ChunkVectors(self._dims, own.stop - own.start, self._dtype, self._spans[own], values, **scales)
 
 
 class Sparse:
@@ -259,29 +322,37 @@ class Sparse:
     def __init__(
         self, indices: np.ndarray, values: np.ndarray, rows: Sequence[int], dims: int | None
     ) -> None:
-        self._indices, self._values = indices, values
+        self._indices: Any = indices
+        self._values: Any = values
         self._starts, self.nbytes = [0, *accumulate(rows)], indices.nbytes + values.nbytes
-        self._head = {"dims": dims, "dtype": values.dtype.name}
+        self._dims = dims
+        self._dtype: Any = values.dtype.name
 
     def write(self, parts: list[Buffer], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
         """The fields of one item as msgpack."""
-        return append_map(parts, written, self.entry(index), copied_nbytes)
+        return append_struct(parts, written, self.entry(index), copied_nbytes)
 
-    def entry(self, index: int) -> dict[str, Any]:
-        """dims, dtype, indices int32 [k], values [k]."""
+    def entry(self, index: int) -> SparseVector:
+        """Indices int32 [k], values [k]."""
         terms = slice(self._starts[index], self._starts[index + 1])
-        return {**self._head, "indices": self._indices[terms], "values": self._values[terms]}
+        return SparseVector(self._dims, self._dtype, self._indices[terms], self._values[terms])
 
 
-def _prefix(head: dict[str, Any], dtype: str, shape: tuple[int, ...], scales: int) -> bytes:
-    """The bytes of one item before the data of its `values`; `scales` pairs follow these."""
-    pairs = b"".join(packed(part) for pair in head.items() for part in pair)
-    return map_header(len(head) + 1 + scales) + pairs + packed("values") + array_prefix(dtype, shape)
+def _prefix(struct: DenseVector | MultiVector) -> bytes:
+    """The bytes of one item before the data of its `values`. Scale and offset follow these."""
+    pairs = dict(pairs_of(struct))
+    written = bytearray(map_header(len(pairs)))
+    for name, value in pairs.items():
+        written += packed(name)
+        if isinstance(value, np.ndarray):
+            return bytes(written + array_prefix(value.dtype.str, value.shape))
+        written += packed(value)
+    raise AssertionError("no array")
 
 
-def _scales(quantized: Quantized) -> Iterable[tuple[str, np.ndarray]]:
-    found = (("scale", quantized.scale), ("offset", quantized.offset))
-    return ((name, values) for name, values in found if values is not None)
+def _scales(quantized: Quantized) -> list[tuple[str, np.ndarray]]:
+    arrays = (("scale", quantized.scale), ("offset", quantized.offset))
+    return [(name, values) for name, values in arrays if values is not None]
 
 
 async def dense_of(reply: Answer, dtype: str, dimensions: int | None, name: str = "dense") -> Dense:

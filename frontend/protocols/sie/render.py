@@ -12,15 +12,28 @@ import asyncio
 import base64
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-import msgpack
+import msgspec
 import numpy as np
 import orjson
+from msgspec import UNSET, Meta, UnsetType
 
 from frontend.http.rendering import Steps, in_steps
-from frontend.protocols.sie.outputs import INLINE_NBYTES, Output, array_header, map_header, packed
-from frontend.resources.sending import Buffer
+from frontend.protocols.sie.flow import EncodeUsage, ItemFault, Timing
+from frontend.protocols.sie.outputs import (
+    INLINE_NBYTES,
+    ChunkVectors,
+    DenseVector,
+    MultiVector,
+    Output,
+    SparseVector,
+    array_header,
+    map_header,
+    packed,
+    pairs_of,
+)
+from frontend.sending import Buffer
 
 JSON_CHUNK_NBYTES = 256 << 10
 MSGPACK_CHUNK_ITEMS = 256
@@ -28,6 +41,29 @@ SMALL_ARRAY_NBYTES = 512
 """In large bodies arrays up to this size are copied, since a view of its own would cost more; in small ones all are."""
 
 _ID, _ERROR = packed("id"), packed("error")
+
+
+class EncodeResult(msgspec.Struct):
+    """The wanted outputs of an item, in the order of the request."""
+
+    id: Annotated[str | UnsetType, Meta(description="Id that the request gave the item.")] = UNSET
+    dense: Annotated[DenseVector | UnsetType, Meta(description="One vector.")] = UNSET
+    sparse: Annotated[SparseVector | UnsetType, Meta(description="Weights of terms.")] = UNSET
+    multivector: Annotated[MultiVector | UnsetType, Meta(description="A vector for each token.")] = UNSET
+    chunks: Annotated[
+        ChunkVectors | UnsetType, Meta(description="A vector for each chunk of the document.")
+    ] = UNSET
+    error: Annotated[ItemFault | UnsetType, Meta(description="What went wrong.")] = UNSET
+
+
+class EncodeResponse(msgspec.Struct):
+    """Answer of encode; `warnings` are there when the request asks for them."""
+
+    model: Annotated[str, Meta(description="Name of the model.")]
+    items: Annotated[list[EncodeResult], Meta(description="The items, in order.")]
+    timing: Annotated[Timing, Meta(description="Milliseconds by phase.")]
+    usage: Annotated[EncodeUsage | UnsetType, Meta(description="Counts of tokens.")] = UNSET
+    warnings: Annotated[list[str] | UnsetType, Meta(description="Tell options that are not used.")] = UNSET
 
 
 @dataclass(slots=True)
@@ -40,18 +76,18 @@ class EncodedItems:
     model: str
     ids: Sequence[str | None]
     outputs: Sequence[Output]
-    errors: dict[int, dict[str, str]]
+    errors: dict[int, ItemFault]
     beside: dict[str, Any]
 
-    def item(self, index: int) -> dict[str, Any]:
+    def item(self, index: int) -> EncodeResult:
         """One item: its id if it has one, then its outputs or its error."""
         name = self.ids[index]
-        item: dict[str, Any] = {} if name is None else {"id": name}
+        item = EncodeResult() if name is None else EncodeResult(name)
         if index in self.errors:
-            item["error"] = self.errors[index]
+            item.error = self.errors[index]
         else:
             for output in self.outputs:
-                item[output.name] = output.entry(index)
+                setattr(item, output.name, output.entry(index))
         return item
 
     @property
@@ -60,7 +96,7 @@ class EncodedItems:
         return sum(output.nbytes for output in self.outputs)
 
 
-async def msgpack_parts(answer: EncodedItems, timing: Callable[[], dict[str, Any]]) -> list[Buffer]:
+async def msgpack_parts(answer: EncodedItems, timing: Callable[[], Timing]) -> list[Buffer]:
     """The body as a list of bytes and views on the arrays; `timing` is called at the end, for the last part but one."""
     parts: list[Buffer] = []
     copied_nbytes = INLINE_NBYTES if answer.nbytes <= INLINE_NBYTES else SMALL_ARRAY_NBYTES
@@ -86,19 +122,13 @@ async def msgpack_parts(answer: EncodedItems, timing: Callable[[], dict[str, Any
     return [*parts, bytes(written), packed(timing()), beside]
 
 
-async def json_parts(answer: EncodedItems, timing: Callable[[], dict[str, Any]]) -> list[Buffer]:
-    """The body as a list of bytes; `timing` is called at the end, for the last part but one."""
+async def json_parts(answer: EncodedItems, timing: Callable[[], Timing]) -> list[Buffer]:
+    """The body as a list of bytes; `timing` is called at the end."""
     if answer.nbytes > INLINE_NBYTES:
         items = await in_steps(_gathered(_json_items(answer)))
     else:
         items = list(_json_items(answer))
-    return [
-        b'{"model":' + orjson.dumps(answer.model) + b',"items":[',
-        *items,
-        b'],"timing":',
-        orjson.dumps(timing()),
-        b"," + orjson.dumps(answer.beside)[1:],
-    ]
+    return filled(EncodeResponse(answer.model, HOLE, timing(), **answer.beside), [b"[", *items, b"]"])
 
 
 def _gathered(pieces: Iterator[bytes]) -> Steps[list[bytes]]:
@@ -120,33 +150,25 @@ def _json_items(answer: EncodedItems) -> Iterator[bytes]:
         return
     per_chunk = max(1, JSON_CHUNK_NBYTES // max(1, each))
     for start in range(0, count, per_chunk):
-        items = [_widened(answer.item(index)) for index in range(start, min(start + per_chunk, count))]
-        yield (b"," if start else b"") + _json(items)[1:-1]
+        items = [answer.item(index) for index in range(start, min(start + per_chunk, count))]
+        yield (b"," if start else b"") + json_of(items)[1:-1]
 
 
 def _json_value(value: Any) -> Iterator[bytes]:
-    """A value in pieces of bounded size: maps by entry, large arrays by rows."""
-    if isinstance(value, dict):
-        for at, (name, inner) in enumerate(value.items()):
-            yield (b"," if at else b"{") + orjson.dumps(name) + b":"
+    """A value in pieces of bounded size: structs by field, large arrays by rows."""
+    if isinstance(value, msgspec.Struct):
+        pairs = pairs_of(value)
+        for at, (name, inner) in enumerate(pairs):
+            yield (b"," if at else b"{") + json_of(name) + b":"
             yield from _json_value(inner)
-        yield b"}" if value else b"{}"
+        yield b"}" if pairs else b"{}"
     elif isinstance(value, np.ndarray) and value.nbytes > JSON_CHUNK_NBYTES:
         per_chunk = max(1, JSON_CHUNK_NBYTES * len(value) // value.nbytes)
         for start in range(0, len(value), per_chunk):
-            yield (b"," if start else b"[") + _json(_widened(value[start : start + per_chunk]))[1:-1]
+            yield (b"," if start else b"[") + json_of(value[start : start + per_chunk])[1:-1]
         yield b"]"
     else:
-        yield _json(_widened(value))
-
-
-def _widened(value: Any) -> Any:
-    """float16 arrays as float64, so that JSON has their exact values; other values unchanged."""
-    if isinstance(value, np.ndarray):
-        return value.astype(np.float64) if value.dtype == np.float16 else value
-    if isinstance(value, dict):
-        return {name: _widened(inner) for name, inner in value.items()}
-    return value
+        yield json_of(value)
 
 
 async def json_list(entries: Iterator[Any], nbytes: int) -> list[bytes]:
@@ -168,18 +190,37 @@ async def json_array(count: int, entry_nbytes: int, entry_at: Callable[[int], An
     """A JSON array of `count` entries of about `entry_nbytes` of data; other requests run between the chunks."""
     per_chunk = max(1, JSON_CHUNK_NBYTES // max(1, entry_nbytes))
     if count <= per_chunk:
-        return [_json(list(map(entry_at, range(count))))]
+        return [json_of(list(map(entry_at, range(count))))]
     parts = []
     for start in range(0, count, per_chunk):
-        chunk = _json(list(map(entry_at, range(start, min(start + per_chunk, count)))))
+        chunk = json_of(list(map(entry_at, range(start, min(start + per_chunk, count)))))
         parts.append((b"," if start else b"[") + chunk[1:-1])
         await asyncio.sleep(0)
     parts.append(b"]")
     return parts
 
 
-def _json(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+def _array(value: Any) -> Any:
+    """JSON of an array; float16 is written as float64, so that JSON has the exact values."""
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"no JSON for {type(value)}")
+    wide = value.astype(np.float64) if value.dtype == np.float16 else np.ascontiguousarray(value)
+    return msgspec.Raw(orjson.dumps(wide, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+json_of = msgspec.json.Encoder(enc_hook=_array).encode
+"""JSON of a value whose fields may be structs and numpy arrays."""
+HOLE: Any = msgspec.Raw(b"\0")
+"""Stands in a struct for a value that is JSON already: `filled` puts the value there. No JSON has this byte."""
+
+
+def filled(answer: msgspec.Struct, *values: Sequence[Buffer]) -> list[Buffer]:
+    """JSON of a struct in pieces; `values` take the places of its holes, in their order."""
+    first, *rest = json_of(answer).split(b"\0")
+    pieces: list[Buffer] = [first]
+    for value, after in zip(values, rest, strict=True):
+        pieces += (*value, after)
+    return pieces
 
 
 def base64_of(values: np.ndarray) -> str:
@@ -191,13 +232,11 @@ PIECE_NBYTES = 256 << 10
 """Entries are joined up to about this size."""
 
 
-def ranked_parts(
-    body: dict[str, Any] | list[dict[str, Any]], entries: str = "", json: bool = True
-) -> list[bytes]:
-    """`body` as JSON or msgpack, in pieces; `entries` names the field with the list. A bare list is always JSON."""
-    if isinstance(body, list):
+def listed_parts(body: msgspec.Struct | Sequence[Any], json: bool = True) -> list[bytes]:
+    """A struct with lists as JSON or msgpack, written entry by entry, in pieces. A bare list is always JSON."""
+    if not isinstance(body, msgspec.Struct):
         return joined(_json_list(body))
-    return joined(_ranked_json(body, entries) if json else _ranked_msgpack(body, entries))
+    return joined(_listed_json(body) if json else _listed_msgpack(body))
 
 
 def joined(writing: Iterator[bytes]) -> list[bytes]:
@@ -211,31 +250,30 @@ def joined(writing: Iterator[bytes]) -> list[bytes]:
     return [*pieces, bytes(piece)]
 
 
-def _ranked_json(body: dict[str, Any], entries: str) -> Iterator[bytes]:
-    for at, (name, value) in enumerate(body.items()):
-        yield (b"," if at else b"{") + orjson.dumps(name) + b":"
-        if name != entries:
-            yield orjson.dumps(value)
-            continue
-        yield from _json_list(value)
+def _listed_json(body: msgspec.Struct) -> Iterator[bytes]:
+    for at, (name, value) in enumerate(pairs_of(body)):
+        yield (b"," if at else b"{") + json_of(name) + b":"
+        if isinstance(value, list):
+            yield from _json_list(value)
+        else:
+            yield json_of(value)
     yield b"}"
 
 
 def _json_list(entries: Iterable[Any]) -> Iterator[bytes]:
     yield b"["
     for place, entry in enumerate(entries):
-        yield (b"," if place else b"") + orjson.dumps(entry)
+        yield (b"," if place else b"") + json_of(entry)
     yield b"]"
 
 
-def _ranked_msgpack(body: dict[str, Any], entries: str) -> Iterator[bytes]:
-    packer = msgpack.Packer()
-    pack: Callable[[Any], bytes] = packer.pack
-    yield packer.pack_map_header(len(body))
-    for name, value in body.items():
-        yield pack(name)
-        if name != entries:
-            yield pack(value)
-            continue
-        yield packer.pack_array_header(len(value))
-        yield from map(pack, value)
+def _listed_msgpack(body: msgspec.Struct) -> Iterator[bytes]:
+    pairs = pairs_of(body)
+    yield map_header(len(pairs))
+    for name, value in pairs:
+        yield packed(name)
+        if isinstance(value, list):
+            yield array_header(len(value))
+            yield from map(packed, value)
+        else:
+            yield packed(value)

@@ -20,9 +20,16 @@ import msgspec
 from msgspec import Meta
 
 from frontend.engine.answer import OUTPUT_DTYPES
-from frontend.http.fields import mismatch_of, one_of
+from frontend.http.fields import (
+    UNCHECKED_NBYTES,
+    check_values,
+    count,
+    fault_of,
+    mismatch_of,
+    one_of,
+    without_long_values,
+)
 from frontend.http.rendering import off_loop
-from frontend.http.values import UNCHECKED_NBYTES, check_values, count, fault_of, without_long_values
 from frontend.protocols.sie.inputs import Inputs, MediaInput, key_counts
 from ipc.catalog.entries import ENCODE_OUTPUTS
 from ipc.catalog.option_names import OVERFLOW_POLICIES

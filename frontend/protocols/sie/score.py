@@ -9,24 +9,25 @@ import random
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 import numpy as np
 import orjson
+from msgspec import UNSET, Meta, UnsetType
 
 from frontend.engine.answer import Answer
 from frontend.engine.planning import check_options
 from frontend.http.fields import check_count, check_shared, check_texts
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.sie.convert import check_used, usage_of
-from frontend.protocols.sie.flow import Form, InferenceResource, Plan
+from frontend.protocols.sie.convert import TokenUsage, check_used, usage_of
+from frontend.protocols.sie.flow import EncodeUsage, Form, InferenceResource, Plan
 from frontend.protocols.sie.inputs import MediaInput, Seen, images_of, seen, seen_input
 from frontend.protocols.sie.items import check_items, images_in, input_of, inputs_of
-from frontend.protocols.sie.render import ranked_parts
+from frontend.protocols.sie.render import listed_parts
 from frontend.protocols.sie.schemas import Body, RerankRequest, ScoreRequest
-from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
+from frontend.sending import Buffer
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.codec import long_integer_in
@@ -38,6 +39,24 @@ INLINE_NBYTES = 256 << 10
 """Answers with more entries than this, or that repeat more of the request, are written in a thread."""
 _MEDIA = ("image", "image_url", "content")
 _SHOWN = 64
+
+
+class ScoreEntry(msgspec.Struct):
+    """One item at its rank, 0 for the best."""
+
+    item_id: Annotated[str, Meta(description="Id of the item.")]
+    score: Annotated[float, Meta(description="How well the item fits; higher is better.")]
+    rank: Annotated[int, Meta(description="Place among all items; 0 is the best.")]
+
+
+class ScoreResponse(msgspec.Struct):
+    """Answer of score, best first; `warnings` as for encode."""
+
+    model: Annotated[str, Meta(description="Name of the model.")]
+    query_id: Annotated[str | None, Meta(description="Id of the query.")]
+    scores: Annotated[list[ScoreEntry], Meta(description="The items, the best first.")]
+    usage: Annotated[EncodeUsage | UnsetType, Meta(description="Counts of tokens.")] = UNSET
+    warnings: Annotated[list[str] | UnsetType, Meta(description="Tell options that are not used.")] = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +75,6 @@ class ScoringResource(InferenceResource[R, Plan[ScoreCall]], Generic[R]):
 
     capability = "score"
     names: ClassVar[FieldNames]
-    entries: ClassVar[str] = ""
-    """The field of the answer that has the list, where the answer is an object."""
 
     def names_of(self, request: R) -> FieldNames:
         """How messages name query and items."""
@@ -86,7 +103,7 @@ class ScoringResource(InferenceResource[R, Plan[ScoreCall]], Generic[R]):
     def _write(
         self, request: R, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
     ) -> list[bytes]:
-        return ranked_parts(self.answer(request, scope, scores, reply, form), self.entries, form.json)
+        return listed_parts(self.answer(request, scope, scores, reply, form), form.json)
 
     @abstractmethod
     def echoed_nbytes(self, request: R) -> int:
@@ -95,7 +112,7 @@ class ScoringResource(InferenceResource[R, Plan[ScoreCall]], Generic[R]):
     @abstractmethod
     def answer(
         self, request: R, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
-    ) -> dict[str, Any] | list[dict[str, Any]]:
+    ) -> msgspec.Struct | Sequence[msgspec.Struct]:
         """The body; `scores` is float32 [items] in request order, the lease of `reply` has ended."""
 
 
@@ -111,7 +128,6 @@ class ScoreResource(ScoringResource[ScoreRequest]):
     operation = "score"
     body = ScoreRequest
     names = FieldNames(options="options.")
-    entries = "scores"
 
     def examine(self, request: ScoreRequest) -> None:
         """Query, items and options that some model could take."""
@@ -144,19 +160,32 @@ class ScoreResource(ScoringResource[ScoreRequest]):
 
     def answer(
         self, request: ScoreRequest, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
-    ) -> dict[str, Any]:
-        """`model`, `query_id`, the ranked `scores`, and what each pair took by input index."""
+    ) -> ScoreResponse:
+        """The ranked scores, and the tokens of each pair by input index."""
         names = [f"item-{index}" if item.id is None else item.id for index, item in enumerate(request.items)]
         entries = [
-            {"item_id": names[index], "score": score, "rank": rank}
-            for rank, (index, score) in enumerate(ranking(scores))
+            ScoreEntry(names[index], score, rank) for rank, (index, score) in enumerate(ranking(scores))
         ]
-        return {
-            "model": scope.model,
-            "query_id": request.query.id,
-            "scores": entries,
-            **form.beside,
-        }
+        return ScoreResponse(scope.model, request.query.id, entries, **form.beside)
+
+
+class RerankResult(msgspec.Struct):
+    """A document by its place in the request."""
+
+    index: Annotated[int, Meta(description="Place in the request's list.")]
+    relevance_score: Annotated[float, Meta(description="How well the document fits; higher is better.")]
+    document: Annotated[dict[str, Any] | UnsetType, Meta(description="The document.")] = UNSET
+
+
+class RerankResponse(msgspec.Struct):
+    """Answer of rerank, best first."""
+
+    id: Annotated[str, Meta(description="Id of the answer.")]
+    object: Annotated[Literal["list"], Meta(description="Names the form of this object.")]
+    model: Annotated[str, Meta(description="Name of the model.")]
+    results: Annotated[list[RerankResult], Meta(description="The documents, the best first.")]
+    usage: Annotated[TokenUsage, Meta(description="Counts of tokens.")]
+    meta: Annotated[dict[str, Any], Meta(description="Version of the contract, and what is billed.")]
 
 
 def documents_of(request: RerankRequest) -> list[Seen]:
@@ -208,7 +237,6 @@ class RerankResource(ScoringResource[RerankRequest]):
     operation = "rerank"
     body = RerankRequest
     always_json = True
-    entries = "results"
     names = FieldNames(item="documents[{}]", text="documents[{}]", query="query", options="")
 
     def examine(self, request: RerankRequest) -> None:
@@ -254,24 +282,29 @@ class RerankResource(ScoringResource[RerankRequest]):
 
     def answer(
         self, request: RerankRequest, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
-    ) -> dict[str, Any]:
-        """`results` best first, at most `top_n`, and the tokens of all pairs."""
-        results: list[dict[str, Any]] = []
-        for index, score in ranking(scores)[: request.top_n]:
-            entry: dict[str, Any] = {"index": index, "relevance_score": score}
-            if request.return_documents:
-                document = request.documents[index]
-                entry["document"] = document if isinstance(document, dict) else {"text": document}
-            results.append(entry)
+    ) -> msgspec.Struct:
+        """The best documents, at most `top_n`, and the tokens of all pairs."""
         used = sum(reply.tokens)
-        return {
-            "id": f"rerank-{random.getrandbits(128):032x}",
-            "object": "list",
-            "model": request.model,
-            "results": results,
-            "usage": usage_of(used, reply.truncated),
-            "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": used}},
-        }
+        return RerankResponse(
+            f"rerank-{random.getrandbits(128):032x}",
+            "list",
+            request.model,
+            ranked_documents(request, scores),
+            usage_of(used, reply.truncated),
+            {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": used}},
+        )
+
+
+def ranked_documents(request: RerankRequest, scores: np.ndarray) -> list[RerankResult]:
+    """The documents of an answer, best first, each repeated if the request asks for documents."""
+    results = []
+    for index, score in ranking(scores)[: request.top_n]:
+        result = RerankResult(index, score)
+        if request.return_documents:
+            document = request.documents[index]
+            result.document = document if isinstance(document, dict) else {"text": document}
+        results.append(result)
+    return results
 
 
 def _options(request: RerankRequest) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Any
 
 import falcon
 import msgspec
-import orjson
 from falcon.asgi import Request, Response
+from msgspec import UNSET
 
 from frontend.engine.answer import Answer
 from frontend.engine.planning import default_model, is_served
@@ -38,10 +38,19 @@ from frontend.protocols.foreign.tokens import (
 )
 from frontend.protocols.sie.flow import Form
 from frontend.protocols.sie.render import joined, json_list
-from frontend.protocols.tei.contract import DecodeRequest, Info, PredictRequest, TextsRequest, TokenizeRequest
+from frontend.protocols.tei.contract import (
+    DecodeRequest,
+    Info,
+    PredictRequest,
+    TeiClass,
+    TeiRank,
+    TeiToken,
+    TextsRequest,
+    TokenizeRequest,
+)
 from frontend.protocols.tei.vectors import EmbedAllResource, EmbedResource, EmbedSparseResource
-from frontend.resources.sending import Buffer, InferenceRoute
 from frontend.scope import RequestScope
+from frontend.sending import Buffer, InferenceRoute
 from frontend.services import Services
 from ipc.catalog.entries import ENCODE_OUTPUTS, HubSource, ModelEntry
 from ipc.errors import InvalidInput
@@ -66,13 +75,13 @@ class ClassesResource(TextClassesResource[PredictRequest]):
         self, reply: Answer, plan: ClassesPlan, request: PredictRequest, scope: RequestScope, form: Form
     ) -> Sequence[Buffer]:
         """The body: an array for each input of a batch, or one array."""
-        found = await self.entries(reply, plan)
-        listed = found if request.is_batch else found[0]
-        return await json_list(iter(listed), ENTRY_NBYTES * sum(map(len, found)))
+        classes = await self.entries(reply, plan)
+        listed = classes if request.is_batch else classes[0]
+        return await json_list(iter(listed), ENTRY_NBYTES * sum(map(len, classes)))
 
-    async def entries(self, reply: Answer, plan: ClassesPlan) -> list[list[dict[str, Any]]]:
-        """Score and label of each class, for each input. The lease ends."""
-        return await labelled(reply)
+    async def entries(self, reply: Answer, plan: ClassesPlan) -> list[list[TeiClass]]:
+        """The classes of each input. The lease ends."""
+        return await labelled(reply, TeiClass)
 
 
 class PairsResource(ClassesResource):
@@ -104,11 +113,11 @@ class PairsResource(ClassesResource):
         )
         return ClassesPlan(found.entry.id, call, status.labels or [_ONLY_LABEL])
 
-    async def entries(self, reply: Answer, plan: ClassesPlan) -> list[list[dict[str, Any]]]:
-        """Score and label of each pair. The lease ends."""
+    async def entries(self, reply: Answer, plan: ClassesPlan) -> list[list[TeiClass]]:
+        """The one class of each pair. The lease ends."""
         with reply:
             scores = reply.tensors()["score"].tolist()
-        return [[{"score": score, "label": plan.labels[0]}] for score in scores]
+        return [[TeiClass(score, plan.labels[0])] for score in scores]
 
 
 class PredictResource(InferenceRoute):
@@ -132,11 +141,11 @@ class RerankResource(TextRankingResource[TextsRequest], field="texts"):
 
     body = TextsRequest
 
-    def entry(self, index: int, score: float, text: str | None) -> dict[str, Any]:
-        """Index, text if the request asks for texts, and score."""
-        return {"index": index, **({} if text is None else {"text": text}), "score": score}
+    def entry(self, index: int, score: float, text: str | None) -> TeiRank:
+        """Index, score, and text if the request asks for texts."""
+        return TeiRank(index, score, UNSET if text is None else text)
 
-    def around(self, best: list[dict[str, Any]], scope: RequestScope, reply: Answer) -> list[dict[str, Any]]:
+    def around(self, best: list[TeiRank], scope: RequestScope, reply: Answer) -> list[TeiRank]:
         """The entries alone."""
         return best
 
@@ -176,14 +185,10 @@ def _arrays(texts: list[str], results: list[bytes]) -> Iterator[bytes]:
 def _entries(text: str, found: TextTokens) -> Iterator[bytes]:
     columns = zip(found.ids, found.strings, found.starts, found.ends, found.special, strict=True)
     for place, (number, string, start, stop, special) in enumerate(columns):
-        entry = {
-            "id": number,
-            "text": string if special else text[start:stop],
-            "special": special,
-            "start": None if special else start,
-            "stop": None if special else stop,
-        }
-        yield (b"," if place else b"") + orjson.dumps(entry)
+        entry = TeiToken(number, string, special, None, None)
+        if not special:
+            entry.text, entry.start, entry.stop = text[start:stop], start, stop
+        yield (b"," if place else b"") + msgspec.json.encode(entry)
 
 
 class DecodeResource(TokensResource[DecodeRequest]):
@@ -207,7 +212,7 @@ class DecodeResource(TokensResource[DecodeRequest]):
 
     def write(self, request: DecodeRequest, plan: TokensPlan, results: list[bytes]) -> list[bytes]:
         """An array of texts."""
-        return [orjson.dumps([text.decode() for text in results])]
+        return [msgspec.json.encode([text.decode() for text in results])]
 
 
 OUTPUTS = (*ENCODE_OUTPUTS, "score", "json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import orjson
@@ -17,9 +17,9 @@ from frontend.protocols.sie.encode import VectorsResource, Wishes, dense_json, n
 from frontend.protocols.sie.flow import Form, Plan
 from frontend.protocols.sie.outputs import INLINE_NBYTES
 from frontend.protocols.sie.render import json_list
-from frontend.protocols.tei.contract import EmbedAllRequest, EmbedRequest, SimilarityRequest
-from frontend.resources.sending import Buffer
+from frontend.protocols.tei.contract import EmbedAllRequest, EmbedRequest, SimilarityRequest, TeiTerm
 from frontend.scope import RequestScope
+from frontend.sending import Buffer
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import EncodeCall, InputItem
@@ -101,9 +101,8 @@ class EmbedSparseResource(_Vectors[EmbedAllRequest]):
         return await json_list(terms, 8 * values.nbytes)
 
 
-def _terms(indices: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:
-    pairs = zip(indices.tolist(), values.tolist(), strict=True)
-    return [{"index": index, "value": value} for index, value in pairs]
+def _terms(indices: np.ndarray, values: np.ndarray) -> list[TeiTerm]:
+    return list(map(TeiTerm, indices.tolist(), values.tolist()))
 
 
 _NAMES = FieldNames("inputs.sentences[{}]", "inputs.sentences[{}]", options="")

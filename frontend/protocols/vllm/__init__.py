@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import partial
 
 from frontend.protocols.foreign.server import BARE_FAULTS, BARE_FORM, ServerProtocol
+from frontend.protocols.sie import CLIENT_FAULTS, SCORE, SERVER_FAULTS, faults
 from frontend.protocols.sie.errors import OpenAIErrorResponse
-from frontend.protocols.sie.operations import CLIENT_FAULTS, SCORE, SERVER_FAULTS, faults
 from frontend.protocols.vllm.contract import (
     ClassifyAnswer,
     ClassifyRequest,

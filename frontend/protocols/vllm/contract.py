@@ -14,11 +14,13 @@ from frontend.generation.conversation import (
     BeginsAnswer,
     ChatMessage,
     ContinuesMessage,
+    choice_of,
     end_variables,
+    functions_of,
     messages_of,
+    tool_use,
 )
 from frontend.generation.fields import template_variables
-from frontend.generation.tools import choice_of, functions_of, tool_use
 from frontend.protocols.foreign.scoring import activation_option, function_option
 from frontend.protocols.sie.convert import check_used
 from frontend.protocols.sie.inputs import Inputs, TokenId

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 import numpy as np
-import orjson
 
 from frontend.engine.answer import Answer
 from frontend.engine.planning import model_named
@@ -35,48 +35,51 @@ from frontend.protocols.foreign.tokens import (
 from frontend.protocols.sie.encode import VectorsResource, Wishes
 from frontend.protocols.sie.flow import Form, Plan
 from frontend.protocols.sie.inputs import check_inputs, inputs_of
-from frontend.protocols.sie.render import base64_of, json_list
+from frontend.protocols.sie.render import HOLE, base64_of, filled, json_list
 from frontend.protocols.sie.score import Pairs
 from frontend.protocols.vllm.contract import (
+    ClassifiedText,
+    ClassifyAnswer,
     ClassifyRequest,
+    DocumentsAnswer,
     DocumentsRequest,
+    PairScoreAnswer,
     PairScoreRequest,
+    PooledInput,
+    PoolingAnswer,
     PoolingRequest,
+    PoolingUsage,
     PromptRequest,
+    PromptText,
+    PromptTokens,
+    RankedDocument,
+    RankedText,
+    RankUsage,
+    ScoredText,
     TokenIdsRequest,
 )
-from frontend.resources.sending import Buffer
 from frontend.scope import RequestScope
+from frontend.sending import Buffer
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput, NoReplica
 from ipc.wire import tokens
+from ipc.wire.extraction import Classification
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import EncodeCall, GenerateCall, InputItem, ModelStatus, ScoreCall
 
 
-def envelope(kind: str, scope: RequestScope) -> dict[str, Any]:
-    """What an answer begins with."""
-    identity = f"{kind}-{random.getrandbits(128):032x}"
-    return {"id": identity, "object": "list", "created": int(time.time()), "model": scope.model}
+def new_id(kind: str) -> str:
+    """An id of an answer that no other process gives."""
+    return f"{kind}-{random.getrandbits(128):032x}"
 
 
-def usage_of(reply: Answer) -> dict[str, Any]:
-    """Tokens of a request."""
+def listed(form: type[L], kind: str, data: list[Any], scope: RequestScope, reply: Answer) -> L:
+    """The answer around a list."""
     used = sum(reply.tokens)
-    return {
-        "prompt_tokens": used,
-        "total_tokens": used,
-        "completion_tokens": 0,
-        "prompt_tokens_details": None,
-    }
+    return form(new_id(kind), "list", int(time.time()), scope.model, data, PoolingUsage(used, used, 0, None))
 
 
-def around(kind: str, scope: RequestScope, data: list[bytes], reply: Answer) -> list[bytes]:
-    """The body around a list that is JSON already."""
-    head = orjson.dumps(envelope(kind, scope))[:-1] + b',"data":'
-    return [head, *data, b',"usage":' + orjson.dumps(usage_of(reply)) + b"}"]
-
-
+L = TypeVar("L", PoolingAnswer, PairScoreAnswer, ClassifyAnswer)
 _OUTPUTS = {"embed": "dense", "token_embed": "multivector"}
 
 
@@ -131,12 +134,12 @@ class PoolingResource(VectorsResource[PoolingRequest]):
                 vectors = [row[: request.dimensions] for row in values]
             else:
                 vectors = [values[span] for span in reply.spans(output)]
-            write = base64_of if request.encoding_format == "base64" else np.asarray
-            entries = (
-                {"index": index, "object": "pooling", "data": write(vector)}
-                for index, vector in enumerate(vectors)
+            write: Callable[[np.ndarray], Any] = (
+                base64_of if request.encoding_format == "base64" else np.asarray
             )
-            return around("pool", scope, await json_list(entries, values.nbytes), reply)
+            entries = (PooledInput(index, "pooling", write(vector)) for index, vector in enumerate(vectors))
+            pieces = await json_list(entries, values.nbytes)
+        return filled(listed(PoolingAnswer, "pool", HOLE, scope, reply), pieces)
 
 
 _NUMBER_NBYTES = 20
@@ -168,21 +171,17 @@ class VllmClassifyResource(ClassifyResource[ClassifyRequest]):
         self, reply: Answer, plan: ClassesPlan, request: ClassifyRequest, scope: RequestScope, form: Form
     ) -> Sequence[Buffer]:
         """The body; the likeliest class comes first from the worker. Raises `NoReplica` for classes of another plan."""
-        found = await classes_of(reply)
-        if any({one.label for one in classes} != set(plan.labels) for classes in found):
+        results = await classes_of(reply)
+        if any({one.label for one in classes} != set(plan.labels) for classes in results):
             raise NoReplica(f"model '{plan.model}' was replaced by another during this request")
-        entries = (
-            {
-                "index": index,
-                "label": classes[0].label,
-                "probs": [scores[label] for label in plan.labels],
-                "num_classes": len(plan.labels),
-            }
-            for index, classes in enumerate(found)
-            for scores in ({one.label: one.score for one in classes},)
-        )
-        nbytes = _NUMBER_NBYTES * sum(map(len, found))
-        return around("classify", scope, await json_list(entries, nbytes), reply)
+        entries = (_classified(index, classes, plan.labels) for index, classes in enumerate(results))
+        pieces = await json_list(entries, _NUMBER_NBYTES * sum(map(len, results)))
+        return filled(listed(ClassifyAnswer, "classify", HOLE, scope, reply), pieces)
+
+
+def _classified(index: int, classes: list[Classification], labels: list[str]) -> ClassifiedText:
+    scores = {one.label: one.score for one in classes}
+    return ClassifiedText(index, classes[0].label, [scores[label] for label in labels], len(labels))
 
 
 class _CutBody(ScoreBody, Protocol):
@@ -209,7 +208,6 @@ class PairScoreResource(_CuttingResource[PairScoreRequest]):
 
     operation = "score"
     body = PairScoreRequest
-    entries = "data"
 
     def names_of(self, request: PairScoreRequest) -> FieldNames:
         """The fields that the request has."""
@@ -223,33 +221,25 @@ class PairScoreResource(_CuttingResource[PairScoreRequest]):
 
     def answer(
         self, request: PairScoreRequest, scope: RequestScope, scores: np.ndarray, reply: Answer, form: Form
-    ) -> dict[str, Any]:
-        """`data` with a score for each text."""
-        data = [
-            {"index": index, "object": "score", "score": score} for index, score in enumerate(scores.tolist())
-        ]
-        return {**envelope("score", scope), "data": data, "usage": usage_of(reply)}
+    ) -> PairScoreAnswer:
+        """A score for each text."""
+        data = [ScoredText(index, "score", score) for index, score in enumerate(scores.tolist())]
+        return listed(PairScoreAnswer, "score", data, scope, reply)
 
 
 class DocumentsResource(_CuttingResource[DocumentsRequest], TextRankingResource[DocumentsRequest]):
     """Documents best first, each with its text."""
 
     body = DocumentsRequest
-    entries = "results"
 
-    def entry(self, index: int, score: float, text: str | None) -> dict[str, Any]:
+    def entry(self, index: int, score: float, text: str | None) -> RankedDocument:
         """Index, document and score."""
-        return {"index": index, "document": {"text": text}, "relevance_score": score}
+        return RankedDocument(index, RankedText(text or ""), score)
 
-    def around(self, best: list[dict[str, Any]], scope: RequestScope, reply: Answer) -> dict[str, Any]:
-        """`results` beside id, model and usage."""
+    def around(self, best: list[RankedDocument], scope: RequestScope, reply: Answer) -> DocumentsAnswer:
+        """The documents beside id, model and usage."""
         used = sum(reply.tokens)
-        return {
-            "id": f"rerank-{random.getrandbits(128):032x}",
-            "model": scope.model,
-            "usage": {"prompt_tokens": used, "total_tokens": used},
-            "results": best,
-        }
+        return DocumentsAnswer(new_id("rerank"), scope.model, RankUsage(used, used), best)
 
 
 class PromptResource(TokensResource[PromptRequest]):
@@ -289,13 +279,7 @@ class PromptResource(TokensResource[PromptRequest]):
         """Count, length of the model, ids, and strings where they were asked for."""
         read = tokens.unpack(results[0])
         strings = read.strings if request.return_token_strs else None
-        body = {
-            "count": len(read.ids),
-            "max_model_len": plan.longest,
-            "tokens": read.ids,
-            "token_strs": strings,
-        }
-        return [orjson.dumps(body)]
+        return [msgspec.json.encode(PromptTokens(len(read.ids), plan.longest, read.ids, strings))]
 
 
 class TokenIdsResource(TokensResource[TokenIdsRequest]):
@@ -321,4 +305,4 @@ class TokenIdsResource(TokensResource[TokenIdsRequest]):
 
     def write(self, request: TokenIdsRequest, plan: TokensPlan, results: list[bytes]) -> list[bytes]:
         """The text."""
-        return [orjson.dumps({"prompt": results[0].decode()})]
+        return [msgspec.json.encode(PromptText(results[0].decode()))]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from frontend import announce
+from frontend import lifespan
 from ipc import logs
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Server, Settings, load
@@ -43,10 +43,10 @@ def test_a_reader_of_the_log_that_stands_still_keeps_no_frontend_waiting(
     root, stuck = logging.getLogger(), Stuck()
     monkeypatch.setattr(root, "handlers", list(root.handlers))
     monkeypatch.setattr(sys, "stderr", stuck)
-    monkeypatch.setattr(announce, "block", lambda services, ready: "the block")
+    monkeypatch.setattr(lifespan, "block", lambda services, ready: "the block")
     logs.configure(settings.log, "frontend-0", stuck)
     services: Any = SimpleNamespace(settings=settings)
-    telling = threading.Thread(target=announce.started, args=(services,), daemon=True)
+    telling = threading.Thread(target=lifespan.started, args=(services,), daemon=True)
     telling.start()
     telling.join(timeout=20)
     assert not telling.is_alive()
@@ -64,7 +64,7 @@ def block(
 ) -> list[str]:
     """The lines for models in these states."""
     services = services_of(states, closed=closed, bind=bind, output=output)
-    return announce.block(services, ready=ready).splitlines()
+    return lifespan.block(services, ready=ready).splitlines()
 
 
 def services_of(
@@ -95,9 +95,9 @@ def test_models_that_wait_to_be_asked_for_share_one_line() -> None:
 
 
 def test_a_long_list_of_loaded_models_is_cut() -> None:
-    states = {f"org/{number}": "loaded" for number in range(announce.MOST_MODELS + 3)}
+    states = {f"org/{number}": "loaded" for number in range(lifespan.MOST_MODELS + 3)}
     lines = block(states | {"org/bad": "failed: OOM", "org/waits": "available"})
-    assert sum(line.startswith("  model  ") for line in lines) == announce.MOST_MODELS
+    assert sum(line.startswith("  model  ") for line in lines) == lifespan.MOST_MODELS
     assert [line for line in lines if line.startswith("  models ")] == [
         "  models     4 more: 3 loaded, 1 failed; see /v1/models",
         "  models     1 more in the catalog, loaded when asked for: see /v1/models",
@@ -135,7 +135,7 @@ def test_a_model_of_text_tells_how_tools_are_shown_and_what_bounds_its_texts() -
     )
     services.directory.status = lambda name: told
     line = "  model      org/b: loaded on cpu; tools by system text; 64 tokens by generation.cache_bytes"
-    assert line in announce.block(services).splitlines()
+    assert line in lifespan.block(services).splitlines()
 
 
 def test_without_a_loaded_model_there_is_nothing_to_paste() -> None:
@@ -164,8 +164,8 @@ def test_profiles_are_told_where_their_state_is_another_and_do_not_count_as_mode
         "  model      org/b:x: loaded on cpu",
         "  models     1 more in the catalog, loaded when asked for: see /v1/models",
     ]
-    assert announce.summary(services_of(states)) == "2/2 models ready, 1 workers up"
-    assert announce.summary(services_of({"a": "failed: OOM", "a:x": "failed: OOM"})).startswith("0/1 models")
+    assert lifespan.summary(services_of(states)) == "2/2 models ready, 1 workers up"
+    assert lifespan.summary(services_of({"a": "failed: OOM", "a:x": "failed: OOM"})).startswith("0/1 models")
 
 
 @pytest.mark.parametrize(

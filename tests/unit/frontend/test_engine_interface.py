@@ -12,8 +12,8 @@ import orjson
 import pytest
 from falcon.testing import TestClient
 
+from frontend.app import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.engine.answer import CopyBudget
-from frontend.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.protocols.kserve_v2 import KserveProtocol
 from frontend.protocols.registry import Protocols
 from frontend.protocols.sie import SieProtocol

@@ -10,7 +10,7 @@ from falcon.testing import TestClient
 
 from frontend.access.api_keys import KeyEntry, fresh, hashed
 from frontend.access.gate import Gate
-from frontend.middleware import REQUEST_HEADERS
+from frontend.app import REQUEST_HEADERS
 from ipc.errors import ConfigError
 from ipc.settings import load
 from tests.fakes.generation_server import RecordedServer

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.generation import bodies, errors, tools
+from frontend.generation import conversation, errors, running
 from frontend.generation import nested as grammars
 from frontend.generation.conversation import Conversation, calls_of, text_of
 from frontend.generation.fields import (
@@ -38,7 +38,7 @@ _ALIASES = (("max_tokens", "max_completion_tokens"),)
 
 
 def _decoded(body: bytes) -> Example:
-    return bodies.decode(body, Example, 100, _ALIASES)
+    return running.decode(body, Example, 100, _ALIASES)
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_unknown_fields_are_ignored_and_null_equals_absent() -> None:
 )
 def test_another_content_type_is_refused(given: str | None) -> None:
     with pytest.raises(errors.WrongContentType):
-        bodies.check_content_type(given)
+        running.check_content_type(given)
 
 
 def test_json_has_parameters_and_suffixes() -> None:
-    bodies.check_content_type("Application/JSON; charset=utf-8")
-    bodies.check_content_type("application/vnd.api+json")
+    running.check_content_type("Application/JSON; charset=utf-8")
+    running.check_content_type("application/vnd.api+json")
 
 
 def test_absent_sampling_is_greedy_with_everything_off() -> None:
@@ -237,13 +237,13 @@ _NESTED = {"type": "function", "function": {"name": "nested", "description": "d"
 
 
 def test_functions_become_nested() -> None:
-    flat, nested = tools.functions_of([_FLAT, _NESTED])
+    flat, nested = conversation.functions_of([_FLAT, _NESTED])
     assert flat.definition == {
         "type": "function",
         "function": {"name": "flat", "parameters": {"type": "object"}},
     }
     assert nested.definition["function"]["parameters"] == {"type": "object", "properties": {}}
-    used = tools.tool_use([flat, nested], tools.Choice(), None)
+    used = conversation.tool_use([flat, nested], conversation.Choice(), None)
     assert used is not None
     assert (used.strict, used.parallel, used.choice) == (["flat"], True, "auto")
 
@@ -265,47 +265,47 @@ def test_functions_become_nested() -> None:
 )
 def test_a_bad_tool_names_its_field(tool: Any, field: str) -> None:
     with pytest.raises(errors.InvalidField) as caught:
-        tools.functions_of([tool])
+        conversation.functions_of([tool])
     assert caught.value.field == field
 
 
 def test_a_thousand_functions_and_repeated_names_are_refused() -> None:
     many = [{"type": "function", "name": f"f{k}"} for k in range(1000)]
     with pytest.raises(errors.InvalidField, match="1000 given, the limit is 128"):
-        tools.functions_of(many)
+        conversation.functions_of(many)
     with pytest.raises(errors.InvalidField, match="declared twice"):
-        tools.tool_use(tools.functions_of([_FLAT, _FLAT]), tools.Choice(), None)
+        conversation.tool_use(conversation.functions_of([_FLAT, _FLAT]), conversation.Choice(), None)
 
 
 def test_the_choice_of_none_shows_the_model_no_functions_after_they_were_checked() -> None:
-    functions = tools.functions_of([_FLAT])
-    assert tools.tool_use(functions, tools.Choice("none"), None) is None
-    assert tools.tool_use(functions, tools.Choice("auto"), None) is not None
+    functions = conversation.functions_of([_FLAT])
+    assert conversation.tool_use(functions, conversation.Choice("none"), None) is None
+    assert conversation.tool_use(functions, conversation.Choice("auto"), None) is not None
     with pytest.raises(errors.InvalidField, match="declared twice"):
-        tools.tool_use([*functions, *functions], tools.Choice("none"), None)
+        conversation.tool_use([*functions, *functions], conversation.Choice("none"), None)
 
 
 def test_functions_of_many_bytes_are_refused() -> None:
     large = {"type": "function", "name": "f", "parameters": {"enum": ["x" * 1000] * 1100}}
     with pytest.raises(errors.InvalidField, match=r"tools: .* bytes of functions"):
-        tools.tool_use(tools.functions_of([large]), tools.Choice(), None)
+        conversation.tool_use(conversation.functions_of([large]), conversation.Choice(), None)
 
 
 @pytest.mark.parametrize(
     ("given", "choice"),
     [
-        (None, tools.Choice()),
-        ("none", tools.Choice("none")),
-        ("auto", tools.Choice("auto")),
-        ("required", tools.Choice("required")),
-        ({"type": "function", "function": {"name": "a"}}, tools.Choice("named", "a")),
-        ({"type": "function", "name": "b"}, tools.Choice("named", "b")),
+        (None, conversation.Choice()),
+        ("none", conversation.Choice("none")),
+        ("auto", conversation.Choice("auto")),
+        ("required", conversation.Choice("required")),
+        ({"type": "function", "function": {"name": "a"}}, conversation.Choice("named", "a")),
+        ({"type": "function", "name": "b"}, conversation.Choice("named", "b")),
         (
             {
                 "type": "allowed_tools",
                 "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "name": "a"}]},
             },
-            tools.Choice("auto", "", ("a",)),
+            conversation.Choice("auto", "", ("a",)),
         ),
         (
             {
@@ -313,12 +313,12 @@ def test_functions_of_many_bytes_are_refused() -> None:
                 "mode": "required",
                 "tools": [{"type": "function", "function": {"name": "b"}}],
             },
-            tools.Choice("required", "", ("b",)),
+            conversation.Choice("required", "", ("b",)),
         ),
     ],
 )
-def test_a_tool_choice_of_each_form_is_taken(given: Any, choice: tools.Choice) -> None:
-    assert tools.choice_of(given, ["a", "b"]) == choice
+def test_a_tool_choice_of_each_form_is_taken(given: Any, choice: conversation.Choice) -> None:
+    assert conversation.choice_of(given, ["a", "b"]) == choice
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_a_tool_choice_of_each_form_is_taken(given: Any, choice: tools.Choice) -
 )
 def test_a_bad_tool_choice_is_refused(given: Any, names: list[str]) -> None:
     with pytest.raises(errors.InvalidField, match="tool_choice"):
-        tools.choice_of(given, names)
+        conversation.choice_of(given, names)
 
 
 def test_an_effort_switches_thinking() -> None:

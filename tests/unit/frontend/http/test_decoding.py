@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.http.values import UNCHECKED_NBYTES, VALUES_PER_ITEM, check_values
+from frontend.http.fields import UNCHECKED_NBYTES, VALUES_PER_ITEM, check_values
 from frontend.protocols.sie.schemas import EncodeRequest, Key, decode, read, refuse_repeated
 from ipc.errors import InvalidInput
 from ipc.settings import Limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.http.values import LARGEST_NBYTES, fault_of
+from frontend.http.fields import LARGEST_NBYTES, fault_of
 
 
 @pytest.mark.parametrize(

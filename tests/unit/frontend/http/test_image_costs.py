@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from frontend.engine.planning import cost_of
-from frontend.http.values import LONG_NBYTES, UNCHECKED_NBYTES, without_long_values
+from frontend.http.fields import LONG_NBYTES, UNCHECKED_NBYTES, without_long_values
 from ipc.settings import Limits
 from ipc.wire.messages import Call, EncodeCall, InputItem, ModelStatus, ScoreCall
 from workers.scheduling.preparing import CHUNK_IMAGES, CHUNK_ITEMS, chunk_end

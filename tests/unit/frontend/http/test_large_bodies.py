@@ -10,12 +10,12 @@ import threading
 import msgspec
 import pytest
 
-from frontend.http import values
+from frontend.http import fields
 from frontend.protocols.sie.schemas import EncodeRequest, Keys, read, read_aside
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 
-LARGE = values.UNCHECKED_NBYTES + 1
+LARGE = fields.UNCHECKED_NBYTES + 1
 
 
 class Noting(msgspec.Struct):
@@ -58,24 +58,24 @@ def random_body(seed: int) -> bytes:
 def test_values_are_counted_alike_however_small_the_pieces(
     monkeypatch: pytest.MonkeyPatch, seed: int, nbytes: int
 ) -> None:
-    monkeypatch.setattr(values, "PIECE_NBYTES", nbytes)
-    monkeypatch.setattr(values, "UNCHECKED_NBYTES", 0)
-    monkeypatch.setattr(values, "VALUES_PER_ITEM", 1)
+    monkeypatch.setattr(fields, "PIECE_NBYTES", nbytes)
+    monkeypatch.setattr(fields, "UNCHECKED_NBYTES", 0)
+    monkeypatch.setattr(fields, "VALUES_PER_ITEM", 1)
     body = random_body(seed)
     # Every value but the first follows a comma or an opening bracket; an empty container counts one too much.
     most = values_in(body)
-    values.check_values(body, False, most)
+    fields.check_values(body, False, most)
     with pytest.raises(InvalidInput, match="more than"):
-        values.check_values(body, False, most // 2)
+        fields.check_values(body, False, most // 2)
 
 
 @pytest.mark.parametrize("nbytes", [1, 5, 8, 1000])
 def test_names_are_found_across_the_ends_of_pieces(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
-    monkeypatch.setattr(values, "PIECE_NBYTES", nbytes)
+    monkeypatch.setattr(fields, "PIECE_NBYTES", nbytes)
     body = b'{"items":1,"x":[{"items":2}],"y":"items"}'
-    assert values.count(body, b'"items"') == 3
-    assert values.count(body, b'"items"', 1) in (2, 3), "no further than needed"
-    assert values.count(body, b'"none"') == 0
+    assert fields.count(body, b'"items"') == 3
+    assert fields.count(body, b'"items"', 1) in (2, 3), "no further than needed"
+    assert fields.count(body, b'"none"') == 0
 
 
 @pytest.mark.parametrize("nbytes", [10, LARGE])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from frontend.app import create
-from frontend.http.paths import normalized
+from frontend.http.listeners import normalized
 from ipc.errors import InvalidInput
 from ipc.settings import load
 

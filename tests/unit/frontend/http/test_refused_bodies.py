@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.http.values import model_in
+from frontend.http.fields import model_in
 from frontend.records.finishing import Finisher
 from tests.fakes.generation_server import CHAT, DENSE, RecordedServer
 

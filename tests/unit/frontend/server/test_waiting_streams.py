@@ -18,8 +18,8 @@ import pytest
 from frontend.engine.events import Started, Text
 from frontend.protocols.kserve_v2 import generate
 from frontend.scope import plain_scope
+from frontend.sending import COMMENT
 from frontend.server.drain import Drain
-from frontend.sse import COMMENT
 from ipc.errors import DeadlineExceeded, InferenceFailed, ModelNotFound, PenstockError, QueueFull
 from tests.fakes.generation_server import RecordedServer
 from tests.fakes.tensors import services_of

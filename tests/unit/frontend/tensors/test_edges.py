@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.generation import bodies, nested, tools
+from frontend.generation import conversation, nested, running
 from frontend.generation import fields as sampling
-from frontend.generation.tools import MAX_FUNCTIONS, MAX_FUNCTIONS_NBYTES
+from frontend.generation.conversation import MAX_FUNCTIONS, MAX_FUNCTIONS_NBYTES
 from frontend.http import fields
 from frontend.protocols.sie import chunking
 from frontend.tensors import checking, live_settings, load_parameters
@@ -164,7 +164,9 @@ def test_a_request_at_its_limit_reaches_the_model_and_one_beyond_does_not(
 
 def _sized_functions(nbytes: int) -> None:
     room = nbytes - len(msgspec.json.encode([{"name": "f", "description": ""}]))
-    tools.tool_use([tools.Function("f", {"name": "f", "description": "x" * room})], tools.Choice(), None)
+    conversation.tool_use(
+        [conversation.Function("f", {"name": "f", "description": "x" * room})], conversation.Choice(), None
+    )
 
 
 def _region(offset: int) -> None:
@@ -240,7 +242,7 @@ _SETTINGS = load(
     {},
 )
 _CALLED: dict[str, tuple[Callable[[int], object], int]] = {
-    "bytes of a body of text": (bodies._check_nbytes, bodies.MOST_NBYTES),
+    "bytes of a body of text": (running._check_nbytes, running.MOST_NBYTES),
     "bytes of functions": (_sized_functions, MAX_FUNCTIONS_NBYTES),
     "a label": (lambda at: fields.check_labels(["x" * at], Limits()), fields.LONGEST_LABEL),
     "labels": (lambda at: fields.check_labels([str(n) for n in range(at)], Limits()), Limits().max_labels),

@@ -12,7 +12,7 @@ import pytest
 
 from frontend.engine.events import Called, Ended, Event, Finished, Prompted, Started, Text
 from frontend.scope import plain_scope
-from frontend.sse import COMMENT, EventStream
+from frontend.sending import COMMENT, EventStream
 from ipc import deadline
 from ipc.errors import (
     DeadlineExceeded,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import orjson
 
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
@@ -105,7 +106,7 @@ def test_a_whole_answer_has_message_reason_and_usage() -> None:
         _ENDED,
     )
     envelope = Envelope("chatcmpl-1", chat.OBJECT, 7, "m")
-    assert orjson.dumps(chat.answer_of(envelope, outcome, False)) == (
+    assert msgspec.json.encode(chat.answer_of(envelope, outcome, False)) == (
         b'{"id":"chatcmpl-1","object":"chat.completion","created":7,"model":"m","system_fingerprint":"local",'
         b'"choices":[{"index":0,"finish_reason":"stop","message":{"role":"assistant","content":"ab","tool_calls":null,'
         b'"reasoning_content":"hm"},"logprobs":null,"stop_sequence":"END"}],"usage":' + _USAGE + b"}"
@@ -114,7 +115,7 @@ def test_a_whole_answer_has_message_reason_and_usage() -> None:
 
 def test_a_whole_answer_of_calls_has_no_content() -> None:
     outcome = _outcome(Called(0, 0, "call-1", "f", "{}"), Finished(0, "tool_calls"), _ENDED)
-    [choice] = chat.answer_of(Envelope("x", chat.OBJECT, 7, "m"), outcome, True)["choices"]
+    [choice] = msgspec.to_builtins(chat.answer_of(Envelope("x", chat.OBJECT, 7, "m"), outcome, True).choices)
     call = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     assert choice["message"] == {"role": "assistant", "content": None, "tool_calls": [call]}
     assert (choice["finish_reason"], choice["logprobs"]) == ("tool_calls", {"content": []})
@@ -122,8 +123,8 @@ def test_a_whole_answer_of_calls_has_no_content() -> None:
 
 def test_an_answer_that_was_cut_off_tells_what_is_known() -> None:
     answer = chat.answer_of(Envelope("x", "y", 7, "m"), _outcome(Text(0, "half")), False)
-    assert answer["choices"][0]["finish_reason"] == "canceled"
-    assert (answer["usage"]["prompt_tokens"], answer["usage"]["avg_tok_per_sec"]) == (5, 0.0)
+    assert answer.choices[0].finish_reason == "canceled"
+    assert (answer.usage.prompt_tokens, answer.usage.avg_tok_per_sec) == (5, 0.0)
 
 
 _TEXT_HEAD = (
@@ -161,10 +162,10 @@ def test_a_whole_completion_has_its_choices_in_order() -> None:
     outcome = _outcome(
         Text(1, "b"), Text(0, "a"), Finished(0, "stop"), Finished(1, "stop"), _ENDED, choices=2
     )
-    told = [completions.Told(choice, choice, "x") for choice in outcome.choices]
-    answer = completions.answer_of(_TEXT_ENVELOPE, told, outcome.counts, False)
-    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, "xa"), (1, "xb")]
-    assert orjson.dumps(answer["usage"]) == _USAGE
+    completed = [completions.Completed(choice, choice, "x") for choice in outcome.choices]
+    answer = completions.answer_of(_TEXT_ENVELOPE, completed, outcome.counts, False)
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "xa"), (1, "xb")]
+    assert msgspec.json.encode(answer.usage) == _USAGE
 
 
 def test_of_two_tokens_with_one_text_the_likelier_is_told() -> None:
@@ -196,8 +197,8 @@ _WITHOUT_TEXT: list[Event] = [
 
 def test_tokens_without_text_have_their_entries_whole_and_streamed() -> None:
     outcome = _outcome(*_WITHOUT_TEXT)
-    told = chat.answer_of(Envelope("x", chat.OBJECT, 7, "m"), outcome, True)
-    whole = told["choices"][0]["logprobs"]["content"]
+    answer = chat.answer_of(Envelope("x", chat.OBJECT, 7, "m"), outcome, True)
+    whole = (answer.choices[0].logprobs or {})["content"]
     assert [entry["token_id"] for entry in whole] == [9, 9, 9, 2]
     assert whole[-1]["token"] == "<end>"
     assert whole[-1]["bytes"] == []

@@ -21,8 +21,8 @@ from frontend.protocols.kserve_v2 import routes, schemas
 from frontend.protocols.kserve_v2.generate import GENERATE, GenerateResource, request_of
 from frontend.protocols.kserve_v2.infer import LENGTH_HEADER, InferResource
 from frontend.protocols.kserve_v2.reading import Target
-from frontend.resources.sending import InferenceRoute
 from frontend.scope import plain_scope
+from frontend.sending import InferenceRoute
 from frontend.services import Services
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig

@@ -15,8 +15,8 @@ import pytest
 
 from frontend.protocols.kserve_v2.generate import _only
 from frontend.scope import current_scope, plain_scope
+from frontend.sending import EventStream
 from frontend.services import Services
-from frontend.sse import EventStream
 from frontend.tensors.request import InputTensor, TensorRequest
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig

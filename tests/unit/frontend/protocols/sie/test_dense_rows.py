@@ -30,7 +30,7 @@ def test_rows_as_they_lie_keep_their_lease(rows: np.ndarray, dimensions: int | N
     found = converted(reply, "float32", dimensions)
     assert reply.releases == 0
     np.testing.assert_array_equal(found.quantized.values, rows)
-    assert found.entry(0)["dims"] == DIMS
+    assert found.entry(0).dims == DIMS
 
 
 @pytest.mark.parametrize("rows", [SMALL, LARGE], ids=["small", "large"])
@@ -44,7 +44,7 @@ def test_converted_rows_are_right_and_need_no_lease(
     assert reply.releases == 1
     expected = quantize(rows if dimensions is None else shorten(rows, dimensions), dtype)
     np.testing.assert_array_equal(found.quantized.values, expected.values)
-    assert found.entry(0)["dims"] == (dimensions or DIMS)
+    assert found.entry(0).dims == (dimensions or DIMS)
 
 
 @pytest.mark.parametrize("rows", [SMALL, LARGE], ids=["small", "large"])

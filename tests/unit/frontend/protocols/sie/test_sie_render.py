@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from frontend.engine.answer import OUTPUT_DTYPES, quantize
-from frontend.protocols.sie.outputs import Dense, Multivector, Output, Sparse, array_prefix
+from frontend.protocols.sie.flow import ItemFault
+from frontend.protocols.sie.outputs import Dense, Multivector, Output, Sparse, array_prefix, pairs_of
 from frontend.protocols.sie.render import EncodedItems, json_array, json_parts, msgpack_parts
 
 RANDOM = np.random.default_rng(3)
@@ -56,7 +57,7 @@ def outputs_for(count: int, dtype: str, tokens: int = 3, width: int = 128) -> li
 def body_of(render: Callable[..., Any], outputs: list[Output], count: int) -> tuple[bytes, int]:
     """A rendered body of items named by their number, the second of which failed, and the turns of others."""
     ids: list[str | None] = [str(number) for number in range(count)]
-    errors = {FAILED: {"code": "INFERENCE_ERROR", "message": "failed"}}
+    errors = {FAILED: ItemFault("INFERENCE_ERROR", "failed")}
     usage = {"tokens": [7] * count, "truncated": [0]}
     parts, turns = turns_during(
         render(EncodedItems("m", ids, outputs, errors, {"usage": usage}), lambda: TIMING)
@@ -90,7 +91,7 @@ def test_both_forms_hold_the_same_values_in_any_number_of_pieces(
             continue
         assert list(one) == list(other) == ["id", "dense", "sparse", "multivector"]
         for output in outputs:
-            expected = output.entry(index)
+            expected = dict(pairs_of(output.entry(index)))
             assert list(one[output.name]) == list(other[output.name]) == list(expected)
             for name, value in expected.items():
                 np.testing.assert_array_equal(restored(other[output.name][name]), value)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frontend.engine.answer import CopyBudget
-from frontend.resources.sending import LeasedBody
+from frontend.sending import LeasedBody
 from ipc.errors import LeaseRevoked
 from ipc.settings import Arena
 from tests.fakes.lease import FakeLease
