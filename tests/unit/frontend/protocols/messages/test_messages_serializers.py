@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import msgspec
 import orjson
 
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation.outcome import Outcome
-from frontend.protocols.messages.messages import PING, MessageEvents, answer_of
+from frontend.protocols.messages.messages import PING, MessageEvents, MessagesAnswer, answer_of
 from ipc.wire.streams import TokenLogprob
 
 _ENDED = Ended(5, 3, 1, 2, 0.25, 0.25)
@@ -30,7 +29,7 @@ def _stream(*events: Event, logprobs: bool = False) -> bytes:
     return b"".join(piece for event in events for piece in made.feed([event]))
 
 
-def _answer(*events: Event, logprobs: bool = False) -> dict[str, Any]:
+def _answer(*events: Event, logprobs: bool = False) -> MessagesAnswer:
     outcome = Outcome(1)
     outcome.take(events)
     return answer_of("msg_1", "m", outcome, logprobs)
@@ -114,14 +113,14 @@ def test_blocks_come_in_the_order_of_arrival() -> None:
 def test_an_empty_answer_has_no_block() -> None:
     events: list[Event] = [Started(5), Text(0, ""), Finished(0, "length"), _ENDED]
     assert _stream(*events) == _START + _END % (b"max_tokens", b"null")
-    assert _answer(*events)["content"] == []
+    assert _answer(*events).content == []
 
 
 def test_a_stop_text_is_named() -> None:
     events: list[Event] = [Started(5), Finished(0, "stop", stop="END"), _ENDED]
     assert _stream(*events) == _START + _END % (b"stop_sequence", b'"END"')
     answer = _answer(*events)
-    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "END")
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "END")
 
 
 def test_log_probabilities_stand_beside_their_delta() -> None:
@@ -134,7 +133,7 @@ def test_log_probabilities_stand_beside_their_delta() -> None:
         *events, logprobs=True
     )
     assert b"logprobs" not in _stream(*events)
-    assert _answer(*events, logprobs=True)["logprobs"] == {"content": [orjson.loads(entry)]}
+    assert _answer(*events, logprobs=True).logprobs == {"content": [orjson.loads(entry)]}
 
 
 def test_a_whole_answer() -> None:
@@ -147,7 +146,7 @@ def test_a_whole_answer() -> None:
         Finished(0, "tool_calls", tokens=3),
         _ENDED,
     )
-    assert orjson.dumps(answer) == (
+    assert msgspec.json.encode(answer) == (
         b'{"id":"msg_1","type":"message","role":"assistant","content":['
         b'{"type":"thinking","thinking":"hm","signature":""},{"type":"text","text":"so"},'
         b'{"type":"tool_use","id":"call-1","name":"f","input":{"a":[1]}}],"model":"m",'
@@ -158,12 +157,12 @@ def test_a_whole_answer() -> None:
 def test_the_input_of_a_call_is_told_to_the_last_digit() -> None:
     arguments = '{"a":12345678901234567890123,"b":%s}' % ("1" * 400)
     answer = _answer(Started(5), Called(0, 0, "c", "f", arguments), Finished(0, "stop"), _ENDED)
-    assert f'"input":{arguments}}}' in orjson.dumps(answer).decode()
+    assert f'"input":{arguments}}}' in msgspec.json.encode(answer).decode()
 
 
 def test_a_call_that_the_limit_cut_off_ends_for_the_limit() -> None:
     answer = _answer(Started(5), Called(0, 0, "c", "f", "{}"), Finished(0, "length"), _ENDED)
-    assert answer["stop_reason"] == "max_tokens"
+    assert answer.stop_reason == "max_tokens"
 
 
 def test_the_ping_has_its_name() -> None:
@@ -177,7 +176,7 @@ def test_tokens_of_calls_and_of_the_end_have_their_entries() -> None:
         Finished(0, "stop", logprobs=[_LOGPROB, _LOGPROB]),
         _ENDED,
     ]
-    assert len(_answer(*events, logprobs=True)["logprobs"]["content"]) == 3
+    assert len((_answer(*events, logprobs=True).logprobs or {})["content"]) == 3
     streamed = [
         orjson.loads(line[6:])
         for line in _stream(*events, logprobs=True).split(b"\n")
