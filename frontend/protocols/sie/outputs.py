@@ -34,9 +34,8 @@ INLINE_NBYTES = 1 << 20
 """Results up to this size are converted and rendered on the event loop, larger ones in a thread."""
 
 
-def packed(value: Any) -> bytes:
-    """One value or struct without arrays."""
-    return msgspec.msgpack.encode(value)
+packed = msgspec.msgpack.Encoder().encode
+"""msgpack of a value or struct without arrays."""
 
 
 @lru_cache(maxsize=4096)
@@ -84,8 +83,8 @@ def _name(text: str) -> bytes:
 
 def pairs_of(struct: msgspec.Struct) -> list[tuple[str, Any]]:
     """Names and values of the fields that a struct has."""
-    pairs = ((name, getattr(struct, name)) for name in struct.__struct_fields__)
-    return [(name, value) for name, value in pairs if value is not UNSET]
+    names = struct.__struct_fields__
+    return [(name, value) for name in names if (value := getattr(struct, name)) is not UNSET]
 
 
 def append_struct(
@@ -340,9 +339,9 @@ class Sparse:
 
 def _prefix(struct: DenseVector | MultiVector) -> bytes:
     """The bytes of one item before the data of its `values`. Scale and offset follow these."""
-    pairs = dict(pairs_of(struct))
+    pairs = pairs_of(struct)
     written = bytearray(map_header(len(pairs)))
-    for name, value in pairs.items():
+    for name, value in pairs:
         written += packed(name)
         if isinstance(value, np.ndarray):
             return bytes(written + array_prefix(value.dtype.str, value.shape))

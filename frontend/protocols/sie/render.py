@@ -204,7 +204,7 @@ def _array(value: Any) -> Any:
     """JSON of an array; float16 is written as float64, so that JSON has the exact values."""
     if not isinstance(value, np.ndarray):
         raise TypeError(f"no JSON for {type(value)}")
-    wide = value.astype(np.float64) if value.dtype == np.float16 else np.ascontiguousarray(value)
+    wide = value.astype(np.float64) if value.dtype == np.float16 else value
     return msgspec.Raw(orjson.dumps(wide, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
