@@ -13,8 +13,6 @@ import json
 import os
 import re
 import secrets
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,8 +27,9 @@ from ipc.processes.paths import RunPaths
 from ipc.settings import Settings, load
 from ipc.store.store import Store
 from ipc.sweep import sweep
-from tests.harness.accounting import count_server
-from tests.harness.server import ROOT, wait_until
+from tests.harness.accounting import count_apart, count_server
+from tests.harness.lives import Worker
+from tests.harness.server import wait_until
 from workers.reports import EVERY_S
 
 Options = dict[str, Any]
@@ -93,7 +92,7 @@ class Workers:
     environment: dict[str, str]
     log_path: Path
     models: tuple[str, ...]
-    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[int, Worker] = field(default_factory=dict)
 
     @property
     def paths(self) -> RunPaths:
@@ -103,11 +102,7 @@ class Workers:
     def start(self, slot: int) -> None:
         """Start a worker, or start it again."""
         count_server()
-        command = [sys.executable, "-m", "workers", "--slot", str(slot)]
-        with self.log_path.open("ab") as log:
-            self.processes[slot] = subprocess.Popen(
-                command, cwd=ROOT, env=self.environment, stdout=log, stderr=log
-            )
+        self.processes[slot] = Worker(slot, self.environment, self.log_path)
 
     def kill(self, slot: int) -> None:
         """SIGKILL."""
@@ -156,6 +151,7 @@ class Workers:
     def stop(self) -> None:
         """Stop all of them in order."""
         for process in self.processes.values():
+            count_apart(process.pid)
             process.terminate()
         for process in self.processes.values():
             process.wait(60)
