@@ -88,7 +88,7 @@ def _marks(paths: RunPaths) -> list[Path]:
 def forget(paths: RunPaths, dirs: Collection[str] = ()) -> None:
     """The server starts: drop regions, loads by name, the start-up marks and the own models of the run before.
 
-    `dirs` are the catalog directories of this run.
+    `dirs` are the catalog directories and the repositories of this run.
     """
     for directory in paths.own_models().glob("*"):
         if str(directory) not in dirs:

@@ -146,7 +146,7 @@ def _named(parser: argparse.ArgumentParser) -> None:
         "named",
         metavar="MODEL",
         nargs="*",
-        help="serve only these models: ids of the catalog or of the hub, directories; ID=NAME adds a name",
+        help="serve only these models: ids of catalog or hub, directories, .gguf and .onnx files; ID=NAME adds a name",
     )
 
 

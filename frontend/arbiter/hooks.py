@@ -157,7 +157,7 @@ def on_starting(server: Any) -> None:
     for name in sweep.sweep(config.paths):
         log.info("removed %s, left by an earlier run", name)
     try:
-        sweep.forget(config.paths, config.catalog.dirs)
+        sweep.forget(config.paths, (*config.catalog.dirs, *config.repository.dirs))
     except OSError as error:
         log.critical("run.dir %s cannot be used: %s", config.paths.root, error.strerror)
         raise SystemExit(EXIT_CONFIG) from error

@@ -3,7 +3,8 @@
 1. Names of `catalog.models` that the catalog has stay as they are.
 2. The entry of any other is read from the model's files and written below the run directory. The directory is named by
    its content, so that another start with other models changes nothing for a server that runs.
-3. Server and workers read this directory after the catalog's own. A directory that brings an entry with an id of the
+3. A program, such as `./model.onnx`, comes into a repository there instead (`penstock.own_models.programs`).
+4. Server and workers read this directory after the catalog's own. A directory that brings an entry with an id of the
    catalog, such as a copy of `penstock models pull --to`, is served in place of the catalog's model.
 """
 
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 
 from ipc.catalog import ids
@@ -19,7 +21,7 @@ from ipc.catalog.entries import Catalog, Reading, read_entries
 from ipc.errors import ConfigError
 from ipc.processes.paths import asset, prepare_run_dir
 from ipc.settings import Settings
-from penstock.own_models import places
+from penstock.own_models import places, programs
 from penstock.own_models.places import Own
 
 
@@ -35,9 +37,19 @@ def resolve(config: Settings) -> dict[str, str]:
     reading = read_entries(chosen.dirs)
     models: list[str] = []
     own: dict[str, Own] = {}
+    laid: dict[str, Path] = {}
     for model, names in ids.split_served(chosen.models).items():
         if model in reading.entries or _may_be_torn(reading):
             models += _with_names(model, names)
+            continue
+        program = programs.program_of(model)
+        if program is not None:
+            name = programs.name_of(model, program, names[0] if names else "")
+            if name in laid or name in reading.entries:
+                raise ConfigError(
+                    f"{model}: the catalog, or another model, has the id {name!r}; name it: {model}=other-name"
+                )
+            laid[name] = program
             continue
         found = _find(model, names, reading)
         name = str(found.entry["id"])
@@ -52,12 +64,26 @@ def resolve(config: Settings) -> dict[str, str]:
             )
         own[name] = found._replace(entry=found.entry | {"replaces": True}) if taken else found
         models += _with_names(name, [each for each in names if each != name])
-    if not own:
+    lines = [*(found.lines for found in own.values()), *starmap(programs.line_of, laid.items())]
+    if lines:
+        print("\n".join(lines), file=sys.stderr)
+    flags = _served_programs(config, laid) | ({"catalog.models": ",".join(models)} if own or laid else {})
+    if own:
+        directory = _write(config, list(own.values()))
+        dirs = [*(chosen.dirs or [str(asset("config/models"))]), str(directory)]
+        flags["catalog.dirs"] = ",".join(dirs)
+    return flags
+
+
+def _served_programs(config: Settings, laid: Mapping[str, Path]) -> dict[str, str]:
+    """Settings that serve programs beside the repositories of the configuration."""
+    if not laid:
         return {}
-    print("\n".join(found.lines for found in own.values()), file=sys.stderr)
-    directory = _write(config, list(own.values()))
-    dirs = [*(chosen.dirs or [str(asset("config/models"))]), str(directory)]
-    return {"catalog.models": ",".join(models), "catalog.dirs": ",".join(dirs)}
+    chosen = config.repository
+    flags = {"repository.dirs": ",".join([*chosen.dirs, str(programs.lay_out(config, laid))])}
+    if chosen.control == "explicit":
+        flags["repository.models"] = ",".join([*chosen.models, *laid])
+    return flags
 
 
 def _may_be_torn(reading: Reading) -> bool:

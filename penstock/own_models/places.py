@@ -32,6 +32,7 @@ from penstock.own_models.files import (
     number_of,
     shown,
 )
+from penstock.own_models.programs import FILES as PROGRAMS
 from penstock.own_models.readers import describe
 from workers.loading.gguf_file import SUFFIX, parts_of, stem_of
 
@@ -40,8 +41,6 @@ OWN_ENTRY = "penstock.yaml"
 _PATH = re.compile(r"^(\.{0,2}/|~)|^\.{1,2}$")
 _REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
 _MOST_ENTRY_BYTES = 64 << 10
-_PROGRAMS = {".onnx": "model.onnx", ".pt2": "model.pt2"}
-"""Endings of programs, and the names of their files in a repository."""
 _OVER_WORDS = frozenset(
     {"dense", "bge_m3", "splade", "colbert", "cross_encoder", "qwen3_reranker", "causal", "ner"}
     | {"text_classification", "nli_zero_shot"}
@@ -139,18 +138,16 @@ def _is_file(name: str) -> bool:
 def _file_told(name: str) -> str:
     """What to do with a file that is no GGUF."""
     suffix = Path(name).suffix.lower()
-    if suffix not in _PROGRAMS:
+    if suffix not in PROGRAMS:
         return "this is a file and no GGUF; name the directory of the model"
-    return f"this is a program, {_as_program(Path(name).stem, name, suffix)}"
+    return f"this is a program, {_as_program(name)}"
 
 
-def _as_program(model: str, file: str, suffix: str) -> str:
-    """How a file of a program is served. A name that a shell would read in another way stands in quotes."""
-    place = f"programs/{model}/1"
+def _as_program(file: str) -> str:
+    """How a program is served. A name that a shell would read in another way stands in quotes."""
     return (
-        f"which is served from a repository of programs (docs/repository.md): mkdir -p {shlex.quote(place)}, cp "
-        f"{shlex.quote(file)} {shlex.quote(f'{place}/{_PROGRAMS[suffix]}')}, penstock serve --set "
-        f"repository.dirs=programs"
+        f"which has no catalog entry: penstock serve {shlex.quote(file)} serves its named tensors. A repository gives "
+        "a program a configuration (docs/repository.md)"
     )
 
 
@@ -340,9 +337,7 @@ def _described(files: ModelFiles, stated: Mapping[str, Any]) -> Description:
             found = files.root / programs[0]
             file = str(found) if found.exists() else programs[0]
             more = f" ({len(programs)} of them)" if len(programs) > 1 else ""
-            raise CannotTell(
-                f"the weights are a program{more}, {_as_program(files.root.name, file, '.onnx')}"
-            )
+            raise CannotTell(f"the weights are a program{more}, {_as_program(file)}")
         raise CannotTell("there are no weights: neither *.safetensors nor pytorch_model*.bin nor *.gguf")
     description = describe(files, stated)
     _refuse_without_tokenizer(description)

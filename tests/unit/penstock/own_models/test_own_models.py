@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from ipc.catalog.entries import Catalog, DirectorySource, load_catalog, read_entry
+from ipc.errors import ConfigError
 from ipc.settings import Settings, load
 from penstock import downloads
 from penstock.cli import main
@@ -27,6 +29,7 @@ from tests.conformance.minilm import DIRECTORY as MINILM
 from tests.conformance.minilm import reference
 from tests.fakes.hub import Files, hub
 from tests.harness.server import FAKE_CATALOG
+from tests.tiny import onnx_files
 from tests.unit.workers.adapters.test_dense_reference import encode
 from tests.unit.workers.adapters.test_dense_reference import load as load_adapter
 from workers.repository.catalog_files import open_catalog
@@ -615,25 +618,67 @@ def test_a_name_that_means_nothing_is_refused(
         entries.resolve(config)
 
 
+def test_a_program_is_served_from_a_repository_that_is_made_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = str(tmp_path / "elsewhere")
+    Path(elsewhere).mkdir()
+    wide, exported = tmp_path / "wide.onnx", tmp_path / "exported"
+    wide.write_bytes(onnx_files.table("wide.data", 2, 4))
+    (tmp_path / "wide.data").write_bytes(bytes(32))
+    (exported / "onnx").mkdir(parents=True)
+    for name in ("model.onnx", "model_int8.onnx"):
+        (exported / "onnx" / name).write_bytes(onnx_files.add_sub())
+    started = serve(
+        monkeypatch, tmp_path, f"{wide}=adder", str(exported), "--set", f"repository.dirs={elsewhere}"
+    )
+    assert started.repository.dirs[0] == elsewhere and not any(started.catalog.models)
+    assert f"{wide} is served as adder: named tensors" in capsys.readouterr().err
+    root = Path(started.repository.dirs[1])
+    files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    assert files == {"adder/1/model.onnx", "adder/1/wide.data", "exported/1/model.onnx"}
+    assert (root / "exported/1/model.onnx").read_bytes() == (exported / "onnx" / "model.onnx").read_bytes()
+    again = serve(
+        monkeypatch, tmp_path, f"{wide}=adder", str(exported), "--set", f"repository.dirs={elsewhere}"
+    )
+    assert again.repository.dirs == started.repository.dirs and not list(root.rglob(".*"))
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(18, "Invalid cross-device link")))
+    (copied,) = serve(monkeypatch, tmp_path, str(wide)).repository.dirs
+    assert (Path(copied) / "wide/1/model.onnx").read_bytes() == wide.read_bytes()
+    explicit = serve(monkeypatch, tmp_path, str(wide), "--set", "repository.control=explicit")
+    assert explicit.repository.models == ("wide",)
+
+
+def test_of_several_programs_one_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("decoder.onnx", "encoder.onnx"):
+        (tmp_path / name).touch()
+    run = {"run.dir": str(tmp_path / "run")}
+    for model, why in (
+        (
+            str(tmp_path),
+            f"there are 2 programs: decoder.onnx, encoder.onnx; name one: {tmp_path}/decoder.onnx",
+        ),
+        (f"{tmp_path}/encoder.onnx=a/b", "'a/b' is no name for a program"),
+        (f"{tmp_path}/encoder.onnx,{tmp_path}/decoder.onnx=encoder", "has the id 'encoder'; name it:"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(why)):
+            entries.resolve(load(None, run | {"catalog.models": model}, environ={}))
+
+
 def test_programs_and_models_of_other_engines_are_refused_with_what_serves_them(tmp_path: Path) -> None:
-    for file, ending in (("a model.onnx", "onnx"), ("add.pt2", "pt2")):
+    for file in ("a model.onnx", "add.pt2"):
         (tmp_path / file).touch()
-        stem = Path(file).stem
-        place = shlex.quote(f"programs/{stem}/1")
-        copied = shlex.quote(f"programs/{stem}/1/model.{ending}")
         with pytest.raises(CannotTell) as refused:
             find(str(tmp_path / file))
-        assert "served from a repository of programs (docs/repository.md)" in refused.value.message
-        assert (
-            f"mkdir -p {place}, cp {shlex.quote(str(tmp_path / file))} {copied}, penstock serve --set"
-            in str(refused.value.message)
-        )
+        served = f"penstock serve {shlex.quote(str(tmp_path / file))} serves its named tensors"
+        assert f"this is a program, which has no catalog entry: {served}" in refused.value.message
     exported = tmp_path / "exported"
     (exported / "onnx").mkdir(parents=True)
     (exported / "config.json").write_text(json.dumps(BERT))
     (exported / "onnx" / "model.onnx").touch()
-    copied = f"cp {exported}/onnx/model.onnx programs/exported/1/model.onnx"
-    with pytest.raises(CannotTell, match=f"the weights are a program, .*{re.escape(copied)}"):
+    with pytest.raises(
+        CannotTell, match=f"are a program, .* penstock serve {exported}/onnx/model.onnx serves"
+    ):
         find(str(exported))
     converted = write(tmp_path / "converted", config={"bos_token": "<s>"})
     (converted / "model.bin").touch()
