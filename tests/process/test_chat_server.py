@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from frontend.access import api_keys
 from tests.harness.keys import bearer, write_keys
 from tests.harness.later import anthropic, openai
-from tests.harness.server import DEVICE, Answer, Server, serving
+from tests.harness.server import DEVICE, Answer, Server, alive, serving, stopped, wait_until
 from tests.tiny import chat_models
 
 MODEL, THINKER = "tiny/chatml", "tiny/qwen3"
@@ -79,6 +80,25 @@ def test_a_stream_tells_what_the_whole_answer_says(client: openai.OpenAI) -> Non
     for usage in (whole.usage, chunks[-1].usage):
         assert usage.completion_tokens == 12
         assert usage.prompt_tokens == whole.usage.prompt_tokens > 0
+
+
+def test_a_stream_says_all_of_its_answer_while_its_frontend_is_reloaded(
+    server: Server, client: openai.OpenAI
+) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPTS[1], "max_tokens": 200, "extra_body": {"ignore_eos": True}}
+    whole, old = ask(client, **asked), set(server.frontend_pids())
+    with ask(client, **asked, stream=True) as stream:
+        chunks = [next(stream)]
+        # While the worker stands still, the answer cannot end before the new frontend is there.
+        with stopped(server.worker_pid()):
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: set(server.frontend_pids()) - old, what="a new frontend")
+        chunks += stream
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert said == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == "length" and chunks[-1].usage.completion_tokens == 200
+    wait_until(lambda: not any(alive(pid) for pid in old), what="the end of the old frontend")
+    assert ask(client, **asked).choices[0].message.content == said
 
 
 def test_a_model_that_generates_text_tokenizes_too(server: Server) -> None:
