@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import signal
 import threading
 import time
@@ -62,6 +63,8 @@ _FROM_OUTSIDE = ("", f"signal-{signal.SIGKILL:d}")
 RETRY_AFTER_S = 300.0
 KEPT_S = 300.0
 """How long a life remembers a mark that it has found."""
+LOWER = 5
+"""Of the nice value of a load that gives way: beside a busy thread the load keeps a quarter of a processor."""
 T = TypeVar("T", bound=LifeCycle)
 R = TypeVar("R")
 
@@ -308,9 +311,21 @@ class ModelLoads(Loads[Instance, Loaded]):
 
     def carry_out(self, item: Instance) -> Loaded:
         """Load one model, and the LoRA adapters that its profiles name."""
+        self._give_way(item)
         loaded = self._loader.load(item, self._room, partial(self.states.progressed, item))
         self._load_loras(item, loaded.adapter)
         return loaded
+
+    def _give_way(self, item: Instance) -> None:
+        """Lower the priority of this thread, and of the threads that it starts, where only the start wants the load.
+
+        Requests for models that are there go before. Without such models nothing is lowered.
+        """
+        with self.states.lock:
+            serves = any(other.state == "loaded" for other in self.states.instances())
+        if serves and not item.demanded:
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + LOWER)
 
     def succeeded(self, item: Instance, result: Loaded, seconds: float) -> None:
         """The model serves, unless somebody has unloaded it meanwhile."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,8 @@ from tests.unit.workers.lifecycle.test_model_states import ENTRY, table
 from workers.lifecycle import memory_budget, model_states
 from workers.lifecycle import models as maintenance
 from workers.lifecycle.instance import Instance
+from workers.lifecycle.loading import Loaded
+from workers.lifecycle.loads import LOWER
 from workers.lifecycle.models import ModelTable
 from workers.loading.failure import LoadFailure
 from workers.repository.catalog_files import EVERY_S
@@ -74,6 +78,36 @@ def look(models: ModelTable, clock: Clock) -> None:
     """Let a second pass and look."""
     clock.now += EVERY_S
     models._maintenance._look()
+
+
+def niceness(models: ModelTable, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """By how much the priority of a load of that model is lower than that of this thread."""
+    here = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    found = []
+
+    def load(*_: object) -> Loaded:
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return Loaded(FakeAdapter({}, 512), 1)
+
+    loads = models._maintenance.models
+    monkeypatch.setattr(loads._loader, "load", load)
+    thread = threading.Thread(target=loads.carry_out, args=(instance_of(models, name),))
+    thread.start()
+    thread.join()
+    return found[0] - here
+
+
+def test_a_load_that_only_the_start_wants_gives_way_to_models_that_serve(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = worker(tmp_path, clock, {})
+    instance_of(models, "org/b").begin(demanded=False)
+    assert niceness(models, "org/b", monkeypatch) == 0, "no model serves"
+    models = worker(tmp_path, clock, {"org/a": 1})
+    instance_of(models, "org/b").begin(demanded=False)
+    instance_of(models, "org/c").begin(demanded=True)
+    assert niceness(models, "org/b", monkeypatch) == LOWER
+    assert niceness(models, "org/c", monkeypatch) == 0, "a request waits for the load"
 
 
 def end_drains(models: ModelTable) -> None:
