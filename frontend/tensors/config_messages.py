@@ -1,6 +1,8 @@
-"""A model's configuration as the protobuf message of a protocol; the schemas of the protocols share names and numbers.
+"""A model's configuration for clients: as JSON with the names of Triton's `ModelConfig`, and as a protobuf message.
 
-`schema` is the protocol's module of messages (`ipc.protos`). What a schema lacks is left out.
+1. `configuration` makes the JSON of KServe v2.
+2. `message_of` reads the JSON into the message of a protocol. `schema` is the module of messages of the protocol
+   (`ipc.protos`); the schemas share names and numbers. What a schema lacks is left out.
 """
 
 from __future__ import annotations
@@ -9,30 +11,16 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from ipc.catalog.model_config import Control, ModelConfig, TensorConfig
+from google.protobuf import json_format
+
+from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching, TensorConfig, VersionPolicy
 from ipc.memory.datatypes import DATATYPES
 
 
 def message_of(schema: ModuleType, config: ModelConfig, name: str) -> Any:
     """The `ModelConfig` of `schema`, under the `name` that clients ask for."""
-    message = schema.ModelConfig(
-        name=name,
-        platform=config.platform,
-        max_batch_size=config.max_batch_size,
-        input=[_input(schema, tensor) for tensor in config.inputs],
-        output=[_output(schema, tensor) for tensor in config.outputs],
-        default_model_filename=config.default_model_filename,
-        metric_tags=config.metric_tags,
-    )
-    for key, value in config.parameters.items():
-        message.parameters[key].string_value = value
-    for group in config.instance_groups:
-        kind = schema.ModelInstanceGroup.Kind.Value(group.kind)
-        message.instance_group.add(name=group.name, count=group.count, gpus=group.gpus, kind=kind)
-    _set_policy(message.version_policy, config)
-    _set_schedule(schema, message, config)
-    _set_later_fields(message, config)
-    return message
+    fields = configuration(name, config)
+    return json_format.ParseDict(fields, schema.ModelConfig(), ignore_unknown_fields=True)
 
 
 @cache
@@ -42,72 +30,84 @@ def datatype_of(schema: ModuleType, name: str) -> Any:
     return schema.DataType.Value(known if known in schema.DataType.keys() else "TYPE_INVALID")  # noqa: SIM118
 
 
-def _input(schema: ModuleType, tensor: TensorConfig) -> Any:
-    message = _tensor(schema.ModelInput, schema, tensor)
-    message.format = schema.ModelInput.Format.Value(f"FORMAT_{tensor.format}")
-    if tensor.optional and "optional" in message.DESCRIPTOR.fields_by_name:
-        message.optional = True
-    return message
-
-
-def _output(schema: ModuleType, tensor: TensorConfig) -> Any:
-    message = _tensor(schema.ModelOutput, schema, tensor)
-    message.label_filename = tensor.label_filename
-    return message
-
-
-def _tensor(kind: Any, schema: ModuleType, tensor: TensorConfig) -> Any:
-    message = kind(name=tensor.name, data_type=datatype_of(schema, tensor.datatype), dims=tensor.dims)
-    if tensor.reshape is not None:
-        message.reshape.SetInParent()
-        message.reshape.shape.extend(tensor.reshape)
-    return message
-
-
-def _set_policy(message: Any, config: ModelConfig) -> None:
-    policy = config.version_policy
-    if policy.kind == "all":
-        message.all.SetInParent()
-    elif policy.kind == "specific":
-        message.specific.versions.extend(policy.specific)
-    else:
-        message.latest.num_versions = policy.latest
-
-
-def _set_schedule(schema: ModuleType, message: Any, config: ModelConfig) -> None:
-    sequence, dynamic = config.sequence_batching, config.dynamic_batching
-    if sequence is not None:
-        message.sequence_batching.max_sequence_idle_microseconds = sequence.max_idle_us
-        for control in sequence.controls:
-            message.sequence_batching.control_input.add(
-                name=control.name, control=[_control(schema, control)]
-            )
-    elif dynamic is not None:
-        message.dynamic_batching.SetInParent()
-        message.dynamic_batching.preferred_batch_size.extend(dynamic.preferred_batch_sizes)
-        message.dynamic_batching.max_queue_delay_microseconds = dynamic.max_queue_delay_us
-        message.dynamic_batching.preserve_ordering = dynamic.preserve_ordering
-
-
-def _control(schema: ModuleType, control: Control) -> Any:
-    kind = schema.ModelSequenceBatching.Control
-    message = kind(kind=kind.Kind.Value(f"CONTROL_SEQUENCE_{control.kind}"))
-    if control.kind == "CORRID":
-        message.data_type = datatype_of(schema, control.datatype)
-    elif control.datatype == "INT32":
-        message.int32_false_true.extend(map(int, control.off_on))
-    elif control.datatype == "BOOL":
-        if "bool_false_true" in message.DESCRIPTOR.fields_by_name:
-            message.bool_false_true.extend(map(bool, control.off_on))
-    else:
-        message.fp32_false_true.extend(control.off_on)
-    return message
-
-
-def _set_later_fields(message: Any, config: ModelConfig) -> None:
-    """Fields that only the later schema has."""
-    if "backend" not in message.DESCRIPTOR.fields_by_name:
-        return
-    message.backend = config.backend
+def configuration(name: str, config: ModelConfig) -> dict[str, Any]:
+    """The configuration as JSON, under the name that the client used. Fields that do not apply are left out."""
+    made: dict[str, Any] = {
+        "name": name,
+        "platform": config.platform,
+        "backend": config.backend,
+        "version_policy": _version_policy(config.version_policy),
+        "max_batch_size": config.max_batch_size,
+        "input": [_input(tensor) for tensor in config.inputs],
+        "output": [_output(tensor) for tensor in config.outputs],
+    }
+    if config.instance_groups:
+        made["instance_group"] = [
+            {"name": group.name, "kind": group.kind, "count": group.count, "gpus": list(group.gpus)}
+            for group in config.instance_groups
+        ]
+    if config.default_model_filename:
+        made["default_model_filename"] = config.default_model_filename
+    if config.sequence_batching is not None:
+        made["sequence_batching"] = _sequence_batching(config.sequence_batching)
+    elif config.dynamic_batching is not None:
+        made["dynamic_batching"] = {
+            "preferred_batch_size": list(config.dynamic_batching.preferred_batch_sizes),
+            "max_queue_delay_microseconds": config.dynamic_batching.max_queue_delay_us,
+            "preserve_ordering": config.dynamic_batching.preserve_ordering,
+        }
     if config.decoupled:
-        message.model_transaction_policy.decoupled = True
+        made["model_transaction_policy"] = {"decoupled": True}
+    if config.metric_tags:
+        made["metric_tags"] = dict(config.metric_tags)
+    if config.parameters:
+        made["parameters"] = {name: {"string_value": value} for name, value in config.parameters.items()}
+    return made
+
+
+def _version_policy(policy: VersionPolicy) -> dict[str, Any]:
+    choices: dict[str, dict[str, Any]] = {
+        "latest": {"num_versions": policy.latest},
+        "all": {},
+        "specific": {"versions": list(policy.specific)},
+    }
+    return {policy.kind: choices[policy.kind]}
+
+
+def _configured(tensor: TensorConfig) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "name": tensor.name,
+        "data_type": DATATYPES[tensor.datatype].config,
+        "dims": list(tensor.dims),
+    }
+    if tensor.reshape is not None:
+        made["reshape"] = {"shape": list(tensor.reshape)}
+    return made
+
+
+def _input(tensor: TensorConfig) -> dict[str, Any]:
+    return _configured(tensor) | {"format": f"FORMAT_{tensor.format}", "optional": tensor.optional}
+
+
+def _output(tensor: TensorConfig) -> dict[str, Any]:
+    return _configured(tensor) | {"label_filename": tensor.label_filename}
+
+
+def _sequence_batching(batching: SequenceBatching) -> dict[str, Any]:
+    return {
+        "max_sequence_idle_microseconds": batching.max_idle_us,
+        "control_input": [_control_input(control) for control in batching.controls],
+    }
+
+
+def _control_input(control: Control) -> dict[str, Any]:
+    made: dict[str, Any] = {"kind": f"CONTROL_SEQUENCE_{control.kind}"}
+    if control.kind == "CORRID":
+        made["data_type"] = DATATYPES[control.datatype].config
+    elif control.datatype == "INT32":
+        made["int32_false_true"] = [int(value) for value in control.off_on]
+    elif control.datatype == "BOOL":
+        made["bool_false_true"] = [bool(value) for value in control.off_on]
+    else:
+        made["fp32_false_true"] = list(control.off_on)
+    return {"name": control.name, "control": [made]}

@@ -6,14 +6,14 @@
 3. Sizes that do not add up are refused with the tensor's name, the expected and the given size.
 
 Below `/v2/models/` a path has the name of a model, which may hold slashes, then perhaps a version, then perhaps an
-action (`target_at`).
+action (`Targets`).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -313,11 +313,6 @@ def _raw_dims(expected: TensorConfig, nbytes: int, where: str) -> list[int]:
     return dims
 
 
-ACTIONS = ("ready", "infer", "config", "stats", "generate", "generate_stream", "trace/setting")
-_TAIL = re.compile(
-    rf"(?P<name>.+?)(?:/versions/(?P<version>[0-9]{{1,18}}))?(?:/(?P<action>{'|'.join(ACTIONS)}))?/?",
-    re.DOTALL,
-)
 _VERSIONS = "/versions/"
 _CACHED_CHARACTERS = 512
 
@@ -330,19 +325,26 @@ class Target(NamedTuple):
     action: str
 
 
-def target_at(tail: str) -> Target | None:
-    """The target of the rest of a path after `/v2/models/`, read from its end; None for an impossible path.
+class Targets:
+    """Reads the rest of a path after `/v2/models/` from its end, where one of `actions` may stand.
 
-    A version that is no number makes the path unknown.
+    Targets of short paths are kept.
     """
-    return _remembered_target(tail) if len(tail) <= _CACHED_CHARACTERS else _target_at(tail)
 
+    def __init__(self, actions: Iterable[str]) -> None:
+        words = "|".join(map(re.escape, filter(None, actions)))
+        self._pattern = re.compile(
+            rf"(?P<name>.+?)(?:/versions/(?P<version>[0-9]{{1,18}}))?(?:/(?P<action>{words}))?/?", re.DOTALL
+        )
+        self._kept = lru_cache(maxsize=4096)(self._read)
 
-def _target_at(tail: str) -> Target | None:
-    found = _TAIL.fullmatch(tail)
-    if found is None or _VERSIONS in found["name"]:
-        return None
-    return Target(found["name"], int(found["version"]) if found["version"] else None, found["action"] or "")
+    def at(self, tail: str) -> Target | None:
+        """The target; None for an impossible path. A version that is no number makes the path unknown."""
+        return self._kept(tail) if len(tail) <= _CACHED_CHARACTERS else self._read(tail)
 
-
-_remembered_target = lru_cache(maxsize=4096)(_target_at)
+    def _read(self, tail: str) -> Target | None:
+        found = self._pattern.fullmatch(tail)
+        if found is None or _VERSIONS in found["name"]:
+            return None
+        version = int(found["version"]) if found["version"] else None
+        return Target(found["name"], version, found["action"] or "")

@@ -11,34 +11,29 @@ import re
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import falcon
 import msgspec
 from falcon.asgi import Request, Response
-from msgspec import Meta
 
 from frontend.access.restricted import Api
 from frontend.http.bodies import until_disconnect
-from frontend.protocols.kserve_v2 import management, reading, schemas
+from frontend.protocols.kserve_v2 import management, schemas
 from frontend.protocols.kserve_v2.errors import KserveError
 from frontend.protocols.kserve_v2.generate import GenerateResource
 from frontend.protocols.kserve_v2.infer import InferResource
-from frontend.protocols.kserve_v2.reading import Target
+from frontend.protocols.kserve_v2.reading import Target, Targets
 from frontend.routes import EVENTS, JSON, Folder, Parameter, Route
 from frontend.sending import answer_json
 from frontend.services import Services
+from frontend.tensors.config_messages import configuration
 from ipc.errors import InvalidInput, Unsupported
 from ipc.store.regions import Kind
 
 MOST_CONFIG_NBYTES = 4 << 20
 """Largest body of a load that brings no files: a configuration as text within JSON."""
 _ALL_STATISTICS = "stats"
-_INDEX = re.compile(r"(?:[^/]+/)?index/?")
-_CONTROL = re.compile(
-    r"(?:(?P<repository>[^/]+)/)??models/(?P<model>.+)/(?P<action>load|unload)/?", re.DOTALL
-)
-_REGION = re.compile(r"(?:region/(?P<name>.*)/)?(?P<action>status|register|unregister)/?", re.DOTALL)
 
 Handler = Callable[[Services, Request, Any], Awaitable[Any]]
 """Takes a `Target`, the rest of a path, or None; returns a JSON value, or None for an empty body."""
@@ -92,7 +87,7 @@ class ModelsResource:
 
     def __init__(self, services: Services, actions: dict[str, Any]) -> None:
         self._services, self._actions = services, actions
-        self._statistics = actions[_ALL_STATISTICS]
+        self._statistics, self._targets = actions[_ALL_STATISTICS], Targets(actions)
 
     async def on_get(self, req: Request, resp: Response, tail: str) -> None:
         """A GET by its path."""
@@ -114,9 +109,9 @@ class ModelsResource:
         responder, target = self._responder_at(tail, "on_post")
         await responder(req, resp, target)
 
-    def _responder_at(self, tail: str, method: str) -> tuple[Any, reading.Target]:
+    def _responder_at(self, tail: str, method: str) -> tuple[Any, Target]:
         """What answers a method on a path, and the target that the path names. Raises Falcon's 404 and 405."""
-        target = reading.target_at(tail)
+        target = self._targets.at(tail)
         if target is None or (target.action == "trace/setting" and target.version is not None):
             raise falcon.HTTPNotFound
         resource = self._actions[target.action]
@@ -182,7 +177,7 @@ async def _model_ready(services: Services, req: Request, target: Target) -> mana
 
 
 async def _model_config(services: Services, req: Request, target: Target) -> dict[str, Any]:
-    return management.configuration(target.name, services.models.find(target.name, target.version).config)
+    return configuration(target.name, services.models.find(target.name, target.version).config)
 
 
 async def _statistics(services: Services, req: Request, target: Target | None) -> management.ModelsStatistics:
@@ -276,29 +271,6 @@ async def _change_trace_settings(services: Services, req: Request, target: Targe
     changes = await schemas.read(services, req, schemas.TRACE)
     settings, deadline_ns = services.extensions.trace_settings, req.context.penstock.deadline_ns
     return dict(await settings.update(changes, deadline_ns, model))
-
-
-class InferredOutput(msgspec.Struct):
-    """One output: `data`, or the size of its bytes behind the JSON."""
-
-    name: Annotated[str, Meta(description="The name.")]
-    datatype: Annotated[str, Meta(description="Type of the elements.")]
-    shape: Annotated[list[int], Meta(description="Sizes of the dimensions; -1: any.")]
-    parameters: Annotated[dict[str, int] | msgspec.UnsetType, Meta(description="Options, by name.")] = (
-        msgspec.UNSET
-    )
-    data: Annotated[list[Any] | msgspec.UnsetType, Meta(description="The elements in row-major order.")] = (
-        msgspec.UNSET
-    )
-
-
-class InferResponse(msgspec.Struct):
-    """The answer to an infer request."""
-
-    id: Annotated[str, Meta(description="Id that the request had; empty without.")]
-    model_name: Annotated[str, Meta(description="Name of the model.")]
-    model_version: Annotated[str, Meta(description="Version that answered.")]
-    outputs: Annotated[list[InferredOutput], Meta(description="The outputs.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,7 +433,7 @@ ROUTES: tuple[Route, ...] = (
         "/infer",
         lambda context: context.infer,
         "Run a model over named tensors.",
-        InferResponse,
+        schemas.InferResponse,
         "inference",
         media=(JSON, "application/octet-stream"),
         body=schemas.Infer,
@@ -521,3 +493,19 @@ ROUTES: tuple[Route, ...] = (
     ),
 )
 """All routes of this protocol. Names of models may hold slashes. docs/kserve.md describes binary tensors."""
+
+
+def _actions(mounted: str, *, of_models: bool = False) -> str:
+    """A pattern of the last words in the paths of a folder, for the paths with a model or for all others."""
+    paths = (route.path for route in ROUTES if route.mounted == mounted)
+    return "|".join(sorted({path.rpartition("/")[2] for path in paths if ("{model}" in path) == of_models}))
+
+
+_INDEX = re.compile(rf"(?:[^/]+/)?(?:{_actions(_REPOSITORY.path)})/?")
+_CONTROL = re.compile(
+    rf"(?:(?P<repository>[^/]+)/)??models/(?P<model>.+)/(?P<action>{_actions(_REPOSITORY.path, of_models=True)})/?",
+    re.DOTALL,
+)
+_REGION = re.compile(
+    rf"(?:region/(?P<name>.*)/)?(?P<action>{_actions('/v2/systemsharedmemory/{tail:path}')})/?", re.DOTALL
+)

@@ -143,6 +143,25 @@ class Infer(msgspec.Struct):
     outputs: Annotated[list[Output] | None, Meta(description="The outputs.")] = None
 
 
+class InferredOutput(msgspec.Struct):
+    """One output: `data`, or the size of its bytes behind the JSON."""
+
+    name: Annotated[str, Meta(description="The name.")]
+    datatype: Annotated[str, Meta(description="Type of the elements.")]
+    shape: Annotated[list[int], Meta(description="Sizes of the dimensions; -1: any.")]
+    parameters: Annotated[dict[str, int] | UnsetType, Meta(description="Options, by name.")] = UNSET
+    data: Annotated[list[Any] | UnsetType, Meta(description="The elements in row-major order.")] = UNSET
+
+
+class InferResponse(msgspec.Struct):
+    """The answer to an infer request."""
+
+    id: Annotated[str, Meta(description="Id that the request had; empty without.")]
+    model_name: Annotated[str, Meta(description="Name of the model.")]
+    model_version: Annotated[str, Meta(description="Version that answered.")]
+    outputs: Annotated[list[InferredOutput], Meta(description="The outputs.")]
+
+
 class Index(msgspec.Struct):
     """The body of a request for the index of the repository."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from frontend.protocols.kserve_v2 import management
+from frontend.tensors import config_messages
 from frontend.tensors.load_parameters import MOST_FILES, Brought, read
 from ipc.catalog.repository import MOST_CONFIG_NBYTES, Wish
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
@@ -147,5 +147,5 @@ def test_the_configuration_that_is_shown_can_be_brought_again(tmp_path: Path, mo
     found = configuration.read(tmp_path, directory, False)
     assert found is not None
     config = configuration.convert(found[1], model)
-    text = json.dumps(management.configuration(model, config)).encode()
+    text = json.dumps(config_messages.configuration(model, config)).encode()
     assert configuration.convert(configuration.parse_json("config", text), model) == config

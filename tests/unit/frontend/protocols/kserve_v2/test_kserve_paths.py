@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.protocols.kserve_v2 import reading
-from frontend.protocols.kserve_v2.reading import Target
+from frontend.protocols.kserve_v2.reading import Target, Targets
+from frontend.protocols.kserve_v2.routes import ROUTES
 from frontend.protocols.registry import protocols
 from frontend.tensors.request import Forwarding, TensorRequest
 from ipc.errors import ConfigError
+
+ACTIONS = {route.ending.lstrip("/") for route in ROUTES if route.path.startswith("/v2/models/{model}")}
+TARGETS = Targets(ACTIONS)
 
 
 @pytest.mark.parametrize(
@@ -36,21 +39,27 @@ from ipc.errors import ConfigError
     ],
 )
 def test_a_path_is_read_from_its_end(tail: str, target: Target | None) -> None:
-    assert reading.target_at(tail) == target
+    assert TARGETS.at(tail) == target
 
 
 def test_long_paths_are_read_and_not_kept() -> None:
     known = "org/a-model-that-is-asked-for-again-and-again"
     for name in (known, "\U0001f600" + "x" * 60_000):
         tail, found = f"{name}/versions/3/infer", Target(name, 3, "infer")
-        assert reading.target_at(tail) == found
-        again = reading.target_at(tail)
-        assert again == found and (again is reading.target_at(tail)) == (name is known)
+        assert TARGETS.at(tail) == found
+        again = TARGETS.at(tail)
+        assert again == found and (again is TARGETS.at(tail)) == (name is known)
+
+
+def test_only_actions_of_the_table_end_a_path() -> None:
+    assert {"infer", "trace/setting", "generate_stream"} <= ACTIONS
+    assert Targets(["", "a.b"]).at("m/a.b") == Target("m", None, "a.b")
+    assert Targets(["", "a.b"]).at("m/axb") == Target("m/axb", None, "")
 
 
 @pytest.mark.parametrize("tail", ["a..b/infer", "..a/infer", "a/..."])
 def test_dots_inside_of_names_are_dots(tail: str) -> None:
-    assert reading.target_at(tail) is not None
+    assert TARGETS.at(tail) is not None
 
 
 @pytest.mark.parametrize(
