@@ -54,7 +54,6 @@ FLOORS = {
         ("endpoint", "operations"),
         ("scheduling",),
         ("lifecycle", "strategies"),
-        ("pipeline",),
         ("reports",),
         ("runtime",),
         ("main",),

@@ -24,9 +24,10 @@ from ipc.metrics.registry import WorkerMetrics
 from ipc.wire.messages import LANES, ModelStatus
 from ipc.wire.stats import GenerationStats, QueueState, Stats, models_ready
 from workers.device.devices import Device, Monitor
-from workers.endpoint.endpoint import Endpoint
 from workers.lifecycle.models import ModelTable
-from workers.pipeline import Pipeline
+from workers.scheduling.context import Context
+from workers.scheduling.executor import Executor
+from workers.strategies.sequence import Sequences
 
 _COUNTERS = {
     "prefix_lookups": "rs_lookups",
@@ -56,9 +57,11 @@ class Reporter:
     """Samples queue, arena, models and device into gauges."""
 
     def __init__(
-        self, pipeline: Pipeline, models: ModelTable, metrics: WorkerMetrics, device: Device
+        self, context: Context, executor: Executor, sequences: Sequences, models: ModelTable, device: Device
     ) -> None:
-        self._pipeline, self._models, self._metrics, self._device = pipeline, models, metrics, device
+        self._context, self._metrics = context, context.metrics
+        self._batches, self._sequences = executor.batches, sequences
+        self._models, self._device = models, device
         self.monitor = Monitor(device)
         self._next = self._next_device = 0.0
         self._reclaimed, self._busy_s = 0, 0.0
@@ -66,13 +69,14 @@ class Reporter:
         self._shown: set[str] = set()
         """Models whose gauges tell of work."""
         self._sequenced: set[str] = set()
-        self._generations = GenerationCounts(metrics)
+        self._generations = GenerationCounts(context.metrics)
 
     def tick(self, revoked: int) -> None:
         """Sample what is due; `revoked` leases were taken back since the last call."""
         if revoked:
             self._metrics.revoked.labels(self._metrics.worker, "age").inc(revoked)
-        reclaimed = self._pipeline.leases.reclaimed - self._reclaimed
+        leases = self._context.endpoint.leases
+        reclaimed = leases.reclaimed - self._reclaimed
         if reclaimed:
             self._reclaimed += reclaimed
             self._metrics.revoked.labels(self._metrics.worker, "session").inc(reclaimed)
@@ -80,14 +84,14 @@ class Reporter:
         if now < self._next:
             return
         self._next = now + EVERY_S
-        self._queue()
-        self._sequences()
+        self._report_queue()
+        self._report_sequences()
         self._generations.report(generations(self._models))
         self._copied.report(self._metrics.copied, self._metrics.worker)
-        busy_s = self._pipeline.executor.batches.busy_s
+        busy_s = self._batches.busy_s
         self._metrics.busy.labels(self._metrics.worker).inc(busy_s - self._busy_s)
         self._busy_s = busy_s
-        worker, leases = self._metrics.worker, self._pipeline.leases
+        worker = self._metrics.worker
         self._metrics.shm_used.labels(worker).set(leases.used_nbytes)
         self._metrics.shm_total.labels(worker).set(leases.capacity_nbytes)
         self._metrics.shm_leases.labels(worker).set(leases.leases)
@@ -109,13 +113,13 @@ class Reporter:
         metrics.gpu_power_limit.labels(*key).set(limit)
         metrics.gpu_energy.labels(*key).set(monitor.energy_j())
 
-    def _queue(self) -> None:
+    def _report_queue(self) -> None:
         """Queues and batches of the models that have any, or had some at the last look: a catalog may be long."""
         totals: dict[tuple[str, str], tuple[int, int, float]] = {}
-        for model, lane, items, tokens, age in self._pipeline.queue.snapshot():
+        for model, lane, items, tokens, age in self._context.queue.snapshot():
             known = totals.get((model, lane), (0, 0, 0.0))
             totals[model, lane] = (known[0] + items, known[1] + tokens, max(known[2], age))
-        active = {model for model, _ in totals} | self._pipeline.executor.batches.models()
+        active = {model for model, _ in totals} | self._batches.models()
         shown, self._shown = self._shown | active, active
         for model in shown:
             pending = 0
@@ -127,11 +131,11 @@ class Reporter:
                 self._metrics.queue_oldest.labels(model, lane).set(age)
             self._metrics.sie_queue_depth.labels(model).set(pending)
             self._metrics.sie_request_queue.labels(model).set(pending)
-            self._batches(model)
+            self._report_batches(model)
 
-    def _sequences(self) -> None:
+    def _report_sequences(self) -> None:
         totals = dict.fromkeys(self._sequenced, (0, 0))
-        for model, active, waiting in self._pipeline.kinds.sequences.numbers():
+        for model, active, waiting in self._sequences.numbers():
             known = totals.get(model, (0, 0))
             totals[model] = (known[0] + active, known[1] + waiting)
         self._sequenced = set(totals)
@@ -139,15 +143,15 @@ class Reporter:
             for state, count in zip(SEQUENCE_STATES, counts, strict=True):
                 self._metrics.sequences.labels(model, self._metrics.worker, state).set(count)
 
-    def _batches(self, model: str) -> None:
+    def _report_batches(self, model: str) -> None:
         """Budget, pace and fill of a model's batches; `sie_adaptive_batch_wait_ms` stays 0, nothing waits here."""
         self._budget(model)
-        metrics, (p50_ms, fill) = self._metrics, self._pipeline.executor.batches.pace_of(model)
+        metrics, (p50_ms, fill) = self._metrics, self._batches.pace_of(model)
         metrics.sie_adaptive_p50.labels(model).set(p50_ms)
         metrics.sie_adaptive_fill.labels(model).set(fill)
 
     def _budget(self, model: str) -> None:
-        budget = self._pipeline.executor.budgets.tokens_of(model)
+        budget = self._context.budgets.tokens_of(model)
         self._metrics.budget.labels(model, self._metrics.worker).set(budget)
         self._metrics.sie_adaptive_cost.labels(model).set(budget)
 
@@ -175,16 +179,16 @@ class Reporter:
 class Statistics:
     """Builds `Stats` and sends them to the sessions that watch. Endpoint thread only."""
 
-    def __init__(self, pipeline: Pipeline, models: ModelTable, endpoint: Endpoint, monitor: Monitor) -> None:
-        self._pipeline, self._models, self._endpoint, self._monitor = pipeline, models, endpoint, monitor
-        self._batches = pipeline.executor.batches
+    def __init__(self, context: Context, executor: Executor, models: ModelTable, monitor: Monitor) -> None:
+        self._context, self._models, self._monitor = context, models, monitor
+        self._batches = executor.batches
         self._next = self._next_device = 0.0
         self._device: tuple[int, int, int, float | None, float | None] = (0, 0, 0, None, None)
         self._marks: deque[tuple[float, float, float]] = deque(maxlen=SHARE_LOOKS)
 
     def tick(self) -> None:
         """Send what is due."""
-        endpoint, now = self._endpoint, time.monotonic()
+        endpoint, now = self._context.endpoint, time.monotonic()
         if now < self._next:
             return
         if not any(session.watching for session in endpoint.sessions):
@@ -203,7 +207,7 @@ class Statistics:
             self._device = self._look()
         used, total, resident, utilization, temperature = self._device
         cpu, busy = self._shares(now)
-        pipeline, leases = self._pipeline, self._pipeline.leases
+        queue, leases = self._context.queue, self._context.endpoint.leases
         return Stats(
             memory_used=used,
             memory_total=total,
@@ -212,9 +216,9 @@ class Statistics:
             busy=busy,
             utilization=utilization,
             temperature_c=temperature,
-            budget=pipeline.executor.budgets.configured,
-            admitted=pipeline.queue.admitted,
-            bound=pipeline.queue.limit,
+            budget=self._context.budgets.configured,
+            admitted=queue.admitted,
+            bound=queue.limit,
             arena_used=leases.used_nbytes,
             arena_total=leases.capacity_nbytes,
             leases=leases.leases,
@@ -240,7 +244,7 @@ class Statistics:
 
     def _queues(self) -> list[QueueState]:
         found: dict[str, QueueState] = {}
-        for model, _, items, tokens, age_s in self._pipeline.queue.snapshot():
+        for model, _, items, tokens, age_s in self._context.queue.snapshot():
             known = found.get(model, QueueState(model, 0, 0, 0.0))
             found[model] = QueueState(
                 model, known.items + items, known.tokens + tokens, max(known.oldest_s, age_s)

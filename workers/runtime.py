@@ -1,18 +1,23 @@
 """Puts a worker together and answers the endpoint: requests in, states out, the periodic tick, the drain.
 
+`Pipeline` has everything that a request passes between the endpoint and the device, `Runtime` the rest of the worker.
+Parts are made in the order in which they need one another: endpoint, context, models, pipeline, reports.
+
 The endpoint's thread calls everything here except `_models_changed`, which the loading thread calls.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
+from functools import partial
 
 from ipc import logs
 from ipc.catalog.entries import Catalog
 from ipc.errors import Draining
-from ipc.memory.arena import Arena
+from ipc.memory.arena import Arena, LeaseTable
 from ipc.metrics.registry import WorkerMetrics
 from ipc.processes.liveness import start_ticks
 from ipc.processes.starting import Notifier
@@ -21,15 +26,86 @@ from ipc.wire.messages import VERSION, Credits, Leaving, Load, Models, Submit, W
 from workers.device import devices
 from workers.endpoint.endpoint import Endpoint
 from workers.endpoint.sessions import Session
+from workers.inputs import ClientMemory
 from workers.lifecycle.models import ModelTable
-from workers.pipeline import Pipeline
 from workers.reports import Reporter, Statistics
+from workers.scheduling.context import Context
+from workers.scheduling.executor import Executor
+from workers.scheduling.intake import Intake, Rooms
+from workers.scheduling.preparing import Preparer
+from workers.strategies import Kinds
 
 log = logging.getLogger(__name__)
 
 EXIT_HUNG = 70
 _STRANGER = b""
 """Stands for a session that has none yet."""
+
+
+class Pipeline:
+    """Intake, preparing, queue, device, and what waits beside the queue."""
+
+    def __init__(self, context: Context, models: ModelTable, device: devices.Device) -> None:
+        self.context = context
+        self.executor = Executor(context, models.touch)
+        self.kinds = Kinds(context, models.unload_idle)
+        self.memory = ClientMemory(
+            context.settings, device.torch, on_room=partial(context.endpoint.post, self.released)
+        )
+        self.rooms = Rooms(context)
+        preparer = Preparer(context, self.rooms.find_room)
+        self.intake = Intake(context, self.rooms, preparer, models, self.memory, self.kinds.of, self._is_idle)
+
+    def _is_idle(self) -> bool:
+        return self.executor.idle
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job is open and the device has nothing to do."""
+        return not len(self.context.jobs) and self.executor.idle
+
+    def close(self) -> None:
+        """Take nothing more, and close what models have begun."""
+        self.kinds.streams.cancel_all()
+        self.context.queue.close()
+        self.intake.preparer.close()
+        self.executor.join()
+
+    def cancel(self, session: bytes, request: int) -> None:
+        """The caller of a request has gone. Idempotent."""
+        job = self.context.jobs.find(session, request)
+        if job is None:
+            return
+        stage = "running" if job.first_run_ns else "queued"
+        waiting = self.context.jobs.cancel(job)
+        unspent = job.cost if stage == "queued" else job.cost * waiting // len(job.prepared)
+        self.context.metrics.cancelled.labels(job.model, stage).inc()
+        self.context.metrics.saved.labels(job.model, stage).inc(
+            unspent * self.context.queue.paces.per_token_s(job.model)
+        )
+
+    def taken(self, session: bytes, request: int, count: int) -> None:
+        """A frontend has taken so many parts of a stream, or bytes of generated text."""
+        job = self.context.jobs.find(session, request)
+        if job is not None:
+            job.strategy.taken(job, count)
+
+    def released(self) -> None:
+        """A lease ended: there may be room for waiting jobs, and for parts of streams."""
+        if len(self.context.line):
+            self.rooms.fail_late()
+            self.intake.retry()
+            self.kinds.streams.wake_roomless()
+
+    def tick(self) -> None:
+        """Ten times a second: deadlines, and what waits."""
+        # NOTE: a waiting job that is late is told what it lacked, and not only that it was late.
+        self.rooms.fail_late()
+        self.context.jobs.expire()
+        for model, count in self.kinds.sequences.expire():
+            self.context.metrics.sequences_expired.labels(model, self.context.metrics.worker).inc(count)
+        self.released()
+        self.memory.tick()
 
 
 class Runtime:
@@ -45,51 +121,41 @@ class Runtime:
         metrics: WorkerMetrics,
     ) -> None:
         self._settings, self._arena, self._device = settings, arena, device
-        self.pipeline = Pipeline(
-            settings,
-            arena,
-            devices.batch_tokens(settings, device),
-            device.torch,
-            metrics,
-            lambda: self.endpoint,
-            lambda: self.models,
-        )
-        self.models = ModelTable(
-            catalog,
-            settings,
-            slot,
-            device,
-            lambda work: self.pipeline.executor.call(work).result(),
-            self._models_changed,
-            self.pipeline.jobs,
-            metrics,
-        )
-        self.endpoint = Endpoint(settings.paths, slot, self.pipeline.leases, self)
+        self.endpoint = Endpoint(settings.paths, slot, LeaseTable(arena), self)
+        with contextlib.ExitStack() as undone:
+            undone.callback(self.endpoint.close)
+            tokens = devices.batch_tokens(settings, device)
+            self._context = Context.make(settings, metrics, arena, self.endpoint, tokens)
+            self.models = ModelTable(catalog, slot, device, self._context, self._models_changed)
+            self.pipeline = Pipeline(self._context, self.models, device)
+            undone.pop_all()
         self.notifier = Notifier()
-        self._reporter = Reporter(self.pipeline, self.models, metrics, device)
+        self._reporter = Reporter(
+            self._context, self.pipeline.executor, self.pipeline.kinds.sequences, self.models, device
+        )
         self.statistics: Statistics = Statistics(
-            self.pipeline, self.models, self.endpoint, self._reporter.monitor
+            self._context, self.pipeline.executor, self.models, self._reporter.monitor
         )
         self._draining_until = 0.0
         self._ready_sent = self._stopping_sent = self._announcing = False
 
     def run(self) -> None:
         """Serve until a drain has ended."""
-        self.pipeline.executor.counts.hold()
+        self._context.counts.hold()
         self.pipeline.executor.start()
         self.models.start()
         self._models_changed()
-        self.pipeline.queue.gather_from_here()
+        self._context.queue.gather_from_here()
         self.endpoint.run()
         self.models.close()
         self.pipeline.close()
-        self.pipeline.executor.counts.flush()
+        self._context.counts.flush()
 
     def drain(self) -> None:
         """Announce the end; stop when all is done, or after `worker.drain_timeout_s`. Endpoint thread only."""
         if not self._draining_until:
             log.info(
-                "draining: %d requests open, %d leases", len(self.pipeline.jobs), self.pipeline.leases.leases
+                "draining: %d requests open, %d leases", len(self._context.jobs), self.endpoint.leases.leases
             )
             self._draining_until = time.monotonic() + self._settings.worker.drain_timeout_s
             self._notify_stopping()
@@ -154,14 +220,14 @@ class Runtime:
     def tick(self) -> None:
         """Ten times a second: the pipeline, old leases, credits, watchdog, metrics, drain."""
         self.pipeline.tick()
-        revoked = self.pipeline.leases.revoke_older(self._settings.arena.lease_max_age_s)
+        revoked = self.endpoint.leases.revoke_older(self._settings.arena.lease_max_age_s)
         if revoked:
             log.error("%d leases were older than arena.lease_max_age_s and were taken back", revoked)
-        self.pipeline.executor.counts.flush()
+        self._context.counts.flush()
         self._reporter.tick(revoked)
         self.statistics.tick()
         self._send_credits()
-        activity = self.pipeline.executor.activity
+        activity = self._context.activity
         if activity.overdue():
             running_s, limit_s = activity.running_s, activity.limit_s
             text = "the device thread hangs: a step runs for %.0f s, its batch may take %.0f s; this process ends"
@@ -174,7 +240,7 @@ class Runtime:
 
     def turn_ended(self) -> None:
         """Wake the device once for all requests of this turn."""
-        self.pipeline.queue.wake()
+        self._context.queue.wake()
 
     def _notify(self) -> None:
         if self.draining and not self._stopping_sent:
@@ -189,15 +255,15 @@ class Runtime:
     def _finish_drain(self) -> None:
         # NOTE: in this order. The device thread posts the answers of a batch before it is idle, and wakes the endpoint
         # after that. The lease of an answer begins when the answer leaves.
-        idle = self.pipeline.idle and not self.endpoint.has_posted and not self.pipeline.leases.leases
+        idle = self.pipeline.idle and not self.endpoint.has_posted and not self.endpoint.leases.leases
         quiet = self._stopping_sent and idle
         if quiet or time.monotonic() > self._draining_until:
             self.endpoint.stop()
 
     def _credits(self, *more: bytes) -> dict[bytes, Credits]:
         """What each session, and those in `more`, may send."""
-        step_s = int(self.pipeline.executor.activity.running_s)
-        return self.pipeline.queue.credits([*(each.key for each in self.endpoint.sessions), *more], step_s)
+        step_s = int(self._context.activity.running_s)
+        return self._context.queue.credits([*(each.key for each in self.endpoint.sessions), *more], step_s)
 
     def _send_credits(self) -> None:
         """Tell each session what it may send, if that has changed."""

@@ -90,13 +90,13 @@ class TokenBudget:
 
 
 class ModelBudgets:
-    """One token budget per model; models that never ran out of memory have the configured one, or their own cap."""
+    """One token budget per model; models that never ran out of memory have the configured one, or their own limit."""
 
-    def __init__(
-        self, tokens: int, full_of: Callable[[str, int], int] = lambda model, tokens: tokens
-    ) -> None:
-        """`full_of` gives the tokens of a full batch of a model, from the number that is configured for all models."""
-        self.configured, self._full_of = tokens, full_of
+    def __init__(self, tokens: int) -> None:
+        """`tokens` is what is configured for all models."""
+        self.configured = tokens
+        self.limits: dict[str, int] = {}
+        """Tokens of a full batch of the models that the worker offers; the table of models keeps the numbers."""
         self._by_model: dict[str, TokenBudget] = {}
 
     @property
@@ -107,12 +107,12 @@ class ModelBudgets:
     def tokens_of(self, model: str) -> int:
         """Tokens per batch of a model."""
         budget = self._by_model.get(model)
-        return self._full_of(model, self.configured) if budget is None else budget.tokens
+        return self.limits.get(model, self.configured) if budget is None else budget.tokens
 
     def shrink(self, model: str, tried: int, full: int | None = None) -> None:
-        """A batch of `tried` tokens did not fit. `full` is the limit of the adapter; None: as `full_of` says."""
-        # NOTE: a model that is unloading has no entry any more, so `full_of` would give the number for all models.
-        full = self._full_of(model, self.configured) if full is None else full
+        """A batch of `tried` tokens did not fit. `full` is the limit of the adapter; None: as `limits` says."""
+        # NOTE: a model that is unloading has no limit any more, so `limits` would give the number for all models.
+        full = self.limits.get(model, self.configured) if full is None else full
         self._by_model.setdefault(model, TokenBudget(full)).shrink(tried)
 
     def grow(self, model: str) -> None:

@@ -138,13 +138,14 @@ class Steps:
         self,
         activity: Activity | None = None,
         pieces: Sequence[Item] = (),
-        make_way: Callable[[], None] = lambda: None,
+        make_way: Callable[[], None] | None = None,
     ) -> None:
         self._activity, self._pieces, self._make_way = activity, pieces, make_way
 
     def step(self, share: float = 1.0) -> None:
         """One more step is done, and the next, `share` of the batch, has not begun: the device is free for a moment."""
-        self._make_way()
+        if self._make_way is not None:
+            self._make_way()
         self.begin(share)
 
     def begin(self, share: float) -> None:
@@ -175,8 +176,15 @@ class Turn(greenlet.greenlet):  # type: ignore[misc]
     steps: Steps | None = None
     done = True
 
-    def __init__(self) -> None:
+    def __init__(
+        self, make_way: Callable[[], None] = lambda: None, free_memory: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`make_way` is called between two steps of a batch and may `leave`.
+
+        `free_memory` lets other suspended batches end; whether there were any.
+        """
         super().__init__()
+        self.make_way, self.free_memory = make_way, free_memory
         # NOTE: a greenlet keeps the arguments of its first switch for its whole life, so a batch may not be among them.
         self.switch()
 
@@ -209,13 +217,24 @@ def current() -> Steps:
     return getattr(turn, "steps", None) or _OUTSIDE
 
 
+def free_memory() -> bool:
+    """Let all suspended batches end, as a batch does not fit beside them; whether there were any."""
+    turn = greenlet.getcurrent()
+    return isinstance(turn, Turn) and turn.free_memory()
+
+
 @contextlib.contextmanager
 def running(
-    activity: Activity, pieces: Sequence[Item], make_way: Callable[[], None] = lambda: None
+    activity: Activity, pieces: Sequence[Item], make_way: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """This greenlet runs a batch of `pieces`, in this order; `make_way` is called between two of its steps."""
+    """This greenlet runs a batch of `pieces`, in this order.
+
+    `make_way` is called between two of its steps; None: that of the turn.
+    """
     turn = greenlet.getcurrent()
     before = getattr(turn, "steps", None)
+    if make_way is None and isinstance(turn, Turn):
+        make_way = turn.make_way
     turn.steps = Steps(activity, pieces, make_way)
     try:
         yield

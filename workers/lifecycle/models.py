@@ -44,6 +44,7 @@ from workers.lifecycle.loras import LoraLoads
 from workers.lifecycle.memory_budget import budget_of, keep_freed_memory
 from workers.lifecycle.model_states import ModelStates
 from workers.repository.catalog_files import EVERY_S
+from workers.scheduling.context import Context
 from workers.scheduling.table import JobTable
 
 log = logging.getLogger(__name__)
@@ -190,22 +191,27 @@ class ModelTable:
     def __init__(
         self,
         catalog: Catalog,
-        settings: Settings,
         slot: int,
         device: Device,
-        run: Callable[[Callable[[], Any]], Any],
+        context: Context,
         changed: Callable[[], None],
-        jobs: JobTable,
-        metrics: WorkerMetrics,
     ) -> None:
-        """`run` executes a function on the device thread; `changed` is told of every new state."""
-        self._device = device
+        """`changed` is told of every new state."""
+        settings, jobs, metrics = context.settings, context.jobs, context.metrics
+        self._device, self._budgets = device, context.budgets
         self._told: dict[str, ModelStatus] = {}
         self.entries = ToldEntries()
         self._states = ModelStates(settings, budget_of(settings, device), jobs, metrics, changed)
         self._follower = CatalogFollower(self._states, settings, catalog)
         self._maintenance = Maintenance(
-            self._states, settings, slot, self._follower, device, run, jobs, metrics
+            self._states,
+            settings,
+            slot,
+            self._follower,
+            device,
+            lambda work: context.queue.call(work).result(),
+            jobs,
+            metrics,
         )
         workers = settings.worker_count
         self._states.offers = lambda entry: model_states.offers(entry, slot, device.torch, workers)
@@ -245,6 +251,8 @@ class ModelTable:
         queue, names = self._states.changed, set[str]()
         while queue:
             names.add(queue.popleft())
+        for name in names:
+            self._limit_batches(name)
         device, served = str(self._device.torch), self._states.served
         statuses = [served[name].status(device) for name in names if name in served]
         changed = [status for status in statuses if self._told.get(status.name) != status]
@@ -305,15 +313,16 @@ class ModelTable:
             if instance.adapter is not None and instance.adapter.engine is not None
         ]
 
-    def batch_tokens(self, name: str, configured: int) -> int:
-        """Most tokens of a batch: `ROW_COST` for each row of a program, else the bound of the entry or `configured`."""
-        model = self.find(name)
-        if model is None:
-            return configured
-        config = model.adapter.config if model.adapter is not None else None
+    def _limit_batches(self, name: str) -> None:
+        """Most tokens of a batch: `ROW_COST` for each row of a program, else the bound of the entry or of all models."""
+        limits, model = self._budgets.limits, self.find(name)
+        config = model.adapter.config if model is not None and model.adapter is not None else None
         if config is not None:
-            return ROW_COST * max(1, config.max_batch_size)
-        return min(configured, model.entry.max_batch_tokens or configured)
+            limits[name] = ROW_COST * max(1, config.max_batch_size)
+        elif model is not None and model.entry.max_batch_tokens:
+            limits[name] = min(self._budgets.configured, model.entry.max_batch_tokens)
+        else:
+            limits.pop(name, None)
 
     def want(self, name: str, explicit: bool = False) -> None:
         """Ask for a load: a request waits for the model, or (`explicit`) an operator orders the load.

@@ -11,25 +11,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
 
 import greenlet
 import torch
 
-from ipc.memory.arena import Arena
-from ipc.metrics.registry import WorkerMetrics
-from ipc.settings import Settings
 from workers import foreign
 from workers.device.oom import ModelBudgets
-from workers.device.stepping import Activity, Turn, vital_thread
-from workers.scheduling.batch_counts import BatchCounts, BatchLog
+from workers.device.stepping import Turn, vital_thread
+from workers.scheduling.batch_counts import BatchLog
 from workers.scheduling.batcher import UNKNOWN_PACE
+from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, Job, Piece, collate
-from workers.scheduling.queue import WorkQueue
-from workers.scheduling.strategy import Strategy
+from workers.scheduling.queue import Call, WorkQueue
 from workers.scheduling.table import JobTable
 
 CLOSE_S = 2.0
@@ -38,33 +32,19 @@ CLOSE_S = 2.0
 class Executor:
     """Owns the device thread."""
 
-    def __init__(
-        self,
-        queue: WorkQueue,
-        table: JobTable,
-        arena: Arena,
-        settings: Settings,
-        budgets: ModelBudgets,
-        metrics: WorkerMetrics,
-        touch: Callable[[str], None] = lambda model: None,
-    ) -> None:
-        """`touch` takes the model of every batch. The owner sets `strategies` before `start`."""
-        self._queue, self._table, self._arena = queue, table, arena
-        self._settings, self._touch, self.budgets = settings, touch, budgets
-        self.activity = Activity(settings.worker.hang_timeout_s)
-        self.counts = BatchCounts(metrics)
+    def __init__(self, context: Context, touch: Callable[[str], None]) -> None:
+        """`touch` takes the model of every batch."""
+        self._context, self._touch = context, touch
+        self._queue, self._jobs, self._activity = context.queue, context.jobs, context.activity
         self.batches = BatchLog()
-        self.strategies: tuple[Strategy, ...] = ()
-        """The kinds of jobs that wait for something else than the device."""
-        self.next = NextBatch(queue, table, budgets, settings.batch.max_items)
-        self._turn: Turn | None = None
+        self.next = NextBatch(context.queue, context.jobs, context.budgets, context.settings.batch.max_items)
+        self._running: Batch | None = None
         self._ending = False
         """Whether suspended batches run to their end, so that a batch that lacks memory gets theirs."""
         self._turns: list[Turn] = []
         """Turns without a batch."""
         self._torch_threads = torch.get_num_threads()
         self._single_threaded = threading.Event()
-        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._threads = [vital_thread("device", self._run), vital_thread("form-ahead", self._form_ahead)]
 
     def start(self) -> None:
@@ -76,60 +56,55 @@ class Executor:
         """Wait a while for the end of the device thread: when the queue is closed it closes what models have begun."""
         self._threads[0].join(CLOSE_S)
 
-    def call(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run `work` on the device thread, before the next batch, for at most `worker.load_stall_s`."""
-        future: Future[Any] = Future()
-        self._calls.append((work, future))
-        self._queue.nudge()
-        return future
-
     @property
     def idle(self) -> bool:
         """Whether nothing runs, nothing is formed and nothing is suspended."""
-        return not (self.activity.busy or self.next.ahead or self._queue.suspended)
+        return not (self._activity.busy or self.next.ahead or self._queue.suspended)
 
     def _run(self) -> None:
         self._single_threaded.wait()
         torch.set_num_threads(self._torch_threads)
         with torch.inference_mode():
-            while self._queue.wait_work(self._has_other_work, self._next_ns()):
-                for strategy in self.strategies:
-                    strategy.go_on()
-                while self._calls:
-                    self._run_call(*self._calls.popleft())
+            while self._queue.wait_work(self._has_formed, self._context.line.next_ns()):
+                self._between_batches()
                 batch = self.next.take()
                 if batch is not None:
                     self.run_turn(batch)
                     # PERF: drop the references now, not when the next batch arrives.
                     del batch
-            for strategy in self.strategies:
-                strategy.close_ended()
+            for strategy in self._queue.take_asking():
+                strategy.go_on()
 
-    def _has_other_work(self) -> bool:
-        changed = any(strategy.has_changed for strategy in self.strategies)
-        return self.next.ahead or bool(self._calls) or changed
+    def _has_formed(self) -> bool:
+        return self.next.ahead
 
-    def _next_ns(self) -> int | None:
-        times = [at for strategy in self.strategies if (at := strategy.next_ns()) is not None]
-        return min(times, default=None)
+    def _between_batches(self) -> None:
+        """Jobs whose pause has ended, strategies that ask for the device thread, and calls."""
+        for job in self._context.line.take_paused(time.monotonic_ns()):
+            job.strategy.resume(job)
+        for strategy in self._queue.take_asking():
+            strategy.go_on()
+        while (call := self._queue.take_call()) is not None:
+            self._run_call(call)
 
-    def _run_call(self, work: Callable[[], Any], future: Future[Any]) -> None:
-        self.activity.begin(self._settings.worker.load_stall_s)
+    def _run_call(self, call: Call) -> None:
+        work, future = call
+        self._activity.begin(self._context.settings.worker.load_stall_s)
         try:
             future.set_result(work())
         except BaseException as error:
             future.set_exception(error)
         finally:
-            self.activity.end()
+            self._activity.end()
 
     def _form_ahead(self) -> None:
         def wanted() -> bool:
-            return self.activity.busy and not self.next.ahead
+            return self._activity.busy and not self.next.ahead
 
         # PERF: a second OpenMP team in the process would make the device thread's team sleep between its steps.
         torch.set_num_threads(1)
         self._single_threaded.set()
-        while self._queue.wait_backlog(lambda: self.budgets.smallest, wanted):
+        while self._queue.wait_backlog(lambda: self._context.budgets.smallest, wanted):
             self.next.form_ahead()
             self._queue.nudge()
 
@@ -138,26 +113,26 @@ class Executor:
         began = time.monotonic_ns()
         jobs = list({id(piece.job): piece.job for piece in batch.pieces}.values())
         first = jobs[0]
-        self._arena.record_flight([(job.tag, job.id) for job in jobs])
+        self._context.arena.record_flight([(job.tag, job.id) for job in jobs])
         if batch.turn is None:
             self._touch(first.model)
             self._queue.begin(batch)
             for job in jobs:
                 job.first_run_ns = job.first_run_ns or began
                 job.batches += 1
-            batch.turn = self._turns.pop() if self._turns else Turn()
+            batch.turn = self._turns.pop() if self._turns else Turn(self.make_way, self.free_memory)
             batch.turn.done = False
         else:
             batch.paused_ns += began - batch.suspended_ns
-            self.activity.begin(batch.limit_s)
-        self._turn = batch.turn
+            self._activity.begin(batch.limit_s)
+        self._running = batch
         # NOTE: an error that escapes here ends the process, and the flight record still has to name the suspects then.
         ran = batch.turn.switch(batch)
-        self._turn = None
+        self._running = None
         ended = time.monotonic_ns()
-        batch.limit_s = self.activity.limit_s
-        self.activity.end()
-        self._arena.record_flight([])
+        batch.limit_s = self._activity.limit_s
+        self._activity.end()
+        self._context.arena.record_flight([])
         seconds = (ended - began) / 1e9
         batch.seconds += seconds
         self._queue.settle_time(first, seconds - batch.predicted_s)
@@ -172,26 +147,26 @@ class Executor:
         else:
             batch.suspended_ns = ended
             self._queue.suspend(batch)
-        self._table.wake_endpoint()
+        self._jobs.wake_endpoint()
 
-    def make_way(self, batch: Batch) -> None:
-        """Between two steps of a batch: suspend it if other work waits. Called by the turn of the batch."""
-        adapter = batch.first.adapter
-        if self._ending or self._turn is None or greenlet.getcurrent() is not self._turn:
+    def make_way(self) -> None:
+        """Between two steps of the batch that runs: suspend the batch if other work waits. Called by its turn."""
+        batch = self._running
+        if self._ending or batch is None or greenlet.getcurrent() is not batch.turn:
             return
-        if self._has_other_work() or self._queue.others_wait(adapter):
-            self._turn.leave()
+        if self.next.ahead or self._queue.interrupted or self._queue.others_wait(batch.first.adapter):
+            batch.turn.leave()
 
-    def free_memory(self, batch: Batch) -> bool:
+    def free_memory(self) -> bool:
         """Let all suspended batches end, which gives their memory back; whether there were any.
 
         Called by the turn of a batch that does not fit beside them.
         """
-        turn = self._turn
-        if turn is None or greenlet.getcurrent() is not turn or not self._queue.suspended:
+        batch = self._running
+        if batch is None or greenlet.getcurrent() is not batch.turn or not self._queue.suspended:
             return False
         batch.lacks_memory = True
-        turn.leave()
+        batch.turn.leave()
         return True
 
     def _end_suspended(self) -> None:
@@ -206,13 +181,13 @@ class Executor:
     def _done(self, batch: Batch, jobs: list[Job], ran: int) -> None:
         batch.turn = None
         strategy, model = jobs[0].strategy, jobs[0].model
-        self._table.unclaim_pieces(batch.pieces)
+        self._jobs.unclaim_pieces(batch.pieces)
         strategy.after(batch)
         self._queue.ran(batch, ran)
-        budget = self.budgets.tokens_of(model)
+        budget = self._context.budgets.tokens_of(model)
         self.batches.note(model, len(batch.pieces), ran, budget, batch.seconds)
         if strategy.is_batch(batch):
-            self.counts.note_batch(model, batch, budget)
+            self._context.counts.note_batch(model, batch, budget)
 
 
 class NextBatch:

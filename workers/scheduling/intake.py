@@ -1,116 +1,34 @@
 """Takes requests in: makes jobs of them, reserves what they need, and passes them on to be prepared.
 
-1. `submit` finds the model and its kind of job, refuses what cannot run, and counts the cost.
-2. Room for copies of the client's memory and for the result is reserved before anything is computed. A job that lacks
-   something waits in the one `WaitingLine`, and fails shortly before its deadline with what it lacks.
+1. `Intake.submit` finds the model and its kind of job, refuses what cannot run, and counts the cost.
+2. `Rooms` reserves room for copies of the client's memory and for the result before anything is computed. A job that
+   lacks something waits in the `WaitingLine`, and fails shortly before its deadline with what it lacks.
 3. A job whose result size follows from its prepared items is prepared before its room is reserved (`find_room`).
 
-Endpoint thread only, but for `find_room`. The reasons of `WaitingLine`:
-
-| reason | the job lacks | looked at |
-|---|---|---|
-| SLOT | a slot of its model for its sequence, before it may hold room | when a lease ends, every tick |
-| COPY | room for a private copy of its client's shared memory | the same |
-| ROOM | room in the arena for its result | the same |
-| PART | room in the arena for the next part of its answer | the same |
-| PAUSE | time: its model asked to go on later | when the time has come |
-
-Jobs of one reason keep their order. A job that ended meanwhile stays in the line until somebody takes jobs of its
-reason.
+Endpoint thread only, but for `find_room`.
 """
 
 from __future__ import annotations
 
-import enum
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from ipc import deadline
 from ipc.errors import ModelNotLoaded
-from ipc.memory.arena import LeaseTable
-from ipc.settings import Settings
 from ipc.wire.messages import InferCall, Submit
 from workers import operations
 from workers.endpoint.sessions import Session
 from workers.inputs import NOTHING, ClientMemory, Payload
 from workers.operations import operation_of
 from workers.scheduling import outputs
+from workers.scheduling.context import Context
 from workers.scheduling.job import Job
-from workers.scheduling.preparing import Preparer, is_short
-from workers.scheduling.queue import WorkQueue
-from workers.scheduling.table import JobTable
+from workers.scheduling.preparing import Preparer, fail_unready, is_short
+from workers.scheduling.queue import Reason
 
 FAIL_EARLY_NS = 250_000_000
-
-
-class Reason(enum.Enum):
-    """What a waiting job lacks."""
-
-    SLOT = enum.auto()
-    COPY = enum.auto()
-    ROOM = enum.auto()
-    PART = enum.auto()
-    PAUSE = enum.auto()
-
-
-class WaitingLine:
-    """Any thread may call these."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # PERF: the device thread asks for pauses at every batch, and must not look at thousands of other jobs.
-        self._lines: dict[Reason, dict[Job, int]] = {reason: {} for reason in Reason}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
-
-    def add(self, job: Job, reason: Reason, until_ns: int = 0) -> None:
-        """At the end; with PAUSE, until that instant."""
-        with self._lock:
-            self._lines[reason][job] = until_ns
-
-    def has(self, reason: Reason) -> bool:
-        """Whether some open job waits for this reason."""
-        with self._lock:
-            return any(job.state == "open" for job in self._lines[reason])
-
-    def holds(self, job: Job) -> bool:
-        """Whether the job waits here."""
-        return any(job in line for line in self._lines.values())
-
-    def jobs(self, *reasons: Reason) -> list[Job]:
-        """The open jobs that wait for one of these reasons, reason after reason."""
-        with self._lock:
-            return [job for reason in reasons for job in self._lines[reason] if job.state == "open"]
-
-    def take(self, reason: Reason) -> list[Job]:
-        """The open jobs that wait for this reason, and out of the line with them."""
-        return self._take(reason, None)
-
-    def next_ns(self) -> int | None:
-        """When the first pause of an open job ends; None without any."""
-        if not self._lines[Reason.PAUSE]:
-            return None
-        with self._lock:
-            ends = [until for job, until in self._lines[Reason.PAUSE].items() if job.state == "open"]
-        return min(ends, default=None)
-
-    def take_paused(self, now_ns: int) -> list[Job]:
-        """The open jobs whose pause has ended, and out of the line with them."""
-        return self._take(Reason.PAUSE, now_ns)
-
-    def _take(self, reason: Reason, until_ns: int | None) -> list[Job]:
-        line = self._lines[reason]
-        if not line:
-            return []
-        with self._lock:
-            taken = [job for job, until in line.items() if until_ns is None or until <= until_ns]
-            gone = [job for job in line if job.state != "open"]
-            for job in {*taken, *gone}:
-                del line[job]
-        return [job for job in taken if job.state == "open"]
 
 
 _PLACES = (Reason.ROOM, Reason.COPY, Reason.SLOT)
@@ -120,8 +38,13 @@ _PLACES = (Reason.ROOM, Reason.COPY, Reason.SLOT)
 class Served(Protocol):
     """A model that is served."""
 
-    adapter: Any
-    instance: Any
+    @property
+    def adapter(self) -> Any:
+        """What serves it; None while nothing does."""
+
+    @property
+    def instance(self) -> Any:
+        """The set of weights."""
 
 
 class Models(Protocol):
@@ -137,33 +60,94 @@ class Models(Protocol):
         """Raise while the LoRA adapter of a call is not loaded."""
 
 
+class Rooms:
+    """Room for what jobs copy and write, job after job."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._line, self._leases = context, context.line, context.endpoint.leases
+        self._inline_nbytes = context.settings.arena.inline_bytes
+
+    def plan(self, job: Job) -> None:
+        """Note the sizes of what a job copies and writes. Raises `InvalidInput` for sizes that never fit."""
+        job.payload.plan(job.work.call)
+        layout = operation_of(job.work.call).layout(job.adapter, job.work.call, job.prepared)
+        outputs.plan(job, layout, self._leases)
+
+    def reserve(self, job: Job) -> bool:
+        """Reserve room for the inputs that a job copies, then for its outputs. Whether the job has both.
+
+        A job that lacks room waits behind the jobs that lack room of the same kind. A job without a slot waits first.
+        """
+        if not job.strategy.has_place(job) and self._is_needed(job):
+            self._line.add(job, Reason.SLOT)
+            return False
+        waiting = len(self._line)
+        if job.payload.lacks_room and (
+            (waiting and self._line.has(Reason.COPY)) or not job.payload.reserve()
+        ):
+            self._line.add(job, Reason.COPY)
+            return False
+        queued = waiting and self._is_needed(job) and self._line.has(Reason.ROOM)
+        output = None if queued else outputs.reserve(job, self._leases, self._inline_nbytes)
+        if output is None:
+            self._line.add(job, Reason.ROOM)
+            return False
+        self._context.jobs.attach(job, output)
+        return True
+
+    def _is_needed(self, job: Job) -> bool:
+        return job.result_nbytes > self._inline_nbytes or job.payload.lacks_room
+
+    def find_room(self, job: Job) -> None:
+        """All items are ready and the size of the result is known; called from a preparing thread."""
+        self._context.endpoint.post(partial(self._find_room, job))
+
+    def _find_room(self, job: Job) -> None:
+        if job.state != "open":
+            return
+        try:
+            self.plan(job)
+        except BaseException as raised:
+            fail_unready(self._context.jobs, job, raised)
+            return
+        if self.reserve(job):
+            self._context.queue.put(job, 0, len(job.prepared))
+
+    def fail_late(self) -> None:
+        """Fail the waiting jobs that are nearly out of time, with what they lack."""
+        soon = time.monotonic_ns() + FAIL_EARLY_NS
+        for job in self._line.jobs(Reason.ROOM, Reason.COPY) if len(self._line) else ():
+            if soon >= job.work.deadline_ns:
+                lacks_room = job.payload.lacks_room
+                error = job.payload.exhausted() if lacks_room else outputs.exhausted(1.0)
+                self._context.jobs.fail(job, error)
+
+    def retry(self) -> list[Job]:
+        """Reserve room for waiting jobs in their order, as far as there is room; returns those that have room now."""
+        waiting = [job for reason in _PLACES for job in self._line.take(reason)]
+        return [job for job in waiting if self.reserve(job)]
+
+
 class Intake:
     """From the endpoint to the queue."""
 
     def __init__(
         self,
-        settings: Settings,
-        queue: WorkQueue,
-        table: JobTable,
-        line: WaitingLine,
-        leases: LeaseTable,
-        models: Callable[[], Any],
-        memory: ClientMemory | None,
+        context: Context,
+        rooms: Rooms,
+        preparer: Preparer,
+        models: Models,
+        memory: ClientMemory,
         strategy_of: Callable[..., Any],
         is_idle: Callable[[], bool],
-        post: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`models` gives `Models`; `post` runs a function in the endpoint's thread."""
-        self._queue, self._table, self._line, self._leases = queue, table, line, leases
-        self._models, self._memory, self._strategy_of = models, memory, strategy_of
-        self._is_idle, self._post = is_idle, post
-        self._inline_nbytes = settings.arena.inline_bytes
-        self.preparer: Preparer
+        """`is_idle` says whether the device has nothing to do."""
+        self._context, self._rooms, self.preparer = context, rooms, preparer
+        self._models, self._memory, self._strategy_of, self._is_idle = models, memory, strategy_of, is_idle
 
     def submit(self, session: Session, message: Submit, payload: memoryview) -> None:
         """Take a request in. Raises a `PenstockError` when it cannot be taken."""
-        work = message.work
-        models: Models = self._models()
+        work, models = message.work, self._models
         served = models.find(work.model)
         adapter = None if served is None else served.adapter
         if served is None or adapter is None:
@@ -185,27 +169,24 @@ class Intake:
     def take_in(self, job: Job) -> None:
         """Count a job, and send it on its way. Raises as `WorkQueue.admit`, `Strategy.admit` and `operations` do."""
         work = job.work
-        self._queue.admit(job)
+        self._context.queue.admit(job)
         try:
             job.strategy.admit(job)
         except BaseException:
-            self._queue.settle(job)
+            self._context.queue.settle(job)
             raise
-        self._table.enter(job)
+        self._context.jobs.enter(job)
         try:
             self._send_on(job, planned=not operation_of(work.call).needs_prepared(work.call))
         except BaseException:
-            self._table.cancel(job)
+            self._context.jobs.cancel(job)
             raise
 
     def _send_on(self, job: Job, planned: bool) -> None:
         """`planned`: the size of the result is known before anything is prepared."""
         if planned:
-            self._plan(job)
-            if not job.strategy.has_place(job) and self._needs_room(job):
-                self._line.add(job, Reason.SLOT)
-                return
-            if not self._reserve(job):
+            self._rooms.plan(job)
+            if not self._rooms.reserve(job):
                 return
         if operation_of(job.work.call).instant(job.work.call) or self._is_lone(job):
             # PERF: a lone short request gains a thread switch; nobody waits behind it in this thread.
@@ -213,66 +194,13 @@ class Intake:
         else:
             self.preparer.put(job)
 
-    def _needs_room(self, job: Job) -> bool:
-        return job.result_nbytes > self._inline_nbytes or job.payload.lacks_room
-
     def _is_lone(self, job: Job) -> bool:
-        return len(self._table) == 1 and self._is_idle() and is_short(job.work.call)
-
-    def _plan(self, job: Job) -> None:
-        job.payload.plan(job.work.call)
-        layout = operation_of(job.work.call).layout(job.adapter, job.work.call, job.prepared)
-        outputs.plan(job, layout, self._leases)
-
-    def find_room(self, job: Job) -> None:
-        """All items are ready and the size of the result is known; called from a preparing thread."""
-        self._post(lambda: self._find_room(job))
-
-    def _find_room(self, job: Job) -> None:
-        if job.state != "open":
-            return
-        try:
-            self._plan(job)
-        except BaseException as raised:
-            self.preparer.fail(job, raised)
-            return
-        if self._reserve(job):
-            self._queue.put(job, 0, len(job.prepared))
-
-    def _reserve(self, job: Job) -> bool:
-        """Reserve room for the inputs that a job copies, then for its outputs. Whether the job has both.
-
-        A job that lacks room waits behind the jobs that lack room of the same kind.
-        """
-        waiting = len(self._line)
-        if job.payload.lacks_room and (
-            (waiting and self._line.has(Reason.COPY)) or not job.payload.reserve()
-        ):
-            self._line.add(job, Reason.COPY)
-            return False
-        queued = waiting and self._needs_room(job) and self._line.has(Reason.ROOM)
-        output = None if queued else outputs.reserve(job, self._leases, self._inline_nbytes)
-        if output is None:
-            self._line.add(job, Reason.ROOM)
-            return False
-        self._table.attach(job, output)
-        return True
-
-    def fail_late(self) -> None:
-        """Fail the waiting jobs that are nearly out of time, with what they lack."""
-        soon = time.monotonic_ns() + FAIL_EARLY_NS
-        for job in self._line.jobs(Reason.ROOM, Reason.COPY) if len(self._line) else ():
-            if soon >= job.work.deadline_ns:
-                lacks_room = job.payload.lacks_room
-                self._table.fail(job, job.payload.exhausted() if lacks_room else outputs.exhausted(1.0))
+        return len(self._context.jobs) == 1 and self._is_idle() and is_short(job.work.call)
 
     def retry(self) -> None:
         """Send waiting jobs on in their order, as far as there is what they lack."""
-        for job in [job for reason in _PLACES for job in self._line.take(reason)]:
-            if not job.strategy.has_place(job) and self._needs_room(job):
-                self._line.add(job, Reason.SLOT)
-            elif self._reserve(job):
-                if job.prepared_items == len(job.prepared):
-                    self._queue.put(job, 0, len(job.prepared))
-                else:
-                    self.preparer.put(job)
+        for job in self._rooms.retry():
+            if job.prepared_items == len(job.prepared):
+                self._context.queue.put(job, 0, len(job.prepared))
+            else:
+                self.preparer.put(job)

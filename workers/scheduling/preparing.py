@@ -23,15 +23,14 @@ from functools import partial
 from typing import Any
 
 from ipc.errors import InputTooLong, InvalidInput
-from ipc.memory.arena import Arena
 from ipc.wire.messages import Call, ExtractCall, GenerateCall, InputItem, ItemError, ScoreCall, TokenizeCall
 from workers import foreign
 from workers.adapters.base import Adapter, Excess, ItemFailure, ItemRefused, Prepared
 from workers.device.stepping import vital_thread
 from workers.operations import operation_of
 from workers.scheduling import outputs
+from workers.scheduling.context import Context
 from workers.scheduling.job import Job, Piece
-from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
 
 log = logging.getLogger(__name__)
@@ -49,22 +48,12 @@ LONE_CHARACTERS = 4096
 class Preparer:
     """A small pool of preparing threads in front of the queue."""
 
-    def __init__(
-        self,
-        work: WorkQueue,
-        table: JobTable,
-        arena: Arena,
-        threads: int,
-        most_chunked: int,
-        find_room: Callable[[Job], None],
-    ) -> None:
-        """`most_chunked` is `limits.max_chunked_tokens`.
-
-        `find_room` gets, in a preparing thread, each job that is ready and has no output space yet.
-        """
-        self._most_chunked = most_chunked
-        self._work, self._table, self._arena, self._find_room = work, table, arena, find_room
-        self._line = PreparingLine()
+    def __init__(self, context: Context, find_room: Callable[[Job], None]) -> None:
+        """`find_room` gets, in a preparing thread, each job that is ready and has no output space yet."""
+        self._queue, self._table, self._arena = context.queue, context.jobs, context.arena
+        self._most_chunked = context.settings.limits.max_chunked_tokens
+        self._find_room = find_room
+        self._line, threads = PreparingLine(), context.settings.worker.prepare_threads
         self._lone_place = threads
         self._quick_place = 0 if threads > 1 else None
         self._threads = [vital_thread(f"prepare-{n}", partial(self._run, n)) for n in range(threads)]
@@ -100,22 +89,12 @@ class Preparer:
         try:
             more = self._chunk(job)
         except BaseException as raised:
-            self.fail(job, raised)
+            fail_unready(self._table, job, raised)
             more = False
         # NOTE: not in a `finally`: an error that escapes ends the process, and the record has to name the suspect then.
         self._arena.record_preparing(place, 0, 0)
         self._table.unclaim(job)
         return more
-
-    def fail(self, job: Job, raised: BaseException) -> None:
-        """End a job with what was raised while the job was made ready."""
-        if isinstance(raised, ItemRefused):
-            self._table.fail(job, _named(job, raised))
-            return
-        place = f"preparing failed for request {job.work.request_id}"
-        text = "the input could not be prepared for this model"
-        refuses = operation_of(job.work.call).refuses
-        self._table.fail(job, foreign.answer_of(raised, place, text, may_refuse=refuses))
 
     def _chunk(self, job: Job) -> bool:
         began = time.monotonic_ns()
@@ -141,7 +120,7 @@ class Preparer:
             self._answer(job, start, stop)
             return stop < total
         if job.output is not None:
-            self._work.put(job, start, stop)
+            self._queue.put(job, start, stop)
         elif stop == total:
             self._find_room(job)
         return stop < total
@@ -160,6 +139,17 @@ class Preparer:
             if tokens > self._most_chunked:
                 limit = f"limits.max_chunked_tokens is {self._most_chunked}"
                 raise InputTooLong(f"{_field(job, index)}: {tokens} tokens, {limit}", model=job.model)
+
+
+def fail_unready(table: JobTable, job: Job, raised: BaseException) -> None:
+    """End a job with what was raised while the job was made ready."""
+    if isinstance(raised, ItemRefused):
+        table.fail(job, _named(job, raised))
+        return
+    place = f"preparing failed for request {job.work.request_id}"
+    text = "the input could not be prepared for this model"
+    refuses = operation_of(job.work.call).refuses
+    table.fail(job, foreign.answer_of(raised, place, text, may_refuse=refuses))
 
 
 def _field(job: Job, index: int) -> str:

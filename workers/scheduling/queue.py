@@ -1,10 +1,31 @@
-"""The worker's bounded queue: a lock around the batcher, the bound of what waits, and the paces of the device."""
+"""Jobs that wait: in the queue for the device, in the waiting line for anything else.
+
+`WorkQueue` is a lock around the batcher, the bound of what waits, and the paces of the device. The queue also has what
+the device thread does between two batches: calls, and strategies that ask for it.
+
+The reasons of `WaitingLine`:
+
+| reason | the job lacks | looked at |
+|---|---|---|
+| SLOT | a slot of its model for its sequence, before it may hold room | when a lease ends, every tick |
+| COPY | room for a private copy of its client's shared memory | the same |
+| ROOM | room in the arena for its result | the same |
+| PART | room in the arena for the next part of its answer | the same |
+| PAUSE | time: its model asked to go on later | when the time has come |
+
+Jobs of one reason keep their order. A job that ended meanwhile stays in the line until somebody takes jobs of its
+reason.
+"""
 
 from __future__ import annotations
 
+import enum
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from ipc.settings import Settings
 from ipc.wire.messages import Credits
@@ -18,8 +39,19 @@ _LONGEST_WAIT_S = 3600.0
 """The device thread looks again after so long, because a lock takes no arbitrary time."""
 
 
+Call = tuple[Callable[[], Any], Future[Any]]
+"""Work for the device thread, and where its result goes."""
+
+
+class Asking(Protocol):
+    """A strategy, as the queue knows one."""
+
+    def go_on(self) -> None:
+        """See to jobs that have ended or can go on."""
+
+
 class WorkQueue:
-    """Waiting jobs, shared by the endpoint, the preparing threads and the device thread."""
+    """Jobs that wait for the device, shared by the endpoint, the preparing threads and the device thread."""
 
     def __init__(
         self, settings: Settings, batch_tokens: int = 2048, full_of: Callable[[str], int] | None = None
@@ -34,6 +66,8 @@ class WorkQueue:
         self._backlog = threading.Condition(self._lock)
         self._backlog_tokens = 0
         self._closed = False
+        self._calls: deque[Call] = deque()
+        self._asking: dict[Asking, None] = {}
         self._gatherer: int | None = None
         self._unseen = 0
         """Jobs that the gathering thread has put without waking the device."""
@@ -219,13 +253,15 @@ class WorkQueue:
             return self._batcher.overtakes(pieces)
 
     def wait_work(self, other: Callable[[], bool], until_ns: int | None = None) -> bool:
-        """Wait until a batch is due, `other` is true (see `nudge`), or `until_ns`; False when the queue closed.
+        """Wait until a batch is due, something else is, or `until_ns`; False when the queue closed.
+
+        Something else is a call, a strategy that asks, or that `other` is true (see `nudge`).
 
         One thread at a time may wait.
         """
         while True:
             with self._lock:
-                if self._closed or other():
+                if self._closed or self.interrupted or other():
                     return not self._closed
                 due = [at for at in (self._batcher.due_ns(), until_ns) if at is not None]
                 left_s = (min(due) - time.monotonic_ns()) / 1e9 if due else -1
@@ -262,6 +298,36 @@ class WorkQueue:
         with self._lock:
             self._ring()
 
+    def call(self, work: Callable[[], Any]) -> Future[Any]:
+        """Run `work` on the device thread, before the next batch, for at most `worker.load_stall_s`."""
+        future: Future[Any] = Future()
+        self._calls.append((work, future))
+        self.nudge()
+        return future
+
+    def take_call(self) -> Call | None:
+        """The next call; None without any. Device thread only."""
+        return self._calls.popleft() if self._calls else None
+
+    def ask(self, strategy: Asking) -> None:
+        """Have the device thread call `strategy.go_on` before the next batch."""
+        with self._lock:
+            self._asking[strategy] = None
+            self._ring()
+
+    def take_asking(self) -> list[Asking]:
+        """The strategies that have asked since the last call. Device thread only."""
+        if not self._asking:
+            return []
+        with self._lock:
+            asking, self._asking = list(self._asking), {}
+        return asking
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the device thread has something to do before the next batch."""
+        return bool(self._calls or self._asking)
+
     def device_busy(self) -> None:
         """The device thread begins a batch: a backlog may be formed into the next one."""
         with self._lock:
@@ -283,3 +349,71 @@ class WorkQueue:
                 (model, name, lane.items, lane.tokens, (now - (lane.oldest_ns() or now)) / 1e9)
                 for model, name, lane in self._batcher.lanes()
             ]
+
+
+class Reason(enum.Enum):
+    """What a waiting job lacks."""
+
+    SLOT = enum.auto()
+    COPY = enum.auto()
+    ROOM = enum.auto()
+    PART = enum.auto()
+    PAUSE = enum.auto()
+
+
+class WaitingLine:
+    """Any thread may call these."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # PERF: the device thread asks for pauses at every batch, and must not look at thousands of other jobs.
+        self._lines: dict[Reason, dict[Job, int]] = {reason: {} for reason in Reason}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def add(self, job: Job, reason: Reason, until_ns: int = 0) -> None:
+        """At the end; with PAUSE, until that instant."""
+        with self._lock:
+            self._lines[reason][job] = until_ns
+
+    def has(self, reason: Reason) -> bool:
+        """Whether some open job waits for this reason."""
+        with self._lock:
+            return any(job.state == "open" for job in self._lines[reason])
+
+    def holds(self, job: Job) -> bool:
+        """Whether the job waits here."""
+        return any(job in line for line in self._lines.values())
+
+    def jobs(self, *reasons: Reason) -> list[Job]:
+        """The open jobs that wait for one of these reasons, reason after reason."""
+        with self._lock:
+            return [job for reason in reasons for job in self._lines[reason] if job.state == "open"]
+
+    def take(self, reason: Reason) -> list[Job]:
+        """The open jobs that wait for this reason, and out of the line with them."""
+        return self._take(reason, None)
+
+    def next_ns(self) -> int | None:
+        """When the first pause of an open job ends; None without any."""
+        if not self._lines[Reason.PAUSE]:
+            return None
+        with self._lock:
+            ends = [until for job, until in self._lines[Reason.PAUSE].items() if job.state == "open"]
+        return min(ends, default=None)
+
+    def take_paused(self, now_ns: int) -> list[Job]:
+        """The open jobs whose pause has ended, and out of the line with them."""
+        return self._take(Reason.PAUSE, now_ns)
+
+    def _take(self, reason: Reason, until_ns: int | None) -> list[Job]:
+        line = self._lines[reason]
+        if not line:
+            return []
+        with self._lock:
+            taken = [job for job, until in line.items() if until_ns is None or until <= until_ns]
+            gone = [job for job in line if job.state != "open"]
+            for job in {*taken, *gone}:
+                del line[job]
+        return [job for job in taken if job.state == "open"]

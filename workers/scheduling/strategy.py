@@ -5,7 +5,8 @@ one pass (`one_shot`), a request of a sequence (`sequence`), an answer in parts 
 
 1. `check` and `admit` may refuse an arriving job or note where it stands; `has_place` and `arrive` may hold it back.
 2. `run` is a turn on the device. A job that needs more turns is put into the queue again by its strategy.
-3. `go_on` is called before every turn of the device, for jobs that wait for something else than the device.
+3. Of jobs that wait for something else than the device, the strategy is called in the device thread: `resume` when the
+   pause of a job is over, `go_on` after the strategy has asked for it (`WorkQueue.ask`).
 4. `ended` and `left` tell of its end: the first at once, the second when nothing works with its memory any more.
 """
 
@@ -74,19 +75,10 @@ class Strategy:
         """The frontend has taken so much of what the job has sent ahead. Endpoint thread only."""
 
     def go_on(self) -> None:
-        """Before every turn: see to jobs that have ended or can go on. Device thread only."""
+        """See to jobs that have ended or can go on, also when the worker ends. Device thread only."""
 
-    @property
-    def has_changed(self) -> bool:
-        """Whether `go_on` has something to do at once."""
-        return False
-
-    def next_ns(self) -> int | None:
-        """When `go_on` has something to do by itself; None for never."""
-        return None
-
-    def close_ended(self) -> None:
-        """The worker ends: give up what ended jobs have begun. Device thread only."""
+    def resume(self, job: Job) -> None:
+        """The pause of a job is over. Device thread only."""
 
     def ended(self, job: Job) -> None:
         """A job has ended; it may still be on the device. Any thread, must not wait."""

@@ -42,7 +42,7 @@ class PlacedPart:
 class JobTable:
     """Open jobs by (session, id). Any thread may call; `lock` guards the states of jobs."""
 
-    def __init__(self, queue: WorkQueue, endpoint: Callable[[], Endpoint]) -> None:
+    def __init__(self, queue: WorkQueue, endpoint: Endpoint) -> None:
         self._queue, self._endpoint = queue, endpoint
         self._open: dict[tuple[bytes, int], Job] = {}
         self.lock = threading.Lock()
@@ -86,7 +86,7 @@ class JobTable:
 
     def wake_endpoint(self) -> None:
         """Have the endpoint send the answers that were posted without `wake`."""
-        self._endpoint().wake()
+        self._endpoint.wake()
 
     def complete(self, job: Job, items: int, errors: list[ItemError], wake: bool = True) -> None:
         """`items` more items are done, of which `errors` failed; the last one sends the result.
@@ -180,7 +180,7 @@ class JobTable:
 
         Raises `ShmExhausted` when there is no room now, and `InvalidInput` when there never is.
         """
-        leases = self._endpoint().leases
+        leases = self._endpoint.leases
         outputs.check_size(nbytes, leases)
         block = leases.reserve(nbytes)
         if block is None:
@@ -190,7 +190,7 @@ class JobTable:
     def give_back(self, output: Output) -> None:
         """End an output that `reserve` gave and that no job has got."""
         if output.block is not None:
-            self._endpoint().leases.discard(output.block)
+            self._endpoint.leases.discard(output.block)
 
     def replace(self, job: Job, refs: list[TensorRef], output: Output) -> None:
         """Give an open job the output that was made for it, in place of any it had; an ended one gives it back."""
@@ -246,7 +246,7 @@ class JobTable:
         """Give the blocks of an ended job back. While somebody works with them, the last `unclaim` does that."""
         if job.claims:
             return
-        endpoint = self._endpoint()
+        endpoint = self._endpoint
         if job.output is not None and job.output.block is not None:
             endpoint.leases.discard(job.output.block)
         if isinstance(job.work.call, InferCall):
@@ -255,7 +255,7 @@ class JobTable:
 
     def send_part(self, job: Job, part: PlacedPart) -> None:
         """One part of the answer; the endpoint gives its block back when the job has ended meanwhile."""
-        endpoint, output = self._endpoint(), part.output
+        endpoint, output = self._endpoint, part.output
         inline = bytes(output.buffer) if output.block is None else None
         message = Part(
             Result(job.id, block_ref(output.block), part.refs, [], [], [], Timing(), infos=part.infos)
@@ -264,16 +264,16 @@ class JobTable:
 
     def send_deltas(self, session: bytes, deltas: Deltas) -> None:
         """What a step has added to the streams of a session."""
-        endpoint = self._endpoint()
+        endpoint = self._endpoint
         endpoint.post(lambda: endpoint.deltas(session, deltas))
 
     def _post_failure(self, job: Job, error: PenstockError) -> None:
         self._free(job)
-        endpoint = self._endpoint()
+        endpoint = self._endpoint
         self._answer(job, lambda: endpoint.post(lambda: endpoint.fail(job.session, job.id, error)))
 
     def _post_result(self, job: Job, wake: bool) -> None:
-        output, endpoint = job.output, self._endpoint()
+        output, endpoint = job.output, self._endpoint
         if output is None:
             self._answer(job, _nothing)
             return

@@ -28,13 +28,12 @@ from ipc.wire.messages import GenerateCall
 from ipc.wire.streams import QUEUED, STARTED, WINDOW_NBYTES, Deltas, Start, nbytes_of
 from workers.adapters.base import Adapter
 from workers.device import oom
-from workers.device.stepping import Activity
+from workers.device.stepping import batch_limit_s
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.sequence import Unfit
+from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, Job, Piece
-from workers.scheduling.queue import WorkQueue
 from workers.scheduling.strategy import Strategy, error_of, item_error
-from workers.scheduling.table import JobTable
 
 if TYPE_CHECKING:
     from workers.generation.engine import Engine
@@ -117,19 +116,12 @@ class Generations(Strategy):
 
     ends_late = in_turns = bounds_itself = True
 
-    def __init__(
-        self,
-        table: JobTable,
-        queue: WorkQueue,
-        activity: Activity,
-        step_limit_s: float,
-        most_waiting: int,
-        record_flight: Callable[[list[tuple[int, int]]], None] = lambda flight: None,
-    ) -> None:
-        """Each step may take `step_limit_s`. Of a model `most_waiting` sequences may wait beside those that run."""
-        self._table, self._queue, self._activity = table, queue, activity
-        self._step_limit_s, self._record_flight = step_limit_s, record_flight
-        self._most_waiting = most_waiting
+    def __init__(self, context: Context) -> None:
+        self._table, self._queue, self._activity = context.jobs, context.queue, context.activity
+        self._record_flight = context.arena.record_flight
+        # NOTE: the first step of a model takes long on some devices, and nothing is known of its pace before.
+        self._step_limit_s = batch_limit_s(context.settings.worker.hang_timeout_s, 0.0)
+        self._most_waiting = context.settings.generation.max_waiting
         self._crowds: WeakKeyDictionary[Adapter, Crowd] = WeakKeyDictionary()
         self._changed: deque[Job] = deque()
         """Jobs that have ended, or whose clients read again."""
@@ -325,7 +317,7 @@ class Generations(Strategy):
                 engine.pause(job)
                 # NOTE: the client may have taken text before the mark was set.
                 if flow.ahead <= WINDOW_NBYTES // 2:
-                    self._changed.append(job)
+                    self._note_change(job)
 
     def _finish(self, job: Hashable) -> None:
         """All choices of a job have ended."""
@@ -372,8 +364,7 @@ class Generations(Strategy):
         flow: Flow = job.kept
         flow.taken += nbytes
         if flow.paused and flow.ahead <= WINDOW_NBYTES // 2:
-            self._changed.append(job)
-            self._queue.nudge()
+            self._note_change(job)
 
     def ended(self, job: Job) -> None:
         """The engine is to forget the job before its next step."""
@@ -385,13 +376,12 @@ class Generations(Strategy):
             crowd.prompts -= job.work.cost
             crowd.shares.end(_call_of(job).n, "", job.work.caller)
             crowd.owed = crowd.owed - job.kept.owed if crowd.sequences else 0.0
-        self._changed.append(job)
-        self._queue.nudge()
+        self._note_change(job)
 
-    @property
-    def has_changed(self) -> bool:
-        """Whether jobs have ended, or can go on, of which the engine does not know yet."""
-        return bool(self._changed)
+    def _note_change(self, job: Job) -> None:
+        """A job has ended, or can go on, and its engine does not know yet. Any thread."""
+        self._changed.append(job)
+        self._queue.ask(self)
 
     def go_on(self) -> None:
         """Take ended jobs out of their engines, and go on with those whose clients read again."""

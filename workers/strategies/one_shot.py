@@ -14,22 +14,18 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from ipc.errors import DeadlineExceeded
-from ipc.metrics.registry import WorkerMetrics
 from ipc.wire.messages import BatchTimes, ItemError
 from workers.adapters.base import ItemFailure
 from workers.device import oom, stepping
-from workers.device.stepping import Activity, batch_limit_s
+from workers.device.stepping import batch_limit_s
 from workers.operations import operation_of
 from workers.scheduling import outputs
-from workers.scheduling.batch_counts import BatchCounts
+from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, Job, Piece, collate
-from workers.scheduling.queue import WorkQueue
 from workers.scheduling.strategy import Strategy, error_of, item_error
-from workers.scheduling.table import JobTable
 from workers.strategies.named_outputs import Placer
 
 log = logging.getLogger(__name__)
@@ -38,27 +34,10 @@ log = logging.getLogger(__name__)
 class OneShot(Strategy):
     """Runs batches, and what is left of those that fail."""
 
-    def __init__(
-        self,
-        table: JobTable,
-        queue: WorkQueue,
-        budgets: oom.ModelBudgets,
-        activity: Activity,
-        placer: Placer,
-        counts: BatchCounts,
-        metrics: WorkerMetrics,
-        hang_timeout_s: float,
-        unload_idle: Callable[[str, float], bool] = lambda model, wait_s: False,
-        make_way: Callable[[Batch], None] = lambda batch: None,
-        free_memory: Callable[[Batch], bool] = lambda batch: False,
-    ) -> None:
-        """`unload_idle` is that of `oom.Eviction`; `make_way` may run other work, between two steps of a batch.
-
-        `free_memory` lets the suspended batches end, and says whether there were any.
-        """
-        self.table, self.queue, self.budgets, self.activity = table, queue, budgets, activity
-        self.placer, self.counts, self.metrics = placer, counts, metrics
-        self.hang_timeout_s, self.make_way, self.free_memory = hang_timeout_s, make_way, free_memory
+    def __init__(self, context: Context, unload_idle: Callable[[str, float], bool]) -> None:
+        """`unload_idle` is that of `oom.Eviction`."""
+        self.context = context
+        self.placer = Placer(context.jobs, context.settings.arena.inline_bytes)
         self.eviction = oom.Eviction(unload_idle)
 
     def run(self, batch: Batch) -> int:
@@ -78,7 +57,7 @@ class OneShot(Strategy):
         if isinstance(left, stepping.Deserted):
             # NOTE: halves would compute for nobody.
             for piece in pieces:
-                self.table.complete(piece.job, 1, [item_error(piece, left)])
+                self.context.jobs.complete(piece.job, 1, [item_error(piece, left)])
             return
         if len(pieces) > 1:
             log.warning(
@@ -86,10 +65,10 @@ class OneShot(Strategy):
             )
             middle = len(pieces) // 2
             passes.run(pieces[:middle])
-            self.table.wake_endpoint()
+            self.context.jobs.wake_endpoint()
             passes.run(pieces[middle:])
             return
-        self.table.complete(pieces[0].job, 1, [item_error(pieces[0], left)])
+        self.context.jobs.complete(pieces[0].job, 1, [item_error(pieces[0], left)])
 
 
 class Passes:
@@ -99,8 +78,8 @@ class Passes:
     """
 
     def __init__(self, strategy: OneShot, batch: Batch) -> None:
-        self._strategy, self._batch = strategy, batch
-        self.recoveries = oom.RecoveryCounts(strategy.metrics)
+        self._strategy, self._context, self._batch = strategy, strategy.context, batch
+        self.recoveries = oom.RecoveryCounts(strategy.context.metrics)
         self.ran = 0
 
     def run(self, pieces: list[Piece], collated: Any = None) -> None:
@@ -114,26 +93,26 @@ class Passes:
 
     def _try(self, pieces: list[Piece], collated: Any = None) -> Exception | None:
         """One pass whose results are written and told; returns the exception that it raised."""
-        strategy, batch, job = self._strategy, self._batch, pieces[0].job
+        context, batch, job = self._context, self._batch, pieces[0].job
         # PERF: the batch has counted its tokens.
         whole = len(pieces) == len(batch.pieces)
         tokens = batch.tokens if whole else sum([piece.prepared.cost for piece in pieces])
-        predicted_s = strategy.queue.paces.seconds_for(job.model, tokens)
+        predicted_s = context.queue.paces.seconds_for(job.model, tokens)
         awaited_s = max([piece.job.work.deadline_ns for piece in pieces]) / 1e9 - time.monotonic()
-        strategy.activity.begin(batch_limit_s(strategy.hang_timeout_s, predicted_s, tokens, awaited_s))
-        strategy.queue.device_busy()
+        hang_timeout_s = context.settings.worker.hang_timeout_s
+        context.activity.begin(batch_limit_s(hang_timeout_s, predicted_s, tokens, awaited_s))
+        context.queue.device_busy()
         try:
             began, paused_ns = time.monotonic_ns(), batch.paused_ns
             if collated is None:
                 collated = collate(pieces)
             collated_ns = time.monotonic_ns()
             call = job.work.call
-            make_way = partial(strategy.make_way, batch)
-            with stepping.running(strategy.activity, pieces, make_way), job.adapter.using(call.lora):
+            with stepping.running(context.activity, pieces), job.adapter.using(call.lora):
                 results = operation_of(call).run(job.adapter, collated, call)
             if results.named:
                 computed = time.monotonic_ns()
-                results.failures |= strategy.placer.write(pieces, results.named)
+                results.failures |= self._strategy.placer.write(pieces, results.named)
                 failures = _failures(pieces, [], results.failures)
             else:
                 finite = results.finite([piece.prepared.rows for piece in pieces])
@@ -147,7 +126,7 @@ class Passes:
             # NOTE: counted before anybody is answered: a client that asks for the statistics then must find the run.
             self._count(pieces, failures, *phases)
             self._finish(pieces, failures, *phases)
-            strategy.budgets.grow(job.model)
+            context.budgets.grow(job.model)
             self.ran += tokens - _left(pieces, failures)
         except BaseException as raised:
             return error_of(raised)
@@ -174,8 +153,8 @@ class Passes:
             prepare_ns += job.prepare_ns - job.told_prepare_ns
             job.told_prepare_ns = job.prepare_ns
         rows = sum([getattr(piece.job.work.call, "rows", 1) for piece in counted])
-        counts, model = self._strategy.counts, pieces[0].job.model
-        counts.note_run(model, rows, prepare_ns + collate_ns, infer_ns, output_ns)
+        model = pieces[0].job.model
+        self._context.counts.note_run(model, rows, prepare_ns + collate_ns, infer_ns, output_ns)
 
     def _finish(
         self,
@@ -195,14 +174,14 @@ class Passes:
             job.copy_ns += copy_ns
             errors = [failures[at] for at in places if at in failures] if failures else []
             # PERF: the device thread wakes the endpoint once for all answers, when this turn needs nothing more.
-            self._strategy.table.complete(job, len(places), errors, wake=False)
+            self._context.jobs.complete(job, len(places), errors, wake=False)
 
     def make_room(self, pieces: list[Piece], error: Exception) -> Exception | None:
         """Memory ran out: give the cache back; several items get a smaller budget, a single one is tried again.
 
         Returns what the last try raised.
         """
-        model, budgets = pieces[0].job.model, self._strategy.budgets
+        model, budgets = pieces[0].job.model, self._context.budgets
         if len(pieces) > 1:
             tried = sum(piece.prepared.cost for piece in pieces)
             budgets.shrink(model, tried, pieces[0].job.adapter.batch_tokens)
@@ -214,7 +193,7 @@ class Passes:
         again = self._try(pieces)
         if again is not None and oom.is_out_of_memory(again):
             oom.forget_frames(again)
-            if self._strategy.free_memory(self._batch):
+            if stepping.free_memory():
                 with contextlib.suppress(Exception):
                     oom.release_cached()
                 again = self._try(pieces)
@@ -227,7 +206,7 @@ class Passes:
         """Have an idle model unloaded and run a single item for the last time; returns what that raised."""
         model, eviction = pieces[0].job.model, self._strategy.eviction
         oom.forget_frames(error)
-        self._strategy.activity.begin(2 * oom.EVICTION_WAIT_S)
+        self._context.activity.begin(2 * oom.EVICTION_WAIT_S)
         if not eviction.make_room(model):
             return error
         self.recoveries.evicted(model)

@@ -24,14 +24,15 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from ipc.errors import QueueFull, SequenceUnknown, not_begun
 from ipc.wire.messages import InferCall, ItemError, Step
 from workers.adapters.base import Adapter
 from workers.adapters.shared.slot_batch import check_step
+from workers.scheduling.context import Context
 from workers.scheduling.job import Job, Piece
 from workers.scheduling.strategy import item_error
 from workers.strategies.one_shot import OneShot, Passes
@@ -235,10 +236,10 @@ class SlotTable:
 class Sequences(OneShot):
     """The order of `admit` is the order of the requests. `Job.kept` is the `Turn` of a job."""
 
-    def __init__(self, most_waiting: int, *of: Any, **more: Any) -> None:
-        """`most_waiting` sequences of an instance may wait for a slot; the rest is that of `OneShot`."""
-        super().__init__(*of, **more)
-        self._most_waiting = most_waiting
+    def __init__(self, context: Context, unload_idle: Callable[[str, float], bool]) -> None:
+        """`unload_idle` is that of `OneShot`."""
+        super().__init__(context, unload_idle)
+        self._most_waiting = context.settings.queue.max_waiting_sequences
         self._lock = threading.Lock()
         self._tables: WeakKeyDictionary[Adapter, tuple[str, SlotTable]] = WeakKeyDictionary()
 
@@ -317,14 +318,14 @@ class Sequences(OneShot):
         """Run the jobs whose turn has come, and fail those whose turn comes no more."""
         for job in outcome.void:
             if outcome.error is not None:
-                self.table.fail(job, outcome.error)
+                self.context.jobs.fail(job, outcome.error)
         for job in outcome.run:
-            self.queue.put(job, 0, len(job.prepared))
+            self.context.queue.put(job, 0, len(job.prepared))
 
     def recover(self, passes: Passes, pieces: list[Piece], error: Exception) -> None:
         """Find the guilty request by halves, or fail all: nobody knows what of the batch other models have kept."""
         if len(pieces) == 1:
-            self.table.complete(pieces[0].job, 1, [item_error(pieces[0], error)])
+            self.context.jobs.complete(pieces[0].job, 1, [item_error(pieces[0], error)])
             return
         if pieces[0].job.adapter.atomic:
             super().recover(passes, pieces, error)
@@ -333,4 +334,4 @@ class Sequences(OneShot):
         log.error("a batch of %d requests (%s) failed in the model", len(pieces), names, exc_info=error)
         text = "the model failed on a batch with this request; what it keeps of the sequence is not certain"
         for piece in pieces:
-            self.table.complete(piece.job, 1, [ItemError(piece.index, "INFERENCE_ERROR", text)])
+            self.context.jobs.complete(piece.job, 1, [ItemError(piece.index, "INFERENCE_ERROR", text)])

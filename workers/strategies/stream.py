@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +24,12 @@ from ipc.wire.messages import Work
 from ipc.wire.streams import PartFlow
 from workers.adapters.base import Pause
 from workers.device import oom
-from workers.device.stepping import Activity
+from workers.device.stepping import batch_limit_s
 from workers.operations import streaming_of
-from workers.scheduling.batch_counts import BatchCounts
-from workers.scheduling.intake import Reason, WaitingLine
+from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, Job, Piece, collate
-from workers.scheduling.queue import WorkQueue
+from workers.scheduling.queue import Reason
 from workers.scheduling.strategy import Strategy, error_of, item_error
-from workers.scheduling.table import JobTable
 from workers.strategies.named_outputs import Placer
 from workers.strategies.one_shot import note_batch
 
@@ -63,26 +61,13 @@ class Streams(Strategy):
 
     ends_late = in_turns = True
 
-    def __init__(
-        self,
-        table: JobTable,
-        queue: WorkQueue,
-        line: WaitingLine,
-        activity: Activity,
-        placer: Placer,
-        counts: BatchCounts,
-        step_limit_s: float,
-        most_resting: int,
-        record_flight: Callable[[list[tuple[int, int]]], None] = lambda flight: None,
-    ) -> None:
-        """Each step may take `step_limit_s`. `record_flight` names the requests that are on the device."""
-        self._table, self._queue, self._line = table, queue, line
-        self._activity, self._placer, self._counts = activity, placer, counts
-        self._step_limit_s, self._most_resting, self._record_flight = (
-            step_limit_s,
-            most_resting,
-            record_flight,
-        )
+    def __init__(self, context: Context) -> None:
+        self._context, self._activity = context, context.activity
+        self._table, self._queue, self._line = context.jobs, context.queue, context.line
+        self._placer = Placer(context.jobs, context.settings.arena.inline_bytes)
+        # NOTE: steps of one model take milliseconds or seconds. Nothing that is known of it tells which comes next.
+        self._step_limit_s = batch_limit_s(context.settings.worker.hang_timeout_s, 0.0)
+        self._most_resting = context.settings.queue.max_resting_streams
         self._over: deque[Job] = deque()
 
     def check(self, work: Work) -> None:
@@ -163,7 +148,7 @@ class Streams(Strategy):
             return False
         stream.unsent = None
         job.copy_ns += time.monotonic_ns() - computed
-        self._counts.responded(job.model)
+        self._context.counts.responded(job.model)
         with self._table.lock:
             stream.flow.sent(part.output.block is not None)
         self._table.send_part(job, part)
@@ -175,7 +160,7 @@ class Streams(Strategy):
         note_batch([piece], job.first_run_ns, now - job.copy_ns, now)
         self._queue.rate.record(job.cost, job.device_ns / 1e9)
         rows = piece.prepared.payload.rows
-        self._counts.note_run(job.model, rows, job.prepare_ns, job.device_ns, job.copy_ns)
+        self._context.counts.note_run(job.model, rows, job.prepare_ns, job.device_ns, job.copy_ns)
         self._table.complete(job, 1, [])
 
     def after(self, batch: Batch) -> None:
@@ -214,46 +199,27 @@ class Streams(Strategy):
             if wakes:
                 self._queue.put_again(job)
 
-    def go_on(self) -> None:
-        """Streams whose models have waited long enough go on, and those that have ended are closed. Device thread only.
-
-        Called before every batch.
-        """
-        if len(self._line):
-            self._wake_paused()
-        if self._over:
-            self.close_ended()
-
-    def _wake_paused(self) -> None:
-        for job in self._line.take_paused(time.monotonic_ns()):
-            with self._table.lock:
-                wakes = job.kept.flow.open and self._table.resume(job)
-            if wakes:
-                self._queue.put_again(job)
-
-    def next_ns(self) -> int | None:
-        """When the first of the streams whose models wait goes on; None without any."""
-        return self._line.next_ns()
+    def resume(self, job: Job) -> None:
+        """A model has waited as long as the model asked: its stream goes on. Device thread only."""
+        with self._table.lock:
+            wakes = job.kept.flow.open and self._table.resume(job)
+        if wakes:
+            self._queue.put_again(job)
 
     def ended(self, job: Job) -> None:
         """The device thread is to close the steps of the job."""
         self._over.append(job)
-        self._queue.nudge()
+        self._queue.ask(self)
 
-    @property
-    def has_changed(self) -> bool:
-        """Whether streams have ended whose steps are not closed yet."""
-        return bool(self._over)
-
-    def close_ended(self) -> None:
+    def go_on(self) -> None:
         """Close the steps of requests that have ended. Device thread only."""
         while self._over:
             job = self._over.popleft()
             if job.kept.batch is not None:
                 self._activity.begin(self._step_limit_s)
-                self._record_flight([(job.tag, job.id)])
+                self._context.arena.record_flight([(job.tag, job.id)])
                 self._close(job, job.kept)
-                self._record_flight([])
+                self._context.arena.record_flight([])
                 self._activity.end()
 
     def _close(self, job: Job, stream: StreamState) -> None:

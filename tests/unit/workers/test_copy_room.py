@@ -159,7 +159,7 @@ def test_who_waits_for_copies_is_passed_by_who_only_needs_the_arena(pipeline: Pl
         end(pipeline, ended)
         pipeline.released()
         assert pipeline.placed[-1] == begun
-    assert not len(pipeline._line)
+    assert not len(pipeline.line)
     end(pipeline, both)
 
 

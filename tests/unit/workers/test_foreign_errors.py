@@ -14,6 +14,7 @@ import pytest
 
 from ipc.errors import InvalidInput, PenstockError, QueueFull
 from ipc.logs import _Writer
+from ipc.settings import Settings
 from ipc.wire.messages import EncodeCall, InputItem
 from tests.fakes.jobs import make_job
 from tests.fakes.raising import EXCEPTIONS, LOGGED, WORDS
@@ -143,7 +144,9 @@ def test_whatever_is_raised_in_preparing_ends_the_request(name: str) -> None:
     )
     arena: Any = SimpleNamespace(record_preparing=lambda *of: record.append(of))
     job = make_job(EncodeCall([InputItem("a")], ["dense"]), of=Raising({}, 512))
-    preparer = Preparer(None, table, arena, 0, 1, lambda job: None)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(queue=None, jobs=table, arena=arena, settings=Settings())
+    preparer = Preparer(context, lambda job: None)
+    preparer.close()
     thread = threading.Thread(target=preparer.prepare_now, args=(job,))
     thread.start()
     thread.join()
@@ -159,7 +162,9 @@ def test_an_error_that_escapes_preparing_leaves_the_record() -> None:
     table: Any = SimpleNamespace(claim=lambda job: True, unclaim=lambda job: None, fail=fail)
     arena: Any = SimpleNamespace(record_preparing=lambda *of: record.append(of))
     job = make_job(EncodeCall([InputItem("a")], ["dense"]), of=None)
-    preparer = Preparer(None, table, arena, 0, 1, lambda job: None)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(queue=None, jobs=table, arena=arena, settings=Settings())
+    preparer = Preparer(context, lambda job: None)
+    preparer.close()
     with pytest.raises(SystemError):
         preparer.prepare_now(job)
     assert record == [(0, job.tag, job.id)]

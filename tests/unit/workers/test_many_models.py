@@ -17,7 +17,6 @@ import workers.endpoint.endpoint
 from frontend.engine.local.channel import Channel
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.memory.arena import BLOCKS_OFFSET, Arena, LeaseTable
-from ipc.metrics.registry import WorkerMetrics
 from ipc.processes.paths import RunPaths
 from ipc.wire.messages import Models, ModelStatus
 from tests.fakes.adapter import FakeAdapter
@@ -26,7 +25,6 @@ from tests.unit.workers.lifecycle.test_model_states import table
 from workers.device.devices import Device
 from workers.endpoint.endpoint import Endpoint, Handler
 from workers.lifecycle.models import ModelTable
-from workers.pipeline import Pipeline
 from workers.reports import Reporter
 from workers.runtime import Runtime
 from workers.scheduling.batch_counts import BatchLog
@@ -181,24 +179,25 @@ class CountingMetrics:
 def test_a_look_at_the_queue_costs_what_the_busy_models_cost(models: ModelTable) -> None:
     waiting = [("org/m3", "interactive", 2, 20, 0.5)]
     batches = BatchLog()
-    pipeline = SimpleNamespace(
-        queue=SimpleNamespace(snapshot=lambda: waiting),
-        kinds=SimpleNamespace(sequences=SimpleNamespace(numbers=list)),
-        leases=SimpleNamespace(reclaimed=0, used_nbytes=0, capacity_nbytes=0, leases=0),
-        executor=SimpleNamespace(batches=batches, budgets=SimpleNamespace(tokens_of=lambda model: 64)),
-    )
     counted = CountingMetrics()
+    context: Any = SimpleNamespace(
+        metrics=counted,
+        queue=SimpleNamespace(snapshot=lambda: waiting),
+        budgets=SimpleNamespace(tokens_of=lambda model: 64),
+    )
+    executor: Any = SimpleNamespace(batches=batches)
+    sequences: Any = SimpleNamespace(numbers=list)
     device = cast("Device", SimpleNamespace(uuid="", torch=SimpleNamespace(type="cpu"), name="cpu"))
-    reporter = Reporter(cast("Pipeline", pipeline), models, cast("WorkerMetrics", counted), device)
-    reporter._queue()
+    reporter = Reporter(context, executor, sequences, models, device)
+    reporter._report_queue()
     assert set(counted.asked) == {"org/m3"}
     waiting.clear()
     batches.note("org/m5", 1, 10, 64, 0.1)
     counted.asked.clear()
-    reporter._queue()
+    reporter._report_queue()
     assert set(counted.asked) == {"org/m3", "org/m5"}, "the one that waited is shown as empty, once"
     counted.asked.clear()
-    reporter._queue()
+    reporter._report_queue()
     assert set(counted.asked) == {"org/m5"}
     counted.asked.clear()
     reporter.models([ModelStatus("org/m7", "loaded")], ["org/m8"])

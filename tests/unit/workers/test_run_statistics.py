@@ -84,7 +84,7 @@ def play(
     chance, runs = random.Random(seed), list[Run]()
     clock = Clock.of(one_shot, monkeypatch)
     strategy, model = pipeline.kinds.one_shot, Troubled(clock, chance)
-    monkeypatch.setattr(strategy.counts, "note_run", lambda *run: runs.append(run))
+    monkeypatch.setattr(pipeline.context.counts, "note_run", lambda *run: runs.append(run))
     kinds = ["good"] if alone or seed % 2 else ["good"] * 6 + ["nan", "bad"]
     jobs = [
         job_of(pipeline, model, number, chance.choices(kinds, k=chance.randint(1, 4)), chance.random() < 0.7)

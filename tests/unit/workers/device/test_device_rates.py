@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +18,11 @@ from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem
 from tests.fakes.adapter import FakeAdapter
 from tests.fakes.jobs import make_job, replan
 from workers.adapters.base import ItemFailure, Prepared
-from workers.device import oom, stepping
+from workers.device import stepping
 from workers.device.stepping import LEAST_STEP_S
+from workers.scheduling.context import Context
 from workers.scheduling.executor import Executor
 from workers.scheduling.job import Batch, Job, Piece
-from workers.scheduling.queue import WorkQueue
-from workers.strategies.named_outputs import Placer
 from workers.strategies.one_shot import OneShot
 
 TEXT = "a text that is read in some parts"
@@ -63,24 +63,11 @@ def executor() -> Executor:
         unclaim_pieces=lambda pieces: None,
     )
     arena: Any = SimpleNamespace(record_flight=lambda flight: None)
-    budgets, queue = oom.ModelBudgets(1 << 20), WorkQueue(settings)
-    made = Executor(queue, table, arena, settings, budgets, metrics)
+    endpoint: Any = None
+    context = replace(Context.make(settings, metrics, arena, endpoint, 1 << 20), jobs=table)
     STRATEGY.clear()
-    STRATEGY.append(
-        OneShot(
-            table,
-            queue,
-            budgets,
-            made.activity,
-            Placer(table, 1024),
-            made.counts,
-            metrics,
-            settings.worker.hang_timeout_s,
-            make_way=made.make_way,
-            free_memory=made.free_memory,
-        )
-    )
-    return made
+    STRATEGY.append(OneShot(context, lambda model, wait_s: False))
+    return Executor(context, lambda model: None)
 
 
 STRATEGY: list[OneShot] = []
@@ -136,7 +123,7 @@ def test_a_batch_that_makes_way_is_suspended_and_counts_for_itself(executor: Exe
     executor._queue.put(waiting.first, 0, 1)
     run(executor, long)
     assert executor._queue.suspended and not executor.batches.records()
-    assert not executor.activity.busy and not executor.idle
+    assert not executor._activity.busy and not executor.idle
     clock, turns = time.monotonic_ns(), []
     while (batch := executor.next.take()) is not None:
         turns.append(batch)
@@ -184,11 +171,10 @@ def test_an_item_that_fits_in_no_case_fails_after_the_suspended_batches_have_end
 
 def test_what_ends_while_a_batch_is_suspended_is_closed_before_the_batch_goes_on(executor: Executor) -> None:
     long = batch_of(TEXT * 100)
-    waiting = SimpleNamespace(has_changed=True)
-    executor.strategies = (waiting,)  # type: ignore[assignment]
+    closing: Any = object()
+    executor._queue.ask(closing)
     run(executor, long)
-    assert executor._queue.suspended
-    waiting.has_changed = False
+    assert executor._queue.suspended and executor._queue.take_asking() == [closing]
     assert executor.next.take() is long
     run(executor, long)
     assert executor.idle and len(executor.batches.records()) == 1
@@ -197,10 +183,10 @@ def test_what_ends_while_a_batch_is_suspended_is_closed_before_the_batch_goes_on
 def test_a_batch_may_take_until_its_last_deadline_but_no_longer_than_any_step(executor: Executor) -> None:
     run(executor, batch_of(TEXT))
     run(executor, batch_of(TEXT))
-    assert executor.activity.limit_s == Settings().worker.hang_timeout_s == 60.0, (
+    assert executor._activity.limit_s == Settings().worker.hang_timeout_s == 60.0, (
         "the pace is known and short"
     )
     soon = batch_of(TEXT)
     replan(soon.first, deadline_ns=time.monotonic_ns() + 30_000_000_000)
     run(executor, soon)
-    assert LEAST_STEP_S < executor.activity.limit_s <= 30.0
+    assert LEAST_STEP_S < executor._activity.limit_s <= 30.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -57,7 +56,7 @@ class Device:
         self.models = {name: Stepping(name, self.ran) for name in "ab"}
         self.models["a"].during[0] = lambda: self.submit("b", 2)
         monkeypatch.setattr(
-            pipeline.executor._arena,
+            pipeline.context.arena,
             "record_flight",
             lambda flight: self.flights.append([number for _, number in flight]),
         )
@@ -100,7 +99,6 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         told.append((number, error.code))
 
     calls: dict[str, Any] = {
-        "models": SimpleNamespace(batch_tokens=lambda model, tokens: tokens, touch=lambda model: None),
         "post": lambda work: work(),
         "fail": fail,
     }

@@ -117,14 +117,14 @@ def test_frontends_are_told_for_how_many_seconds_a_step_runs(monkeypatch: pytest
     clock = Clock.of(stepping, monkeypatch)
     sent: list[Credits] = []
     runtime: Any = Runtime.__new__(Runtime)
-    queue, executor = WorkQueue(Settings()), SimpleNamespace(activity=Activity(60.0))
-    runtime.pipeline = SimpleNamespace(queue=queue, executor=executor)
+    activity = Activity(60.0)
+    runtime._context = SimpleNamespace(queue=WorkQueue(Settings()), activity=activity)
     session = SimpleNamespace(key=b"frontend-0", credits=None)
     runtime.endpoint = SimpleNamespace(sessions=[session], tell=lambda session, credits: sent.append(credits))
-    executor.activity.begin(60.0)
+    activity.begin(60.0)
     for _ in range(25):
         runtime._send_credits()
         clock.now += 0.1
-    executor.activity.end()
+    activity.end()
     runtime._send_credits()
     assert [credits.step_s for credits in sent] == [0, 1, 2, 0]

@@ -13,7 +13,7 @@ import pytest
 
 from ipc import settings
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
-from ipc.catalog.model_config import ModelConfig
+from ipc.catalog.model_config import ROW_COST, ModelConfig
 from ipc.catalog.repository import Wish
 from ipc.errors import InvalidInput, ModelLoadFailed, ProtocolError
 from ipc.metrics.registry import WorkerMetrics
@@ -23,6 +23,7 @@ from ipc.store.wishes import Wishes
 from ipc.wire.catalogs import Replied, Reread
 from tests.fakes.adapter import FakeAdapter
 from workers.device.devices import Device
+from workers.device.oom import ModelBudgets
 from workers.lifecycle import catalog_following, loading
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.loading import Loaded
@@ -58,7 +59,9 @@ def table(root: Path, *entries: ModelEntry, **flags: str) -> ModelTable:
     book = cast("JobTable", SimpleNamespace(adapters=set))
     metrics = cast("WorkerMetrics", _Metrics())
     catalog = Catalog(entries or [ENTRY])
-    return ModelTable(catalog, config, 0, device, lambda work: work(), lambda: None, book, metrics)
+    budgets = ModelBudgets(2048)
+    context: Any = SimpleNamespace(settings=config, metrics=metrics, jobs=book, budgets=budgets)
+    return ModelTable(catalog, 0, device, context, lambda: None)
 
 
 def unloading(models: ModelTable) -> Instance:
@@ -76,6 +79,32 @@ def end(models: ModelTable, instance: Instance) -> None:
     """What goes on with it has ended, and nothing is held."""
     with models._states.lock:
         models._states.end(instance, instance.rest)
+
+
+class Program(FakeAdapter):
+    """Takes four rows in a batch."""
+
+    config = ModelConfig("small", max_batch_size=4)  # type: ignore[assignment]
+
+
+def test_the_limits_of_batches_follow_the_models_that_are_served(tmp_path: Path) -> None:
+    source, adapter = DirectorySource("/weights"), ENTRY.adapter
+    small = ModelEntry("org/small", source, adapter, max_batch_tokens=64)
+    large = ModelEntry("org/large", source, adapter, max_batch_tokens=1 << 20)
+    models = table(tmp_path, ENTRY, small, large)
+    models.changes()
+    budgets = models._budgets
+    assert [budgets.tokens_of(name) for name in ("org/m", "org/small", "org/large")] == [2048, 64, 2048]
+    host = models.find("org/small")
+    assert host is not None
+    host.instance.begin(demanded=True)
+    host.instance.succeed(Program({}, 512), 100, 1.0, 1.0)
+    models._states.announce(host.instance)
+    models.changes()
+    assert budgets.tokens_of("org/small") == 4 * ROW_COST
+    models._states.serve(Catalog([ENTRY, large]))
+    models.changes()
+    assert budgets.tokens_of("org/small") == 2048, "of a model that is gone no number is kept"
 
 
 def test_a_model_that_is_wanted_while_it_is_unloaded_is_loaded_again(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_block_that_comes_for_an_ended_job_is_given_back(tmp_path: Path, how: 
     try:
         leases = LeaseTable(arena)
         endpoint = SimpleNamespace(leases=leases, post=lambda work, wake=True: None)
-        table = JobTable(WorkQueue(Settings()), lambda: cast("Endpoint", endpoint))
+        table = JobTable(WorkQueue(Settings()), cast("Endpoint", endpoint))
         late = ended(table, how)
         block = leases.reserve(10_000)
         assert block is not None and leases.used_nbytes > 0
@@ -55,7 +55,7 @@ def test_a_block_of_an_open_job_stays(tmp_path: Path) -> None:
     try:
         leases = LeaseTable(arena)
         endpoint = SimpleNamespace(leases=leases, post=lambda work, wake=True: None)
-        table = JobTable(WorkQueue(Settings()), lambda: cast("Endpoint", endpoint))
+        table = JobTable(WorkQueue(Settings()), cast("Endpoint", endpoint))
         waiting = job([1])
         table.enter(waiting)
         block = leases.reserve(10_000)
@@ -88,7 +88,7 @@ def test_what_has_waited_for_too_long_does_not_go_to_the_device_and_what_runs_go
         told.append(error.code)
 
     endpoint = SimpleNamespace(fail=fail, post=lambda work, wake=True: work())
-    table = JobTable(WorkQueue(Settings()), lambda: cast("Endpoint", endpoint))
+    table = JobTable(WorkQueue(Settings()), cast("Endpoint", endpoint))
     pieces = taken(table, how)
     made = pieces[0].job
     late = how == "late"
@@ -100,6 +100,6 @@ def test_what_has_waited_for_too_long_does_not_go_to_the_device_and_what_runs_go
 @pytest.mark.parametrize(("how", "ends"), [("in time", False), ("running", False), ("late", True)])
 def test_waiting_ends_without_a_free_device(how: str, ends: bool) -> None:
     endpoint = SimpleNamespace(fail=lambda *of: None, post=lambda work, wake=True: work())
-    table = JobTable(WorkQueue(Settings()), lambda: cast("Endpoint", endpoint))
+    table = JobTable(WorkQueue(Settings()), cast("Endpoint", endpoint))
     made = taken(table, how)[0].job
     assert table.expire() == [made] * ends

@@ -23,8 +23,8 @@ from workers.adapters.base import Prepared
 from workers.device import stepping
 from workers.device.oom import Eviction
 from workers.device.stepping import UNKNOWN_S
-from workers.scheduling.intake import Reason, WaitingLine
 from workers.scheduling.job import Batch, Job, Piece
+from workers.scheduling.queue import Reason, WaitingLine
 from workers.strategies import one_shot
 
 STATEFUL = ModelConfig("m", sequence_batching=SequenceBatching())
@@ -55,22 +55,14 @@ def test_a_stop_waits_for_what_models_have_begun(tmp_path: Path) -> None:
     closed: list[str] = []
 
     class Slow:
-        has_changed = False
-
-        def next_ns(self) -> int | None:
-            return None
-
         def go_on(self) -> None:
-            """Nothing waits."""
-
-        def close_ended(self) -> None:
             # The stop that does not wait looks long before this ends, and the stop that waits is as long as this.
             threading.Event().wait(0.05)
             closed.append("finally")
 
     with placing(tmp_path, Settings(), 1 << 20) as pipeline:
-        strategy: Any = Slow()
-        pipeline.executor.strategies = (strategy,)
+        pipeline.queue.ask(Slow())
+        pipeline.queue.close()
         pipeline.executor.start()
         pipeline.close()
         assert closed == ["finally"]
@@ -153,11 +145,11 @@ def test_an_item_that_never_fits_leaves_the_budget_of_batches_as_it_was(
         strategy.eviction = Eviction(lambda model, wait_s: False)
         model.most = most
         batch, jobs = batch_of(pipeline, strategy, model, *texts)
-        before = strategy.budgets.tokens_of(jobs[0].model)
+        before = pipeline.context.budgets.tokens_of(jobs[0].model)
         strategy.run(batch)
         pipeline.jobs.unclaim_pieces(batch.pieces)
         assert [job.state for job in jobs] == ["done" if most else "failed"] * len(texts)
-        assert (strategy.budgets.tokens_of(jobs[0].model) < before) is shrinks
+        assert (pipeline.context.budgets.tokens_of(jobs[0].model) < before) is shrinks
 
 
 class Timed(Failing):
@@ -189,7 +181,7 @@ def test_the_times_that_are_told_of_a_batch_are_those_of_its_parts(
         model = Timed()
         model.clock = clock
         batch, jobs = batch_of(pipeline, pipeline.kinds.one_shot, model, "a", "b")
-        monkeypatch.setattr(pipeline.kinds.one_shot.counts, "note_run", lambda *run: runs.append(run))
+        monkeypatch.setattr(pipeline.context.counts, "note_run", lambda *run: runs.append(run))
         pipeline.kinds.one_shot.run(batch)
         pipeline.jobs.unclaim_pieces(batch.pieces)
         assert runs == [(jobs[0].model, 2, 1_000_000_000, 2_000_000_000, 4_000_000_000)]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ipc.errors import PenstockError
+from ipc.settings import Settings
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import Call, EncodeCall, InputItem, ScoreCall
 from tests.fakes.jobs import make_job
@@ -46,10 +47,12 @@ def test_the_item_that_cannot_be_used_is_named(call: Call, refused: InputItem, p
         claim=lambda job: True, unclaim=lambda job: None, fail=lambda job, error: failures.append(error)
     )
     arena: Any = SimpleNamespace(record_preparing=lambda *_: None)
-    work: Any = None
+    context: Any = SimpleNamespace(queue=None, jobs=table, arena=arena, settings=Settings())
     job = make_job(call, of=Refusing(refused))
     job.prepared = [Prepared(None, 0)] * len(ITEMS)
-    Preparer(work, table, arena, 0, 1 << 20, lambda job: None).prepare_now(job)
+    preparer = Preparer(context, lambda job: None)
+    preparer.prepare_now(job)
+    preparer.close()
     [error] = failures
     assert error.code == "INVALID_INPUT"
     assert error.message == f"{place}: token id 7 is outside this model's vocabulary of 5"

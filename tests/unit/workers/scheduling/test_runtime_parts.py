@@ -19,8 +19,7 @@ from tests.fakes.jobs import adapter, make_job
 from tests.fakes.pipeline import placing
 from workers.adapters.base import Prepared
 from workers.runtime import Runtime
-from workers.scheduling.intake import Reason
-from workers.scheduling.queue import WorkQueue
+from workers.scheduling.queue import Reason, WorkQueue
 from workers.scheduling.table import JobTable
 from workers.strategies import named_outputs
 from workers.strategies.named_outputs import Placer
@@ -32,7 +31,7 @@ def test_a_request_for_another_kind_of_answer_is_refused(streams: bool, words: s
     served = SimpleNamespace(adapter=SimpleNamespace(streams=streams, config=None, engine=None))
     session: Any = SimpleNamespace(key=b"s", tag=1)
     with (
-        placing(tmp_path, Settings(), 1 << 20, models=SimpleNamespace(find=lambda model: served)) as pipeline,
+        placing(tmp_path, Settings(), 1 << 20, models={"find": lambda model: served}) as pipeline,
         pytest.raises(Unsupported, match=f"'m' gives {words}"),
     ):
         pipeline.intake.submit(session, Submit(1, work), memoryview(b""))
@@ -46,7 +45,7 @@ def test_streams_without_room_try_again_when_a_lease_ends(tmp_path: Path) -> Non
         pipeline.jobs.enter(job)
         with pipeline.jobs.lock:
             pipeline.jobs.rest(job)
-        pipeline._line.add(job, Reason.PART)
+        pipeline.line.add(job, Reason.PART)
         assert pipeline.queue.admitted == 0
         job.prepared = [Prepared(None, 16)]
         pipeline.released()
@@ -58,9 +57,10 @@ def test_a_drain_is_told_again_until_the_listener_has_room_for_it(tmp_path: Path
     runtime.notifier = Notifier(str(listener.path))
     while runtime.notifier.send(watchdog=1):
         pass
-    stubs: Any = SimpleNamespace(leases=0, preloaded=False, broadcast=lambda message: None)
-    runtime.models = runtime.endpoint = stubs
-    runtime.pipeline, runtime._settings = cast("Any", SimpleNamespace(jobs=[], leases=stubs)), Settings()
+    leases = SimpleNamespace(leases=0)
+    stubs: Any = SimpleNamespace(leases=leases, preloaded=False, broadcast=lambda message: None, jobs=[])
+    runtime.models = runtime.endpoint = runtime._context = stubs
+    runtime._settings = Settings()
     runtime._draining_until, runtime._ready_sent, runtime._stopping_sent = 0.0, True, False
     try:
         runtime.drain()
@@ -76,8 +76,9 @@ def test_a_drain_is_told_again_until_the_listener_has_room_for_it(tmp_path: Path
 
 def test_a_drain_waits_for_answers_that_are_posted_and_have_not_left() -> None:
     runtime, stops = Runtime.__new__(Runtime), list[str]()
-    runtime.pipeline = cast("Any", SimpleNamespace(idle=True, leases=SimpleNamespace(leases=0)))
-    endpoint = SimpleNamespace(has_posted=True, stop=lambda: stops.append("stop"))
+    runtime.pipeline = cast("Any", SimpleNamespace(idle=True))
+    leases = SimpleNamespace(leases=0)
+    endpoint = SimpleNamespace(has_posted=True, stop=lambda: stops.append("stop"), leases=leases)
     runtime.endpoint, runtime._stopping_sent = cast("Any", endpoint), True
     runtime._draining_until = time.monotonic() + 1000
     runtime._finish_drain()
@@ -94,7 +95,7 @@ def test_a_part_that_cannot_be_copied_leaves_no_block(
     try:
         leases = LeaseTable(arena)
         endpoint: Any = SimpleNamespace(leases=leases)
-        placer = Placer(JobTable(WorkQueue(Settings()), lambda: endpoint), 1024)
+        placer = Placer(JobTable(WorkQueue(Settings()), endpoint), 1024)
 
         def failing(*_: Any) -> None:
             raise RuntimeError("the device is gone")

@@ -67,4 +67,4 @@ def test_sequences_in_the_backlog_leave_the_arena_to_those_with_a_slot(pipeline:
     pipeline.released()
     assert pipeline.placed == numbers([first, last, waiting[0], waiting[2]])
     pipeline.jobs.cancel(waiting[2])
-    assert pipeline.leases.used_nbytes == 0 and not len(pipeline._line)
+    assert pipeline.leases.used_nbytes == 0 and not len(pipeline.line)

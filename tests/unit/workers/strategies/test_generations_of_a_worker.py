@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ipc.errors import InferenceFailed, QueueFull
+from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Generation, Settings
 from ipc.wire.messages import Ending, GenerateCall, Sampling
 from ipc.wire.streams import FINISHED, QUEUED, STARTED, Deltas
@@ -26,15 +27,13 @@ from tests.fakes.raising import EXCEPTIONS, LOGGED, obey
 from workers import foreign
 from workers.adapters.base import Prepared
 from workers.device import oom
-from workers.device.stepping import Activity
 from workers.endpoint.endpoint import Endpoint
 from workers.generation.building import build
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler
 from workers.generation.text import ChoiceOutput
+from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, Job
-from workers.scheduling.queue import WorkQueue
-from workers.scheduling.table import JobTable
 from workers.strategies import generation
 from workers.strategies.generation import Generations
 
@@ -164,18 +163,13 @@ class Worker:
     def __init__(self, blocks: int = 24) -> None:
         self.made = Model(blocks)
         self.received = Received()
-        self.queue = WorkQueue(Settings())
-        self.table = JobTable(self.queue, lambda: cast("Endpoint", self.received))
         self.adapter: Any = Adapter(self.made.engine)
         self.flights: list[list[tuple[int, int]]] = []
-        self.strategy = Generations(
-            self.table,
-            self.queue,
-            Activity(),
-            60.0,
-            WAITING,
-            self.flights.append,
-        )
+        arena: Any = SimpleNamespace(record_flight=self.flights.append)
+        settings = Settings(generation=Generation(max_waiting=WAITING))
+        endpoint = cast("Endpoint", self.received)
+        context = Context.make(settings, WorkerMetrics("worker-0"), arena, endpoint, 2048)
+        self.queue, self.table, self.strategy = context.queue, context.jobs, Generations(context)
         self.jobs: list[Job] = []
 
     def submit(
@@ -217,7 +211,8 @@ class Worker:
 
     def turn(self) -> bool:
         """What the device thread does with one batch; whether there was one."""
-        self.strategy.go_on()
+        for strategy in self.queue.take_asking():
+            strategy.go_on()
         taken = self.queue.take(1 << 20, 64, lambda model: 1 << 20)
         pieces = self.table.claim_pieces(taken)
         if not pieces:
@@ -238,7 +233,7 @@ class Worker:
 
     def settle(self) -> None:
         """Run until nothing is left to do; all clients read."""
-        while self.turn() or self.strategy.has_changed or len(self.table):
+        while self.turn() or self.queue.interrupted or len(self.table):
             for job in self.jobs:
                 self.read(job)
 

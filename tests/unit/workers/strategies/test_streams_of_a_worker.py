@@ -17,7 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InferenceFailed
 from ipc.memory.arena import BLOCKS_OFFSET, Arena, Block, LeaseTable
-from ipc.settings import Settings
+from ipc.metrics.registry import WorkerMetrics
+from ipc.settings import Arena as ArenaSettings
+from ipc.settings import Settings, Worker
 from ipc.wire.messages import InferCall, TensorInput, TensorOutput
 from ipc.wire.streams import Part
 from tests.fakes.jobs import make_job, replan
@@ -27,12 +29,9 @@ from workers.device.stepping import Activity
 from workers.endpoint.endpoint import Endpoint
 from workers.inputs import Payload
 from workers.operations.infer import Infer
-from workers.scheduling.batch_counts import BatchCounts
-from workers.scheduling.intake import Reason, WaitingLine
+from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, Job, collate
-from workers.scheduling.queue import WorkQueue
-from workers.scheduling.table import JobTable
-from workers.strategies.named_outputs import Placer
+from workers.scheduling.queue import Reason
 from workers.strategies.stream import Streams
 
 CONFIG = ModelConfig(
@@ -42,7 +41,8 @@ CONFIG = ModelConfig(
     decoupled=True,
 )
 ARENA_NBYTES = 64 << 10
-LIMIT_S = 10.0
+LIMIT_S = 60.0
+SETTINGS = Settings(arena=ArenaSettings(inline_bytes=1024), worker=Worker(hang_timeout_s=LIMIT_S))
 
 
 class Counting(FakeProgram):
@@ -102,28 +102,11 @@ class StreamMachine(RuleBasedStateMachine):
         self.arena = Arena(Path(self.directory.name) / "arena", BLOCKS_OFFSET + ARENA_NBYTES, "e" * 16)
         self.leases = LeaseTable(self.arena)
         self.sent = Sent(self.leases)
-        self.queue = WorkQueue(Settings())
-        self.table = JobTable(self.queue, lambda: cast("Endpoint", self.sent))
         self.adapter = Counting()
-        metrics: Any = SimpleNamespace(
-            device="cpu",
-            **{
-                name: SimpleNamespace(labels=lambda *of: SimpleNamespace(inc=lambda by=1: None))
-                for name in ("runs", "runs_input", "runs_compute", "runs_output", "parts")
-            },
-        )
-        self.activity = Activity()
-        self.streams = Streams(
-            self.table,
-            self.queue,
-            WaitingLine(),
-            self.activity,
-            Placer(self.table, 1024),
-            BatchCounts(metrics),
-            LIMIT_S,
-            1000,
-            self.note_flight,
-        )
+        arena: Any = SimpleNamespace(record_flight=self.note_flight)
+        context = Context.make(SETTINGS, WorkerMetrics("worker-0"), arena, cast("Endpoint", self.sent), 2048)
+        self.queue, self.table, self.line = context.queue, context.jobs, context.line
+        self.activity, self.streams = context.activity, Streams(context)
         self.flights: list[list[tuple[int, int]]] = []
         self.jobs: list[Job] = []
         self.taken: dict[int, int] = {}
@@ -169,7 +152,7 @@ class StreamMachine(RuleBasedStateMachine):
     @rule()
     def run_a_turn(self) -> None:
         """What the device thread does with one batch."""
-        self.streams.close_ended()
+        self.go_on()
         pieces = self.table.claim_pieces(self.queue.take(1 << 20, 64, lambda model: 1 << 20))
         if not pieces:
             return
@@ -197,13 +180,19 @@ class StreamMachine(RuleBasedStateMachine):
 
     @rule()
     def let_pauses_end(self) -> None:
-        line = self.streams._line
-        for job in line.jobs(Reason.PAUSE):
-            line.add(job, Reason.PAUSE, 1)
+        for job in self.line.jobs(Reason.PAUSE):
+            self.line.add(job, Reason.PAUSE, 1)
         for job in self.jobs:
             job.kept.pause_until_ns = min(job.kept.pause_until_ns, 1)
-        self.streams.go_on()
-        assert self.streams.next_ns() is None
+        self.go_on()
+        assert self.line.next_ns() is None
+
+    def go_on(self) -> None:
+        """What the device thread does between two batches."""
+        for job in self.line.take_paused(time.monotonic_ns()):
+            job.strategy.resume(job)
+        for strategy in self.queue.take_asking():
+            strategy.go_on()
 
     @rule()
     def tick(self) -> None:
@@ -258,11 +247,11 @@ class StreamMachine(RuleBasedStateMachine):
             self.tick()
             self.let_pauses_end()
         assert all(job.state != "open" for job in self.jobs), "a stream rests for ever"
-        self.streams.close_ended()
+        self.go_on()
         for which in range(len(self.jobs)):
             self.take(which, 50)
         assert all(len(named) == 1 for named in self.flights[::2]) and not any(self.flights[1::2])
-        assert self.adapter.open == 0 and not self.streams.has_changed and not len(self.table)
+        assert self.adapter.open == 0 and not self.queue.interrupted and not len(self.table)
         assert self.queue.admitted == 0 and self.table.resting.total() == 0
         assert all(job.claims == 0 for job in self.jobs)
         assert self.leases.used_nbytes == 0
@@ -289,9 +278,9 @@ def test_others_go_on_while_a_stream_pauses() -> None:
         machine.run_a_turn()
     assert other.state == "done" and len(machine.sent.parts[other.id]) == 3
     assert waiting.state == "open" and waiting.id not in machine.sent.parts
-    until = machine.streams.next_ns()
+    until = machine.line.next_ns()
     assert until is not None and until - time.monotonic_ns() > 9e14
-    machine.streams.go_on()
+    machine.go_on()
     assert machine.queue.admitted == 0 and machine.table.resting.total() == 1, "its time has not come"
     for _ in range(6):
         machine.let_pauses_end()
