@@ -20,7 +20,6 @@ Entries of one choice are in order.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -58,29 +57,53 @@ class PartsConsumed(Wire, frozen=True, tag="parts_consumed"):
     count: int
 
 
-class PartFlow:
-    """What either side knows of one request: parts that were sent and not taken yet. Its owner locks, if need be."""
+class Flow:
+    """What either side knows of one stream: how much was sent, and how much of that the client has taken.
 
-    __slots__ = ("_untaken", "_window")
+    The unit is a part of an answer, or a byte of text (`nbytes_of`). At most one thread calls `sent`, and one `taken`;
+    a thread that acts on both locks.
+    """
+
+    __slots__ = ("_alone", "_sent", "_taken", "_window")
 
     def __init__(self, window: int) -> None:
-        """The frontend asks for `window` parts; at most `MAX_WINDOW` are granted."""
-        self._window = max(1, min(window, MAX_WINDOW))
-        self._untaken: deque[bool] = deque()
+        """Nothing more may be sent once `window` or more is not taken."""
+        self._window = window
+        self._sent = self._taken = 0
+        self._alone = False
+
+    @property
+    def ahead(self) -> int:
+        """What was sent and is not taken."""
+        return self._sent - self._taken
 
     @property
     def open(self) -> bool:
-        """Whether one more part may be sent."""
-        return len(self._untaken) < self._window and True not in self._untaken
+        """Whether more may be sent."""
+        ahead = self.ahead
+        return ahead < self._window and not (self._alone and ahead)
 
-    def sent(self, in_block: bool) -> None:
-        """One more part was sent."""
-        self._untaken.append(in_block)
+    @property
+    def half_open(self) -> bool:
+        """Whether half of the window is free again, after which a stream that was paused goes on."""
+        return self.ahead <= self._window // 2
 
-    def taken(self, count: int) -> None:
-        """The oldest parts were taken; a count beyond what was sent is cut."""
-        for _ in range(min(max(count, 0), len(self._untaken))):
-            self._untaken.popleft()
+    def sent(self, amount: int, alone: bool = False) -> None:
+        """More was sent. With `alone` nothing may be sent until the client has taken everything."""
+        self._sent += amount
+        self._alone = alone
+
+    def taken(self, amount: int) -> None:
+        """The client has taken more. An amount beyond what was sent is cut."""
+        self._taken += min(max(amount, 0), self.ahead)
+
+
+def part_flow(window: int) -> Flow:
+    """The flow of an answer in parts: the frontend asks for `window` parts, at most `MAX_WINDOW` are granted.
+
+    A part in a block goes `alone`.
+    """
+    return Flow(max(1, min(window, MAX_WINDOW)))
 
 
 class TokenLogprob(Wire, frozen=True):

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from ipc.wire.messages import Call, EncodeCall, InputItem, Work
-from workers.scheduling.job import Batch, Job
-from workers.scheduling.strategy import Strategy
+from workers.scheduling.job import Batch, Job, Strategy
 
 LATER_NS = 1 << 62
 

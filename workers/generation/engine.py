@@ -25,9 +25,8 @@ from workers import foreign
 from workers.generation.attention import PagedAttention, plan_of
 from workers.generation.captured import CapturedSteps, packed_pass
 from workers.generation.request import Emission, GenerationRequest, Matcher
-from workers.generation.scheduler import Scheduler
 from workers.generation.scoring import first_token, scored
-from workers.generation.sequence import BlockPool, Output, Span, Spoiled
+from workers.generation.sequence import BlockPool, Output, Scheduler, Span, Spoiled
 from workers.generation.sequence import Sequence as Choice
 
 

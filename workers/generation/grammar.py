@@ -6,7 +6,7 @@
    grammar that was refused is remembered as well. Only calls of one `space` find what was kept, since the time of a
    request tells whether its grammar was known.
 3. Each choice gets a copy of the compiled grammar (`Guide`).
-4. A mistake in a grammar is `InvalidInput` with the words of llguidance, or plainer ones (`grammar_words.plain`).
+4. A mistake in a grammar is `InvalidInput` with the words of llguidance, or plainer ones (`grammar_formats.plain`).
 
 NOTE: `Grammars` makes the tokenizer of llguidance when the model is loaded. A vocabulary of 250,000 tokens takes over
 two seconds, in which no other thread of the worker runs: llguidance keeps the lock of the interpreter.
@@ -39,7 +39,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from ipc.errors import InvalidInput
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
-from workers.generation import grammar_formats, grammar_words
+from workers.generation import grammar_formats
 from workers.generation.answers import ANSWER, ANY_OBJECT, AnswerGrammar, Budget, Calls, Function
 from workers.generation.formats.table import Format
 from workers.generation.grammar_trial import LIMITS, Trial, error_of
@@ -241,7 +241,7 @@ class Grammars:
         if isinstance(found, str):
             # NOTE: llguidance shows the line with the mistake, which for functions nobody but us has written.
             of_function = field.startswith("tools")
-            words, param = (grammar_words.of_function(found), "tools") if of_function else (found, field)
+            words, param = (grammar_formats.of_function(found), "tools") if of_function else (found, field)
             raise InvalidInput(f"{field}: {words}", param=param)
         return found
 

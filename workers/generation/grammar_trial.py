@@ -25,7 +25,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from ipc.errors import DeadlineExceeded
 from ipc.processes import starting as processes
-from workers.generation.grammar_words import plain
+from workers.generation.grammar_formats import plain
 
 MOST_SECONDS = 3
 MOST_NBYTES = 4 << 30

@@ -134,10 +134,10 @@ class BatchCounts:
         """A batch with `rows` of tensor requests to the entry `model` ran: preparing and joining inputs, the model,
         writing outputs.
         """
-        key = model, size_label(rows)
+        key = model, rows
         counters = self._rows.get(key)
         if counters is None:
-            labels = model, str(key[1]), self._metrics.device
+            labels = model, str(size_label(rows)), self._metrics.device
             counters = tuple(
                 WrittenAmount(getattr(self._metrics, name).labels(*labels)) for name in _FAMILIES
             )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from workers.adapters.base import Adapter
 from workers.scheduling.context import Context
-from workers.scheduling.strategy import Strategy
+from workers.scheduling.job import Strategy
 from workers.strategies.generation import Generations
 from workers.strategies.one_shot import OneShot
 from workers.strategies.sequence import Sequences

@@ -25,15 +25,14 @@ from weakref import WeakKeyDictionary
 from ipc.errors import QueueFull
 from ipc.shares import Shares
 from ipc.wire.messages import GenerateCall
-from ipc.wire.streams import QUEUED, STARTED, WINDOW_NBYTES, Deltas, Start, nbytes_of
+from ipc.wire.streams import QUEUED, STARTED, WINDOW_NBYTES, Deltas, Flow, Start, nbytes_of
 from workers.adapters.base import Adapter
 from workers.device import oom
 from workers.device.stepping import batch_limit_s
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.sequence import Unfit
 from workers.scheduling.context import Context
-from workers.scheduling.job import Batch, Job, Piece
-from workers.scheduling.strategy import Strategy, error_of, item_error
+from workers.scheduling.job import Batch, Job, Piece, Strategy, error_of, item_error
 
 if TYPE_CHECKING:
     from workers.generation.engine import Engine
@@ -51,24 +50,17 @@ LATEST_WEIGHT = 0.1
 
 
 @dataclass(slots=True, eq=False)
-class Flow:
-    """What a job keeps besides: bytes that were sent and that its client has taken, `runs` once in the engine.
+class TextState:
+    """What a job keeps besides: `owed` are the tokens that its choices are expected to generate.
 
-    `owed` are the tokens that its choices are expected to generate.
-
-    The device thread writes all but `taken`, which is the endpoint's.
+    `flow` counts bytes; more than `WINDOW_NBYTES` ahead pause a stream. The endpoint's thread calls `Flow.taken`. The
+    device thread writes all else: `paused` while the client has too much to read, `runs` once in the engine.
     """
 
     owed: float
-    sent: int = 0
-    taken: int = 0
+    flow: Flow = field(default_factory=lambda: Flow(WINDOW_NBYTES + 1))
     paused: bool = False
     runs: bool = False
-
-    @property
-    def ahead(self) -> int:
-        """Bytes that the client has not taken."""
-        return self.sent - self.taken
 
 
 @dataclass(slots=True, eq=False)
@@ -141,7 +133,7 @@ class Generations(Strategy):
                 )
             crowd.sequences += number
             crowd.shares.begin(number, "", work.caller, work.share)
-            job.kept = Flow(crowd.expected(_call_of(job)))
+            job.kept = TextState(crowd.expected(_call_of(job)))
             crowd.owed += job.kept.owed
             crowd.prompts += work.cost
 
@@ -300,7 +292,7 @@ class Generations(Strategy):
             assert isinstance(job, Job)
             by_session.setdefault(job.session, []).append((job, emission))
             if emission.text or emission.prompt:
-                job.kept.sent += nbytes_of(emission.text, emission.logprobs or emission.prompt)
+                job.kept.flow.sent(nbytes_of(emission.text, emission.logprobs or emission.prompt))
                 grown[job] = None
         for session, entries in by_session.items():
             self._send(session, entries)
@@ -311,12 +303,12 @@ class Generations(Strategy):
                 if emission.key not in alive:
                     self._finish(emission.key)
         for job in grown:
-            flow: Flow = job.kept
-            if flow.ahead > WINDOW_NBYTES and job in alive:
-                flow.paused = True
+            state: TextState = job.kept
+            if not state.flow.open and job in alive:
+                state.paused = True
                 engine.pause(job)
                 # NOTE: the client may have taken text before the mark was set.
-                if flow.ahead <= WINDOW_NBYTES // 2:
+                if state.flow.half_open:
                     self._note_change(job)
 
     def _finish(self, job: Hashable) -> None:
@@ -361,9 +353,9 @@ class Generations(Strategy):
 
     def taken(self, job: Job, nbytes: int) -> None:
         """The client of a stream has taken some text. Endpoint thread only."""
-        flow: Flow = job.kept
-        flow.taken += nbytes
-        if flow.paused and flow.ahead <= WINDOW_NBYTES // 2:
+        state: TextState = job.kept
+        state.flow.taken(nbytes)
+        if state.paused and state.flow.half_open:
             self._note_change(job)
 
     def ended(self, job: Job) -> None:

@@ -33,8 +33,7 @@ from ipc.wire.messages import InferCall, ItemError, Step
 from workers.adapters.base import Adapter
 from workers.adapters.shared.slot_batch import check_step
 from workers.scheduling.context import Context
-from workers.scheduling.job import Job, Piece
-from workers.scheduling.strategy import item_error
+from workers.scheduling.job import Job, Piece, item_error
 from workers.strategies.one_shot import OneShot, Passes
 
 log = logging.getLogger(__name__)

@@ -21,15 +21,14 @@ import torch
 
 from ipc.errors import QueueFull, ShmExhausted, Unsupported
 from ipc.wire.messages import Work
-from ipc.wire.streams import PartFlow
+from ipc.wire.streams import Flow, part_flow
 from workers.adapters.base import Pause
 from workers.device import oom
 from workers.device.stepping import batch_limit_s
 from workers.operations import streaming_of
 from workers.scheduling.context import Context
-from workers.scheduling.job import Batch, Job, Piece, collate
+from workers.scheduling.job import Batch, Job, Piece, Strategy, collate, error_of, item_error
 from workers.scheduling.queue import Reason
-from workers.scheduling.strategy import Strategy, error_of, item_error
 from workers.strategies.named_outputs import Placer
 from workers.strategies.one_shot import note_batch
 
@@ -48,7 +47,7 @@ class StreamState:
     model asked.
     """
 
-    flow: PartFlow
+    flow: Flow
     pause_until_ns: int = 0
     batch: Any = None
     steps: Iterator[Any] | None = None
@@ -83,7 +82,7 @@ class Streams(Strategy):
 
     def admit(self, job: Job) -> None:
         """A stream begins."""
-        job.kept = StreamState(PartFlow(job.work.parts))
+        job.kept = StreamState(part_flow(job.work.parts))
 
     def group(self, job: Job) -> Hashable:
         """All streams of an instance; each has a batch of its own."""
@@ -150,7 +149,7 @@ class Streams(Strategy):
         job.copy_ns += time.monotonic_ns() - computed
         self._context.counts.responded(job.model)
         with self._table.lock:
-            stream.flow.sent(part.output.block is not None)
+            stream.flow.sent(1, alone=part.output.block is not None)
         self._table.send_part(job, part)
         return True
 

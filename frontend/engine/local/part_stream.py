@@ -25,7 +25,7 @@ from frontend.engine.answer import Answer, AnswerStream, CopyBudget
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.delivery import Delivery
 from ipc.errors import LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
-from ipc.wire.streams import WINDOW, PartFlow
+from ipc.wire.streams import WINDOW, part_flow
 
 T = TypeVar("T")
 TELL_AFTER = WINDOW // 2
@@ -164,7 +164,7 @@ class PartStream(Incoming[Delivery], AnswerStream):
         """`window` is `Work.parts`; for the others see `Incoming`."""
         super().__init__(channel, request, final, on_suspect)
         self._copies, self._copy_after_s = copies, copy_after_s
-        self._flow = PartFlow(window)
+        self._flow = part_flow(window)
         self._held: tuple[Delivery, Answer] | None = None
         self._untold = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -195,7 +195,7 @@ class PartStream(Incoming[Delivery], AnswerStream):
         """A part has arrived."""
         self.answering = True
         self._waiting.append(delivery)
-        self._flow.sent(delivery.result.block is not None)
+        self._flow.sent(1, alone=delivery.result.block is not None)
         if not self._flow.open:
             self.channel.rest(self._request)
         if delivery.arena is not None:

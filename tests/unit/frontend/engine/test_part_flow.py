@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from frontend.engine.local.part_stream import TELL_AFTER
 from ipc.wire import codec
 from ipc.wire.messages import BlockRef, Result, TensorInfo, TensorRef, Timing
-from ipc.wire.streams import MAX_WINDOW, WINDOW, Part, PartFlow, PartsConsumed
+from ipc.wire.streams import MAX_WINDOW, WINDOW, Part, PartsConsumed, part_flow
 
 
 class FlowMachine(RuleBasedStateMachine):
@@ -22,13 +22,13 @@ class FlowMachine(RuleBasedStateMachine):
     @initialize(window=st.integers(1, MAX_WINDOW))
     def begin(self, window: int) -> None:
         self.window = window
-        self.flow = PartFlow(window)
+        self.flow = part_flow(window)
         self.untaken: deque[bool] = deque()
 
     @rule(in_block=st.booleans())
     def send(self, in_block: bool) -> None:
         if self.flow.open:
-            self.flow.sent(in_block)
+            self.flow.sent(1, alone=in_block)
             self.untaken.append(in_block)
 
     @rule(count=st.integers(-5, 2 * MAX_WINDOW))
@@ -47,7 +47,7 @@ class FlowMachine(RuleBasedStateMachine):
     def no_more_than_the_window_and_one_block_is_ahead(self) -> None:
         if not hasattr(self, "flow"):
             return
-        assert len(self.flow._untaken) == len(self.untaken) <= self.window
+        assert self.flow.ahead == len(self.untaken) <= self.window
         assert sum(self.untaken) <= 1 and True not in list(self.untaken)[:-1]
         assert self.flow.open == (len(self.untaken) < self.window and not any(self.untaken))
 
@@ -59,13 +59,13 @@ TestFlowMachine.settings = settings(max_examples=60, stateful_step_count=40, dea
 @given(kinds=st.lists(st.booleans(), max_size=200), seed=st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
 def test_a_reader_that_tells_late_gets_every_part(kinds: list[bool], seed: int) -> None:
-    flow, waiting, to_send = PartFlow(WINDOW), deque[bool](), deque(kinds)
+    flow, waiting, to_send = part_flow(WINDOW), deque[bool](), deque(kinds)
     chance, untold, taken = random.Random(seed), 0, 0
     while taken < len(kinds):
         may_send, may_take = bool(to_send) and flow.open, bool(waiting)
         assert may_send or may_take, "both wait for each other"
         if may_send and (not may_take or chance.random() < 0.5):
-            flow.sent(to_send[0])
+            flow.sent(1, alone=to_send[0])
             waiting.append(to_send.popleft())
             continue
         in_block, taken, untold = waiting.popleft(), taken + 1, untold + 1
@@ -78,10 +78,10 @@ def test_a_reader_that_tells_late_gets_every_part(kinds: list[bool], seed: int) 
     ("asked", "granted"), [(-3, 1), (0, 1), (1, 1), (MAX_WINDOW + 1, MAX_WINDOW), (1 << 62, MAX_WINDOW)]
 )
 def test_a_window_is_at_least_one_and_bounded(asked: int, granted: int) -> None:
-    flow = PartFlow(asked)
+    flow = part_flow(asked)
     while flow.open:
-        flow.sent(False)
-    assert len(flow._untaken) == granted
+        flow.sent(1)
+    assert flow.ahead == granted
 
 
 def test_parts_and_credits_travel() -> None:

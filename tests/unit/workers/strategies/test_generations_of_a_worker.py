@@ -227,7 +227,7 @@ class Worker:
 
     def read(self, job: Job) -> None:
         """The client of a job takes all that was sent."""
-        ahead = job.kept.ahead
+        ahead = job.kept.flow.ahead
         if ahead and job.state == "open":
             self.strategy.taken(job, ahead)
 
@@ -333,7 +333,7 @@ class Machine(RuleBasedStateMachine):
     def nobody_is_far_ahead_of_a_client(self) -> None:
         for job in getattr(self, "worker", SimpleNamespace(jobs=[])).jobs:
             # A step adds one letter to each choice.
-            assert job.kept.ahead <= WINDOW + job.work.call.n
+            assert job.kept.flow.ahead <= WINDOW + job.work.call.n
 
     def teardown(self) -> None:
         if not hasattr(self, "worker"):
@@ -565,7 +565,7 @@ def test_a_client_that_does_not_read_holds_nobody_else() -> None:
         worker.turn()
         worker.read(quick)
     assert slow.state == "open" and slow.kept.paused
-    assert WINDOW < slow.kept.ahead <= WINDOW + 1
+    assert WINDOW < slow.kept.flow.ahead <= WINDOW + 1
     assert not worker.turn(), "the device rests while the client does"
     worker.settle()
     assert worker.received.texts[1, 0] == worker.made.greedy([1, 2, 3], 60)
@@ -577,7 +577,7 @@ def test_log_probabilities_count_for_what_a_client_does_not_read() -> None:
     while worker.turn():
         pass
     told = len(worker.received.texts[1, 0])
-    assert slow.kept.paused and slow.kept.ahead > WINDOW and told == 1
+    assert slow.kept.paused and slow.kept.flow.ahead > WINDOW and told == 1
     worker.settle()
     assert len(worker.received.texts[1, 0]) == 60
 
