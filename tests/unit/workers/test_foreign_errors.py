@@ -27,6 +27,9 @@ from workers.loading import failure
 from workers.scheduling.executor import Executor
 from workers.scheduling.preparing import Preparer
 
+LONE = Settings().worker.prepare_threads
+"""The place in the flight record of a job that is prepared in the thread of the caller."""
+
 
 def in_a_thread(raised: BaseException) -> Exception:
     """`error_of` in a thread, where no interrupt of an operator can come."""
@@ -122,9 +125,11 @@ def test_an_error_that_escapes_a_turn_leaves_the_flight_record() -> None:
     batch: Any = SimpleNamespace(pieces=[SimpleNamespace(job=job)], first=job, turn=None)
     device: Any = SimpleNamespace(
         _queue=SimpleNamespace(begin=lambda batch: None),
-        _arena=SimpleNamespace(record_flight=flights.append),
+        _context=SimpleNamespace(arena=SimpleNamespace(record_flight=flights.append)),
         _touch=lambda model: None,
         _turns=[],
+        make_way=lambda: None,
+        free_memory=lambda: False,
     )
     with pytest.raises(SystemError):
         Executor.run_turn(device, batch)
@@ -151,7 +156,7 @@ def test_whatever_is_raised_in_preparing_ends_the_request(name: str) -> None:
     thread.start()
     thread.join()
     assert [error.code for error in failures] == ["INFERENCE_ERROR"]
-    assert record == [(0, job.tag, job.id), (0, 0, 0)]
+    assert record == [(LONE, job.tag, job.id), (LONE, 0, 0)]
 
 
 def test_an_error_that_escapes_preparing_leaves_the_record() -> None:
@@ -167,7 +172,7 @@ def test_an_error_that_escapes_preparing_leaves_the_record() -> None:
     preparer.close()
     with pytest.raises(SystemError):
         preparer.prepare_now(job)
-    assert record == [(0, job.tag, job.id)]
+    assert record == [(LONE, job.tag, job.id)]
 
 
 def test_a_greenlet_that_a_model_ends_is_an_error_of_the_batch() -> None:

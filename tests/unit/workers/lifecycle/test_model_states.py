@@ -99,10 +99,11 @@ def test_the_limits_of_batches_follow_the_models_that_are_served(tmp_path: Path)
     assert host is not None
     host.instance.begin(demanded=True)
     host.instance.succeed(Program({}, 512), 100, 1.0, 1.0)
-    models._states.announce(host.instance)
-    models.changes()
-    assert budgets.tokens_of("org/small") == 4 * ROW_COST
-    models._states.serve(Catalog([ENTRY, large]))
+    with models._states.lock:
+        models._states.announce(host.instance)
+        models.changes()
+        assert budgets.tokens_of("org/small") == 4 * ROW_COST
+        models._states.serve(Catalog([ENTRY, large]))
     models.changes()
     assert budgets.tokens_of("org/small") == 2048, "of a model that is gone no number is kept"
 

@@ -219,7 +219,7 @@ class StreamMachine(RuleBasedStateMachine):
             parts = self.sent.parts.get(job.id, [])
             assert [number for number, _ in parts] == list(range(len(parts)))
             if job.state == "open":
-                assert len(job.kept.flow._untaken) == len(parts) - self.taken[job.id]
+                assert job.kept.flow.ahead == len(parts) - self.taken[job.id]
 
     @invariant()
     def a_stream_that_rests_fills_no_lane(self) -> None:
