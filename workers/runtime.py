@@ -267,12 +267,12 @@ class Runtime:
 
     def _send_credits(self) -> None:
         """Tell each session what it may send, if that has changed."""
-        told = self._credits()
+        credits = self._credits()
         for session in self.endpoint.sessions:
-            state = _rounded(told[session.key])
+            state = _rounded(credits[session.key])
             if state != session.credits:
                 session.credits = state
-                self.endpoint.tell(session, told[session.key])
+                self.endpoint.tell(session, credits[session.key])
 
     def _models_changed(self) -> None:
         """States of models changed; called from any thread. What changes until the endpoint's turn is told at once."""

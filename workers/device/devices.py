@@ -36,16 +36,16 @@ class Device:
 
 def select(settings: Settings) -> Device:
     """The device by `worker.device`. Raises `MachineUnfit` when a GPU is wanted or present but unusable."""
-    wanted = settings.worker.device
-    if wanted != "cpu" and torch.cuda.is_available():
+    choice = settings.worker.device
+    if choice != "cpu" and torch.cuda.is_available():
         torch.set_num_threads(1)
         # NOTE: by default convolutions in float32 keep 10 bits of each factor, which moves vectors of pictures by 2e-4.
         torch.backends.cudnn.allow_tf32 = False
         properties = torch.cuda.get_device_properties(0)
         return Device(torch.device("cuda", 0), properties.name, str(getattr(properties, "uuid", "")), 1)
-    if wanted == "cuda":
+    if choice == "cuda":
         raise MachineUnfit("worker.device is cuda, but torch finds no CUDA device")
-    if wanted == "auto" and count_gpus():
+    if choice == "auto" and count_gpus():
         raise MachineUnfit(
             "this host has a GPU that torch cannot use; install a CUDA build of torch or set worker.device=cpu"
         )

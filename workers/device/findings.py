@@ -112,7 +112,7 @@ class Proof:
 
     def __init__(self, findings: Findings | None = None) -> None:
         self._findings = findings or Findings()
-        self._made: tuple[str, Any, str] | None = None
+        self._proof: tuple[str, Any, str] | None = None
         self.values: Values | None = None
         """The values of the proven load; None where this load has skipped no proof."""
 
@@ -124,15 +124,15 @@ class Proof:
         self.values = proven.values
         return proven.found
 
-    def succeed(self, kind: str, facts: Any, found: str) -> None:
-        """The proof has been made and has found `found`."""
-        self._made = (kind, facts, found)
+    def succeed(self, kind: str, facts: Any, finding: str) -> None:
+        """The proof has been made and has found `finding`."""
+        self._proof = (kind, facts, finding)
 
     def keep(self, values: Mapping[str, list[float]]) -> None:
         """The load has succeeded with these values. Without values later loads have nothing to compare, and prove."""
-        if self._made and values:
-            kind, facts, found = self._made
-            self._findings.write(kind, facts, Proven(found, dict(values)))
+        if self._proof and values:
+            kind, facts, finding = self._proof
+            self._findings.write(kind, facts, Proven(finding, dict(values)))
 
 
 def _content(path: Path) -> bytes:
@@ -186,5 +186,5 @@ def _processor() -> list[str]:
         lines = _PROCESSORS.read_text(errors="replace").splitlines()
     except OSError:
         lines = []
-    found = {line for line in lines if line.partition(":")[0].strip() in _PROCESSOR_FIELDS}
-    return sorted(found) or [platform.processor()]
+    facts = {line for line in lines if line.partition(":")[0].strip() in _PROCESSOR_FIELDS}
+    return sorted(facts) or [platform.processor()]

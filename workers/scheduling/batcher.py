@@ -194,14 +194,14 @@ class _Group:
         if not gathering.preferred or self.tokens < gathering.preferred[0]:
             return 0
         limit = gathering.full_tokens if most is None else min(most, gathering.full_tokens)
-        found = total = 0
+        largest = total = 0
         for cost in itertools.chain(self.lanes["interactive"].costs(), self.lanes["bulk"].costs()):
             total += cost
             if total > limit:
                 break
             if total in gathering.preferred:
-                found = total
-        return found
+                largest = total
+        return largest
 
 
 class Batcher:

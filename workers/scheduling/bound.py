@@ -99,12 +99,12 @@ class Pace:
         self._products += weight * tokens * seconds
         self._fit()
 
-    def _forget(self, kept: float) -> None:
-        self._weight *= kept
-        self._tokens *= kept
-        self._seconds *= kept
-        self._squares *= kept
-        self._products *= kept
+    def _forget(self, rest: float) -> None:
+        self._weight *= rest
+        self._tokens *= rest
+        self._seconds *= rest
+        self._squares *= rest
+        self._products *= rest
 
     def _fit(self) -> None:
         tokens, seconds = self._tokens / self._weight, self._seconds / self._weight
@@ -306,12 +306,12 @@ class Bound:
 
     def others_s(self, session: bytes) -> float:
         """Seconds of work that other sessions have waiting."""
-        found = 0.0
+        seconds = 0.0
         for lane in self._lanes.values():
             price = partial(self.price, lane.limit_s)
             mine = lane.sessions.get(session)
-            found += lane.shares.all.seconds(price) - (mine.seconds(price) if mine else 0.0)
-        return found
+            seconds += lane.shares.all.seconds(price) - (mine.seconds(price) if mine else 0.0)
+        return seconds
 
 
 def retry_after_s(drain_s: float) -> float:

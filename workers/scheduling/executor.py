@@ -98,13 +98,13 @@ class Executor:
             self._activity.end()
 
     def _form_ahead(self) -> None:
-        def wanted() -> bool:
+        def may_form() -> bool:
             return self._activity.busy and not self.next.ahead
 
         # PERF: a second OpenMP team in the process would make the device thread's team sleep between its steps.
         torch.set_num_threads(1)
         self._single_threaded.set()
-        while self._queue.wait_backlog(lambda: self._context.budgets.smallest, wanted):
+        while self._queue.wait_backlog(lambda: self._context.budgets.smallest, may_form):
             self.next.form_ahead()
             self._queue.nudge()
 

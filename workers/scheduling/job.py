@@ -77,7 +77,7 @@ class JobTrace:
 class Job:
     """A submitted request: `work` is what a frontend planned. Times are CLOCK_MONOTONIC nanoseconds.
 
-    strategy   its `Strategy`, which keeps what it knows of the job in `kept`
+    strategy   its `Strategy`, which keeps what it knows of the job in `strategy_state`
     cost       tokens: the estimate of `work` at first, the real number once all is prepared
     counted    tokens that the bound of the queue counts now; `begun` are those that the device has begun
     resting    whether the queue does not count it, since it waits for its own client or has its sequences in an engine
@@ -100,7 +100,7 @@ class Job:
     solo: bool = False
     payload: Payload = NOTHING
     group: Hashable = None
-    kept: Any = None
+    strategy_state: Any = None
     cost: int = field(init=False)
     open_items: int = field(init=False)
     prepared: list[Prepared] = field(init=False)

@@ -61,13 +61,13 @@ def exhausted(retry_after_s: float) -> ShmExhausted:
 
 def runs(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
     """(start, stop) of consecutive pieces that are consecutive items of one job."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for at, piece in enumerate(pieces):
-        if found and pieces[at - 1].job is piece.job and pieces[at - 1].index + 1 == piece.index:
-            found[-1] = (found[-1][0], at + 1)
+        if spans and pieces[at - 1].job is piece.job and pieces[at - 1].index + 1 == piece.index:
+            spans[-1] = (spans[-1][0], at + 1)
         else:
-            found.append((at, at + 1))
-    return found
+            spans.append((at, at + 1))
+    return spans
 
 
 def write(pieces: Sequence[Piece], results: Results) -> None:

@@ -101,10 +101,10 @@ class Preparer:
         start, total = job.prepared_items, len(job.prepared)
         stop = total if total - start == 1 else chunk_end(job.work.call, start)
         operation = operation_of(job.work.call)
-        found = operation.prepare(job.adapter, job.work.call, start, stop, job.payload)
+        items = operation.prepare(job.adapter, job.work.call, start, stop, job.payload)
         if operation.on_device:
-            found = _readable(job.adapter, found)
-        failures = _store(job, start, found)
+            items = _readable(job.adapter, items)
+        failures = _store(job, start, items)
         if job.work.call.overflow == "chunk":
             self._bound(job, start, stop)
         job.prepared_items = stop
@@ -158,27 +158,28 @@ def _field(job: Job, index: int) -> str:
     return (names.item if job.work.call.items[index].text is None else names.text).format(index)
 
 
-def _readable(adapter: Adapter, found: Sequence[Prepared | ItemFailure]) -> Sequence[Prepared | ItemFailure]:
+def _readable(adapter: Adapter, items: Sequence[Prepared | ItemFailure]) -> Sequence[Prepared | ItemFailure]:
     """The items, with the failure of those that hold a token for which the model has no embedding."""
-    known = adapter.known_ids
-    if known is None or known.all_known:
-        return found
+    vocabulary = adapter.known_ids
+    if vocabulary is None or vocabulary.all_known:
+        return items
     refusals = [
-        known.refusal(adapter.ids_of(one.payload)) if isinstance(one, Prepared) else None for one in found
+        vocabulary.refusal(adapter.ids_of(item.payload)) if isinstance(item, Prepared) else None
+        for item in items
     ]
     return [
-        one if refusal is None else ItemFailure("INVALID_INPUT", refusal)
-        for one, refusal in zip(found, refusals, strict=True)
+        item if refusal is None else ItemFailure("INVALID_INPUT", refusal)
+        for item, refusal in zip(items, refusals, strict=True)
     ]
 
 
-def _store(job: Job, start: int, found: Sequence[Prepared | ItemFailure]) -> list[ItemError]:
+def _store(job: Job, start: int, items: Sequence[Prepared | ItemFailure]) -> list[ItemError]:
     """Put prepared items into their places; returns the errors of those that failed alone.
 
     Raises `InputTooLong` for an item that was cut although the caller asked for an error.
     """
     failures = []
-    for index, item in enumerate(found, start):
+    for index, item in enumerate(items, start):
         if isinstance(item, Prepared) and item.truncated and job.work.call.overflow == "error":
             raise _too_long(job, index, item.excess)
         if isinstance(item, Prepared):

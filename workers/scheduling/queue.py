@@ -275,12 +275,12 @@ class WorkQueue:
                         self._bell.acquire()
                     self._asleep = False
 
-    def wait_backlog(self, tokens: Callable[[], int], wanted: Callable[[], bool]) -> bool:
-        """Wait until at least `tokens()` tokens wait and `wanted()` is true; False when the queue closed."""
+    def wait_backlog(self, tokens: Callable[[], int], may_form: Callable[[], bool]) -> bool:
+        """Wait until at least `tokens()` tokens wait and `may_form()` is true; False when the queue closed."""
 
         def due() -> bool:
             self._backlog_tokens = tokens()
-            if self._closed or self._batcher.tokens < self._backlog_tokens or not wanted():
+            if self._closed or self._batcher.tokens < self._backlog_tokens or not may_form():
                 return self._closed
             return self._batcher.due_tokens(time.monotonic_ns()) >= self._backlog_tokens
 

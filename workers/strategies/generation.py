@@ -133,8 +133,8 @@ class Generations(Strategy):
                 )
             crowd.sequences += number
             crowd.shares.begin(number, "", work.caller, work.share)
-            job.kept = TextState(crowd.expected(_call_of(job)))
-            crowd.owed += job.kept.owed
+            job.strategy_state = TextState(crowd.expected(_call_of(job)))
+            crowd.owed += job.strategy_state.owed
             crowd.prompts += work.cost
 
     def group(self, job: Job) -> Hashable:
@@ -147,7 +147,7 @@ class Generations(Strategy):
 
     def arrive(self, job: Job) -> bool:
         """Tell the tokens of a prompt. A job that only counts them is answered; all others wait for the device."""
-        if job.kept.runs:
+        if job.strategy_state.runs:
             return True
         counts_only = _call_of(job).counts_only
         kind = STARTED if counts_only else QUEUED
@@ -165,7 +165,7 @@ class Generations(Strategy):
             crowd.carrier = None
         before, began = _computed(engine), time.monotonic()
         self._queue.device_busy()
-        new = [piece.job for piece in batch.pieces if not piece.job.kept.runs]
+        new = [piece.job for piece in batch.pieces if not piece.job.strategy_state.runs]
         for job in new:
             self._begin(engine, crowd, job)
         if new and new[0].solo:
@@ -181,9 +181,9 @@ class Generations(Strategy):
             if time.monotonic() >= until or self._changed or self._queue.has_work:
                 break
         for job in apart:
-            if not job.kept.paused:
+            if not job.strategy_state.paused:
                 engine.resume(job)
-        alone = next((job for job in apart if not job.kept.paused), None)
+        alone = next((job for job in apart if not job.strategy_state.paused), None)
         if alone is not None:
             # NOTE: one such job a turn, or many of them would leave the others little of the device.
             crowd.jobs[alone] = crowd.jobs.pop(alone)
@@ -198,7 +198,7 @@ class Generations(Strategy):
             if job.state != "open":
                 return
             self._table.rest(job)
-            job.kept.runs = True
+            job.strategy_state.runs = True
             crowd.jobs[job] = None
         try:
             engine.add(request)
@@ -207,7 +207,7 @@ class Generations(Strategy):
 
     def _alone(self, engine: Engine, crowd: Crowd, job: Job, is_over: Callable[[], bool]) -> None:
         """Run a job without any other until `is_over`."""
-        others = [other for other in crowd.jobs if other is not job and not other.kept.paused]
+        others = [other for other in crowd.jobs if other is not job and not other.strategy_state.paused]
         for other in others:
             engine.pause(other)
         while engine.has_work and job.state == "open" and not is_over():
@@ -231,7 +231,7 @@ class Generations(Strategy):
             if oom.is_out_of_memory(error):
                 self._shrink(engine, crowd)
             oom.release_cached()
-            self._isolated(engine, crowd, [job for job in jobs if not job.kept.paused])
+            self._isolated(engine, crowd, [job for job in jobs if not job.strategy_state.paused])
         else:
             if crowd.budget is not None:
                 self._grow(engine, crowd)
@@ -273,7 +273,7 @@ class Generations(Strategy):
                 self._tell(engine, crowd, emissions)
             engine.pause(job)
         for job in reversed(jobs):
-            if not job.kept.paused:
+            if not job.strategy_state.paused:
                 engine.resume(job)
 
     def _end_with(self, engine: Engine, jobs: Iterable[Hashable], error: Exception) -> None:
@@ -292,7 +292,7 @@ class Generations(Strategy):
             assert isinstance(job, Job)
             by_session.setdefault(job.session, []).append((job, emission))
             if emission.text or emission.prompt:
-                job.kept.flow.sent(nbytes_of(emission.text, emission.logprobs or emission.prompt))
+                job.strategy_state.flow.sent(nbytes_of(emission.text, emission.logprobs or emission.prompt))
                 grown[job] = None
         for session, entries in by_session.items():
             self._send(session, entries)
@@ -303,7 +303,7 @@ class Generations(Strategy):
                 if emission.key not in alive:
                     self._finish(emission.key)
         for job in grown:
-            state: TextState = job.kept
+            state: TextState = job.strategy_state
             if not state.flow.open and job in alive:
                 state.paused = True
                 engine.pause(job)
@@ -353,21 +353,21 @@ class Generations(Strategy):
 
     def taken(self, job: Job, nbytes: int) -> None:
         """The client of a stream has taken some text. Endpoint thread only."""
-        state: TextState = job.kept
+        state: TextState = job.strategy_state
         state.flow.taken(nbytes)
         if state.paused and state.flow.half_open:
             self._note_change(job)
 
     def ended(self, job: Job) -> None:
         """The engine is to forget the job before its next step."""
-        if job.kept is None:
+        if job.strategy_state is None:
             return
         crowd = self._crowd(job.adapter)
         with self._table.lock:
             crowd.sequences -= _call_of(job).n
             crowd.prompts -= job.work.cost
             crowd.shares.end(_call_of(job).n, "", job.work.caller)
-            crowd.owed = crowd.owed - job.kept.owed if crowd.sequences else 0.0
+            crowd.owed = crowd.owed - job.strategy_state.owed if crowd.sequences else 0.0
         self._note_change(job)
 
     def _note_change(self, job: Job) -> None:
@@ -383,8 +383,8 @@ class Generations(Strategy):
             if job.state != "open":
                 self._crowd(job.adapter).jobs.pop(job, None)
                 engine.cancel(job)
-            elif job.kept.paused:
-                job.kept.paused = False
+            elif job.strategy_state.paused:
+                job.strategy_state.paused = False
                 engine.resume(job)
             self._carry(job.adapter)
 

@@ -53,15 +53,15 @@ class Placer:
 
     def _write_one(self, piece: Piece, named: Mapping[str, NamedOutput], rows: slice) -> bool:
         """One request; whether copies from the device are still under way."""
-        job, wanted = piece.job, piece.prepared.payload
+        job, request = piece.job, piece.prepared.payload
         infos: list[TensorInfo] = []
         left: list[tuple[str, Raw]] = []
         on_device = False
-        for name in wanted.outputs:
+        for name in request.outputs:
             info, raw = _cut(name, named[name], rows)
             infos.append(info)
-            if name in wanted.targets:
-                on_device |= _write_region(wanted.targets[name], raw)
+            if name in request.targets:
+                on_device |= _write_region(request.targets[name], raw)
             else:
                 left.append((name, raw))
         job.infos = infos
@@ -74,8 +74,8 @@ class Placer:
 
     def part(self, piece: Piece, named: Mapping[str, NamedOutput]) -> PlacedPart:
         """One part of a streamed answer of a request that runs alone. Raises `ShmExhausted` when there is no room."""
-        wanted = piece.prepared.payload
-        cuts = [_cut(name, named[name], slice(0, wanted.rows)) for name in wanted.outputs]
+        request = piece.prepared.payload
+        cuts = [_cut(name, named[name], slice(0, request.rows)) for name in request.outputs]
         raws = [(info.name, raw) for info, raw in cuts]
         refs, output = self._placed(raws)
         if output.block is not None and any(isinstance(raw, torch.Tensor) for _, raw in raws):

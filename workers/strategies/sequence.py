@@ -233,7 +233,7 @@ class SlotTable:
 
 
 class Sequences(OneShot):
-    """The order of `admit` is the order of the requests. `Job.kept` is the `Turn` of a job."""
+    """The order of `admit` is the order of the requests. `Job.strategy_state` is the `Turn` of a job."""
 
     def __init__(self, context: Context, unload_idle: Callable[[str, float], bool]) -> None:
         """`unload_idle` is that of `OneShot`."""
@@ -248,7 +248,7 @@ class Sequences(OneShot):
         assert isinstance(call, InferCall)
         step = check_step(job.adapter.config, call)
         with self._lock:
-            turn = job.kept = self._table(job).enrol(step, job)
+            turn = job.strategy_state = self._table(job).enrol(step, job)
         if turn.restarts:
             log.warning(
                 "model %s: sequence %a starts again (request %s) and has never ended",
@@ -268,12 +268,12 @@ class Sequences(OneShot):
 
     def has_place(self, job: Job) -> bool:
         """Whether the sequence of a job has a slot. Nobody is notified when a slot becomes free."""
-        turn: Turn | None = job.kept
+        turn: Turn | None = job.strategy_state
         return turn is None or turn.sequence.slot is not None
 
     def arrive(self, job: Job) -> bool:
         """Whether it is the turn of a job. If not, the end of the job before puts it into the queue."""
-        turn: Turn | None = job.kept
+        turn: Turn | None = job.strategy_state
         if turn is None:
             return False
         with self._lock:
@@ -286,7 +286,7 @@ class Sequences(OneShot):
     def left(self, job: Job) -> None:
         """The next job of the sequence may run."""
         # NOTE: a job and its turn name each other; what they hold must not wait for the collector of such cycles.
-        turn, job.kept = job.kept, None
+        turn, job.strategy_state = job.strategy_state, None
         if turn is None:
             return
         with self._lock:

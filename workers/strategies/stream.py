@@ -82,7 +82,7 @@ class Streams(Strategy):
 
     def admit(self, job: Job) -> None:
         """A stream begins."""
-        job.kept = StreamState(part_flow(job.work.parts))
+        job.strategy_state = StreamState(part_flow(job.work.parts))
 
     def group(self, job: Job) -> Hashable:
         """All streams of an instance; each has a batch of its own."""
@@ -97,7 +97,7 @@ class Streams(Strategy):
         piece = batch.pieces[0]
         self._queue.device_busy()
         try:
-            self._steps(piece, piece.job.kept, batch)
+            self._steps(piece, piece.job.strategy_state, batch)
         except BaseException as raised:
             error = error_of(raised)
             oom.forget_frames(error)
@@ -128,16 +128,16 @@ class Streams(Strategy):
             try:
                 # NOTE: a generator that is left inside of a torch context would take it along into other batches.
                 with torch.inference_mode():
-                    found = next(stream.steps)
+                    result = next(stream.steps)
             except StopIteration:
                 job.device_ns += time.monotonic_ns() - began
                 self._finish(piece)
                 return False
-            if isinstance(found, Pause):
+            if isinstance(result, Pause):
                 job.device_ns += time.monotonic_ns() - began
-                stream.pause_until_ns = time.monotonic_ns() + int(max(0.0, found.seconds) * 1e9)
+                stream.pause_until_ns = time.monotonic_ns() + int(max(0.0, result.seconds) * 1e9)
                 return False
-            stream.unsent = streaming_of(job.work.call).part(job.adapter, stream.batch, found)
+            stream.unsent = streaming_of(job.work.call).part(job.adapter, stream.batch, result)
         computed = time.monotonic_ns()
         job.device_ns += computed - began
         try:
@@ -165,7 +165,7 @@ class Streams(Strategy):
     def after(self, batch: Batch) -> None:
         """After a turn: an open job waits for its next turn, or rests."""
         job = batch.first
-        stream: StreamState = job.kept
+        stream: StreamState = job.strategy_state
         with self._table.lock:
             if job.state != "open":
                 return
@@ -182,7 +182,7 @@ class Streams(Strategy):
 
     def taken(self, job: Job, count: int) -> None:
         """The frontend has taken parts of a stream."""
-        stream: StreamState = job.kept
+        stream: StreamState = job.strategy_state
         with self._table.lock:
             stream.flow.taken(count)
             wakes = not self._line.holds(job) and stream.flow.open and self._table.resume(job)
@@ -192,7 +192,7 @@ class Streams(Strategy):
     def wake_roomless(self) -> None:
         """Streams that found no room in the arena try again."""
         for job in self._line.take(Reason.PART):
-            job.kept.lacks_room = False
+            job.strategy_state.lacks_room = False
             with self._table.lock:
                 wakes = self._table.resume(job)
             if wakes:
@@ -201,7 +201,7 @@ class Streams(Strategy):
     def resume(self, job: Job) -> None:
         """A model has waited as long as the model asked: its stream goes on. Device thread only."""
         with self._table.lock:
-            wakes = job.kept.flow.open and self._table.resume(job)
+            wakes = job.strategy_state.flow.open and self._table.resume(job)
         if wakes:
             self._queue.put_again(job)
 
@@ -214,10 +214,10 @@ class Streams(Strategy):
         """Close the steps of requests that have ended. Device thread only."""
         while self._over:
             job = self._over.popleft()
-            if job.kept.batch is not None:
+            if job.strategy_state.batch is not None:
                 self._activity.begin(self._step_limit_s)
                 self._context.arena.record_flight([(job.tag, job.id)])
-                self._close(job, job.kept)
+                self._close(job, job.strategy_state)
                 self._context.arena.record_flight([])
                 self._activity.end()
 

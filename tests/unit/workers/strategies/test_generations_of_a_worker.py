@@ -227,7 +227,7 @@ class Worker:
 
     def read(self, job: Job) -> None:
         """The client of a job takes all that was sent."""
-        ahead = job.kept.flow.ahead
+        ahead = job.strategy_state.flow.ahead
         if ahead and job.state == "open":
             self.strategy.taken(job, ahead)
 
@@ -326,14 +326,14 @@ class Machine(RuleBasedStateMachine):
     def the_queue_counts_what_has_not_begun(self) -> None:
         if not hasattr(self, "worker"):
             return
-        waiting = [job for job in self.worker.jobs if job.state == "open" and not job.kept.runs]
+        waiting = [job for job in self.worker.jobs if job.state == "open" and not job.strategy_state.runs]
         assert self.worker.queue.admitted == sum(job.cost for job in waiting)
 
     @invariant()
     def nobody_is_far_ahead_of_a_client(self) -> None:
         for job in getattr(self, "worker", SimpleNamespace(jobs=[])).jobs:
             # A step adds one letter to each choice.
-            assert job.kept.flow.ahead <= WINDOW + job.work.call.n
+            assert job.strategy_state.flow.ahead <= WINDOW + job.work.call.n
 
     def teardown(self) -> None:
         if not hasattr(self, "worker"):
@@ -471,7 +471,7 @@ def test_a_suspect_runs_alone_until_its_first_token_and_all_that_run_are_named()
     worker.turn()
     worker.flights.clear()
     suspect = worker.submit([3, 2, 3], 20, solo=True)
-    while not suspect.kept.runs:
+    while not suspect.strategy_state.runs:
         worker.turn()
     named = [[number for _, number in flight] for flight in worker.flights]
     first = named.index([3])
@@ -503,7 +503,7 @@ def test_one_job_apart_runs_in_a_turn_so_that_many_leave_the_others_half_of_the_
     worker = Worker()
     worker.submit([1, 2, 3], 60)
     apart = [worker.submit([first, 2, 3], 60, solo=True, apart=True) for first in (2, 3)]
-    while not all(job.kept.runs for job in apart):
+    while not all(job.strategy_state.runs for job in apart):
         worker.turn()
     named = set()
     worker.flights.clear()
@@ -526,7 +526,7 @@ def test_a_job_apart_whose_client_does_not_read_holds_nobody_else() -> None:
         worker.read(quick)
     while worker.turn():
         pass
-    assert slow.state == "open" and slow.kept.paused
+    assert slow.state == "open" and slow.strategy_state.paused
     worker.settle()
     assert worker.received.texts[slow.id, 0] == worker.made.greedy([1, 2, 3], 60)
     worker.assert_nothing_is_left()
@@ -564,8 +564,8 @@ def test_a_client_that_does_not_read_holds_nobody_else() -> None:
     while quick.state == "open":
         worker.turn()
         worker.read(quick)
-    assert slow.state == "open" and slow.kept.paused
-    assert WINDOW < slow.kept.flow.ahead <= WINDOW + 1
+    assert slow.state == "open" and slow.strategy_state.paused
+    assert WINDOW < slow.strategy_state.flow.ahead <= WINDOW + 1
     assert not worker.turn(), "the device rests while the client does"
     worker.settle()
     assert worker.received.texts[1, 0] == worker.made.greedy([1, 2, 3], 60)
@@ -577,7 +577,7 @@ def test_log_probabilities_count_for_what_a_client_does_not_read() -> None:
     while worker.turn():
         pass
     told = len(worker.received.texts[1, 0])
-    assert slow.kept.paused and slow.kept.flow.ahead > WINDOW and told == 1
+    assert slow.strategy_state.paused and slow.strategy_state.flow.ahead > WINDOW and told == 1
     worker.settle()
     assert len(worker.received.texts[1, 0]) == 60
 

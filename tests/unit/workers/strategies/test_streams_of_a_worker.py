@@ -183,7 +183,7 @@ class StreamMachine(RuleBasedStateMachine):
         for job in self.line.jobs(Reason.PAUSE):
             self.line.add(job, Reason.PAUSE, 1)
         for job in self.jobs:
-            job.kept.pause_until_ns = min(job.kept.pause_until_ns, 1)
+            job.strategy_state.pause_until_ns = min(job.strategy_state.pause_until_ns, 1)
         self.go_on()
         assert self.line.next_ns() is None
 
@@ -219,7 +219,7 @@ class StreamMachine(RuleBasedStateMachine):
             parts = self.sent.parts.get(job.id, [])
             assert [number for number, _ in parts] == list(range(len(parts)))
             if job.state == "open":
-                assert job.kept.flow.ahead == len(parts) - self.taken[job.id]
+                assert job.strategy_state.flow.ahead == len(parts) - self.taken[job.id]
 
     @invariant()
     def a_stream_that_rests_fills_no_lane(self) -> None:
