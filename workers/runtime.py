@@ -99,7 +99,7 @@ class Pipeline:
 
     def tick(self) -> None:
         """Ten times a second: deadlines, and what waits."""
-        # NOTE: a waiting job that is late is told what it lacked, and not only that it was late.
+        # NOTE: first, since the error of a waiting job that is late says what the job lacked.
         self.rooms.fail_late()
         self.context.jobs.expire()
         for model, count in self.kinds.sequences.expire():
@@ -168,7 +168,7 @@ class Runtime:
 
     def welcome(self) -> Welcome:
         """Present state, for a new session."""
-        # NOTE: changes are told as differences, and those of a new session begin where those of all others are.
+        # NOTE: frontends get changes as differences. A new session begins with the state that all others have.
         self._announce_models()
         return self.present()
 
@@ -261,7 +261,7 @@ class Runtime:
             self.endpoint.stop()
 
     def _credits(self, *more: bytes) -> dict[bytes, Credits]:
-        """What each session, and those in `more`, may send."""
+        """What each session may send, and sessions with the keys `more`."""
         step_s = int(self._context.activity.running_s)
         return self._context.queue.credits([*(each.key for each in self.endpoint.sessions), *more], step_s)
 
@@ -275,7 +275,7 @@ class Runtime:
                 self.endpoint.tell(session, credits[session.key])
 
     def _models_changed(self) -> None:
-        """States of models changed; called from any thread. What changes until the endpoint's turn is told at once."""
+        """States of models changed; called from any thread. Changes until the endpoint's turn travel together."""
         if not self._announcing:
             self._announcing = True
             self.endpoint.post(self._announce_models)

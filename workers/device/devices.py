@@ -1,4 +1,4 @@
-"""Which device this worker runs on, in which precision, with how many threads; and what it reports about itself.
+"""The device of a worker: which device, how many threads, pinned memory, and figures that the device reports.
 
 A GPU that was asked for and cannot be used is an error: there is no silent fall back to the CPU.
 """

@@ -1,4 +1,4 @@
-"""What loads have found out on this machine, remembered for later loads.
+"""Facts that loads have found out on this machine, kept for later loads.
 
 1. A finding is a small JSON file of its own. The file is named by a digest of all facts on which the finding depends:
    those of the caller, and those of the machine (`machine_facts`). Other facts mean another file, so a new torch,
@@ -7,8 +7,8 @@
 3. A file that is torn, too large, a link, owned by another user or writable for others is as good as none.
 4. Of each kind the `MOST_FILES` files that were read or written last are kept. A write deletes the others.
 
-A finding never replaces a check of the numbers: who reads a finding says what the finding spares. The finding of a
-`Proof` brings the values that the proven load gave, for the loads that skip the proof to compare.
+A finding never replaces a check of the numbers: the code that reads a finding says which work the finding spares. The
+finding of a `Proof` brings the values that the proven load gave, for the loads that skip the proof to compare.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Findings:
 
 
 class Proven(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a proof has found, and the values that the load of the proof gave."""
+    """The finding of a proof, and the values that the load of the proof gave."""
 
     found: str
     values: Values
@@ -105,7 +105,7 @@ class Proven(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Proof:
     """The proof of one load, for later loads by the same facts to skip.
 
-    1. `earlier` says what a proof has found before. `values` are then those that this load must give again.
+    1. `earlier` gives the finding of an earlier proof. `values` are then the values that this load must give again.
     2. `succeed` notes a proof that this load has made.
     3. `keep` remembers the proof, with the values of this load, once all other checks of the load have succeeded.
     """
@@ -117,7 +117,7 @@ class Proof:
         """The values of the proven load; None where this load has skipped no proof."""
 
     def earlier(self, kind: str, facts: Any, choices: Sequence[str]) -> str | None:
-        """What an earlier proof has found, one of `choices`; None where there was no proof."""
+        """The finding of an earlier proof, one of `choices`; None where there was no proof."""
         proven = self._findings.read_as(kind, facts, Proven)
         if proven is None or proven.found not in choices or not proven.values:
             return None
@@ -166,7 +166,7 @@ def _prune(directory: Path) -> None:
 
 @cache
 def machine_facts() -> tuple[Any, ...]:
-    """The processor, the card, the versions of what computes, and the settings of the environment for these."""
+    """The processor, the cards, the versions of the libraries that compute, and the variables that tune them."""
     tuned = sorted(item for item in os.environ.items() if item[0].startswith(_TUNED_BY))
     cards = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
     return (

@@ -1,4 +1,4 @@
-"""Out of memory: how it is recognised, the token budgets that shrink on it and grow back, and who makes room.
+"""Out of memory: which errors say so, the token budgets that shrink then and grow back, and who makes room.
 
 The budget of a model halves when a batch of it does not fit and recovers by a quarter after every `GROW_AFTER_S`
 without trouble, so it is back at its configured size within five minutes.
@@ -82,7 +82,7 @@ class TokenBudget:
         self._calm_since = time.monotonic()
 
     def grow(self) -> None:
-        """Called after a batch that fitted."""
+        """A batch fitted: after `GROW_AFTER_S` without trouble a quarter is added."""
         now = time.monotonic()
         if self.tokens < self.configured and now - self._calm_since > GROW_AFTER_S:
             self.tokens = min(self.configured, self.tokens + max(1, self.configured // 4))
@@ -145,7 +145,7 @@ class Eviction:
         return self._unload_idle(model, EVICTION_WAIT_S)
 
     def in_vain(self, model: str) -> None:
-        """The item did not fit all the same."""
+        """The item did not fit after the eviction either."""
         self._in_vain[model] = time.monotonic()
 
 

@@ -64,7 +64,7 @@ class Activity:
     """Set by the device thread, read by the endpoint's thread."""
 
     def __init__(self, floor_s: float = 0.0) -> None:
-        """Nothing may take less than `floor_s`, steps included."""
+        """No limit of a step is below `floor_s`."""
         self._since = 0.0
         self._limit_s = self._step_limit_s = 0.0
         self._least_s = max(LEAST_STEP_S, floor_s)
@@ -76,32 +76,32 @@ class Activity:
 
     @property
     def limit_s(self) -> float:
-        """What was allowed to what runs, or ran last."""
+        """Seconds that the present work may take, or that the last work could take."""
         return self._limit_s
 
     @property
     def running_s(self) -> float:
-        """For how long the present step runs; 0 when nothing does."""
+        """Seconds since the present step began; 0 when nothing runs."""
         since = self._since
         return time.monotonic() - since if since else 0.0
 
     def begin(self, limit_s: float) -> None:
-        """Something begins that may take `limit_s` seconds."""
+        """Work begins that may take `limit_s` seconds."""
         self._limit_s = self._step_limit_s = limit_s
         self._since = time.monotonic()
 
     def renew(self, share: float = 1.0) -> None:
-        """A step of what runs is done, and the next one is this share of the whole: its limit counts from now."""
+        """A step of the present work is done. The next step is `share` of the whole, and its limit counts from now."""
         if self._since:
             self._step_limit_s = min(self._limit_s, max(self._least_s, share * self._limit_s))
             self._since = time.monotonic()
 
     def end(self) -> None:
-        """It is over."""
+        """The present work is over."""
         self._since = 0.0
 
     def overdue(self) -> bool:
-        """Whether what runs now is past its limit."""
+        """Whether the present step is past its limit."""
         return self.running_s > self._step_limit_s
 
 

@@ -1,7 +1,8 @@
-"""What is counted of each batch: for metrics, for the statistics of the tensor protocols, for those who watch.
+"""Counts of batches: for metrics, for the statistics of the tensor protocols, for the live page.
 
-The device thread calls this once or twice for each batch, so every series is looked up once only. Runs are written at
-once, because a client that has its answer must find the run. All else waits in memory for the next tick (`flush`).
+The device thread counts once or twice for each batch, so every series is looked up once only. Runs are written at
+once, because a client that has its answer must find the run. All other counts wait in memory for the next tick
+(`flush`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class BatchLog:
         self.busy_s += seconds
 
     def models(self) -> set[str]:
-        """Whose batches are among the last ones."""
+        """The models of the last batches."""
         return {record.model for record in self.records()}
 
     def pace_of(self, model: str) -> tuple[float, float]:

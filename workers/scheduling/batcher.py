@@ -6,11 +6,12 @@
 3. `take` chooses a group: interactive work before bulk, then the group that has used the least time of the device,
    by the pace of its model.
 4. It fills the token budget: bulk items that have waited too long first (half of the budget at most), then
-   interactive, then bulk. An item over the budget runs alone. What is there is taken, but of a group that gathers: that
-   is left alone until its oldest item has waited for the delay of its model, or a batch of a preferred size is there.
-5. Who sends queries waits for at most one batch of others. While a group has had interactive work lately, other groups'
-   batches, and its own bulk work, take a turn each: what the device does in `turn_s`. Bulk items never ride along
-   with interactive ones in two batches one after the other. A batch taken ahead lets such work pass once.
+   interactive, then bulk. An item over the budget runs alone. A batch does not wait for more items, except in a group
+   that gathers: its batch is taken once the oldest item has waited for the delay of the model, or once the items make
+   up a preferred size.
+5. A query waits for at most one batch of others. After a query of a group, batches of other groups and of the group's
+   own bulk work are short for `ATTENTION_NS`: as much as the device does in `turn_s`. Bulk items never ride along with
+   interactive items in two batches one after the other. A batch taken ahead lets interactive work pass once.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class Lane:
         return removed
 
     def _leave(self, key: Hashable) -> None:
-        """A caller has nothing waiting. What it used ahead of the others is kept, so that it cannot escape its turn."""
+        """Nothing of a caller waits. Keep what the caller used ahead of others, so that leaving earns no turn."""
         used = self._callers.pop(key).used
         if used > self._clock:
             self._ahead[key] = used
@@ -155,7 +156,7 @@ class _Group:
     """Items of one model that may share a batch; `used` is device time in seconds."""
 
     def __init__(self, first: Job, used: float) -> None:
-        """`first` is a job of the group: what it says of batches holds for all of them."""
+        """`first` is a job of the group. The limits of batches of its adapter hold for all jobs of the group."""
         self.model, self.used, self.adapter = first.model, used, first.adapter
         self._gathering: Gathering | None = None if first.solo else first.adapter.gathering
         self._batch_tokens: int | None = first.adapter.batch_tokens
@@ -219,7 +220,7 @@ class Batcher:
         self._suspended: dict[int, Batch] = {}
         """Batches that made way for other work, by the identity of their adapter."""
         self.items = self.tokens = 0
-        """What waits."""
+        """Items and tokens that wait."""
 
     def add(self, job: Job, start: int, stop: int) -> None:
         """Take in the prepared items `start` to `stop` of a job, but those that failed alone."""
@@ -240,7 +241,7 @@ class Batcher:
             self._asked_ns[key] = job.queued_ns
 
     def remove(self, job: Job) -> int:
-        """Drop what is still waiting of a job; returns the number of items."""
+        """Drop the waiting items of a job; returns their number."""
         removed = 0
         for key, group in list(self._groups.items()):
             lane = group.lanes[job.work.lane]
@@ -333,7 +334,7 @@ class Batcher:
         self._suspended[id(batch.first.adapter)] = batch
 
     def any_suspended(self) -> Batch | None:
-        """A suspended batch, which goes on now whatever waits; None without any."""
+        """A suspended batch, which goes on now whatever waits; None if no batch is suspended."""
         return self._suspended.pop(next(iter(self._suspended))) if self._suspended else None
 
     def resume(self, now_ns: int, ahead: Batch | None) -> Batch | None:

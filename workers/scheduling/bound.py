@@ -158,7 +158,7 @@ class Paces:
 
 @dataclass(slots=True)
 class LaneBound:
-    """What one lane holds, in all and by session. `used_s`: the most that each session has used lately."""
+    """The work in one lane, in all and by session. `used_s`: the most that each session has used lately."""
 
     name: str
     limit_s: float
@@ -176,7 +176,7 @@ class LaneBound:
 
 
 class Bound:
-    """What a worker has admitted and not begun. Not locked: the queue is."""
+    """The work that a worker has admitted and not begun. The lock of the queue guards the object."""
 
     def __init__(
         self, settings: Queue, paces: Paces, batch_tokens: int, full_of: Callable[[str], int] | None = None
@@ -208,7 +208,7 @@ class Bound:
         return max(self.floor, int(lane.limit_s * tokens_per_s))
 
     def price(self, limit_s: float, model: str) -> float:
-        """What a token of a model counts under a bound, in seconds. Work under the name "" has a bound of its own."""
+        """Seconds that a token of a model counts under a bound. Work under the name "" has a bound of its own."""
         if not model:
             return 0.0
         floor = self._floor or self._full(model)
@@ -223,12 +223,12 @@ class Bound:
         return min(budget, FULL_AGAIN * seen) if seen else budget
 
     def prices(self) -> dict[str, float]:
-        """What tokens of models that have run count in the interactive lane."""
+        """Seconds that a token counts in the interactive lane, by model, for the models that have run."""
         limit_s = self._lanes["interactive"].limit_s
         return {model: self.price(limit_s, model) for model in self._paces.models()}
 
     def drain_s(self, lane: str) -> float:
-        """Seconds until the device has begun all that waits in a lane, and what goes before it."""
+        """Seconds until the device has begun all work that waits in a lane, and the work that goes before."""
         price = self._paces.per_token_s
         before = [self._lanes["interactive"]] if lane == "interactive" else self._lanes.values()
         waiting = sum(each.shares.all.seconds(price) for each in before)
@@ -272,7 +272,7 @@ class Bound:
         job.counted = 0
 
     def run(self, batch: Batch) -> None:
-        """The device begins a batch: its tokens wait no more. What takes many turns counts as it did."""
+        """The device begins a batch: its tokens wait no more. Jobs that take many turns count as before."""
         self._device_until = time.monotonic() + self._paces.seconds_for(batch.first.model, batch.tokens)
         if batch.first.strategy.in_turns:
             return

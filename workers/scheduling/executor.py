@@ -53,7 +53,7 @@ class Executor:
             thread.start()
 
     def join(self) -> None:
-        """Wait a while for the end of the device thread: when the queue is closed it closes what models have begun."""
+        """Wait a while for the device thread, which closes the begun steps of models after the queue has closed."""
         self._threads[0].join(CLOSE_S)
 
     @property
@@ -191,7 +191,7 @@ class Executor:
 
 
 class NextBatch:
-    """Chooses what the device does next. `take` is the device thread's, `form_ahead` that of the thread beside it."""
+    """Chooses the next batch. The device thread calls `take`, the thread beside calls `form_ahead`."""
 
     def __init__(self, queue: WorkQueue, table: JobTable, budgets: ModelBudgets, max_items: int) -> None:
         self._queue, self._table, self._budgets, self._max_items = queue, table, budgets, max_items
@@ -210,7 +210,7 @@ class NextBatch:
                 self._ahead = self._form()
 
     def take(self) -> Batch | None:
-        """A suspended batch whose turn it is, the batch formed ahead, or one formed now.
+        """A suspended batch whose turn has come, the batch formed ahead, or a batch formed now.
 
         A query that came meanwhile passes the batch formed ahead, once.
         """
@@ -232,7 +232,7 @@ class NextBatch:
             return ahead
 
     def _form(self) -> Batch | None:
-        """A batch of what is taken now, as far as its jobs are still open."""
+        """Take pieces out of the queue; a batch of the pieces whose jobs are still open."""
         taken = self._queue.take(self._budgets.configured, self._max_items, self._budgets.tokens_of)
         if not taken:
             return None

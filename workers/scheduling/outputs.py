@@ -1,6 +1,6 @@
 """Where results are written: a block of the arena, or private bytes for small ones.
 
-1. `reserve` makes room before anything is computed. No room now: the job is parked and tried again when a lease ends.
+1. `reserve` makes room before anything is computed. A job that finds no room waits until a lease ends.
 2. `write` copies rows from the device straight into their final place.
 3. A result that could never fit is refused with the sizes.
 4. Loose values, whose size the model decides, are kept aside and travel in a frame of their own (`loose_frame`).
@@ -55,7 +55,7 @@ def reserve(job: Job, leases: LeaseTable, inline_nbytes: int) -> Output | None:
 
 
 def exhausted(retry_after_s: float) -> ShmExhausted:
-    """The error of a job whose deadline passed while it was parked."""
+    """The error of a job whose deadline passed while the job waited for room."""
     return ShmExhausted("shared memory for results is full", retry_after_s=retry_after_s)
 
 

@@ -1,8 +1,8 @@
 """Threads that make items ready for the device while it runs the batch before.
 
 Tokenizing is Rust outside the interpreter lock. A large request is prepared in chunks, so that its first items run
-while its last ones are still text; one whose result takes a size that only prepared items tell waits for the last.
-A single text may be longer than any chunk: of several threads one leaves such texts to the others.
+while its last items are still text. A request whose result has a size that only prepared items tell waits for the last
+item. A single text may be longer than any chunk: of several threads one leaves such texts to the others.
 
 1. `PreparingLine` gives queries before bulk work, which gets a turn now and then however many queries come.
 2. Jobs whose next text is long, or that need a grammar, stand apart: they get every second turn of bulk work, and none
@@ -259,7 +259,7 @@ class PreparingLine:
         return bool(self._lanes["interactive"] or self._others(quick))
 
     def _others(self, quick: bool) -> deque[Job]:
-        """Whose turn it is beside the queries."""
+        """The lane beside the queries whose turn has come."""
         bulk, long = self._lanes["bulk"], self._lanes["long"]
         return long if long and not quick and (self._long_next or not bulk) else bulk
 

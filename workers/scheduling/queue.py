@@ -62,7 +62,7 @@ class WorkQueue:
         self._bell = threading.Lock()
         self._bell.acquire()
         self._asleep = False
-        """Whether the device thread waits for the bell; whoever ends that rings once."""
+        """Whether the device thread waits for the bell. The thread that takes this flag back rings once."""
         self._backlog = threading.Condition(self._lock)
         self._backlog_tokens = 0
         self._closed = False
@@ -77,7 +77,7 @@ class WorkQueue:
 
     @property
     def limit(self) -> int:
-        """Present bound of queries in tokens, for people: the bound itself is a time."""
+        """Present bound of queries in tokens, which people read; the bound itself is a time."""
         with self._lock:
             return self._bound.limit_tokens(self.rate.tokens_per_s)
 
@@ -97,7 +97,7 @@ class WorkQueue:
             self._bound.end(job)
 
     def count_in(self, job: Job) -> None:
-        """A request that was admitted, and counted out while it rested, goes on."""
+        """Count an admitted request in again that was counted out while the request rested."""
         with self._lock:
             self._bound.begin(job)
 
@@ -174,12 +174,12 @@ class WorkQueue:
             self._backlog.notify()
 
     def gather_from_here(self) -> None:
-        """What the calling thread puts from now on wakes the device at its next `wake`, or when several jobs wait."""
+        """Jobs that the calling thread puts from now on wake the device at the next `wake`, or as `WAKE_AFTER` says."""
         # PERF: a device thread that wakes at the first request of many only fights this thread for the interpreter.
         self._gatherer = threading.get_ident()
 
     def wake(self) -> None:
-        """Wake the device for what the gathering thread has put."""
+        """Wake the device for the jobs that the gathering thread has put."""
         if self._unseen:
             with self._lock:
                 self._notify()
@@ -219,7 +219,7 @@ class WorkQueue:
             return self._batcher.resume(time.monotonic_ns(), ahead)
 
     def any_suspended(self) -> Batch | None:
-        """A suspended batch, which goes on now whatever waits; None without any."""
+        """A suspended batch, which goes on now whatever waits; None if no batch is suspended."""
         with self._lock:
             return self._batcher.any_suspended()
 
@@ -289,7 +289,7 @@ class WorkQueue:
             return not self._closed
 
     def remove(self, job: Job) -> int:
-        """Drop what is still waiting of a job; returns the number of items."""
+        """Drop the waiting items of a job; returns their number."""
         with self._lock:
             return self._batcher.remove(job)
 
@@ -362,7 +362,7 @@ class Reason(enum.Enum):
 
 
 class WaitingLine:
-    """Any thread may call these."""
+    """Jobs that wait for anything but the device. Any thread may call the methods."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -373,7 +373,7 @@ class WaitingLine:
         return sum(map(len, self._lines.values()))
 
     def add(self, job: Job, reason: Reason, until_ns: int = 0) -> None:
-        """At the end; with PAUSE, until that instant."""
+        """Put a job at the end of the line of a reason; with PAUSE, until the instant `until_ns`."""
         with self._lock:
             self._lines[reason][job] = until_ns
 
@@ -392,11 +392,11 @@ class WaitingLine:
             return [job for reason in reasons for job in self._lines[reason] if job.state == "open"]
 
     def take(self, reason: Reason) -> list[Job]:
-        """The open jobs that wait for this reason, and out of the line with them."""
+        """Remove and return the open jobs that wait for this reason."""
         return self._take(reason, None)
 
     def next_ns(self) -> int | None:
-        """When the first pause of an open job ends; None without any."""
+        """When the first pause of an open job ends; None if no open job pauses."""
         if not self._lines[Reason.PAUSE]:
             return None
         with self._lock:
@@ -404,7 +404,7 @@ class WaitingLine:
         return min(ends, default=None)
 
     def take_paused(self, now_ns: int) -> list[Job]:
-        """The open jobs whose pause has ended, and out of the line with them."""
+        """Remove and return the open jobs whose pause has ended."""
         return self._take(Reason.PAUSE, now_ns)
 
     def _take(self, reason: Reason, until_ns: int | None) -> list[Job]:

@@ -117,7 +117,7 @@ class JobTable:
         self._post_failure(job, error)
 
     def cancel(self, job: Job) -> int:
-        """Nobody waits any more. Returns how many of its items were still waiting for the device."""
+        """Nobody waits for a job any more. Returns the number of its items that still waited for the device."""
         with self.lock:
             if not self._end(job, "cancelled"):
                 return 0
@@ -159,7 +159,7 @@ class JobTable:
         self._queue.settle(job)
 
     def resume(self, job: Job) -> bool:
-        """Count an open job in again that rested; whether it did. With `lock` held."""
+        """Count an open job in again; False for a job that did not rest. With `lock` held."""
         if job.state != "open" or not job.resting:
             return False
         job.resting = False
@@ -223,7 +223,7 @@ class JobTable:
             self._free(job)
 
     def claim_pieces(self, pieces: list[Piece]) -> list[Piece]:
-        """Those pieces whose job is open and not late; from now on the device may write to their output."""
+        """The pieces whose jobs are open and not late. From now on the device may write to the outputs of these."""
         now = time.monotonic_ns()
         for job in {id(piece.job): piece.job for piece in pieces if piece.job.is_late(now)}.values():
             self._fail_late(job)
@@ -263,7 +263,7 @@ class JobTable:
         endpoint.post(lambda: endpoint.part(job.session, message, output.block, inline))
 
     def send_deltas(self, session: bytes, deltas: Deltas) -> None:
-        """What a step has added to the streams of a session."""
+        """Send the output of a step for the streams of a session."""
         endpoint = self._endpoint
         endpoint.post(lambda: endpoint.deltas(session, deltas))
 

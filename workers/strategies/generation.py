@@ -84,7 +84,7 @@ class Crowd:
     budget: oom.TokenBudget | None = None
 
     def expected(self, call: GenerateCall) -> float:
-        """Tokens that a call will generate: what choices took lately, and at most what the call allows."""
+        """Tokens that a call will generate: as many as choices took lately, and at most as many as the call allows."""
         at_most = call.ending.max_tokens
         each = self.length or (FIRST_TOKENS if at_most is None else at_most)
         return call.n * (each if at_most is None else min(each, at_most))
@@ -216,7 +216,7 @@ class Generations(Strategy):
             engine.resume(other)
 
     def _step(self, engine: Engine, crowd: Crowd, jobs: list[Job]) -> None:
-        """One step of the engine for `jobs`, and what follows from a failure; what was new has been sent."""
+        """One step of the engine for `jobs`, whose output is sent; recover from a failure."""
         self._record_flight([(job.tag, job.id) for job in jobs])
         self._activity.begin(self._step_limit_s)
         began = time.monotonic()
@@ -277,14 +277,14 @@ class Generations(Strategy):
                 engine.resume(job)
 
     def _end_with(self, engine: Engine, jobs: Iterable[Hashable], error: Exception) -> None:
-        """End jobs with what the model raised on them."""
+        """End jobs with the error that the model raised on them."""
         for job in jobs:
             assert isinstance(job, Job)
             engine.cancel(job)
             self._table.complete(job, 1, [item_error(Piece(job, 0, job.prepared[0]), error)])
 
     def _tell(self, engine: Engine, crowd: Crowd, emissions: list[Emission]) -> None:
-        """Send what a step has given, pause streams whose clients do not read, and complete what has ended."""
+        """Send the output of a step, pause streams whose clients do not read, and complete jobs that have ended."""
         by_session: dict[bytes, list[tuple[Job, Emission]]] = {}
         grown: dict[Job, None] = {}
         for emission in emissions:

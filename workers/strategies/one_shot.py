@@ -1,6 +1,6 @@
 """Jobs that are done once each of their items has run in some batch: encode, score, extract, infer.
 
-1. A batch runs in one pass, and its results are written and told.
+1. A batch runs in one pass. Its results are written to their places, then the answers are sent.
 2. A batch that fails is split in halves until the guilty item stands alone; memory trouble also shrinks the budget.
    A batch that ends because nobody waits for any of its items does not run again.
 3. A single item that does not fit is tried again after the caches were given back, then after the suspended batches
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class OneShot(Strategy):
-    """Runs batches, and what is left of those that fail."""
+    """Runs batches, and the rest of a batch that fails."""
 
     def __init__(self, context: Context, unload_idle: Callable[[str, float], bool]) -> None:
         """`unload_idle` is that of `oom.Eviction`."""
@@ -40,7 +40,7 @@ class OneShot(Strategy):
         self.eviction = oom.Eviction(unload_idle)
 
     def run(self, batch: Batch) -> int:
-        """Run a batch, and what is left of it after failures."""
+        """Run a batch, and the rest of the batch after failures."""
         passes = Passes(self, batch)
         passes.run(batch.pieces, batch.collated)
         passes.recoveries.ended(batch.first.model)
@@ -91,7 +91,7 @@ class Passes:
         self._strategy.recover(self, pieces, error)
 
     def _try(self, pieces: list[Piece], collated: Any = None) -> Exception | None:
-        """One pass whose results are written and told; returns the exception that it raised."""
+        """One pass, with its results written and its answers sent; returns the exception that the pass raised."""
         context, batch, job = self._context, self._batch, pieces[0].job
         # PERF: the batch has counted its tokens.
         whole = len(pieces) == len(batch.pieces)
@@ -141,8 +141,7 @@ class Passes:
     ) -> None:
         """Count the run in the statistics of tensor requests: by the rows that succeeded, none without any.
 
-        The times that a run has for itself are those that each of its requests has. What preparing took is counted
-        with the first run after.
+        Each request has the times of the whole run. The time of preparing counts in the first run that follows.
         """
         counted = [piece for at, piece in enumerate(pieces) if piece.job.work.tensors and at not in failures]
         if not counted:
@@ -216,7 +215,7 @@ class Passes:
 
 
 def note_batch(pieces: list[Piece], began_ns: int, computed_ns: int, copied_ns: int) -> None:
-    """A batch has run: tell the traced requests in it when, and with whom."""
+    """A batch has run: note its times and its members for the traced requests in the batch."""
     if not any(piece.job.trace for piece in pieces):
         return
     jobs: dict[int, Job] = {id(piece.job): piece.job for piece in pieces}
@@ -246,7 +245,7 @@ def _left(pieces: list[Piece], failures: dict[int, ItemError]) -> int:
 def _failures(
     pieces: list[Piece], finite: list[bool], failed: dict[int, ItemFailure]
 ) -> dict[int, ItemError]:
-    """Errors by place in the batch: what the adapter said of single items, and values that are not finite."""
+    """Errors by place in the batch: failures that the adapter named, and values that are not finite."""
     errors: dict[int, ItemError] = {}
     if not failed and all(finite):
         return errors

@@ -62,13 +62,13 @@ class Sequence:
 
     @property
     def key(self) -> Key:
-        """What tells it from the others."""
+        """Caller and id, by which sequences are told apart."""
         return self.caller, self.id
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One request; `arrived` once it could run if it were its turn, `restarts` when it begins on an open sequence."""
+    """One request. `arrived`: the request is ready for its turn. `restarts`: its START came on an open sequence."""
 
     job: Job
     sequence: Sequence
@@ -80,7 +80,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Outcome:
-    """What follows from a change: jobs that run now, and jobs that fail with `error`."""
+    """The consequences of a change: jobs that run now, and jobs that fail with `error`."""
 
     run: list[Job] = field(default_factory=list)
     void: list[Job] = field(default_factory=list)
@@ -106,15 +106,15 @@ class SlotTable:
 
     @property
     def waiting(self) -> int:
-        """Sequences that wait for one."""
+        """Sequences that wait for a slot."""
         return len(self._backlog)
 
     def enrol(self, step: Step, job: Job) -> Turn:
         """A request has come.
 
         Raises:
-            SequenceUnknown: it goes on with a sequence that is not open.
-            QueueFull: it begins one, and too many wait for a slot already.
+            SequenceUnknown: the request goes on with a sequence that is not open.
+            QueueFull: the request begins a sequence, and too many sequences wait for a slot already.
         """
         key = (job.work.caller, step.id)
         sequence = self._by_id.get(key)
@@ -128,13 +128,13 @@ class SlotTable:
         return turn
 
     def arrive(self, turn: Turn) -> bool:
-        """A request is ready to run; whether it is its turn now. If not, `finish` of another tells when it is."""
+        """A request is ready to run. Whether its turn has come; if not, `finish` of an earlier request says when."""
         turn.arrived = True
         sequence = turn.sequence
         return sequence.slot is not None and bool(sequence.turns) and sequence.turns[0] is turn
 
     def finish(self, turn: Turn, succeeded: bool, now_ns: int) -> Outcome:
-        """A request has ended, whether it ran or not. Idempotent."""
+        """A request has ended, with or without a run. Idempotent."""
         sequence, outcome = turn.sequence, Outcome()
         if turn not in sequence.turns:
             return outcome
@@ -189,7 +189,7 @@ class SlotTable:
         return sequence
 
     def _void(self, start: Turn, outcome: Outcome) -> None:
-        """Take out what would have gone on from a START."""
+        """Remove the turns that would have gone on from a START that failed."""
         sequence = start.sequence
         behind = list(sequence.turns)[sequence.turns.index(start) + 1 :]
         upto = next((at for at, turn in enumerate(behind) if turn.start), len(behind))
@@ -272,7 +272,7 @@ class Sequences(OneShot):
         return turn is None or turn.sequence.slot is not None
 
     def arrive(self, job: Job) -> bool:
-        """Whether it is the turn of a job. If not, the end of the job before puts it into the queue."""
+        """Whether the turn of a job has come. If not, the end of the job before puts this job into the queue."""
         turn: Turn | None = job.strategy_state
         if turn is None:
             return False
@@ -294,7 +294,7 @@ class Sequences(OneShot):
         self._follow(outcome)
 
     def expire(self) -> list[tuple[str, int]]:
-        """Take the slots of idle sequences back; returns how many there were of each model."""
+        """Take the slots of idle sequences back; returns the number of such sequences by model."""
         counts, outcomes = [], []
         with self._lock:
             now = time.monotonic_ns()
@@ -322,7 +322,7 @@ class Sequences(OneShot):
             self.context.queue.put(job, 0, len(job.prepared))
 
     def recover(self, passes: Passes, pieces: list[Piece], error: Exception) -> None:
-        """Find the guilty request by halves, or fail all: nobody knows what of the batch other models have kept."""
+        """Find the guilty request by halves, or fail all: nobody knows which rows other models have kept."""
         if len(pieces) == 1:
             self.context.jobs.complete(pieces[0].job, 1, [item_error(pieces[0], error)])
             return

@@ -2,9 +2,9 @@
 
 1. The first turn of a request begins its steps (`Adapter.stream`); each step gives one part, until there are no more.
 2. A turn ends after `TURN_S`, when the frontend has enough parts that its client has not taken, and when the model
-   yields a `Pause`. Then the request waits for the device again, like any other, or rests: the queue does not count it
-   until its client takes parts, or until what it lacks is there (`WaitingLine`).
-3. A part that finds no room in the arena is kept, and tried again before the next step.
+   yields a `Pause`. Then the request waits for the device again, like any other, or rests: the queue does not count the
+   request until its client takes parts, or until there is room or the pause is over (`WaitingLine`).
+3. A part that finds no room in the arena waits with its request, and is placed before the next step.
 4. Whatever ends the request, its steps are closed here, in the thread that ran them; until then its inputs are in use.
 """
 
@@ -121,7 +121,7 @@ class Streams(Strategy):
                 return
 
     def _step(self, piece: Piece, stream: StreamState) -> bool:
-        """One part more; False when there are no more, or there is no room for it now."""
+        """Send one part more; False if there is no part, or no room for the part."""
         job, began = piece.job, time.monotonic_ns()
         if stream.unsent is None:
             assert stream.steps is not None
@@ -234,7 +234,7 @@ class Streams(Strategy):
         self._table.unclaim(job)
 
     def cancel_all(self) -> None:
-        """The worker ends: what its models have begun is closed even if a drain was too short for it."""
+        """The worker ends: close the steps that models have begun, even if a drain was too short for them."""
         for job in self._table.jobs():
             if job.strategy is self:
                 self._table.cancel(job)

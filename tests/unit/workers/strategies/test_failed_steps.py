@@ -46,7 +46,9 @@ class Passes:
 def outcome(adapter: type[Adapter]) -> tuple[list[str], dict[str, str]]:
     """The requests that were answered, and the errors of the others, of a batch in which "c" is bad."""
     strategy = object.__new__(Sequences)
-    table = strategy.table = Table()  # type: ignore[assignment]
+    table = Table()
+    context: Any = SimpleNamespace(jobs=table)
+    strategy.context = context
     jobs = [
         SimpleNamespace(adapter=adapter, work=SimpleNamespace(request_id=name, call=InferCall([], [])))
         for name in "abcd"
