@@ -314,7 +314,7 @@ class ModelTable:
         ]
 
     def _limit_batches(self, name: str) -> None:
-        """Most tokens of a batch: `ROW_COST` for each row of a program, else the bound of the entry or of all models."""
+        """Most tokens of a batch: `ROW_COST` for each row of a program, else the bound of the entry or of all."""
         limits, model = self._budgets.limits, self.find(name)
         config = model.adapter.config if model is not None and model.adapter is not None else None
         if config is not None:
