@@ -87,7 +87,7 @@ test-gpu: $(STAMP)dev ## run the tests that need a CUDA device, and all families
 	TEST_DEVICE=cuda $(BIN)/python -m pytest -q $(ON_DEVICE) $(ARGS); \
 	else echo "test-gpu: torch sees no CUDA device here, nothing was run"; fi
 
-check: $(STAMP)dev ## lint, format, types, import rule, structure, sizes, duplication
+check: $(STAMP)dev ## lint, format, types, import rule, structure, sizes, duplication, links and names of pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -95,6 +95,7 @@ check: $(STAMP)dev ## lint, format, types, import rule, structure, sizes, duplic
 	$(BIN)/python -m tools.structure
 	$(BIN)/python -m tools.sizes
 	$(BIN)/python -m tools.duplication
+	$(BIN)/python -m pytest -q tests/unit/docs/test_site.py tests/unit/docs/test_docs_names.py
 
 pictures: $(STAMP)dev ## take the pictures of the live page anew (needs Chromium; some minutes)
 	TEST_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -m long tests/conformance/test_status_pictures.py $(ARGS)
