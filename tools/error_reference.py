@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from inspect import getdoc
+from typing import Any
 
+import msgspec
+
+from frontend.protocols.registry import protocols
 from frontend.protocols.sie.errors import render as sie_form
 from frontend.protocols.sie.errors import render_openai
 from frontend.server import state
@@ -19,9 +23,9 @@ _HEAD = """# Errors
 
 Made by `make docs` from `ipc/errors.py`, `frontend/protocols/sie/errors.py` and `frontend/server/state.py`.
 
-Every error is JSON, whatever `Accept` says: `{"detail": {"code": "...", "message": "..."}}`. The message names the
-field, its value and the limit, and never holds a path, an address or a stack trace. The header `X-SIE-Error-Code`
-repeats the code.
+Every error is JSON, whatever `Accept` says: `{"detail": {"code": "...", "message": "..."}}` on paths of Penstock's own,
+and the [form of its contract](#forms) on every other path. The message names the field, its value and the limit, and
+never holds a path, an address or a stack trace. The header `X-SIE-Error-Code` repeats the code.
 
 Of any server, such as that of `make run`:
 
@@ -47,10 +51,35 @@ print(answer.status_code, answer.json()["detail"]["code"], answer.headers["X-Req
   request asks for `item_errors`, the item has `error` {`code`, `message`} in the answer instead: [sie.md](sie.md).
 - What a program of named tensors says of its input is told: [programs](#what-programs-say).
 
+@FORMS@
 ## From the routes
 
 | `detail.code` | HTTP | Retry-After | when | `error.code` | `error.type` |
 |---|---|---|---|---|---|
+"""
+_FORMS = {
+    "`/v1/encode`, `/v1/score/{model}`, `/v1/extract`, `/v1/admin`, and paths of no contract": "/v1/encode/m",
+    "`/v1/embeddings`, `/v1/rerank`, `/v1/score`": "/v1/embeddings",
+    "`/v1/models/{model}`": "/v1/models/m",
+    "`/v1/chat/completions`, `/v1/completions`, `/v1/responses`": "/v1/chat/completions",
+    "`/v1/messages`": "/v1/messages",
+    "`/v1/embed`, `/v2/embed`, `/v2/rerank` of Cohere": "/v2/embed",
+    "`/api/chat`, `/api/embed` and others of ollama": "/api/chat",
+    "`/embed`, `/similarity`, `/predict` and others of TEI": "/embed",
+    "`/pooling`, `/score` of vLLM; `/embeddings` of infinity": "/pooling",
+    "`/v2/models`, `/v2/repository` and others of KServe": "/v2/models/m/infer",
+}
+"""Paths as the page names them, and one of them."""
+_FORMS_HEAD = """## Forms
+
+Status and meaning are those of the table below for every contract; TEI and Messages have types and codes of their own.
+
+| paths | fields of the body |
+|---|---|
+"""
+_FORMS_END = """| `/api/infer`, `/api/status` and others of TRTIS v1 | none; the header `NV-Status` has the message |
+
+A path that several servers have, such as `/rerank`, has the form of the server that `server.compatible` chooses.
 """
 _BETWEEN = """
 A code that stands more than once has more than one cause. Where the header differs from the body, the header is named
@@ -105,7 +134,7 @@ def render() -> str:
         f"| {body['detail']['code']} | {status} | {headers.get('Retry-After', '-')} | {body['detail']['message']} |"
         for status, body, headers in map(sie_form, _REFUSALS)
     ]
-    return _HEAD + "\n".join(rows) + "\n" + _BETWEEN + "\n".join(own) + "\n"
+    return _HEAD.replace("@FORMS@", forms()) + "\n".join(rows) + "\n" + _BETWEEN + "\n".join(own) + "\n"
 
 
 def public_errors(kind: type[PenstockError] = PenstockError) -> Iterator[type[PenstockError]]:
@@ -138,4 +167,23 @@ def _row(kind: type[PenstockError]) -> tuple[int, str, str, str, str, str, str]:
         when.rstrip("."),
         openai["code"],
         openai["type"],
+    )
+
+
+def forms() -> str:
+    """The form of an error on the paths of each contract, as the contracts render one."""
+    known, error = protocols(), errors.ModelNotFound("no model m")
+    rows = [
+        f"| {paths} | {_fields(known.of(path).render_error(error, path)[1])} |\n"
+        for paths, path in _FORMS.items()
+    ]
+    return _FORMS_HEAD + "".join(rows) + _FORMS_END
+
+
+def _fields(body: Any) -> str:
+    """The names of fields, those of an object in braces behind its name."""
+    named = msgspec.to_builtins(body)
+    return ", ".join(
+        f"`{name}` {{{_fields(value)}}}" if isinstance(value, dict) else f"`{name}`"
+        for name, value in named.items()
     )

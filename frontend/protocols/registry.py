@@ -101,8 +101,8 @@ class Protocols:
             for row in protocol.routes
             if not row.shared or choice.get(row.path) == protocol.name
         ]
-        self.root = next((row.path for _, row in self._served if row.root), "/")
-        """The path that a POST to the root means."""
+        self.root = next((row.path for one in known for row in one.routes if row.root), "/")
+        """The path that a POST to the root means, also while no entry chooses the path."""
         self._schema: bytes | None = None
         self._facts: dict[str, PathFacts] = {}
         self.scopes = Scopes(self.routes)

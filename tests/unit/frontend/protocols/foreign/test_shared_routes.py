@@ -30,9 +30,10 @@ def test_a_server_is_chosen_for_all_of_its_paths_or_for_one() -> None:
     }
 
 
-def test_a_post_to_the_root_has_a_meaning_where_tei_was_chosen_for_it() -> None:
+def test_a_post_to_the_root_means_the_route_of_tei_also_where_nobody_chose_it() -> None:
     assert root_of("tei") == root_of("vllm:/rerank", "tei:/invocations") == "/invocations"
-    assert root_of() == root_of("vllm") == root_of("tei:/rerank") == "/"
+    assert root_of() == root_of("vllm") == root_of("tei:/rerank") == "/invocations"
+    assert "/invocations" in OWNERS, "a path that nobody chose answers 501"
 
 
 @pytest.mark.parametrize(
