@@ -19,7 +19,7 @@ from tests.process.gunicorn_server import Client, Server, request, serving, wait
 _CLIENTS = 16
 _LIMITS = {"drain_s": 5.0, "linger_s": 0.3}
 _PROMPT_S = 12.0
-_PAUSE_S = 0.01
+_PAUSE_S = 0.05
 """What a client waits between two requests: the cores have time for the processes that start meanwhile."""
 
 
