@@ -241,7 +241,7 @@ def part_of(entry: RegionEntry, offset: int, nbytes: int) -> Region:
 
 
 def _nbytes(text: str) -> int:
-    """Length in UTF-8; beyond every limit for what is no Unicode text."""
+    """Length in UTF-8; beyond every limit for a text that is no Unicode."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:

@@ -307,7 +307,7 @@ def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
 
 
 def transacted(connection: sqlite3.Connection, begin: str, how: Callable[[sqlite3.Connection], R]) -> R:
-    """What `how` gives inside of one transaction, which the statement `begin` opens."""
+    """The result of `how` inside of one transaction, which the statement `begin` opens."""
     connection.execute(begin)
     try:
         result = how(connection)
@@ -357,11 +357,11 @@ class LastingStore:
         self._writer: sqlite3.Connection | None = None
 
     async def read(self, how: How[R]) -> R:
-        """What `how` reads, in one snapshot."""
+        """The result of `how`, which reads from one snapshot."""
         return await asyncio.get_running_loop().run_in_executor(self._reading, self._read, how)
 
     async def write(self, how: How[R]) -> R:
-        """What `how` gives; what `how` wrote is committed. The write happens also if its caller is cancelled."""
+        """The result of `how`, whose changes are committed, also if the caller is cancelled."""
         loop = asyncio.get_running_loop()
         return await asyncio.shield(loop.run_in_executor(self._writing, self._write, how))
 
@@ -387,7 +387,7 @@ class LastingStore:
             aside = self._path.with_suffix(".broken")
             log.error("%s is no database any more and was renamed to %s: %s", self._path, aside, error)
             self._path.replace(aside)
-            # A new file must not be given what was written for the old one.
+            # The log of the old file must not be applied to the new one.
             for suffix in ("-wal", "-shm"):
                 Path(f"{self._path}{suffix}").unlink(missing_ok=True)
             return self._prepared()

@@ -34,7 +34,7 @@ class CatalogFollower:
     """Keeps the models of a worker to the files of the catalog; `look` belongs to the maintenance thread."""
 
     def __init__(self, states: ModelStates, settings: Settings, catalog: Catalog) -> None:
-        """`catalog` is what is served now."""
+        """`catalog` is the catalog that is served now."""
         self._states, self._settings = states, settings
         self.catalog = catalog
         """The content of the files at the last reading. More is served while old versions stay."""

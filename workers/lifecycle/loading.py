@@ -198,7 +198,7 @@ def tell_mapped(entry: ModelEntry, directory: Path) -> None:
 
 
 def check_widths(entry: ModelEntry, dims: Mapping[str, int]) -> None:
-    """Raise `SourceError` where the entry states another width than `dims`, those that the model gives by output."""
+    """Raise `SourceError` where the entry states another width than the model gives (`dims`, by output)."""
     for name, spec in entry.outputs.items():
         if name in dims and spec.dims not in (None, dims[name]):
             raise source.SourceError(

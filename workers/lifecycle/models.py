@@ -272,7 +272,7 @@ class ModelTable:
     def reread(self, message: Reread, done: Callable[[Replied], None]) -> None:
         """Look at the files, or at the draft of a load, in the maintenance thread.
 
-        That thread calls `done` with the answer, after it has announced what has changed.
+        That thread calls `done` with the answer, after the announcement of all changes.
         """
 
         def work() -> None:

@@ -163,7 +163,7 @@ class _Trials:
             raise _Unlike(f"rows run alone and not together: {error}, {drawing}") from error
 
     def _outputs(self, rows: Sequence[Sample]) -> Arrays:
-        """The outputs of a batch with a request for each sample. Raises `_Undecided` with what the program raised."""
+        """The outputs of a batch with a request for each sample. Raises `_Undecided` with the error of the program."""
         try:
             outputs: Arrays = self._run(lambda: foreign.ask(outputs_of, self._adapter, rows))
         except Exception as error:

@@ -217,7 +217,7 @@ def _facts(path: Path) -> tuple[str, int, int, int] | None:
 
 
 class CatalogWatch:
-    """Looks at the files of one catalog; `read` is what they were when the catalog was read."""
+    """Looks at the files of one catalog; `read` is the look of the last reading of the catalog."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class CatalogWatch:
         return look(*self._places) != self._read
 
     def was_read(self, files: Files) -> None:
-        """The catalog has been read since, from these files, which may have been others than at the last look.
+        """The catalog has been read since, from these files, which may differ from those of the last look.
 
         Without this, a change that was read between two looks and taken back before the second would not be noticed.
         """

@@ -84,7 +84,7 @@ def read(
 
 
 def refuse_draft(repository: Repository, wishes: Wishes, model: str, draft: Wish) -> None:
-    """Raise for a wish that is not in force yet what its load would find wrong in the files.
+    """Raise the mistake that the load of a wish would find in the files, before the wish is in force.
 
     Raises `InvalidInput` with the mistake, and `ModelLoadFailed` for a configuration of a model that no repository has.
     """
