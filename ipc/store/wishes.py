@@ -5,8 +5,9 @@
 2. A load may bring a configuration and files. The row holds the configuration. The files lie in a directory of their
    own in the run directory, laid out as in a repository.
 3. Workers follow rows as they follow files (`workers.repository`): what a load brought takes the place of the model on
-   disk. A worker that starts loads the models that are wished loaded and leaves those that are wished unloaded. No
-   request makes a frontend load a model that is wished unloaded.
+   disk. A worker that starts loads the models that are wished loaded and leaves those that are wished unloaded. A
+   worker unloads a model whose row says so, even if no frontend has told the worker. No request makes a frontend load
+   a model that is wished unloaded.
 4. What a load brought ends with the next load that brings something, and with the unload. All rows end with the next
    start of the server.
 5. A load that brings something holds one lock (`locked`) for its whole time, since a load may take minutes and a
@@ -56,6 +57,10 @@ class Wishes:
     def brought(self) -> Mapping[str, Wish]:
         """The wishes that bring a configuration, by model. Raises `OSError`."""
         return {model: wish for model, wish in self._table.rows().items() if wish.config is not None}
+
+    def unloaded(self) -> frozenset[str]:
+        """The models that are wished unloaded. Raises `OSError`."""
+        return frozenset(model for model, wish in self._table.rows().items() if not wish.loaded)
 
     def preloaded(self, chosen: Iterable[str], served: Iterable[str]) -> list[str]:
         """Catalog ids to load at the start: `chosen` ones that nobody wishes unloaded, and those wished loaded.

@@ -195,6 +195,8 @@ class ModelStates:
         self._explicit = settings.repository.control == "explicit"
         self.wishes = Wishes(settings.paths, Store(settings.paths))
         """Loads and unloads by name, which outlive this process."""
+        self._unloaded: frozenset[str] = frozenset()
+        """Models that were unloaded by name, at the last call of `follow_unloads`."""
         self.lock = threading.Condition(threading.RLock())
         self.served: dict[str, ServedModel] = {}
         self.offers: Callable[[ModelEntry], bool] = lambda entry: True
@@ -254,9 +256,30 @@ class ModelStates:
             log.error("whether model %s was unloaded by name cannot be read: %s", entry.id, error.strerror)
             return None
 
-    def forgo(self, instance: Instance) -> None:
-        """An operator has unloaded an instance: no longer load the instance as one of the start."""
-        self._preloaded.discard(instance.serial)
+    def follow_unloads(self) -> None:
+        """Unload the models that were unloaded by name since the last call, as no frontend need have said so here.
+
+        A frontend may die between the row and its messages, or not have joined this worker yet. Raises `OSError`.
+        """
+        if not self._explicit:
+            return
+        unloaded = self.wishes.unloaded()
+        recent, self._unloaded = unloaded - self._unloaded, unloaded
+        for name, model in list(self.served.items()):
+            if isinstance(model.entry, RepositoryEntry) and model.entry.model in recent:
+                self.unload(name)
+
+    def unload(self, name: str) -> None:
+        """Unload a model, or give up its load, by order of an operator; it is no longer one of the start."""
+        model = self.find(name)
+        for instance in [each.instance for each in (model, model and model.next) if each is not None]:
+            self._preloaded.discard(instance.serial)
+            if instance.state == "loaded":
+                self.begin_unload(instance, "admin")
+            elif instance.state == "loading":
+                self.abandon(instance)
+            else:
+                instance.wanted = False
 
     def serve(self, catalog: Catalog) -> list[Instance]:
         """Serve this catalog from now on; returns the new instances of models that other instances served before.

@@ -361,14 +361,5 @@ class ModelTable:
 
     def unload(self, name: str) -> None:
         """Unload a model, or give up its load, by order of an operator."""
-        states = self._states
-        with states.lock:
-            model = self.find(name)
-            for instance in [each.instance for each in (model, model and model.next) if each is not None]:
-                states.forgo(instance)
-                if instance.state == "loaded":
-                    states.begin_unload(instance, "admin")
-                elif instance.state == "loading":
-                    states.abandon(instance)
-                else:
-                    instance.wanted = False
+        with self._states.lock:
+            self._states.unload(name)

@@ -207,6 +207,31 @@ def test_a_load_of_the_start_does_not_outlast_an_unload_that_it_was_not_told_of(
     assert instance.state == ("unloading" if unloaded else "loaded")
 
 
+def test_a_worker_follows_an_unload_that_no_frontend_told_it_of(tmp_path: Path) -> None:
+    models = table(tmp_path, version("old"), repository__control="explicit", catalog__watch="false")
+    paths = settings.load(flags={"run.dir": str(tmp_path)}, environ={}).paths
+    prepare_run_dir(paths)
+    wishes, instance = Wishes(paths, Store(paths)), host(models).instance
+
+    def load() -> None:
+        models.want("m@1", explicit=True)
+        with models._states.lock:
+            models._maintenance.models.succeeded(instance, Loaded(FakeAdapter({}, 512), 100), 1.0)
+
+    load()
+    asyncio.run(wishes.put("m", Wish(loaded=True)))
+    models._follower.look()
+    assert instance.state == "loaded"
+    asyncio.run(wishes.put("m", Wish(loaded=False)))
+    models._follower.look()
+    assert instance.state == "unloading"
+    with models._states.lock:
+        models._states.end(instance, instance.rest)
+    load()
+    models._follower.look()
+    assert instance.state == "loaded", "by an order that came later than the unload"
+
+
 def test_a_failed_model_of_the_start_is_not_tried_again_once_somebody_unloads_it(tmp_path: Path) -> None:
     models = table(tmp_path, ENTRY, catalog__preload="org/m")
     found = models.find("org/m")
