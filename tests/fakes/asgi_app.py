@@ -111,6 +111,11 @@ async def _stream(scope: Any, receive: Any, send: Any, query: dict[str, str]) ->
     _STATE["disconnects"] += gone.result()["type"] == "http.disconnect"
 
 
+async def _pid(scope: Any, receive: Any, send: Any, query: dict[str, str]) -> None:
+    """Which process answers."""
+    await _answer(send, {"pid": os.getpid()})
+
+
 async def _state(scope: Any, receive: Any, send: Any, query: dict[str, str]) -> None:
     """Counters of this process and the bytes that wait in user space for its slowest reader."""
     waiting = [
@@ -128,6 +133,7 @@ _PATHS = {
     "/two": _two,
     "/large": _large,
     "/stream": _stream,
+    "/pid": _pid,
     "/state": _state,
 }
 

@@ -52,12 +52,12 @@ class Load:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, until: asyncio.Event
     ) -> None:
         while not until.is_set():
-            writer.write(request("/state"))
+            writer.write(request("/pid"))
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             assert head.startswith("http/1.1 200"), head
             nbytes = int(head.split("content-length: ")[1].split("\r\n")[0])
             body = (await reader.readexactly(nbytes)).decode()
-            self.pids.add(int(body.split('"pid": ')[1].split(",")[0]))
+            self.pids.add(int(body.split('"pid": ')[1].rstrip("}")))
             self.answered += 1
             if "connection: close" in head:
                 return
