@@ -25,7 +25,7 @@ from penstock.cli import main
 from tests.conformance.minilm import DIRECTORY, MODEL
 from tests.conformance.required_tool import required_tool
 from tests.harness.server import Server, free_port, serving
-from tests.tiny import chat_models, gguf_models, loras
+from tests.tiny import chat_models, gguf_models, loras, onnx_files
 from tests.tiny.models import build
 from tests.tiny.pictures import encoded, picture
 from tests.tiny.programs import SCRIPTED, write_repository
@@ -138,6 +138,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "downloads").mkdir()
     for name in ("SmolLM2-135M-Instruct.Q4_1.gguf", "downloads/Qwen3-0.6B-Q8_0.gguf"):
         gguf_models.write(place / name, "qwen3")
+    (place / "exported" / "onnx").mkdir(parents=True)
+    for name in ("model.onnx", "detector.onnx", "exported/onnx/model.onnx"):
+        (place / name).write_bytes(onnx_files.add_sub())
     (place / "keys.yaml").touch(mode=0o600)
     return place
 
