@@ -14,6 +14,7 @@ import platform
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -22,15 +23,24 @@ from frontend.engine.interface import STATE_ORDER, WorkerView
 from frontend.records.recent import Recent
 from frontend.services import Services
 from frontend.status.health import health_fields, problems
-from frontend.status.history import SHOWN_ERRORS, SHOWN_REQUESTS, Traffic, counted
+from frontend.status.history import (
+    MEASURED_S,
+    SHOWN_ERRORS,
+    SHOWN_REQUESTS,
+    Traffic,
+    counted,
+    latencies,
+)
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry
 from ipc.machine import CPU, gpu_type
+from ipc.metrics.families import UNKNOWN
 from ipc.metrics.files import Totals
 from ipc.processes.liveness import age_ns
 from ipc.version import VERSION
 from ipc.wire.messages import ModelStatus
 from ipc.wire.stats import BatchRecord, GenerationStats, QueueState, Stats
 
+SHOWN_OPERATIONS = 64
 PHASES = ("tokenize", "queue", "device", "copy", "encode")
 
 
@@ -72,6 +82,34 @@ def histogram_fields(totals: Totals) -> dict[str, dict[str, Any]]:
         }
         for name, models in sorted(totals.histograms.items())
     }
+
+
+def operation_fields(seen: Traffic, now: float) -> list[dict[str, Any]]:
+    """Models and operations by requests in descending order, at most `SHOWN_OPERATIONS`.
+
+    Percentiles and mean phases are those of the answers of the last `MEASURED_S` seconds; None without an answer.
+    """
+    answers: dict[tuple[str, str], list[Recent]] = {}
+    for record in seen.requests:
+        if record.status < 400 and now - record.at <= MEASURED_S:
+            answers.setdefault((record.model, record.operation), []).append(record)
+    counts = seen.totals.operations.get("penstock_requests", {})
+    known = sorted((key for key in counts if key[0] not in ("", UNKNOWN)), key=lambda key: -counts[key])
+    return [
+        {
+            "model": model,
+            "operation": operation,
+            **latencies(answers.get((model, operation), ()), now, MEASURED_S)[""],
+            "requests": counts[model, operation],
+            "phases": _mean_phases(answers.get((model, operation), ())),
+        }
+        for model, operation in known[:SHOWN_OPERATIONS]
+    ]
+
+
+def _mean_phases(records: Sequence[Recent]) -> dict[str, float] | None:
+    phases = [request_fields(record)["phases"] for record in records]
+    return {name: round(fmean(one[name] for one in phases), 3) for name in phases[0]} if phases else None
 
 
 def fault_fields(totals: Totals) -> dict[str, dict[str, float]]:
@@ -158,6 +196,11 @@ def device_fields(worker: WorkerView, restarts: dict[str, float], budget_bytes: 
         "threads": worker.threads,
         "restarts": int(restarts.get(worker.name, 0)),
         "models_loaded": sum(status.state == "loaded" for status in worker.models.values()),
+        "loading": [
+            {"model": status.name, "progress": round(status.progress, 3)}
+            for status in worker.models.values()
+            if status.state == "loading"
+        ],
     }
     stats = worker.stats
     if stats is None:
@@ -336,21 +379,28 @@ def build(services: Services, view: View, seen: Traffic) -> dict[str, Any]:
         "devices": [device_fields(worker, restarts, budget) for worker in view.workers],
         "totals": msgspec.structs.asdict(counted(seen.totals)),
         "latency": seen.latencies[""],
+        "operations": operation_fields(seen, time.time()),
         "faults": fault_fields(seen.totals),
     }
 
 
 def recent_fields(seen: Traffic, owner: str | None) -> dict[str, list[dict[str, Any]]]:
-    """The last requests and errors of the key with the public id `owner`; None: those of all callers."""
+    """The last requests and errors of the key with the public id `owner`; None: those of all callers.
+
+    Errors of one status, code, model and message are one entry: the newest of them, with their `count`.
+    """
+    requests = (record for record in seen.requests if owner is None or record.owner == owner)
+    errors: dict[tuple[int, str, str, str], list[Recent]] = {}
+    for record in seen.errors:
+        if owner is None or record.owner == owner:
+            errors.setdefault((record.status, record.code, record.model, record.message), []).append(record)
     return {
-        "recent_requests": _told(seen.requests, owner, SHOWN_REQUESTS),
-        "recent_errors": _told(seen.errors, owner, SHOWN_ERRORS),
+        "recent_requests": [request_fields(record) for record in itertools.islice(requests, SHOWN_REQUESTS)],
+        "recent_errors": [
+            {**request_fields(equal[0]), "count": len(equal)}
+            for equal in itertools.islice(errors.values(), SHOWN_ERRORS)
+        ],
     }
-
-
-def _told(records: Sequence[Recent], owner: str | None, most: int) -> list[dict[str, Any]]:
-    own = (record for record in records if owner is None or record.owner == owner)
-    return [request_fields(record) for record in itertools.islice(own, most)]
 
 
 def _server(services: Services) -> dict[str, Any]:

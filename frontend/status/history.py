@@ -48,10 +48,15 @@ KEPT = 360
 LONGEST_STEP_S = 60.0
 """Counters from longer ago make no point: a mean over so long a time would hide when the requests came."""
 LOCK = "history"
+DRAINED = "drained"
+"""Why a worker ended that was asked to; its end is no death."""
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """Sums of all processes. `requests`, `errors`, `tokens` and `busy_s` only rise; the others are of this moment."""
+    """Sums of all processes. `in_flight` and `waiting` are of this moment; the others only rise.
+
+    `deaths` counts ends of workers that nobody asked for.
+    """
 
     requests: float = 0.0
     errors: float = 0.0
@@ -59,6 +64,7 @@ class Counted(msgspec.Struct, frozen=True):
     busy_s: float = 0.0
     in_flight: float = 0.0
     waiting: float = 0.0
+    deaths: float = 0.0
 
 
 def counted(totals: Totals) -> Counted:
@@ -72,6 +78,11 @@ def counted(totals: Totals) -> Counted:
         sum(totals.others.get("penstock_device_busy_seconds", {}).values()),
         _sum(totals, "penstock_requests_in_flight"),
         _sum(totals, "penstock_queue_depth"),
+        sum(
+            value
+            for labels, value in totals.others.get("penstock_worker_restarts", {}).items()
+            if dict(labels).get("reason") != DRAINED
+        ),
     )
 
 
@@ -82,7 +93,8 @@ def _sum(totals: Totals, family: str) -> float:
 class Point(msgspec.Struct, array_like=True, frozen=True):
     """Ten seconds up to `at` (Unix seconds): rates per second, percentiles of answers in milliseconds, states at `at`.
 
-    `busy` is the share of the time of all devices in which batches ran; `down` counts workers that did not serve.
+    `busy` is the share of the time of all devices in which batches ran; `down` counts workers that did not serve,
+    `deaths` the workers that died in these ten seconds.
     """
 
     at: float
@@ -95,6 +107,7 @@ class Point(msgspec.Struct, array_like=True, frozen=True):
     waiting: float
     busy: float
     down: int
+    deaths: int = 0
 
 
 class History(msgspec.Struct, frozen=True):
@@ -134,6 +147,7 @@ def extended(
         present.waiting,
         min(1.0, round(rate("busy_s") / max(1, len(workers)), 4)),
         sum(1 for worker in workers if trouble(worker) in LOST),
+        int(max(0.0, present.deaths - before.deaths)),
     )
     return History([*history.points, point][-KEPT:], now, present)
 

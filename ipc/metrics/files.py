@@ -63,6 +63,8 @@ class Totals:
     """{name: {model: histogram}}; of families with phases the phase `total`."""
     codes: dict[str, dict[str, float]] = field(default_factory=dict)
     """{counter with a model and a code: {code: sum over all models}}"""
+    operations: dict[str, dict[tuple[str, str], float]] = field(default_factory=dict)
+    """{counter of operations: {(model, operation): sum over its other labels}}"""
     others: dict[str, dict[Labels, float]] = field(default_factory=dict)
     """{counter or gauge without a model: {labels: value}}"""
 
@@ -195,6 +197,9 @@ def _totals(index: _Index, sums: np.ndarray) -> Totals:
             if (code := labels.get("code")) is not None:
                 codes = totals.codes.setdefault(name, {})
                 codes[code] = codes.get(code, 0.0) + value
+            if (operation := labels.get("operation")) is not None:
+                pairs_of = totals.operations.setdefault(name, {})
+                pairs_of[model, operation] = pairs_of.get((model, operation), 0.0) + value
     for (name, model), found in buckets.items():
         totals.histograms.setdefault(name, {})[model] = _histogram(index.bounds(name), found)
     return totals

@@ -13,7 +13,7 @@ from frontend.access.gate import Gate
 from frontend.engine.interface import NONE_LOADED, WorkerView
 from frontend.records.recent import Recent, RecentWriter, ring_path
 from frontend.services import Services
-from frontend.status.frame import View, build, fill, threshold_pct
+from frontend.status.frame import View, build, fill, operation_fields, recent_fields, threshold_pct
 from frontend.status.history import Traffic, TrafficReader, latencies
 from ipc.catalog.entries import load_catalog
 from ipc.metrics.files import Totals
@@ -140,6 +140,47 @@ def test_latencies_are_those_of_recent_good_answers(tmp_path: Path) -> None:
     assert [record.request_id for record in found.errors] == ["bad"]
 
 
+def test_a_model_and_an_operation_have_times_of_their_own() -> None:
+    now = 1000.0
+
+    def answer(model: str, operation: str, total_ms: float, status: int = 200, at: float = now) -> Recent:
+        phases = {"total": total_ms, "device": total_ms / 2}
+        return Recent(at, "r", "", "sie", operation, model, status, "", phases)
+
+    counts = {("a", "encode"): 5.0, ("a", "score"): 9.0, ("unknown", "encode"): 99.0, ("b", "encode"): 7.0}
+    records = [
+        answer("a", "encode", 2.0),
+        answer("a", "encode", 4.0),
+        answer("a", "score", 80.0),
+        answer("a", "encode", 500.0, 400),
+        answer("b", "encode", 1.0, at=now - 60),
+    ]
+    seen = Traffic(Totals(operations={"penstock_requests": counts}), records, [], {})
+    told = operation_fields(seen, now)
+    assert [(row["model"], row["operation"], row["requests"], row["p50_ms"]) for row in told] == [
+        ("a", "score", 9.0, 80.0),
+        ("b", "encode", 7.0, None),
+        ("a", "encode", 5.0, 3.0),
+    ]
+    assert told[2]["phases"]["device"] == told[2]["phases"]["other"] == 1.5
+    assert told[1]["phases"] is None
+
+
+def test_equal_errors_are_one_entry_with_a_count() -> None:
+    def failed(number: int, message: str, status: int = 400) -> Recent:
+        return Recent(float(number), str(number), "", "sie", "encode", "a", status, "BAD", {}, message)
+
+    errors = [failed(9, "no items"), failed(8, "too long"), failed(7, "no items"), failed(6, "no items", 422)]
+    told = recent_fields(Traffic(Totals(), [], errors, {}), None)["recent_errors"]
+    assert [(row["request_id"], row["count"]) for row in told] == [("9", 2), ("8", 1), ("6", 1)]
+
+
+def test_a_worker_tells_the_models_it_is_loading_and_how_far() -> None:
+    states = [ModelStatus("fake/large", "loading", progress=0.4321), ModelStatus("fake/echo", "loaded")]
+    [device] = frame_of(worker(0, None, *states))["devices"]
+    assert device["loading"] == [{"model": "fake/large", "progress": 0.432}]
+
+
 def down(slot: int, state: str = "absent", since: float = 0.0) -> WorkerView:
     return WorkerView(f"worker-{slot}", slot, state, False, False, "", 1, {}, Credits(0, 0, 0.0), None, since)
 
@@ -207,5 +248,5 @@ def test_a_frame_names_its_host_and_has_the_sums_of_all_processes() -> None:
     frame = frame_of(worker(0, stats()))
     assert frame["server"]["host"] == platform.node()
     assert frame["totals"] == dict.fromkeys(
-        ("requests", "errors", "tokens", "busy_s", "in_flight", "waiting"), 0.0
+        ("requests", "errors", "tokens", "busy_s", "in_flight", "waiting", "deaths"), 0.0
     )

@@ -55,9 +55,9 @@ def test_a_point_has_the_rates_since_the_point_before_and_its_own_answers() -> N
     begun = extended(History(), 100.0, Counted(requests=50.0, tokens=1000.0), [], [])
     assert begun.points == []
     answers = [answer(95.0, 999.0), answer(104.0, 1.0), answer(105.0, 3.0), answer(106.0, 7000.0, 500)]
-    present = Counted(150.0, 5.0, 3000.0, 10.0, 4.0, 7.0)
+    present = Counted(150.0, 5.0, 3000.0, 10.0, 4.0, 7.0, 2.0)
     point = extended(begun, 110.0, present, answers, [worker(0), worker(1, "absent")]).points[-1]
-    assert point == Point(110.0, 10.0, 0.5, 200.0, 2.0, 2.98, 4.0, 7.0, 0.5, 1)
+    assert point == Point(110.0, 10.0, 0.5, 200.0, 2.0, 2.98, 4.0, 7.0, 0.5, 1, 2)
 
 
 def test_a_pause_and_counters_that_went_back_make_no_false_rates() -> None:
@@ -94,7 +94,7 @@ def test_a_keeper_that_ends_late_takes_no_draft_of_the_next(
 def test_the_history_keeps_an_hour_and_no_more_whatever_happens(paths: RunPaths) -> None:
     history, file = History(), HistoryFile(paths)
     for number in range(3 * KEPT):
-        counts = Counted(*[1e15 * number] * 4, 1e15, 1e15)
+        counts = Counted(*[1e15 * number] * 4, 1e15, 1e15, 9.0 * number)
         history = extended(history, EVERY_S * number, counts, [answer(EVERY_S * number, 1e9)], [worker(0)])
     assert len(history.points) == KEPT
     assert history.points[-1].at - history.points[0].at == EVERY_S * (KEPT - 1)
@@ -111,9 +111,15 @@ def test_counts_are_those_of_all_models_and_clients_that_went_away_are_no_errors
             "penstock_queue_depth": {"b": 2.0},
         },
         codes={"penstock_requests": {"200": 12.0, "404": 3.0, "499": 1.0, "503": 3.0}},
-        others={"penstock_device_busy_seconds": {(("worker", "worker-0"),): 1.5}},
+        others={
+            "penstock_device_busy_seconds": {(("worker", "worker-0"),): 1.5},
+            "penstock_worker_restarts": {
+                (("worker", "worker-0"), ("reason", "signal-9")): 3.0,
+                (("worker", "worker-0"), ("reason", "drained")): 4.0,
+            },
+        },
     )
-    assert counted(totals) == Counted(19.0, 6.0, 5.0, 1.5, 0.0, 2.0)
+    assert counted(totals) == Counted(19.0, 6.0, 5.0, 1.5, 0.0, 2.0, 3.0), "a drained worker did not die"
 
 
 def test_one_frontend_keeps_the_history_and_the_next_goes_on_after_its_end(paths: RunPaths) -> None:
@@ -129,6 +135,11 @@ def test_one_frontend_keeps_the_history_and_the_next_goes_on_after_its_end(paths
     assert [(point.at, point.p50_ms) for point in file.read().points] == [(110.0, None), (120.0, 4.0)]
     second.close()
     SlotLock(paths.lock(LOCK)).release()
+
+
+def test_a_point_of_an_older_version_has_no_deaths(paths: RunPaths) -> None:
+    (paths.metrics() / "history.json").write_text('{"points":[[9,1,0,0,null,null,0,0,0,0]]}')
+    assert [point.deaths for point in HistoryFile(paths).read().points] == [0]
 
 
 def test_a_broken_file_is_an_empty_history(paths: RunPaths) -> None:
