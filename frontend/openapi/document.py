@@ -43,6 +43,28 @@ _PATH_PARAMETERS = {
     "version": "The version.",
 }
 """Descriptions of the parameters of paths, by name."""
+SECTIONS = {
+    "chat": "Text from a model, in the form of OpenAI. Begin here with a model that writes.",
+    "inference": "Vectors, scores and findings. Begin here with a model that encodes, scores or extracts.",
+    "models": "Which models there are, and in which state.",
+    "messages": "Text from a model, in the form of Anthropic.",
+    "responses": "Text from a model, in OpenAI's newer form, which can be stored and run in the background.",
+    "ollama": "The routes that clients of ollama ask.",
+    "tei": "The routes that clients of Text Embeddings Inference ask.",
+    "vllm": "The routes that clients of vLLM ask.",
+    "infinity": "The routes that clients of infinity ask.",
+    "server": "Probes, metrics, and this description.",
+    "system": "What this machine is, and whether the server can do its work.",
+    "admin": "Loading and unloading; a key needs the scope `admin`.",
+    "kserve inference": "Tensors in and out, in the form of KServe v2 and Triton.",
+    "kserve models": "Tensors, configuration and statistics of models.",
+    "kserve server": "Name, version and health, in the form of KServe v2.",
+    "kserve repository": "Models of a repository: index, load, unload.",
+    "kserve shared memory": "Inputs and outputs that lie in memory of the client.",
+    "kserve settings": "What is logged and traced.",
+    "trtis v1": "The first interface of TensorRT Inference Server.",
+}
+"""Tags in the order in which a newcomer needs them, and what each is about."""
 REF = "#/components/{kind}/{name}"
 _TEMPLATE = REF.format(kind="schemas", name="{name}")
 MODEL = {
@@ -106,7 +128,11 @@ def document(routes: Iterable[Route], version: str, unchosen: Mapping[str, Fault
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in table)],
+        "tags": [
+            {"name": tag, "description": text}
+            for tag, text in SECTIONS.items()
+            if any(route.tag == tag for route in table)
+        ],
         "paths": paths,
         "components": {
             "schemas": _schemas(table),

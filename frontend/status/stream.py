@@ -239,6 +239,7 @@ def origin_allowed(origin: str | None, host: str, allowed: str) -> bool:
 _HTML = Path(__file__).parent / "assets" / "page.html"
 _STYLES = ("page.css",)
 _SCRIPTS = (
+    "asking.js",
     "format.js",
     "elements.js",
     "tip.js",
@@ -249,10 +250,14 @@ _SCRIPTS = (
     "traffic.js",
     "devices.js",
     "models.js",
+    "operations.js",
     "generation.js",
     "requests.js",
     "errors.js",
     "example.js",
+    "try.js",
+    "chat.js",
+    "vectors.js",
     "stream.js",
 )
 

@@ -107,6 +107,19 @@ def test_a_browser_shows_every_operation_and_sends_requests(page: Page, tmp_path
         names = {operation.name for operation in protocols().routes if operation.summary}
         assert {name for name in names if any(one.endswith(name) for one in shown)} == names
         assert len(shown) == len(names)
+        assert page.evaluate("document.querySelector('.opblock-tag').dataset.tag") == "chat"
+        type_in = (
+            "(box => {{ box.value = '{}'; box.dispatchEvent(new Event('input')) }})"
+            "(document.getElementById('filter'))"
+        )
+        paths = "[...document.querySelectorAll('.opblock-summary-path')].map(path => path.dataset.path)"
+        page.evaluate(type_in.format("RERANK post"))
+        page.until(f"{paths}.join() === '/v1/rerank,/v2/rerank,/rerank'")
+        page.until("document.getElementById('found').innerText === '3 found'")
+        page.evaluate(type_in.format("no such thing"))
+        page.until("document.getElementById('found').innerText === 'nothing fits'")
+        page.evaluate(type_in.format(""))
+        page.until(f"{paths}.length === {len(names)}")
         streamed = _ask(page, {**body, "stream": True})
         assert '"content":"Hello"' in streamed and "data: [DONE]" in streamed
         assert len(server.engine.calls) == 2

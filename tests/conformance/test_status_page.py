@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.harness.browser import Browser, Page
 from tests.harness.load import Load
 from tests.harness.server import Server, make_server, serving
 
-MODEL = "fake/echo"
+MODEL, SCORES = "fake/echo", "fake/score"
 LOOKS = [
     (name, width, height, scheme)
     for name, width, height in (("wide", 1440, 1200), ("narrow", 390, 1700))
@@ -29,7 +30,8 @@ EVIL = "<img src=x onerror=document.title='broken'>"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two frontends and one worker; the browser's stream may reach either."""
-    with serving(tmp_path_factory.mktemp("page"), settings={"server.frontends": 2}) as started:
+    models = (MODEL, SCORES)
+    with serving(tmp_path_factory.mktemp("page"), models, {"server.frontends": 2}) as started:
         yield started
 
 
@@ -67,9 +69,9 @@ def page(chromium: Browser) -> Iterator[Page]:
         assert opened.console == []
 
 
-def open_live(page: Page, server: Server) -> None:
+def open_live(page: Page, server: Server, view: str = "") -> None:
     """Open the page and wait for its first frame."""
-    page.open(f"{server.url}/")
+    page.open(f"{server.url}/{view}")
     page.until("document.getElementById('live-text').textContent === 'live'")
 
 
@@ -129,6 +131,160 @@ def test_the_headline_says_what_is_down_since_when(server: Server, page: Page) -
     assert others == "Model a could not be loaded (CONFIG_ERROR)"
     assert title == "Degraded · Penstock"
     page.until("document.getElementById('readiness').innerText === 'Ready'")
+
+
+def test_a_loading_worker_and_a_model_on_some_workers_say_so(server: Server, page: Page) -> None:
+    open_live(page, server)
+    change = """frame => {
+        const [device] = frame.devices;
+        const loading = [{model: 'org/large', progress: 0.434}];
+        frame.devices = [{...device, loading}, {...device, worker: 1, loading: []}];
+        frame.models[0].devices = ['cpu'];
+    }"""
+    loading, other, state = page.evaluate(
+        f"{CHANGED}({change}), [...document.querySelectorAll('.device')].map(card => card.innerText)"
+        ".concat(document.querySelector('#models td.state').innerText)"
+    )
+    assert "loading large 43 %" in loading and "loading" not in other
+    assert state == "on 1 of 2"
+
+
+def test_equal_errors_are_one_row_with_a_count(server: Server, page: Page) -> None:
+    open_live(page, server)
+    for _ in range(3):
+        assert server.post(f"/v1/encode/{MODEL}", {"items": "none"}).status == 400
+    shown = "[...document.querySelectorAll('.error .count')].filter(count => count.offsetWidth)"
+    counts = f"{shown}.map(count => count.innerText.slice(1))"
+    page.until(f"{counts}.includes('3')")
+    assert page.evaluate(counts).count("3") == 1
+
+
+def test_the_death_of_a_worker_is_a_mark_in_the_charts(server: Server, page: Page) -> None:
+    open_live(page, server)
+    page.until("past.tracks.get('requests') !== undefined")
+    page.evaluate("past.look({worker: 3, state: 'leaving', since: past.now - 7})")
+    page.evaluate("past.look({worker: 3, state: 'absent', since: past.now - 7})")
+    assert page.evaluate("past.deaths(90)") == [], "a worker that was asked to end did not die"
+    page.evaluate("past.look({worker: 2, state: 'absent', since: past.now - 45})")
+    page.until("document.querySelectorAll('#tile-requests .death').length === 1")
+    plot = "document.querySelector('#tile-requests .plot')"
+    told = page.evaluate(
+        f"(box => {plot}.dispatchEvent(new PointerEvent('pointermove', {{clientY: box.top + 9, clientX: "
+        f"document.querySelector('.death').getBoundingClientRect().left}})))({plot}.getBoundingClientRect()), "
+        "byId('tip').innerText"
+    )
+    assert "worker 2 died" in told
+    assert "a worker died" in page.text("#traffic-note")
+    earlier = "[past.now - 60, 0, 0, 0, null, null, 0, 0, 0, 0, 2], [past.now - 44, 0, 0, 0, null, null, 0, 0, 0, 0, 1]"
+    words = f"past.history = [{earlier}], past.deaths(90).map(([, words]) => words)"
+    assert page.evaluate(words) == ["2 workers died", "worker 2 died"], "this page saw the second itself"
+
+
+def test_each_model_and_operation_has_its_times_and_charts(server: Server, page: Page) -> None:
+    open_live(page, server)
+    assert server.encode(MODEL, ["one"]).status == 200
+    assert (
+        server.post(f"/v1/score/{SCORES}", {"query": {"text": "a"}, "items": [{"text": "1"}]}).status == 200
+    )
+    row = "[...document.querySelectorAll('#operations tr')].find(row => row.innerText.includes('score'))"
+    page.until(f"parseFloat({row}?.querySelector('[data-label=\"p99\"]').innerText) > 0")
+    assert page.evaluate(f"{row}.querySelector('.bar').ariaLabel").startswith("tokenize ")
+    page.until(f"{row}.querySelector('[data-label^=\"Latency\"] .line').getAttribute('d') !== ''")
+
+
+WRITER = """frame => {
+    const model = {...frame.models[0], name: 'org/writer', %s};
+    model.config = {...model.config, outputs: ['chat']};
+    frame.models = [...frame.models.filter(one => one.name !== model.name), model];
+}"""
+"""A model that writes text beside the others, in the state that is filled in."""
+
+
+def test_a_box_without_a_model_is_closed_and_says_why(server: Server, page: Page) -> None:
+    open_live(page, server, "#try")
+    page.until("document.getElementById('vectors-box').disabled === false")
+    assert page.evaluate("document.getElementById('view-live').hidden")
+
+    def told(state: str) -> list[Any]:
+        change = f"{CHANGED}({WRITER % state})" if state else "null"
+        return list(page.evaluate(f"{change}, [byId('chat-box').disabled, byId('chat-why').innerText]"))
+
+    closed, why = told("")
+    assert closed and "no model that writes text" in why and "penstock serve" in why
+    loading = "org/writer is loading: 43 %. The box opens when the model is loaded."
+    assert told("state: 'loading', progress: 0.43") == [True, loading]
+    failure = "last_error: {code: 'OOM', message: 'too large'}"
+    assert told(f"state: 'failed', {failure}") == [True, "org/writer could not be loaded. OOM: too large"]
+    assert told("state: 'available'")[0] is False
+    assert told("state: 'loaded'") == [False, ""]
+
+
+def test_what_a_model_writes_is_shown_as_it_comes_and_as_text(server: Server, page: Page) -> None:
+    open_live(page, server, "#try")
+    loaded = WRITER % "state: 'loaded'"
+    page.evaluate(
+        "window.asked = [];"
+        "window.fetch = (path, asking) => { asked.push([path, asking]); return Promise.resolve(new Response("
+        "new ReadableStream({ start(control) { window.control = control; } }))); };"
+        "window.write = text => control.enqueue(new TextEncoder().encode(text));"
+        "window.tell = event => write(`data: ${JSON.stringify(event)}\\n\\n`);"
+        "window.say = (content, more) => tell({choices: [{delta: {content}}], ...more});"
+        "Stream.prototype.take = function () { this.heardAt = performance.now(); };"
+        f"{CHANGED}({loaded}); access.key = 'pk_held_in_memory';"
+        "byId('chat-input').value = 'hello'; byId('chat-form').requestSubmit();"
+    )
+    answer = "document.querySelector('.turn.assistant > .words')"
+    page.until("window.control !== undefined")
+    page.evaluate(f"say({json.dumps(EVIL[:9])})")
+    page.until(f"{answer}.textContent === {json.dumps(EVIL[:9])}")
+    assert page.evaluate("document.querySelector('.turn.assistant').ariaBusy") == "true"
+    page.evaluate(
+        f"say({json.dumps(EVIL[9:])}, {{usage: {{completion_tokens: 9}}}}), write('data: [DONE]\\n\\n')"
+    )
+    page.until("document.getElementById('chat-send').textContent === 'Send'")
+    assert page.evaluate(f"{answer}.textContent") == EVIL
+    assert page.evaluate("document.querySelectorAll('img').length") == 0
+    assert page.text(".turn.assistant .turn-note").startswith("9 tokens")
+    [[path, asking]] = page.evaluate("asked")
+    body = json.loads(asking["body"])
+    assert (path, body["stream"], body["messages"]) == (
+        "/v1/chat/completions", True, [{"role": "user", "content": "hello"}],
+    )  # fmt: skip
+    assert asking["headers"]["Authorization"] == "Bearer pk_held_in_memory"
+    assert page.evaluate("sessionStorage.length + localStorage.length + document.cookie.length") == 0
+    page.evaluate(
+        "byId('chat-input').value = 'more', window.control = undefined, byId('chat-form').requestSubmit()"
+    )
+    page.until("window.control !== undefined")
+    page.evaluate('write(\'data: {"message": "the worker died", "error": {}}\\n\\n\')')
+    page.until("document.querySelector('.turn-note.bad')?.innerText === 'the worker died'")
+    assert [one["content"] for one in json.loads(page.evaluate("asked[1][1].body"))["messages"]] == [
+        "hello", EVIL, "more",
+    ]  # fmt: skip
+
+
+def test_vectors_and_scores_are_those_of_the_routes(server: Server, page: Page) -> None:
+    open_live(page, server, "#try")
+    page.until("document.getElementById('vectors-box').disabled === false")
+    choose = "byId('vectors-model').value = {}, byId('vectors-model').dispatchEvent(new Event('change')), "
+    send = "byId('vectors-texts').value = 'one 1\\ntwo 2', byId('vectors-form').requestSubmit()"
+    page.evaluate(choose.format(json.dumps(f"encode {MODEL}")) + send)
+    page.until("document.querySelectorAll('.alike td').length > 4")
+    vectors = [item["dense"]["values"] for item in server.encode(MODEL, ["one 1", "two 2"]).json()["items"]]
+    expected = sum(left * right for left, right in zip(*vectors, strict=True))
+    shown = page.evaluate("document.querySelectorAll('.alike td')[2].innerText")
+    assert float(shown) == pytest.approx(expected, abs=0.006)
+    page.evaluate(choose.format(json.dumps(f"score {SCORES}")) + send)
+    page.until("document.querySelectorAll('.ranked li').length === 2")
+    assert page.evaluate(
+        "[...document.querySelectorAll('.ranked li')].map(row => row.innerText.split('\\n'))"
+    ) == [
+        ["two 2", "2.0000"],
+        ["one 1", "1.0000"],
+    ]
+    assert all(address.startswith(server.url) for address in page.requests)
+    page.evaluate("byId('vectors-texts').value = '', byId('vectors-form').requestSubmit()")
+    assert "Write a text" in page.text("#vectors-out")
 
 
 def test_many_models_are_folded_searched_and_sorted(server: Server, page: Page) -> None:
@@ -284,4 +440,5 @@ def test_with_keys_the_page_asks_for_one_and_sends_it_to_its_server_only(
         assert page.evaluate("document.getElementById('key-form').hidden")
         page.until("document.getElementById('example').textContent.includes('$PENSTOCK_KEY')")
         assert key not in server.log
-        assert key not in page.evaluate("document.documentElement.outerHTML")
+        assert key not in page.evaluate("document.documentElement.outerHTML + byId('key').value")
+        assert page.evaluate("sessionStorage.length + localStorage.length + document.cookie.length") == 0

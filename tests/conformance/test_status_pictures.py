@@ -1,8 +1,9 @@
-"""The live page as it looks: idle, under load, with a dead worker, with many models, on a phone, in the dark.
+"""The live page as it looks: idle, under load, with a dead worker, loading, with many models, trying, on a phone, dark.
 
 Each look must fit its window. With TEST_SCREENSHOTS naming a directory, each look is kept there as a small PNG: `make
 pictures` renews the pictures of the documents. The models are the fakes of the tests under names of a shop, and the
-chat model of `make run-chat`; load, death and restart are real.
+tiny chat model; load, death and restart are real. The view that tries models has the models of `make run-chat` and of
+`make run`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock import tiny_chat
+from penstock import demo_chat, tiny_chat
+from tests.conformance import minilm
 from tests.harness.browser import Browser, Page
 from tests.harness.load import Load
 from tests.harness.server import ROOT, Server, serving, stopped
@@ -35,12 +37,14 @@ source: {{kind: directory, path: {weights}}}
 adapter: tests.fakes.{adapter}
 outputs: {outputs}
 max_sequence_length: 512
-loadtime: {{dims: 16, batch_ms: {batch_ms}}}
+loadtime: {{dims: 16, batch_ms: {batch_ms}, load_s: {load_s}}}
 profiles:
   default: {{}}
   query: {{}}
   archive: {{}}
 """
+NEXT = "shop/products-next"
+NEXT_LOAD_S = 8
 SERVED = {
     "shop/products-small": ("adapter:FakeAdapter", "{dense: {dims: 16}}", 6),
     "shop/products-large": ("adapter:FakeAdapter", "{dense: {dims: 16}}", 14),
@@ -56,6 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with contextlib.redirect_stdout(io.StringIO()):
         assert tiny_chat.main([str(place / "catalog")]) == 0
     fakes = SERVED | {f"shop/reviews-{code}": SERVED["shop/products-small"] for code in LANGUAGES}
+    fakes[NEXT] = SERVED["shop/products-small"]
     for name, (adapter, outputs, batch_ms) in fakes.items():
         text = ENTRY.format(
             name=name,
@@ -63,6 +68,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             adapter=adapter,
             outputs=outputs,
             batch_ms=batch_ms,
+            load_s=NEXT_LOAD_S if name == NEXT else 0,
         )
         (place / "catalog" / f"{name.replace('/', '-')}.yaml").write_text(text)
     settings = {
@@ -77,15 +83,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         in_256_colours(Image.open(file).convert("RGB")).save(file, optimize=True)
 
 
-@pytest.fixture
-def page(chromium: Browser, server: Server) -> Iterator[Page]:
-    """The page with its first frame, in a wide window."""
+@contextlib.contextmanager
+def opened_page(chromium: Browser, server: Server, view: str = "") -> Iterator[Page]:
+    """The page with its first frame, in a wide window; its console must stay empty."""
     with chromium.page() as opened:
         opened.look(1440, 900, "light")
-        opened.open(f"{server.url}/")
+        opened.open(f"{server.url}/{view}")
         opened.until("document.getElementById('live-text').textContent === 'live'")
         yield opened
         assert opened.console == []
+
+
+@pytest.fixture
+def page(chromium: Browser, server: Server) -> Iterator[Page]:
+    with opened_page(chromium, server) as opened:
+        yield opened
 
 
 def look(page: Page, name: str, width: int, height: int, scheme: str = "light") -> None:
@@ -160,14 +172,16 @@ def test_a_server_that_nobody_has_asked_yet(server: Server, page: Page) -> None:
 
 def test_a_server_under_load(server: Server, page: Page) -> None:
     with busy(server, page, KEPT_S if os.environ.get("TEST_SCREENSHOTS") else 5):
-        server.post("/v1/encode/shop/products-small", {"items": []})
+        server.post("/v1/score/shop/rerank", {"query": {"text": "a"}, "items": [{"text": "one 1"}]})
+        for _ in range(3):
+            server.post("/v1/encode/shop/products-small", {"items": []})
         server.post("/v1/encode/shop/nothing", {"items": [{"text": "a"}]})
         page.until("document.querySelectorAll('#errors .error').length >= 2")
         page.until("past.track('errors').points.some(([, value]) => value > 0)")
         for name, width, height, scheme in (
-            ("status-load", 1440, 1620, "light"),
-            ("status-dark", 1440, 1620, "dark"),
-            ("status-phone", 390, 1900, "light"),
+            ("status-load", 1440, 2000, "light"),
+            ("status-dark", 1440, 2000, "dark"),
+            ("status-phone", 390, 2600, "light"),
             ("", 390, 1900, "dark"),
         ):
             look(page, name, width, height, scheme)
@@ -182,9 +196,52 @@ def test_one_of_two_workers_is_dead(server: Server, page: Page) -> None:
             "document.getElementById('readiness').textContent.startsWith('Degraded: 1 of 2 workers is down since')"
         )
         assert page.text("#readiness").endswith("(restarting)")
+        page.until("document.querySelectorAll('#tile-requests .death').length === 1")
         look(page, "status-degraded", 1440, 800)
         look(page, "", 390, 800)
     page.until("document.getElementById('readiness').textContent === 'Ready'", 120)
+
+
+def test_a_worker_loads_a_model_that_a_request_asked_for(server: Server, page: Page) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.encode, NEXT, ["one"])
+        page.until("/loading products-next [2-9]\\d %/.test(document.getElementById('devices').innerText)")
+        page.until("/loading [2-9]\\d %/.test(document.getElementById('models').innerText)")
+        look(page, "status-loading", 1440, 1300)
+        look(page, "", 390, 1300)
+        assert answer.result().status == 200
+    page.until("document.getElementById('models').innerText.includes('on 1 of 2')")
+
+
+def test_a_chat_and_vectors_in_the_browser(
+    tmp_path: Path, chromium: Browser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo_chat.main([str(tmp_path / "catalog")]) == 0
+    chat = tiny_chat.MODEL if "not installed" in capsys.readouterr().out else demo_chat.MODEL
+    dirs = f"{tmp_path / 'catalog'},{ROOT / 'config' / 'models'}"
+    with (
+        serving(tmp_path, (minilm.MODEL, chat), {"catalog.dirs": dirs}) as server,
+        opened_page(chromium, server, "#try") as page,
+    ):
+        page.until("!document.getElementById('chat-box').disabled", 240)
+        page.until("!document.getElementById('vectors-box').disabled", 240)
+        page.evaluate("byId('chat-most').value = 60, byId('chat-temperature').value = 0")
+        for number, question in enumerate(
+            ("What is the capital of France?", "Name three rivers of Europe."), 1
+        ):
+            page.evaluate(f"byId('chat-input').value = '{question}', byId('chat-form').requestSubmit()")
+            page.until("document.querySelector('.turn:last-child > .words').textContent.length > 3", 120)
+            page.until("document.getElementById('chat-send').textContent === 'Send'", 240)
+            notes = "[...document.querySelectorAll('.assistant .turn-note')].map(note => note.innerText)"
+            assert all("tokens/s" in note for note in page.evaluate(notes)[:number])
+        page.evaluate("byId('vectors-form').requestSubmit()")
+        page.until("document.querySelectorAll('.alike td').length > 9", 120)
+        for name, width, height, scheme in (
+            ("status-try", 1440, 940, "light"),
+            ("", 1440, 940, "dark"),
+            ("status-try-phone", 390, 1500, "light"),
+        ):
+            look(page, name, width, height, scheme)
 
 
 def test_many_models(server: Server, page: Page) -> None:

@@ -34,6 +34,9 @@ from ipc.wire.messages import Call, InputItem
 from tests.fakes.holding import wait_for_end_of
 from workers.adapters.base import Adapter, AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 
+LOAD_PARTS = 50
+"""Parts in which a load that takes time tells how far it has come."""
+
 
 def vector_of(text: str, dims: int) -> np.ndarray:
     """float32 [dims] vector that stands for `text`; unit length."""
@@ -89,7 +92,10 @@ class FakeAdapter(Adapter):
     @classmethod
     def load(cls, context: LoadContext) -> Self:
         """Wait as long as the options say, or fail."""
-        time.sleep(float(context.options.get("load_s", 0)))
+        load_s = float(context.options.get("load_s", 0))
+        for part in range(LOAD_PARTS if load_s else 0):
+            context.progress("weights", part / LOAD_PARTS)
+            time.sleep(load_s / LOAD_PARTS)
         failure = context.options.get("fail_load")
         if failure == "OOM":
             raise torch.OutOfMemoryError("out of memory (fake)")

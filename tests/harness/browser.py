@@ -49,7 +49,7 @@ class Peer:
         number = next(self._ids)
         self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
         while True:
-            message = json.loads(self._socket.recv(30))
+            message = json.loads(self._socket.recv(90))
             if message.get("id") != number:
                 self._note(message)
                 continue

@@ -3,6 +3,7 @@
 const AXIS_PARTS = 2;
 const GAP_S = 35;
 const STEPS = 60;
+const NEAR = 0.015; // Share of the time shown within which the cursor is at a mark.
 
 // The least of 1, 2, 2.5, 5 times a power of ten that is not below `value`.
 function niceTop(value) {
@@ -47,7 +48,9 @@ class Chart {
     this.hair = make("i", "hair");
     this.dots = series.map(({ className }) => make("i", `spot ${className}`));
     this.nothing = make("span", "nothing", empty || "");
-    this.plot.append(this.svg, this.hair, ...this.dots, this.nothing);
+    this.deaths = make("div", "deaths");
+    this.marks = [];
+    this.plot.append(this.svg, this.deaths, this.hair, ...this.dots, this.nothing);
     this.tops = Array.from({ length: AXIS_PARTS + 1 }, (_, part) => {
       const label = make("span", "y");
       label.style.bottom = `${(part * 100) / AXIS_PARTS}%`;
@@ -92,9 +95,10 @@ class Chart {
     });
   }
 
-  // `lines` has a list of [time, value or null] for each series; `downs` are times at which a worker was down.
-  draw(lines, from, to, downs) {
-    Object.assign(this, { lines, from, to });
+  // `lines` has a list of [time, value or null] for each series; `downs` are times at which a worker was down, `marks`
+  // are [time, words] of moments at which one died.
+  draw(lines, from, to, downs = [], marks = []) {
+    Object.assign(this, { lines, from, to, marks });
     const values = lines.flat().map(([, value]) => value).filter(known);
     this.high = this.top || niceTop(Math.max(this.least, ...values));
     this.nothing.hidden = values.some((value) => value > 0);
@@ -106,6 +110,9 @@ class Chart {
     setText(first, asAgo(to - from));
     setText(middle, asAgo((to - from) / 2));
     setText(last, "now");
+    while (this.deaths.children.length < marks.length) this.deaths.append(make("i", "death"));
+    while (this.deaths.children.length > marks.length) this.deaths.lastChild.remove();
+    marks.forEach(([moment], at) => { this.deaths.children[at].style.left = `${this.x(moment) / 10}%`; });
     this.drawCursor();
     if (this.telling) this.tell();
   }
@@ -168,9 +175,25 @@ class Chart {
       row.append(make("i", `swatch ${one.className}`), make("span", "", one.name), make("b", "", point ? this.asValue(point[1]) : "none"));
       return row;
     });
+    const near = this.marks.filter(([moment]) => Math.abs(moment - time) <= (this.to - this.from) * NEAR).map(([, words]) => words);
     const box = this.plot.getBoundingClientRect();
-    tip.show([make("p", "moment", asClock(time)), ...rows], box.left + share * box.width, box.top);
+    tip.show([make("p", "moment", asClock(time)), ...rows, ...near], box.left + share * box.width, box.top);
     this.plot.setAttribute("aria-valuenow", String(Math.round(share * STEPS)));
-    this.plot.setAttribute("aria-valuetext", `${asClock(time)}: ${found.map(([one, point]) => `${one.name} ${point ? this.asValue(point[1]) : "none"}`).join(", ")}`);
+    const values = found.map(([one, point]) => `${one.name} ${point ? this.asValue(point[1]) : "none"}`);
+    this.plot.setAttribute("aria-valuetext", `${asClock(time)}: ${[...values, ...near].join(", ")}`);
+  }
+}
+
+// A chart without axes in the cell of a table; `series` is a list of [track, name, class].
+class Spark {
+  constructor(cell, name, least, asValue, series) {
+    this.tracks = series.map(([track]) => track);
+    this.chart = new Chart(new Cursor(), { name, least, asValue, series: series.map(([, label, className]) => ({ name: label, className })) });
+    this.chart.root.classList.add("spark");
+    cell.append(this.chart.root);
+  }
+
+  draw(past) {
+    this.chart.draw(this.tracks.map((track) => past.points(track, LIVE_S)), past.now - LIVE_S, past.now);
   }
 }

@@ -16,6 +16,8 @@ const DEVICE_FACTS = [
   ["Restarts", "How often this worker was started again since the server began."],
 ];
 
+const MOST_LOADS = 4;
+
 class Devices {
   constructor(past) {
     this.past = past;
@@ -53,9 +55,11 @@ class Devices {
       view.foot.append(item);
       return value;
     });
+    view.loads = make("div", "meters");
+    view.loading = new Keyed(view.loads, ({ model }) => new Meter(`Loading ${model}`, "How far the load of this model has come: files, weights, trials, proof."));
     view.body = [meters, plots, view.foot];
     view.meaning = make("p", "muted");
-    view.root.append(head, view.meaning, ...view.body);
+    view.root.append(head, view.meaning, view.loads, ...view.body);
     return view;
   }
 
@@ -73,7 +77,13 @@ class Devices {
     const since = device.since ? ` since ${asClock(device.since)}` : "";
     const again = device.state === "connecting" && device.since;
     const [state, meaning] = DEVICE_STATES[again ? "absent" : device.state] || [device.state, ""];
-    setText(view.kind, device.state === "ready" ? kind : `${state}${since}`);
+    const loads = device.state === "ready" ? device.loading : [];
+    const loading = loads.map(({ model, progress }) => `loading ${asShortModel(model)} ${Math.round(progress * 100)} %`).slice(0, 1);
+    if (loads.length > 1) loading.push(`${loads.length - 1} more`);
+    setText(view.kind, device.state === "ready" ? [kind, loading.join(" and ")].filter(Boolean).join(" · ") : `${state}${since}`);
+    if (loads.length) setTone(view.dot, STATE_TONES.loading);
+    view.loads.hidden = !loads.length;
+    view.loading.draw(loads.slice(0, MOST_LOADS), ({ model }) => model, (meter, { progress }) => meter.draw(progress, `${Math.round(progress * 100)} %`));
     setText(view.meaning, meaning);
     view.meaning.hidden = !meaning;
     if (again) setTone(view.dot, STATE_TONES.absent);
@@ -85,7 +95,7 @@ class Devices {
     const limit = device.memory_threshold_pct / 100;
     view.memory.draw(share, `${asBytes(device.memory_used_bytes)} of ${asBytes(device.memory_total_bytes)}`, share > limit ? "bad" : share > limit - 0.1 ? "warn" : "");
     view.utilization.draw(device.utilization_pct / 100, `${Math.round(device.utilization_pct)} %`);
-    view.chart.draw([this.past.points(`device ${device.worker}`, LIVE_S)], this.now - LIVE_S, this.now, []);
+    view.chart.draw([this.past.points(`device ${device.worker}`, LIVE_S)], this.now - LIVE_S, this.now);
     const batches = device.batch.last;
     const tells = batches.map(([items, tokens, budget, ms]) => `${plural(items, "item")}, ${asCount(tokens)} of ${asCount(budget)} tokens, ${asMs(ms)}`);
     view.batches.draw(batches.map(([, tokens, budget]) => (budget ? tokens / budget : 0)), tells);

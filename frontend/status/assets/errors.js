@@ -8,19 +8,23 @@ class Errors {
   }
 
   create() {
-    const view = { root: make("li", "error") };
-    for (const part of ["code", "model", "when", "message", "id"]) {
+    const view = { root: make("li", "error"), line: make("div", "line") };
+    for (const part of ["code", "count", "model", "when", "message", "id"]) {
       view[part] = make("span", part === "id" ? "id mono" : part);
-      view.root.append(view[part]);
+      (part === "message" || part === "id" ? view.root : view.line).append(view[part]);
     }
+    view.root.prepend(view.line);
     return view;
   }
 
   draw(frame) {
     const records = frame.recent_errors.slice(0, SHOWN_ERRORS);
     byId("errors-empty").hidden = records.length > 0;
-    setText(byId("errors-note"), records.length ? `the last ${records.length}` : "");
-    this.list.draw(records, (record) => `${record.time} ${record.request_id}`, (view, record) => {
+    setText(byId("errors-note"), records.length ? "the latest first" : "");
+    this.list.draw(records, ({ status, code, model, message }) => JSON.stringify([status, code, model, message]), (view, record) => {
+      view.count.hidden = record.count < 2;
+      setText(view.count, `×${record.count}`);
+      explain(view.count, `${record.count} errors of this kind among the last; time and id are of the latest.`);
       setText(view.code, `${record.status} ${record.code}`);
       setText(view.message, record.message);
       setText(view.when, asClock(record.time));

@@ -40,8 +40,7 @@ function curl(model, keyed) {
   } else if (outputs.length === 1 && outputs[0] === "score") {
     [operation, body] = ["score", { query: { text: "What is a penstock?" }, items: [{ text: "A gate for water." }, { text: "A bird." }] }];
   }
-  const path = model.name.split("/").map(encodeURIComponent).join("/").replaceAll("%3A", ":");
-  return request(`/v1/${operation}/${path}`, body, keyed);
+  return request(`/v1/${operation}/${inPath(model.name)}`, body, keyed);
 }
 
 function request(path, body, keyed) {

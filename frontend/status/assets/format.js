@@ -1,5 +1,3 @@
-"use strict";
-
 // Numbers and instants as text. What nobody knows is a dash.
 
 const DASH = "–";

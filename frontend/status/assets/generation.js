@@ -6,6 +6,7 @@ const GENERATION_COLUMNS = [
   ["waiting", "Waiting", "num", "Sequences that wait for their turn, or for cache blocks."],
   ["cache", "Cache blocks", "", "Blocks of the key-value cache in use, of all. A sequence needs more blocks the longer it gets."],
   ["output", "Tokens/s out", "num", "Tokens written in a second, over all sequences."],
+  ["written", "Out, 90 s", "wide", "Tokens written in a second, as this page saw them."],
   ["prompt", "Tokens/s in", "num", "Tokens of prompts read in a second."],
   ["first", "First token", "num", "Mean time from a request to its first token."],
   ["hits", "Prefix hits", "num", "Share of prompts whose beginning was in the cache already, and was not read again."],
@@ -25,7 +26,9 @@ class GenerationPast {
       const generation = model.generation;
       if (!generation) continue;
       for (const count of ["prompt_tokens", "output_tokens"]) {
-        this.past.rate(`${count} ${model.name}`).note(frame.timestamp, generation[count]);
+        const rate = this.past.rate(`${count} ${model.name}`);
+        rate.note(frame.timestamp, generation[count]);
+        this.past.track(`${count} ${model.name}`).note(frame.timestamp, rate.value);
       }
       const first = (frame.histograms[FIRST_TOKEN] || {})[model.name];
       if (!first) continue;
@@ -43,13 +46,14 @@ class Generation {
   constructor(past) {
     this.past = past;
     this.history = new GenerationPast(past);
-    this.list = new Keyed(byId("generations"), () => this.create());
+    this.list = new Keyed(byId("generations"), ({ name }) => this.create(name));
     heads(byId("generation-head"), GENERATION_COLUMNS);
   }
 
-  create() {
+  create(name) {
     const view = rowOf(GENERATION_COLUMNS);
     view.cache = withTrack(view.cells.cache, "Cache blocks in use");
+    view.written = new Spark(view.cells.written, `Tokens written by ${name}`, 1, asCount, [[`output_tokens ${name}`, "tokens/s", "one"]]);
     return view;
   }
 
@@ -70,6 +74,7 @@ class Generation {
     const output = this.past.rate(`output_tokens ${name}`).value;
     const prompt = this.past.rate(`prompt_tokens ${name}`).value;
     put(view, "output", asCount(output), !output);
+    view.written.draw(this.past);
     put(view, "prompt", asCount(prompt), !prompt);
     const first = this.history.firstToken.get(name);
     put(view, "first", asMs(first * 1000), !known(first));

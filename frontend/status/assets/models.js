@@ -161,7 +161,10 @@ class Models {
     setText(view.error, model.last_error ? `${model.last_error.code}: ${model.last_error.message}` : "");
     setTone(view.dot, STATE_TONES[model.state] || "idle");
     const loading = model.state === "loading" && model.progress > 0 && model.progress < 1;
-    setText(view.state, loading ? `loading ${Math.round(model.progress * 100)} %` : model.state);
+    // A model that only some workers have has less than all devices.
+    const some = model.state === "loaded" && model.devices.length < this.last.devices.length;
+    setText(view.state, loading ? `loading ${Math.round(model.progress * 100)} %` : some ? `on ${model.devices.length} of ${this.last.devices.length}` : model.state);
+    view.state.title = some ? `Loaded on ${model.devices.length} of ${this.last.devices.length} workers` : "";
     put(view, "device", devicesOf(model), !model.devices.length);
     const sum = (valueOf) => members.reduce((total, member) => total + valueOf(member), 0);
     const most = (valueOf) => members.map(valueOf).filter(known).reduce((one, other) => Math.max(one, other), null);

@@ -4,7 +4,7 @@ const RATE_WINDOW_S = 3;
 const LIVE_S = 90;
 const SETTLE_S = 2;
 const HOUR_S = 3600;
-const KEPT = { requests: 1, errors: 2, tokens: 3, p50: 4, p99: 5, inFlight: 6, waiting: 7, busy: 8, down: 9 };
+const KEPT = { requests: 1, errors: 2, tokens: 3, p50: 4, p99: 5, inFlight: 6, waiting: 7, busy: 8, down: 9, deaths: 10 };
 
 // Rate of a counter over the last seconds. A counter that went back belongs to a new life of the server.
 class Rate {
@@ -63,6 +63,8 @@ class Past {
     this.history = [];
     this.now = 0;
     this.began = 0;
+    this.dead = [];
+    this.workers = new Map();
   }
 
   rate(name) {
@@ -99,6 +101,23 @@ class Past {
     return this.history.filter((point) => point[KEPT.down] && point[0] >= this.now - seconds).map(([time]) => time);
   }
 
+  // [time, words] of workers that died: to the moment where this page saw it, else the ends of the server's ten seconds.
+  deaths(seconds) {
+    const from = this.now - seconds;
+    const told = this.history.filter((point) => point[KEPT.deaths] && !this.dead.some(([time]) => time > point[0] - 11 && time <= point[0] + 1));
+    return [...told.map((point) => [point[0], `${plural(point[KEPT.deaths], "worker")} died`]), ...this.dead].filter(([time]) => time >= from);
+  }
+
+  // A worker that goes without having said so has died.
+  look(device) {
+    const before = this.workers.get(device.worker) || {};
+    const gone = device.since && (device.state === "absent" || device.state === "connecting");
+    const leaves = device.state === "leaving" || (gone && before.leaves);
+    if (gone && !leaves && before.since !== device.since) this.dead.push([device.since, `worker ${device.worker} died`]);
+    this.workers.set(device.worker, { since: gone ? device.since : 0, leaves });
+    while (this.dead.length && this.dead[0][0] < this.now - HOUR_S) this.dead.shift();
+  }
+
   // Takes one frame in; called for every frame, drawn or not.
   note(frame) {
     const time = frame.timestamp;
@@ -109,6 +128,8 @@ class Past {
       this.rate(`requests ${model.name}`).note(time, byModel("penstock_requests", model.name));
       this.rate(`tokens ${model.name}`).note(time, byModel("penstock_tokens", model.name));
     }
+    for (const row of frame.operations) this.rate(`requests ${operationKey(row)}`).note(time, row.requests);
+    for (const device of frame.devices) this.look(device);
     const totals = frame.totals;
     for (const name of ["requests", "errors", "tokens"]) this.rate(name).note(time, totals[name]);
     // Rates and shares of the first moments are those of too short a time.
@@ -120,6 +141,12 @@ class Past {
     this.track("inFlight").note(time, totals.in_flight);
     this.track("waiting").note(time, waiting(frame));
     this.track("busy").note(time, busy(frame));
+    for (const row of frame.operations) {
+      const key = operationKey(row);
+      this.track(`requests ${key}`).note(time, this.rate(`requests ${key}`).value);
+      this.track(`p50 ${key}`).note(time, row.p50_ms);
+      this.track(`p99 ${key}`).note(time, row.p99_ms);
+    }
     for (const device of frame.devices) {
       this.track(`device ${device.worker}`).note(time, device.utilization_pct);
     }

@@ -30,7 +30,7 @@ class Requests {
   draw(frame) {
     const records = frame.recent_requests.slice(0, SHOWN_REQUESTS);
     byId("requests-empty").hidden = records.length > 0;
-    byId("try").hidden = !records.length;
+    byId("example-section").hidden = !records.length;
     const times = records.map((record) => record.total_ms).sort((one, other) => one - other);
     const longest = times.length ? times[times.length - 1] : 0;
     // A few slow requests must not make all other bars too short to read.
@@ -55,15 +55,9 @@ class Requests {
     row.when = make("span", "when");
     row.id = make("span", "id mono");
     row.model = make("span", "model");
-    row.bar = make("span", "bar");
-    row.bar.setAttribute("role", "img");
+    row.bar = new PhaseBar();
     row.total = make("span", "total");
-    row.phases = PHASES.map((phase) => {
-      const part = make("i", `p-${phase}`);
-      row.bar.append(part);
-      return part;
-    });
-    row.root.append(row.when, row.id, row.model, row.bar, row.total);
+    row.root.append(row.when, row.id, row.model, row.bar.root, row.total);
     this.root.append(row.root);
     return row;
   }
@@ -76,11 +70,28 @@ class Requests {
     row.model.classList.toggle("bad", record.status >= 400);
     row.model.title = `${record.operation} ${record.model}`;
     setText(row.total, asMs(record.total_ms));
-    const said = PHASES.map((phase) => `${phase} ${asMs(record.phases[phase])}`).join(", ");
-    explain(row.bar, said);
-    row.bar.setAttribute("aria-label", said);
-    row.phases.forEach((part, at) => {
-      const share = (record.phases[PHASES[at]] / scale) * 100;
+    row.bar.draw(record.phases, scale);
+  }
+}
+
+// The phases of a request side by side, of which `scale` milliseconds fill the bar.
+class PhaseBar {
+  constructor() {
+    this.root = make("span", "bar");
+    this.root.setAttribute("role", "img");
+    this.parts = PHASES.map((phase) => {
+      const part = make("i", `p-${phase}`);
+      this.root.append(part);
+      return part;
+    });
+  }
+
+  draw(phases, scale) {
+    const said = phases ? PHASES.map((phase) => `${phase} ${asMs(phases[phase])}`).join(", ") : "no answer";
+    explain(this.root, said);
+    this.root.setAttribute("aria-label", said);
+    this.parts.forEach((part, at) => {
+      const share = phases ? (phases[PHASES[at]] / scale) * 100 : 0;
       part.hidden = share < 0.15;
       part.style.width = `calc(${Math.min(100, share).toFixed(2)}% - 1px)`;
     });

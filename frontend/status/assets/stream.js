@@ -2,7 +2,6 @@
 
 const PROTOCOL = "penstock.status";
 const KEY_PROTOCOL = "penstock.key.";
-const KEY_STORE = "penstock.key";
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 15000;
 const SILENCE_MS = 4000;
@@ -13,6 +12,7 @@ const GOING_AWAY = 1001;
 const past = new Past();
 const panels = [
   new Header(), new Traffic(past), new Devices(past), new Models(past), new Generation(past), new Requests(), new Errors(), new Faults(), new Example(),
+  new Operations(past), new Chat(), new Vectors(),
 ];
 
 class Stream {
@@ -26,7 +26,8 @@ class Stream {
     byId("retry").addEventListener("click", () => this.open());
     byId("key-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      sessionStorage.setItem(KEY_STORE, byId("key").value.trim());
+      access.key = byId("key").value.trim();
+      byId("key").value = "";
       this.open();
     });
     document.addEventListener("visibilitychange", () => this.seen());
@@ -36,7 +37,7 @@ class Stream {
   open() {
     clearTimeout(this.timer);
     this.drop();
-    const key = sessionStorage.getItem(KEY_STORE) || "";
+    const { key } = access;
     const scheme = location.protocol === "https:" ? "wss:" : "ws:";
     const address = `${scheme}//${location.host}/ws/status`;
     let socket;
@@ -85,12 +86,11 @@ class Stream {
   async lost(drains) {
     this.socket = null;
     this.say("bad", "disconnected");
-    const key = sessionStorage.getItem(KEY_STORE) || "";
+    const { key } = access;
     const dropped = this.dropped;
     let why = "The connection is lost.";
     try {
-      const headers = key ? { Authorization: `Bearer ${key}` } : {};
-      const answer = await fetch("/ws/status", { headers, cache: "no-store", signal: AbortSignal.timeout(SILENCE_MS) });
+      const answer = await fetch("/ws/status", { headers: withKey({}), cache: "no-store", signal: AbortSignal.timeout(SILENCE_MS) });
       const detail = (await answer.json()).detail || {};
       // Somebody did not wait for the answer, or the page fell asleep.
       if (dropped !== this.dropped) return;
@@ -120,7 +120,7 @@ class Stream {
   }
 
   askForKey(note) {
-    sessionStorage.removeItem(KEY_STORE);
+    access.key = "";
     this.say("warn", "needs a key");
     tellHealth("Key needed", "warn");
     byId("main").hidden = byId("notice").hidden = true;
@@ -155,4 +155,5 @@ class Stream {
 }
 
 setText(byId("address"), location.host);
+new Views();
 new Stream().open();

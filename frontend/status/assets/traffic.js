@@ -78,7 +78,7 @@ class Traffic {
     const value = make("b");
     const what = make("span");
     if (spec.aside) aside.append(make("i", "swatch two"), what, value);
-    return (frame, seconds, downs) => {
+    return (frame, seconds, downs, deaths) => {
       const [shown, of] = spec.unit ? [spec.now(this.past, frame), spec.unit] : split(spec.now(this.past, frame));
       setText(text, shown);
       setText(unit, of);
@@ -87,7 +87,7 @@ class Traffic {
         setText(what, name);
         setText(value, second);
       }
-      chart.draw(spec.series.map(({ track: name }) => this.past.points(name, seconds)), this.past.now - seconds, this.past.now, downs);
+      chart.draw(spec.series.map(({ track: name }) => this.past.points(name, seconds)), this.past.now - seconds, this.past.now, downs, deaths);
     };
   }
 
@@ -97,8 +97,10 @@ class Traffic {
     const seconds = this.seconds || RANGES.find(([, , until]) => reach <= until)[1];
     for (const [button, range] of this.buttons) button.setAttribute("aria-pressed", String(range === seconds));
     const downs = this.past.downs(seconds);
-    setText(byId("traffic-note"), downs.length ? "red: a worker was down" : "");
-    for (const card of this.cards) card(frame, seconds, downs);
+    const deaths = this.past.deaths(seconds);
+    const notes = [deaths.length ? "dashed line: a worker died" : "", downs.length ? "red: a worker was down" : ""];
+    setText(byId("traffic-note"), notes.filter(Boolean).join(", "));
+    for (const card of this.cards) card(frame, seconds, downs, deaths);
   }
 }
 

@@ -21,7 +21,9 @@ from ipc.settings import load
 def _record(number: int, owner: str, status: int = 200) -> Recent:
     code = "" if status == 200 else "INVALID_INPUT"
     message = f"item {number}" if code else ""
-    return Recent(float(number), f"{owner}-{number}", "", "sie", "encode", "m", status, code, {}, message, owner)
+    return Recent(
+        float(number), f"{owner}-{number}", "", "sie", "encode", "m", status, code, {}, message, owner
+    )
 
 
 def _traffic() -> Traffic:

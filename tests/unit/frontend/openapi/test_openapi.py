@@ -299,3 +299,11 @@ def test_control_of_models_refuses_in_the_form_of_errors_and_fails_in_its_own(ac
     answer = described()["post", f"/v1/models/{act}"]["responses"]["400"]
     forms = answer["content"]["application/json"]["schema"]["anyOf"]
     assert [form["$ref"].rpartition("/")[2] for form in forms] == ["ControlAnswer", "ErrorAnswer"]
+
+
+def test_every_section_has_its_place_and_says_what_it_is_about() -> None:
+    tags = {operation["tags"][0] for path in DOCUMENT["paths"].values() for operation in path.values()}
+    sections = [section["name"] for section in DOCUMENT["tags"]]
+    assert set(sections) == tags and len(sections) == len(tags)
+    assert sections[:3] == ["chat", "inference", "models"], "what a newcomer needs comes first"
+    assert all(section["description"] for section in DOCUMENT["tags"])
