@@ -196,11 +196,7 @@ def device_fields(worker: WorkerView, restarts: dict[str, float], budget_bytes: 
         "threads": worker.threads,
         "restarts": int(restarts.get(worker.name, 0)),
         "models_loaded": sum(status.state == "loaded" for status in worker.models.values()),
-        "loading": [
-            {"model": status.name, "progress": round(status.progress, 3)}
-            for status in worker.models.values()
-            if status.state == "loading"
-        ],
+        "loading": _loads(worker),
     }
     stats = worker.stats
     if stats is None:
@@ -228,6 +224,16 @@ def device_fields(worker: WorkerView, restarts: dict[str, float], budget_bytes: 
             "last": [_batch_fields(batch) for batch in stats.batches],
         },
     }
+
+
+def _loads(worker: WorkerView) -> list[dict[str, Any]]:
+    """Models that the worker is loading. A profile loads with its model, and is not listed beside the model."""
+    loading = {status.name: status for status in worker.models.values() if status.state == "loading"}
+    return [
+        {"model": name, "progress": round(status.progress, 3)}
+        for name, status in loading.items()
+        if name.rpartition(":")[0] not in loading
+    ]
 
 
 def _utilization_pct(worker: WorkerView, stats: Stats) -> float:

@@ -176,7 +176,8 @@ def test_equal_errors_are_one_entry_with_a_count() -> None:
 
 
 def test_a_worker_tells_the_models_it_is_loading_and_how_far() -> None:
-    states = [ModelStatus("fake/large", "loading", progress=0.4321), ModelStatus("fake/echo", "loaded")]
+    states = [ModelStatus("fake/echo", "loaded"), ModelStatus("fake/large:query", "loading", progress=0.4321)]
+    states.append(ModelStatus("fake/large", "loading", progress=0.4321))
     [device] = frame_of(worker(0, None, *states))["devices"]
     assert device["loading"] == [{"model": "fake/large", "progress": 0.432}]
 
