@@ -29,17 +29,15 @@ from frontend.protocols.tei.contract import (
 )
 from frontend.protocols.tei.texts import (
     DecodeResource,
-    InfoResource,
-    PredictResource,
-    RerankResource,
-    TaskResource,
-    TokenizeResource,
-)
-from frontend.protocols.tei.vectors import (
     EmbedAllResource,
     EmbedResource,
     EmbedSparseResource,
+    InfoResource,
+    PredictResource,
+    RerankResource,
     SimilarityResource,
+    TaskResource,
+    TokenizeResource,
 )
 from frontend.routes import Route, asking
 from ipc.errors import PenstockError
