@@ -158,10 +158,10 @@ class Route:
         """The paths of the route; empty where a parameter may be any text."""
         if not set(_IN_BRACES.findall(self.path)) <= {f"{{{name}}}" for name in self.choices}:
             return []
-        found = [self.path]
+        paths = [self.path]
         for name, values in self.choices.items():
-            found = [path.replace(f"{{{name}}}", value) for path in found for value in values]
-        return found
+            paths = [path.replace(f"{{{name}}}", value) for path in paths for value in values]
+        return paths
 
 
 def asking(

@@ -179,10 +179,10 @@ def _parent(traceparent: str) -> str:
 
     A later version may have further fields behind those of version 00, and flags of which only `sampled` is known.
     """
-    found = _TRACEPARENT.fullmatch(traceparent)
-    if found is None:
+    match = _TRACEPARENT.fullmatch(traceparent)
+    if match is None:
         return ""
-    version, trace_id, span_id, flags, more = found.groups()
+    version, trace_id, span_id, flags, more = match.groups()
     if version == "ff" or (version == "00" and more) or not trace_id.strip("0") or not span_id.strip("0"):
         return ""
     return f"00-{trace_id}-{span_id}-{flags if version == '00' else f'{int(flags, 16) & 1:02x}'}"

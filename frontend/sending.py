@@ -348,13 +348,13 @@ class _Reader:
         if self._found is None and self._failure is None:
             self._since, self._changed = self._loop.time(), self._loop.create_future()
             await self._changed
-        found, self._found = self._found, None
-        if found is None and self._failure is not None:
+        event, self._found = self._found, None
+        if event is None and self._failure is not None:
             raise self._failure
-        self._is_asked = found is None
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        self._is_asked = event is None
+        if isinstance(event, BaseException):
+            raise event
+        return event
 
     def fail(self, error: PenstockError) -> None:
         """Raise an error in place of what has not come yet."""

@@ -222,8 +222,8 @@ def mode_of(mode: Any, names: Collection[str], where: str) -> Choice:
 
 
 def _not_among(mode: Any, known: Sequence[str]) -> str:
-    told = f"{mode[:64]!a}" if isinstance(mode, str) else "the value"
-    return f"{told} is not one of {', '.join(known)}"
+    shown = f"{mode[:64]!a}" if isinstance(mode, str) else "the value"
+    return f"{shown} is not one of {', '.join(known)}"
 
 
 def _named(given: Mapping[str, Any], names: Collection[str], where: str) -> str:

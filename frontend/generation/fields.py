@@ -276,8 +276,8 @@ def variables_of(
     if thinking is not None and thinking is not on:
         raise InvalidField(names[1], f"{level!a} contradicts {names[0]}: {str(thinking).lower()}")
     # NOTE: templates that know an effort of nothing call it "none".
-    told = level if on else "none"
-    return {"enable_thinking": on, "reasoning_effort": told, "reasoning_strength": told}
+    strength = level if on else "none"
+    return {"enable_thinking": on, "reasoning_effort": strength, "reasoning_strength": strength}
 
 
 def _level(effort: str, field: str) -> str:

@@ -175,10 +175,10 @@ class Together(Generation):
         if len(self._ends) == len(self._generations):
             raise StopAsyncIteration
         while True:
-            found = await self._queue.get()
-            if isinstance(found, BaseException):
-                raise found
-            if events := self._merged(found):
+            taken = await self._queue.get()
+            if isinstance(taken, BaseException):
+                raise taken
+            if events := self._merged(taken):
                 return events
 
     async def _read(self, generation: Generation, first: int) -> None:
@@ -190,19 +190,19 @@ class Together(Generation):
 
     def _merged(self, events: list[Event]) -> list[Event]:
         """`events` without what is told once for all; that is added when it is complete."""
-        told: list[Event] = []
+        merged: list[Event] = []
         for event in events:
             if isinstance(event, Started):
                 self._starts.append(event)
                 if len(self._starts) == len(self._generations):
-                    told.append(_sum_of_starts(self._starts))
+                    merged.append(_sum_of_starts(self._starts))
             elif isinstance(event, Ended):
                 self._ends.append(event)
                 if len(self._ends) == len(self._generations):
-                    told.append(_sum_of_ends(self._ends))
+                    merged.append(_sum_of_ends(self._ends))
             else:
-                told.append(event)
-        return told
+                merged.append(event)
+        return merged
 
 
 async def entered(stack: AsyncExitStack, generations: Sequence[Generation], choices: int) -> Generation:

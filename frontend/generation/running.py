@@ -287,8 +287,8 @@ def _decoder(kind: Any) -> Any:
 
 def _refusal(text: str) -> InvalidField:
     """The error of a wrong type, with the path of its field."""
-    found = _PLACE.match(text)
-    path, text = (found["path"], found["text"]) if found else ("", text)
+    place = _PLACE.match(text)
+    path, text = (place["path"], place["text"]) if place else ("", text)
     missing = _MISSING.search(text)
     if missing:
         path, text = f"{path}.{missing['name']}", "is required"

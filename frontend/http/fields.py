@@ -94,19 +94,19 @@ def has_more_values(text: bytes, limit: int) -> bool:
 def _json_values(body: bytes, limit: int) -> int:
     """Every value follows a comma or an opening bracket outside a string; those inside are left out when it matters."""
     body = without_long_values(body, binary=False)
-    found = sum(count(body, mark) for mark in _MARKS)
-    if found <= limit:
-        return found
-    found = quotes = 0
+    values = sum(count(body, mark) for mark in _MARKS)
+    if values <= limit:
+        return values
+    values = quotes = 0
     for piece in _whole_escapes(body):
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = b"".join(parts[quotes & 1 :: 2])
-        found += sum(map(outside.count, _MARKS))
+        values += sum(map(outside.count, _MARKS))
         quotes += len(parts) - 1
         # Each key and each value is one string at most, and the keys are no more than the values.
-        if found > limit or quotes // 2 > 2 * limit:
+        if values > limit or quotes // 2 > 2 * limit:
             return limit + 1
-    return found
+    return values
 
 
 def _whole_escapes(body: bytes) -> Iterator[bytes]:
@@ -115,8 +115,8 @@ def _whole_escapes(body: bytes) -> Iterator[bytes]:
     while start < len(body):
         end = start + PIECE_NBYTES
         if body[end - 1 : end] == b"\\":
-            found = _BACKSLASHES.match(body, end)
-            end = found.end() + 1 if found else end + 1
+            backslashes = _BACKSLASHES.match(body, end)
+            end = backslashes.end() + 1 if backslashes else end + 1
         yield body[start:end]
         start = end
 
@@ -257,10 +257,10 @@ def model_in(body: bytes, *, binary: bool = False) -> str:
     Requests are counted by their model, also those with a mistake elsewhere.
     """
     try:
-        found = (_MSGPACK if binary else _JSON).decode(body).model
+        name = (_MSGPACK if binary else _JSON).decode(body).model
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError):
         return ""
-    return found if isinstance(found, str) else ""
+    return name if isinstance(name, str) else ""
 
 
 def check_texts(texts: Sequence[str], where: str, limits: Limits) -> None:
@@ -352,10 +352,10 @@ def mismatch_of(error: ValidationError, kind: Any) -> str:
 @lru_cache(maxsize=256)
 def _words_at(kind: Any, steps: tuple[str, ...]) -> list[str]:
     """The words that a field takes. Each step is the name of a field, or empty for an entry of an array or a map."""
-    found = list(_plain(inspect.type_info(kind)))
+    types = list(_plain(inspect.type_info(kind)))
     for name in steps:
-        found = [plain for one in found for inner in _inner(one, name) for plain in _plain(inner)]
-    literals = [one.values for one in found if isinstance(one, inspect.LiteralType)]
+        types = [plain for one in types for inner in _inner(one, name) for plain in _plain(inner)]
+    literals = [one.values for one in types if isinstance(one, inspect.LiteralType)]
     return [repr(word) for values in literals for word in values]
 
 

@@ -31,10 +31,10 @@ def check_image(data: bytes, where: str, limits: Limits) -> None:
     kind = sniff(data)
     if kind is None:
         raise InvalidInput(f"{where}: not an image in one of {', '.join(FORMATS)}")
-    found = dimensions(data, kind)
-    if found is None or not all(found):
+    size = dimensions(data, kind)
+    if size is None or not all(size):
         raise InvalidInput(f"{where}: a {kind} image whose header cannot be read")
-    width, height = found
+    width, height = size
     if width * height > limits.max_image_pixels:
         raise InvalidInput(
             f"{where}: {width} x {height} pixels, the limit is {limits.max_image_pixels} in all "
@@ -117,18 +117,18 @@ def _webp(data: bytes) -> tuple[int, int] | None:
 
 def _jpeg(data: bytes) -> tuple[int, int] | None:
     """What the frame header states that stands last before the first scan; decoders go by that one."""
-    at, found = 2, None
+    at, size = 2, None
     for _ in range(_JPEG_SEGMENTS):
         at = data.find(b"\xff", at, at + _JPEG_JUNK_NBYTES)
         if at < 0:
             return None
         marker = _int(data, at + 1, 1)
         if marker == 0xDA:
-            return found
+            return size
         if marker == 0xD9:
             return None
         if marker in _JPEG_SIZES:
-            found = _int(data, at + 7, 2, "big"), _int(data, at + 5, 2, "big")
+            size = _int(data, at + 7, 2, "big"), _int(data, at + 5, 2, "big")
         at += _jpeg_step(data, at, marker)
     return None
 

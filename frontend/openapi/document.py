@@ -185,12 +185,12 @@ def _schemas(table: list[Route]) -> dict[str, Any]:
         for struct in (given if isinstance(given, tuple) else (given,))
         if struct is not None
     )
-    _, found = msgspec.json.schema_components(named, ref_template=_TEMPLATE)
-    for schema in found.values():
+    _, components = msgspec.json.schema_components(named, ref_template=_TEMPLATE)
+    for schema in components.values():
         # NOTE: msgspec makes the field of a tag itself, so no annotation can describe the field.
         if (tag := schema.get("properties", {}).get("type")) is not None:
             tag.setdefault("description", "Which of the forms this object has.")
-    return dict(sorted(found.items()))
+    return dict(sorted(components.items()))
 
 
 def _operation(route: Route) -> dict[str, Any]:

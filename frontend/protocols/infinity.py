@@ -254,13 +254,13 @@ class MultimodalResource(VectorsResource[MultimodalRequest]):
     def check(self, request: MultimodalRequest, entry: ModelEntry) -> list[InputItem]:
         """The inputs as workers take them. Raises `InvalidInput` for a kind that the model does not take."""
         require(request.kind, "modality", entry)
-        found = []
+        items = []
         for at, given in enumerate(request.inputs):
             place = f"input[{at}]"
-            found.append(
+            items.append(
                 seen_input(Seen(given) if request.kind == "text" else Seen(None, given, place), place, entry)
             )
-        return found
+        return items
 
     def names_of(self, request: MultimodalRequest) -> FieldNames:
         """An input that is no list is named like the only one of a list."""
@@ -334,13 +334,13 @@ class InfinityModelsResource:
         """JSON; models that can do nothing of this are left out."""
         services = self._services
         stats = InfinityStats(services.settings.batch.max_items)
-        found = [
+        models = [
             InfinityModel(id=entry.id, stats=stats, created=int(services.started_at), capabilities=able)
             for entry in services.catalog.entries
             if (able := _capabilities(entry))
         ]
         resp.content_type = falcon.MEDIA_JSON
-        resp.data = msgspec.json.encode(InfinityModels(data=found))
+        resp.data = msgspec.json.encode(InfinityModels(data=models))
 
 
 def _capabilities(entry: ModelEntry) -> list[Capability]:

@@ -167,10 +167,10 @@ class Protocols:
     def _protocol_of(self, path: str) -> WireProtocol:
         whole, folders, best, end = f"{path}/", self._folders, self._known[0], 0
         while end := whole.find("/", end) + 1:
-            found = folders.get(whole[:end])
-            if found is None:
+            folder = folders.get(whole[:end])
+            if folder is None:
                 break
-            best = found[-1] if found else best
+            best = folder[-1] if folder else best
         return best
 
     def _inference_at(self, path: str) -> tuple[str, str]:
@@ -192,14 +192,14 @@ class Protocols:
         prefixes = [(protocol, row.stem) for protocol, row in self._served]
         prefixes += [(protocol, folder) for protocol in self._known for folder in protocol.folders]
         prefixes.sort(key=lambda one: self._known.index(one[0]), reverse=True)
-        found: dict[str, list[WireProtocol]] = {}
+        sharing: dict[str, list[WireProtocol]] = {}
         for protocol, prefix in prefixes:
             folder = ""
             for segment in prefix.split("/"):
                 folder += f"{segment}/"
-                found.setdefault(folder, [])
-            found[folder].append(protocol)
-        return found
+                sharing.setdefault(folder, [])
+            sharing[folder].append(protocol)
+        return sharing
 
 
 def _owners(known: Iterable[WireProtocol]) -> dict[str, list[str]]:

@@ -167,5 +167,5 @@ ROUTES = (
 
 def schema_of(routes: Iterable[Route], shared: Iterable[str]) -> bytes:
     """The OpenAPI document of `routes` as JSON; `shared` are the paths that `server.compatible` chooses a form for."""
-    found = document(routes, VERSION, dict.fromkeys(shared, _UNCHOSEN))
-    return orjson.dumps(found, option=orjson.OPT_INDENT_2)
+    whole = document(routes, VERSION, dict.fromkeys(shared, _UNCHOSEN))
+    return orjson.dumps(whole, option=orjson.OPT_INDENT_2)

@@ -116,15 +116,15 @@ class Recorder:
 
     def _outcome(self, protocol: str, operation: str, model: str, status: str, code: str) -> _Ended:
         """What one more request counts into."""
-        found = [self._child("requests", protocol, operation, model, status)]
+        counters = [self._child("requests", protocol, operation, model, status)]
         if protocol == "sie":
             outcome = "queue_full" if code == "QUEUE_FULL" else "error" if code else "success"
-            found.append(self._child("sie_requests", model, operation, outcome))
+            counters.append(self._child("sie_requests", model, operation, outcome))
         if code in _REJECTIONS:
-            found.append(self._child("rejected", model, _REJECTIONS[code]))
+            counters.append(self._child("rejected", model, _REJECTIONS[code]))
             if protocol in _OF_TEXTS and operation not in _OF_VECTORS:
-                found.append(self._metrics.rs_rejected)
-        return _Ended(self._tally.amount(*found), {})
+                counters.append(self._metrics.rs_rejected)
+        return _Ended(self._tally.amount(*counters), {})
 
     def _phase(
         self, protocol: str, operation: str, model: str, phase: str, outcome: str

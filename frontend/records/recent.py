@@ -147,7 +147,7 @@ class RecentReader:
 
     def read(self) -> list[Recent]:
         """Requests that ended since the last call (or are still in the rings), oldest first. Blocks on files."""
-        found: list[Recent] = []
+        requests: list[Recent] = []
         for path in self._directory.glob("*.recent"):
             try:
                 with path.open("rb") as file:
@@ -155,8 +155,8 @@ class RecentReader:
             except FileNotFoundError:
                 continue
             if len(data) == FILE_NBYTES:
-                found += self._new(path.name, inode, data)
-        return sorted(found, key=lambda record: record.at)
+                requests += self._new(path.name, inode, data)
+        return sorted(requests, key=lambda record: record.at)
 
     def _new(self, name: str, inode: int, data: bytes) -> list[Recent]:
         seen = self._seen.get(name)

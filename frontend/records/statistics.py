@@ -147,15 +147,20 @@ class StatisticsReader:
 
     def look(self) -> ServerStatistics:
         """Read now. Blocks on files; one thread at a time."""
-        found = ServerStatistics()
+        statistics = ServerStatistics()
         for series, value in self._files.series(_PREFIX).items():
-            _note(found, series.name.removeprefix(_PREFIX).removesuffix("_total"), dict(series.labels), value)
-        for model in found.models.values():
+            _note(
+                statistics,
+                series.name.removeprefix(_PREFIX).removesuffix("_total"),
+                dict(series.labels),
+                value,
+            )
+        for model in statistics.models.values():
             for one in model.by_request_size.values():
                 for phase in (*_ANSWERED, "fail", "cached"):
                     total, part = getattr(model.requests, phase), getattr(one, phase)
                     total.count, total.ns = total.count + part.count, total.ns + part.ns
-        return found
+        return statistics
 
 
 def _note(found: ServerStatistics, name: str, labels: dict[str, str], value: float) -> None:

@@ -135,12 +135,12 @@ def _calls(
     request: CompletionRequest, prompts: list[Prompt], choices: int, ranked: bool
 ) -> list[GenerateCall]:
     """A call for each prompt; choices that are `ranked` need the log probabilities of their tokens."""
-    wanted = request.logprobs
-    if wanted is not None and not 0 <= wanted <= MAX_ALTERNATIVES:
-        raise InvalidField("logprobs", f"{shown(wanted)} is not in 0 to {MAX_ALTERNATIVES}")
-    scores = wanted is not None and bool(request.echo)
+    alternatives = request.logprobs
+    if alternatives is not None and not 0 <= alternatives <= MAX_ALTERNATIVES:
+        raise InvalidField("logprobs", f"{shown(alternatives)} is not in 0 to {MAX_ALTERNATIVES}")
+    scores = alternatives is not None and bool(request.echo)
     first = GenerateCall(
-        sampling=sampling_of(request, 0 if ranked and wanted is None else wanted),
+        sampling=sampling_of(request, 0 if ranked and alternatives is None else alternatives),
         ending=ending_of(request.max_tokens, request.stop, request.ignore_eos, least=0),
         grammar=grammar_of(request.response_format, request.grammar),
         n=choices,
@@ -148,7 +148,7 @@ def _calls(
         salt=salt_of(request.cache_salt),
         splits=False,
         tells_prompt=scores,
-        prompt_logprobs=wanted if scores else None,
+        prompt_logprobs=alternatives if scores else None,
     )
     return [
         msgspec.structs.replace(first, text=prompt)

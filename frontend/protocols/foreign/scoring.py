@@ -96,13 +96,13 @@ class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
         """A call for all classes. Raises `InvalidInput` for a model that is no classifier of whole texts."""
         if FUNCTION not in status.uses:
             raise InvalidInput(f"model: '{entry.id}' is no classifier of whole texts with labels of its own")
-        found = self.resolve(entry, request.options, None, len(inputs), self.names)
+        resolved = self.resolve(entry, request.options, None, len(inputs), self.names)
         # The answer has all classes, whatever the entry's own threshold is.
-        options = {**found.options, "threshold": 0.0, "top_k": max(1, len(status.labels))}
+        options = {**resolved.options, "threshold": 0.0, "top_k": max(1, len(status.labels))}
         call = ExtractCall(
-            inputs, [], None, found.instruction, options, found.overflow, found.lora, self.names
+            inputs, [], None, resolved.instruction, options, resolved.overflow, resolved.lora, self.names
         )
-        return ClassesPlan(found.entry.id, call, status.labels)
+        return ClassesPlan(resolved.entry.id, call, status.labels)
 
     @property
     def names(self) -> FieldNames:

@@ -189,21 +189,21 @@ class MessageEvents:
 
     def feed(self, events: Iterable[Event]) -> list[bytes]:
         """The events of the contract for more events of the generation."""
-        told: list[bytes] = []
+        framed: list[bytes] = []
         for event in events:
             if isinstance(event, Text):
-                told += self._spoken(_TEXT, event)
+                framed += self._spoken(_TEXT, event)
             elif isinstance(event, Reasoning):
-                told += self._spoken(_THINKING, event)
+                framed += self._spoken(_THINKING, event)
             elif isinstance(event, Called):
-                told += self._called(event)
+                framed += self._called(event)
             elif isinstance(event, Finished):
                 self._finished = event
             elif isinstance(event, Ended):
-                told += self._end(event)
+                framed += self._end(event)
             elif isinstance(event, Started) and not self._is_started:
-                told.append(self.open(event.prompt_tokens))
-        return told
+                framed.append(self.open(event.prompt_tokens))
+        return framed
 
     def open(self, prompt_tokens: int | None = 0) -> bytes:
         """`message_start` with the tokens of the prompt, 0 while they are unknown. Empty if it is told, or for None."""
@@ -217,13 +217,13 @@ class MessageEvents:
         """A piece of text or of reasoning, in the open block if that is of its kind."""
         if not event.text and not event.logprobs:
             return []
-        told = [] if self._open == kind else self._begin(kind)
+        framed = [] if self._open == kind else self._begin(kind)
         if entries := self._entries(event.logprobs):
             delta = {"type": f"{kind}_delta", kind: event.text}
-            told.append(_event("content_block_delta", index=self._index, delta=delta, **entries))
+            framed.append(_event("content_block_delta", index=self._index, delta=delta, **entries))
         else:
-            told.append(_piece(self._index, kind, event.text))
-        return told
+            framed.append(_piece(self._index, kind, event.text))
+        return framed
 
     def _entries(self, logprobs: list[TokenLogprob] | None) -> dict[str, Any]:
         """The field that stands beside a delta; none where the request asks for none."""
@@ -232,10 +232,10 @@ class MessageEvents:
     def _begin(self, kind: str) -> list[bytes]:
         """The end of the open block, and the beginning of another one."""
         block = thinking_block("") if kind == _THINKING else {"type": _TEXT, "text": ""}
-        told = self._stop()
+        framed = self._stop()
         self._open = kind
         self._index += 1
-        return [*told, _event("content_block_start", index=self._index, content_block=block)]
+        return [*framed, _event("content_block_start", index=self._index, content_block=block)]
 
     def _stop(self) -> list[bytes]:
         if not self._open:
@@ -244,13 +244,13 @@ class MessageEvents:
         return [_event("content_block_stop", index=self._index)]
 
     def _called(self, event: Called) -> list[bytes]:
-        told = self._stop()
+        framed = self._stop()
         self._index += 1
         self._has_calls = True
         delta = {"type": "input_json_delta", "partial_json": event.arguments}
         entries = self._entries(event.logprobs)
         return [
-            *told,
+            *framed,
             _event("content_block_start", index=self._index, content_block=call_block(event)),
             _event("content_block_delta", index=self._index, delta=delta, **entries),
             _event("content_block_stop", index=self._index),
@@ -311,8 +311,8 @@ class MessagesResource(InferenceRoute):
         async with running(self.services, req, scope, entry, plan.call) as generation:
             yield message.open(generation.prompt_tokens)
             async for events in generation:
-                if told := message.feed(events):
-                    yield b"".join(told)
+                if framed := message.feed(events):
+                    yield b"".join(framed)
 
 
 class TokenCount(msgspec.Struct):

@@ -226,8 +226,8 @@ def parse_generate(body: bytes, limits: Limits) -> TextPlan:
 
 def _loading(request: TextFields) -> TextPlan:
     """The plan of a request without a prompt. Raises `InvalidField` where `keep_alive` asks for an unload."""
-    kept = request.keep_alive
-    if kept is not None and _ZERO.fullmatch(str(kept).strip()):
+    keep_alive = request.keep_alive
+    if keep_alive is not None and _ZERO.fullmatch(str(keep_alive).strip()):
         raise InvalidField("keep_alive", _STAYS)
     return TextPlan(request.model)
 

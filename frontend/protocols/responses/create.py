@@ -49,8 +49,8 @@ class NamedEvents:
         number = self._number
         self._number += 1
         if number > self._after:
-            told = {"type": name, "sequence_number": number, **fields}
-            self._made.append(named(name, orjson.dumps(told)))
+            event = {"type": name, "sequence_number": number, **fields}
+            self._made.append(named(name, orjson.dumps(event)))
 
     @property
     def is_at_work(self) -> bool:

@@ -134,8 +134,8 @@ class Output:
         )
 
     def _all_text(self, kind: str, part: str) -> str:
-        found = (item["content"] for item in self.items() if item["type"] == kind)
-        return "".join(each["text"] for content in found for each in content if each["type"] == part)
+        contents = (item["content"] for item in self.items() if item["type"] == kind)
+        return "".join(each["text"] for content in contents for each in content if each["type"] == part)
 
     def _choice(self, number: int) -> _Choice:
         return self._choices.setdefault(number, _Choice())

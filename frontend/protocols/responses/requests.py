@@ -413,7 +413,7 @@ def _truncates(truncation: str | None) -> bool:
 
 def _fields(request: ResponseRequest, call: GenerateCall, stores: bool) -> dict[str, Any]:
     """Fields of the answer that are known from the request; those without a value are left out."""
-    told = {
+    fields = {
         "model": request.model or DEFAULT,
         "background": bool(request.background),
         "store": stores,
@@ -426,4 +426,4 @@ def _fields(request: ResponseRequest, call: GenerateCall, stores: bool) -> dict[
         "max_output_tokens": call.ending.max_tokens,
         **{name: getattr(request, name) for name in ECHOED},
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}

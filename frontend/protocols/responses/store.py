@@ -284,10 +284,10 @@ class ResponseStore:
         oldest = time.time() - self._bounds.max_age_s
         connection.execute("DELETE FROM responses WHERE created <= ?", (oldest,))
         while self._exceeds(connection):
-            found = connection.execute(_OLDEST).fetchall()
-            if not found:
+            oldest_rows = connection.execute(_OLDEST).fetchall()
+            if not oldest_rows:
                 return
-            for (id_,) in found:
+            for (id_,) in oldest_rows:
                 if not self._exceeds(connection):
                     return
                 connection.execute("DELETE FROM responses WHERE id = ?", (id_,))
@@ -306,10 +306,10 @@ async def _reached(asked: Awaitable[T]) -> T:
 
 
 def _pieces(connection: sqlite3.Connection, id_: str, known: int) -> list[bytes]:
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT entries FROM events WHERE id = ? AND number >= ? ORDER BY number", (id_, known)
     )
-    return [entries for (entries,) in found]
+    return [entries for (entries,) in rows]
 
 
 def _is_unfinished(connection: sqlite3.Connection, id_: str) -> bool:

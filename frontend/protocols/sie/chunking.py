@@ -53,34 +53,34 @@ def read(value: Any, where: str) -> LateChunking | None:
     if value is True:
         return LateChunking("sentences", 1)
     try:
-        found = msgspec.convert(value, LateChunking)
+        chunking = msgspec.convert(value, LateChunking)
     except msgspec.ValidationError as error:
         raise InvalidInput(f"{where}: {mismatch_of(error, LateChunking)}") from None
-    if (found.by is None) == (found.spans is None):
+    if (chunking.by is None) == (chunking.spans is None):
         raise InvalidInput(f"{where}: expected either 'by' or 'spans'")
-    if found.spans is not None:
-        if found.size is not None or found.overlap:
+    if chunking.spans is not None:
+        if chunking.size is not None or chunking.overlap:
             raise InvalidInput(f"{where}: 'size' and 'overlap' do not go with 'spans'")
-        return found
-    fewest = FEWEST_TOKENS if found.by == "tokens" else 1
-    if found.by == "tokens" and found.size is None:
+        return chunking
+    fewest = FEWEST_TOKENS if chunking.by == "tokens" else 1
+    if chunking.by == "tokens" and chunking.size is None:
         raise InvalidInput(f"{where}.size: missing")
-    size = 1 if found.size is None else found.size
+    size = 1 if chunking.size is None else chunking.size
     if not fewest <= size <= _MOST:
         raise InvalidInput(f"{where}.size: {size} is outside {fewest}..{_MOST}")
-    if not 0 <= found.overlap <= size // 2:
-        raise InvalidInput(f"{where}.overlap: {found.overlap} is outside 0..{size // 2}, half of the size")
-    return found
+    if not 0 <= chunking.overlap <= size // 2:
+        raise InvalidInput(f"{where}.overlap: {chunking.overlap} is outside 0..{size // 2}, half of the size")
+    return chunking
 
 
 def check(value: Any, texts: Sequence[str], where: str) -> None:
     """Raise `InvalidInput` for an option that these texts cannot have."""
-    found = read(value, where)
-    if found is None or found.spans is None:
+    chunking = read(value, where)
+    if chunking is None or chunking.spans is None:
         return
-    if len(found.spans) != len(texts):
-        raise InvalidInput(f"{where}.spans: {len(found.spans)} lists for {len(texts)} items")
-    for index, (spans, text) in enumerate(zip(found.spans, texts, strict=True)):
+    if len(chunking.spans) != len(texts):
+        raise InvalidInput(f"{where}.spans: {len(chunking.spans)} lists for {len(texts)} items")
+    for index, (spans, text) in enumerate(zip(chunking.spans, texts, strict=True)):
         _check_spans(spans, len(text), f"{where}.spans[{index}]")
 
 

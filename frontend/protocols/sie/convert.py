@@ -42,7 +42,7 @@ class EncodePlan(Plan[EncodeCall]):
 
 def _outputs(resolved: Resolved, params: EncodeParams, muvera: Muvera | None) -> list[str]:
     entry = resolved.entry
-    made = ("dense",) if muvera is not None else ()
+    of_muvera = ("dense",) if muvera is not None else ()
     from_options = typed(resolved.options, "output_types", list, "array of str", BEFORE)
     where = f"{BEFORE}output_types" if from_options else "params.output_types"
     named = resolved.explicit and "default" in entry.profiles
@@ -51,7 +51,7 @@ def _outputs(resolved: Resolved, params: EncodeParams, muvera: Muvera | None) ->
     for name in chosen:
         if name not in ENCODE_OUTPUTS:
             raise InvalidInput(f"{where}: {str(name)[:64]!r} is not one of {', '.join(ENCODE_OUTPUTS)}")
-        if name not in entry.outputs and name not in made:
+        if name not in entry.outputs and name not in of_muvera:
             known = ", ".join(entry.encode_outputs)
             raise InvalidInput(f"{where}: model '{entry.id}' has no {name} output, only {known}")
     return list(dict.fromkeys(chosen))

@@ -138,8 +138,8 @@ class VectorsResource(InferenceResource[R, Plan[EncodeCall]], Generic[R]):
             raise InvalidInput(f"model: '{entry.id}' has no {output} output")
         check_used(wishes.options, entry, status)
         check_dimensions(self.width_of(request), entry, status.dims.get("dense", 0), self.width_field)
-        found = self.resolve(entry, wishes.options, wishes.instruction, len(inputs), names)
-        return Plan(found.entry.id, found.encode(inputs, [output], wishes.is_query, names))
+        resolved = self.resolve(entry, wishes.options, wishes.instruction, len(inputs), names)
+        return Plan(resolved.entry.id, resolved.encode(inputs, [output], wishes.is_query, names))
 
 
 async def dense_json(reply: Answer, width: int | None, *, unit: bool) -> list[bytes]:
@@ -158,8 +158,8 @@ async def unit_rows(rows: np.ndarray) -> np.ndarray:
 def normalized(rows: np.ndarray) -> np.ndarray:
     """float32 rows of length 1; a row of zeros stays."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    found: np.ndarray = np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
-    return found
+    units: np.ndarray = np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
+    return units
 
 
 class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):

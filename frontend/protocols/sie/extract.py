@@ -104,9 +104,9 @@ class ExtractResource(InferenceResource[ExtractRequest, Plan[ExtractCall]]):
     ) -> Plan[ExtractCall]:
         """The call with the options of the request."""
         params = request.params or ExtractParams()
-        found = self.resolve(entry, params.options, params.instruction, len(inputs.items))
-        call = found.extract(inputs.items, inputs.labels, inputs.output_schema, IN_PARAMS)
-        return Plan(found.entry.id, call)
+        resolved = self.resolve(entry, params.options, params.instruction, len(inputs.items))
+        call = resolved.extract(inputs.items, inputs.labels, inputs.output_schema, IN_PARAMS)
+        return Plan(resolved.entry.id, call)
 
     async def render(
         self, reply: Answer, plan: Plan[ExtractCall], request: ExtractRequest, scope: RequestScope, form: Form

@@ -93,7 +93,7 @@ def profiles_of(server: Server, devices: Sequence[str]) -> list[str]:
     if not any(devices):
         raise NoReplica("no worker has told its device yet", retry_after_s=1)
     types = dict.fromkeys(gpu_type(device) for device in devices if device)
-    return [found for found in types if found not in (CPU, UNKNOWN)]
+    return [machine for machine in types if machine not in (CPU, UNKNOWN)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,9 +68,9 @@ def seen(entry: str | MediaInput, where: str) -> Seen:
     """The text or image of an entry at the JSON path `where`. Raises `InvalidInput` for none, and for several."""
     if isinstance(entry, str):
         return Seen(entry)
-    found = list(_images(entry, where))
+    images = list(_images(entry, where))
     texts = [part.text for part in (entry, *(entry.content or ())) if part.text is not None]
-    return joined(texts, found, where)
+    return joined(texts, images, where)
 
 
 def joined(texts: Sequence[str], images: Sequence[Seen], where: str) -> Seen:
@@ -112,14 +112,14 @@ def _images(entry: MediaInput, where: str) -> Sequence[Seen]:
         (where, entry),
         *((f"{where}.content[{at}]", part) for at, part in enumerate(entry.content or ())),
     ]
-    found = []
+    images = []
     for place, part in parts:
         if part.image is not None:
-            found.append(Seen(None, part.image, f"{place}.image"))
+            images.append(Seen(None, part.image, f"{place}.image"))
         if part.image_url is not None:
             url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
-            found.append(Seen(None, url, f"{place}.image_url"))
-    return found
+            images.append(Seen(None, url, f"{place}.image_url"))
+    return images
 
 
 def _decoded(found: Seen) -> bytes:
@@ -150,8 +150,8 @@ def check_inputs(given: Inputs, where: str, limits: Limits) -> None:
         return
     check_count(len(entries), where, limits)
     if all(isinstance(entry, str | MediaInput) for entry in entries):
-        found = [seen(entry, f"{where}[{at}]") for at, entry in enumerate(entries)]
-        check_texts([one.text or "" for one in found], f"{where}[{{}}]", limits)
+        inputs = [seen(entry, f"{where}[{at}]") for at, entry in enumerate(entries)]
+        check_texts([one.text or "" for one in inputs], f"{where}[{{}}]", limits)
     elif all(isinstance(entry, list) for entry in entries):
         for index, entry in enumerate(entries):
             _check_ids(entry, f"{where}[{index}]", limits)

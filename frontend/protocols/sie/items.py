@@ -65,7 +65,7 @@ def foreign_inputs(item: Item, entry: ModelEntry) -> list[str]:
 
 
 def _images(item: Item, where: str, limits: Limits) -> list[bytes]:
-    found = []
+    images = []
     for index, image in enumerate(item.images or ()):
         place = f"{where}.images[{index}]"
         if index >= limits.max_images:
@@ -75,8 +75,8 @@ def _images(item: Item, where: str, limits: Limits) -> list[bytes]:
             )
         if image.data is None:
             raise InvalidInput(f"{place}.data: missing")
-        found.append(image.data)
-    return found
+        images.append(image.data)
+    return images
 
 
 def images_in(items: Sequence[Item], query: Item | None = None) -> list[tuple[str, bytes]]:
@@ -122,14 +122,14 @@ def warnings_of(
     unread = [
         name for name, value in (params.options or {}).items() if name not in used and value is not None
     ]
-    found = [f"{before}{name[:_SHOWN]}: unknown, not read" for name in unknown]
-    found += [f"{before}options.{name[:_SHOWN]}: not read by this model" for name in unread]
+    warnings = [f"{before}{name[:_SHOWN]}: unknown, not read" for name in unknown]
+    warnings += [f"{before}options.{name[:_SHOWN]}: not read by this model" for name in unread]
     if isinstance(params, ExtractParams):
         for name in ("labels", "output_schema", "instruction"):
             if getattr(params, name) and name not in used:
-                found.append(f"params.{name}: not read by this model")
-        found += _repeated(params.labels or [])
-    return [*found, *_left_out(request, entry, status.uses)]
+                warnings.append(f"params.{name}: not read by this model")
+        warnings += _repeated(params.labels or [])
+    return [*warnings, *_left_out(request, entry, status.uses)]
 
 
 def _repeated(labels: list[str]) -> Iterator[str]:

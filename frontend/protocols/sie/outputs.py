@@ -376,39 +376,39 @@ async def outputs_of(reply: Answer, plan: EncodePlan) -> list[Output]:
     nbytes = sum(values.nbytes for values in tensors.values())
     converts = plan.muvera is not None or plan.output_dtype != "float32" or plan.dimensions is not None
     if converts and (nbytes > INLINE_NBYTES or plan.muvera is not None):
-        found = await in_steps(_convert(tensors, reply, plan))
+        outputs = await in_steps(_convert(tensors, reply, plan))
     else:
-        found = at_once(_convert(tensors, reply, plan))
+        outputs = at_once(_convert(tensors, reply, plan))
     originals = {id(values) for values in tensors.values()}
     if not any(
         isinstance(one, Dense | Multivector | Chunks) and id(one.quantized.values) in originals
-        for one in found
+        for one in outputs
     ):
         reply.close()
-    return found
+    return outputs
 
 
 def _convert(tensors: dict[str, np.ndarray], reply: Answer, plan: EncodePlan) -> Steps[list[Output]]:
-    found: list[Output] = []
+    outputs: list[Output] = []
     if "dense" in plan.outputs:
         dense = tensors["dense"] if plan.muvera is None else (yield from _fixed_width(tensors, reply, plan))
-        found.append(_dense(dense, plan.output_dtype, plan.dimensions))
+        outputs.append(_dense(dense, plan.output_dtype, plan.dimensions))
     if "sparse" in plan.outputs:
         values = tensors["sparse.values"]
         if plan.output_dtype == "float16":
             values = to_half(values)
         rows = reply.rows("sparse.indices")
-        found.append(Sparse(tensors["sparse.indices"], values, rows, plan.sparse_dims))
+        outputs.append(Sparse(tensors["sparse.indices"], values, rows, plan.sparse_dims))
     if "multivector" in plan.outputs:
         values = tensors["multivector"]
         quantized = quantize(values, plan.output_dtype)
-        found.append(Multivector(quantized, values.shape[1], reply.rows("multivector")))
+        outputs.append(Multivector(quantized, values.shape[1], reply.rows("multivector")))
     if "chunks" in plan.outputs:
         values = tensors["chunks"]
         cut = values if plan.dimensions is None else shorten(values, plan.dimensions)
         quantized = quantize(cut, plan.output_dtype)
-        found.append(Chunks(quantized, cut.shape[1], tensors["chunks.spans"], reply.rows("chunks")))
-    return found
+        outputs.append(Chunks(quantized, cut.shape[1], tensors["chunks.spans"], reply.rows("chunks")))
+    return outputs
 
 
 def _dense(values: np.ndarray, dtype: str, dimensions: int | None) -> Dense:

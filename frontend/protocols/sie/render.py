@@ -132,11 +132,11 @@ async def json_parts(answer: EncodedItems, timing: Callable[[], Timing]) -> list
 
 
 def _gathered(pieces: Iterator[bytes]) -> Steps[list[bytes]]:
-    found: list[bytes] = []
+    gathered: list[bytes] = []
     for piece in pieces:
-        found.append(piece)
+        gathered.append(piece)
         yield
-    return found
+    return gathered
 
 
 def _json_items(answer: EncodedItems) -> Iterator[bytes]:

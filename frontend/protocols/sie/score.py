@@ -84,8 +84,8 @@ class ScoringResource(InferenceResource[R, Plan[ScoreCall]], Generic[R]):
         """The call with the options of the request."""
         options, instruction = self.options_of(request)
         names = self.names_of(request)
-        found = self.resolve(entry, options, instruction, len(inputs.items), names)
-        return Plan(found.entry.id, found.score(inputs.items, inputs.query, names))
+        resolved = self.resolve(entry, options, instruction, len(inputs.items), names)
+        return Plan(resolved.entry.id, resolved.score(inputs.items, inputs.query, names))
 
     @abstractmethod
     def options_of(self, request: R) -> tuple[dict[str, Any] | None, str | None]:

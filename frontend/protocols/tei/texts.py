@@ -248,11 +248,17 @@ class PairsResource(ClassesResource):
     ) -> ClassesPlan:
         """A call for scores."""
         options = {**request.overflow, **activation_option(bool(request.raw_scores))}
-        found = self.resolve(entry, options, None, len(inputs), self.names)
+        resolved = self.resolve(entry, options, None, len(inputs), self.names)
         call = ScoreCall(
-            inputs, InputItem(""), found.instruction, found.options, found.overflow, found.lora, self.names
+            inputs,
+            InputItem(""),
+            resolved.instruction,
+            resolved.options,
+            resolved.overflow,
+            resolved.lora,
+            self.names,
         )
-        return ClassesPlan(found.entry.id, call, status.labels or [_ONLY_LABEL])
+        return ClassesPlan(resolved.entry.id, call, status.labels or [_ONLY_LABEL])
 
     async def entries(self, reply: Answer, plan: ClassesPlan) -> list[list[TeiClass]]:
         """The one class of each pair. The lease ends."""
