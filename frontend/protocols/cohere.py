@@ -211,9 +211,6 @@ def _packed(rows: np.ndarray, kind: str) -> np.ndarray:
     return (values ^ 0x80).view(np.int8) if kind == "binary" else values
 
 
-TYPES = dict(zip(EmbeddingsByType.__struct_encode_fields__, EmbeddingsByType.__struct_fields__, strict=True))
-"""Types of vectors in the order of an answer, and the fields of `EmbeddingsByType` that have them."""
-
 R = TypeVar("R", bound=CohereEmbedV1Request)
 
 
@@ -260,9 +257,9 @@ class EmbedV1Resource(VectorsResource[R]):
                 vectors = [await array_of(rows, "float")]
                 answer = EmbedAnswer(_new_id(), "embeddings_floats", HOLE, HOLE, meta)
             else:
-                kinds = [kind for kind in TYPES if kind in (request.embedding_types or ["float"])]
+                kinds = list(dict.fromkeys(request.embedding_types or ["float"]))
                 vectors = [await array_of(rows, kind) for kind in kinds]
-                by_type = EmbeddingsByType(**{TYPES[kind]: HOLE for kind in kinds})
+                by_type: Any = dict.fromkeys(kinds, HOLE)
                 answer = EmbedAnswer(_new_id(), "embeddings_by_type", HOLE, by_type, meta)
         texts = await texts_of([item.text for item in items if item.text is not None])
         return filled(answer, texts, *vectors)
