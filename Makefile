@@ -30,8 +30,8 @@ BOTH = --catalog config/models --catalog $(VENV)/demo-chat --set worker.load_thr
 # With the reason of every test that is skipped.
 PYTEST = $(BIN)/python -m pytest -q -rs
 # A file's tests run in one process, as they share a server, and so do all files that share one (tests/conftest.py).
-# Almost half of their time is waiting, so there are twice as many processes as two cores. The parts with the longest
-# files come first and the many short files last, so that all end together.
+# Two cores are busy almost all the time with four processes. The parts with the longest files come first and the many
+# short files last, so that all end together.
 SPREAD = -n 4 --dist loadgroup --no-loadscope-reorder
 PARTS = tests/fault tests/process tests/fuzz tests/conformance tests/unit
 # Unit tests that load and run models, or install packages, which `make test-fast` leaves out.

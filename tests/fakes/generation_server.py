@@ -96,12 +96,14 @@ class RecordedServer:
         self.services.directory = InProcessDirectory(self.services.catalog, statuses)
         if gate is not None:
             self.services.access = gate
-        known = Protocols(
+        self.known = Protocols(
             [SieProtocol(), ChatProtocol(), ResponsesProtocol(), MessagesProtocol(), OllamaProtocol()]
         )
-        app = app_of(self.services, known, with_keys=gate is not None)
+        app = app_of(self.services, self.known, with_keys=gate is not None)
         self.client = TestClient(app)
-        self.application = Application(app, known, self.services, Listeners(self.services.settings.server))
+        self.application = Application(
+            app, self.known, self.services, Listeners(self.services.settings.server)
+        )
 
     def post(self, path: str, body: Any, **headers: str) -> Any:
         """The response to JSON."""

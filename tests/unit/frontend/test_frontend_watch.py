@@ -30,7 +30,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Watch:
     """The watch of a supervised frontend that is ready, looking as often as it can."""
     monkeypatch.delenv("PENSTOCK_SUPERVISE", raising=False)
     monkeypatch.setattr(lifespan, "WATCH_EVERY_S", 0.001)
-    monkeypatch.setattr(lifespan.announce, "summary", lambda services: "ready")
+    monkeypatch.setattr(lifespan, "summary", lambda services: "ready")
     monkeypatch.setattr(Watch, "_report", lambda self, ready: None)
     services = Services(load(None, {"run.dir": str(tmp_path)}), load_catalog([str(FAKE_CATALOG)]), Gate())
     monkeypatch.setattr(LocalEngine, "ready", lambda self: (True, "ok"))
@@ -67,7 +67,7 @@ def test_a_lack_of_descriptors_does_not_end_the_watch_of_the_supervisor(
             return True
 
         monkeypatch.setattr(local_engine, "is_held", is_held)
-        monkeypatch.setattr(lifespan.announce, "started", lambda services, ready: None)
+        monkeypatch.setattr(lifespan, "started", lambda services, ready: None)
         await watch_until(watched, seen)
 
     with caplog.at_level(logging.ERROR):
@@ -89,7 +89,7 @@ def test_a_start_up_block_that_cannot_be_written_keeps_nothing_else_from_being_t
             seen.set()
 
         monkeypatch.setattr(local_engine, "is_held", lambda path: True)
-        monkeypatch.setattr(lifespan.announce, "started", started)
+        monkeypatch.setattr(lifespan, "started", started)
         await watch_until(watched, seen)
         assert watched._told
 
@@ -113,7 +113,7 @@ def test_state_that_cannot_be_read_keeps_nothing_else_from_being_told(
 
         watched._services.extensions = SimpleNamespace(apply=apply)  # type: ignore[assignment]
         monkeypatch.setattr(local_engine, "is_held", is_held)
-        monkeypatch.setattr(lifespan.announce, "started", lambda services, ready: announced.set())
+        monkeypatch.setattr(lifespan, "started", lambda services, ready: announced.set())
         await watch_until(watched, supervised)
         await watch_until(watched, announced)
 
@@ -137,7 +137,7 @@ def test_a_start_without_a_model_is_announced_and_a_model_that_loads_later_as_we
             if ready:
                 ended.set()
 
-        monkeypatch.setattr(lifespan.announce, "started", started)
+        monkeypatch.setattr(lifespan, "started", started)
         await watch_until(watched, ended)
         return told
 

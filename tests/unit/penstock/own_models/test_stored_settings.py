@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
 from ipc.catalog.entries import read_entry
-from ipc.settings import Settings
+from ipc.settings import Settings, Worker
 from ipc.wire.messages import InputItem
 from penstock.own_models.files import CannotTell
 from penstock.own_models.places import find
@@ -36,15 +35,6 @@ TEXTS = [LONG, "Marie built THE river in Paris; and: so on!", sentences()[5]]
 Changes = Mapping[str, Mapping[str, Any]]
 SHORT_LEFT: Changes = {TOKENIZER: {"truncation_side": "left", "model_max_length": 14}}
 ASIDE = {"query": "find: ", "document": "about: ", "web": "web: "}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep torch off cores that other tests use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +69,7 @@ def ours(place: Path) -> Ours:
     """The model as a worker loads the entry that describes the directory."""
     entry = place.parent / "entry.yaml"
     entry.write_text(find(str(place), "tiny").text)
-    return Ours(read_entry(entry), Settings(), place)
+    return Ours(read_entry(entry), Settings(worker=Worker(torch_threads=1)), place)
 
 
 def vectors(kind: str, output: str, place: Path) -> None:

@@ -221,7 +221,7 @@ def test_readiness_counts_what_was_asked_to_be_loaded(
 ) -> None:
     status = ModelStatus("m@1", state, config=ModelConfig("m"))
     made = services_of(tmp_path, [repository_entry("m@1", preload=preload)], [status], **settings)
-    made.extensions.control.mark = lambda model: mark if model == "m" else None  # type: ignore[method-assign]
+    made.extensions.control.wished = lambda model: mark if model == "m" else None  # type: ignore[method-assign]
     assert is_ready(made) is ready
 
 
