@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -109,5 +110,12 @@ def _control_input(control: Control) -> dict[str, Any]:
     elif control.datatype == "BOOL":
         made["bool_false_true"] = [bool(value) for value in control.off_on]
     else:
-        made["fp32_false_true"] = list(control.off_on)
+        made["fp32_false_true"] = [_json_number(value) for value in control.off_on]
     return {"name": control.name, "control": [made]}
+
+
+def _json_number(value: float) -> float | str:
+    """A number as protobuf's JSON has it: JSON has no numbers for infinity and NaN."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -180,9 +180,11 @@ class RepositoryControl:
             with self._services.bodies.holding(brought.nbytes):
                 await changing.enter_async_context(self.wishes.locked(until_ns))
                 wish = await self._draft(model, brought, until_ns)
-            former = self.wishes.get(model)
+            former: Wish | None = None
             try:
                 try:
+                    # NOTE: a load that is cancelled in `put` may have changed the row all the same.
+                    former = self.wishes.get(model)
                     former = await self.wishes.put(model, wish, until_ns)
                 except OSError as error:
                     raise ModelLoadFailed(
@@ -190,6 +192,11 @@ class RepositoryControl:
                     ) from error
                 await self._reread(model, deadline.after(FOLLOW_S))
                 yield
+                if self.wishes.get(model) != wish:
+                    # An unload took the place of the wish, perhaps another load the place of the unload.
+                    raise ModelLoadFailed(
+                        f"failed to load {shown(model)}, the load was given up: the model was unloaded meanwhile"
+                    )
             except BaseException:
                 await asyncio.shield(self._undo(model, wish, former))
                 raise

@@ -82,22 +82,34 @@ class RunPaths:
 def prepare_run_dir(paths: RunPaths) -> None:
     """Create the run directory with mode 0700, or check that it is ours and private.
 
-    Raises `ConfigError` when it cannot be there, belongs to someone else, or is too long for a socket name.
+    So is the directory of this user in the temp directory, where all users may make directories of any name. Raises
+    `ConfigError` when a directory cannot be there, belongs to someone else, or is too long for a socket name.
     """
-    try:
-        paths.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        raise ConfigError(f"run.dir {paths.root} cannot be a directory: {error.strerror}") from error
-    found = paths.root.stat()
-    if found.st_uid != os.geteuid():
-        raise ConfigError(
-            f"run.dir {paths.root} belongs to uid {found.st_uid}, not to this user ({os.geteuid()})"
-        )
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        paths.root.chmod(0o700)
+    above = paths.root.parent
+    if above.name == _user_directory():
+        _prepare_private(above, follow_links=False)
+    _prepare_private(paths.root, follow_links=True)
     if not _fits(paths.root):
         raise ConfigError(f"run.dir {paths.root} is too long: a socket name may have {_SUN_PATH_MAX} bytes")
     make_private(paths.metrics(), paths.store(), paths.control(), paths.wishes())
+
+
+def _prepare_private(directory: Path, follow_links: bool) -> None:
+    """Create a directory with mode 0700, or check its owner and close it to others.
+
+    Without `follow_links` the owner of a link counts, not that of its target.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        raise ConfigError(f"run.dir {directory} cannot be a directory: {error.strerror}") from error
+    status = directory.stat(follow_symlinks=follow_links)
+    if status.st_uid != os.geteuid():
+        raise ConfigError(
+            f"run.dir {directory} belongs to uid {status.st_uid}, not to this user ({os.geteuid()})"
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        directory.chmod(0o700)
 
 
 def make_private(*directories: Path) -> None:
@@ -111,8 +123,13 @@ def default_run_root(instance: str) -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base and os.access(base, os.W_OK):
         return Path(base) / "penstock" / instance
-    below = Path(f"penstock-{os.geteuid()}") / instance
+    below = Path(_user_directory()) / instance
     return temp_root(below) / below
+
+
+def _user_directory() -> str:
+    """The name of the directory of this user in the temp directory."""
+    return f"penstock-{os.geteuid()}"
 
 
 def temp_root(run_dir: Path) -> Path:

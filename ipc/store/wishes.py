@@ -6,8 +6,8 @@
    own in the run directory, laid out as in a repository.
 3. Workers follow rows as they follow files (`workers.repository`): what a load brought takes the place of the model on
    disk. A worker that starts loads the models that are wished loaded and leaves those that are wished unloaded. A
-   worker unloads a model whose row says so, even if no frontend has told the worker. No request makes a frontend load
-   a model that is wished unloaded.
+   worker unloads a repository model whose row says so, even if no frontend has told the worker. No request makes a
+   frontend load a repository model that is wished unloaded.
 4. What a load brought ends with the next load that brings something, and with the unload. All rows end with the next
    start of the server.
 5. A load that brings something holds one lock (`locked`) for its whole time, since a load may take minutes and a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 
 import msgspec
@@ -48,6 +49,14 @@ def test_a_truth_value_of_a_control_is_left_out_where_the_schema_has_none() -> N
     config = convert(text_format.Parse(text, model_config_pb2.ModelConfig()), "m")
     message = message_of(trtis_v1_pb2, config, "m")
     assert [each.name for each in message.sequence_batching.control_input] == ["S", "R", "I"]
+
+
+def test_a_value_of_a_control_may_be_infinite() -> None:
+    text = SEQUENCES.replace("fp32_false_true: [0, 1]", "fp32_false_true: [-inf, inf]")
+    config = convert(text_format.Parse(text, model_config_pb2.ModelConfig()), "m")
+    for schema in (model_config_pb2, trtis_v1_pb2):
+        control = message_of(schema, config, "m").sequence_batching.control_input[1].control[0]
+        assert list(control.fp32_false_true) == [-math.inf, math.inf]
 
 
 @pytest.mark.parametrize("text", [BATCHING, SEQUENCES])

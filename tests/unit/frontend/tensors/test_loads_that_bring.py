@@ -176,6 +176,18 @@ def test_a_load_whose_wish_cannot_be_written_leaves_nothing(
     assert not left(wishes)
 
 
+def test_a_load_leaves_nothing_when_the_wish_of_before_cannot_be_read(
+    services: Any, wishes: Wishes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(self: Wishes, model: str) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Wishes, "get", unreadable)
+    with pytest.raises(ModelLoadFailed, match="cannot be kept: Too many open files"):
+        asyncio.run(put(services, brought()))
+    assert not left(wishes)
+
+
 def test_files_of_a_client_that_has_gone_are_deleted_before_the_next_load(
     services: Any, wishes: Wishes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +263,22 @@ def test_an_unload_during_a_load_that_brings_something_ends_what_was_in_force_be
                 await control.unload("m", {}, deadline.after(1))
                 raise ModelLoadFailed("the load was given up")
         assert wishes.loaded("m") is False and not left(wishes)
+
+    asyncio.run(work())
+
+
+def test_a_load_is_told_that_it_was_given_up_though_the_model_is_wished_loaded_again(
+    services: Any, wishes: Wishes
+) -> None:
+    services.models = SimpleNamespace(told_versions=unavailable)
+
+    async def work() -> None:
+        control = RepositoryControl(services)
+        with pytest.raises(ModelLoadFailed, match="given up: the model was unloaded meanwhile"):
+            async with control.change("m", brought(), deadline.after(5)):
+                await control.unload("m", {}, deadline.after(1))
+                await control.wishes.wish_loaded("m")
+        assert wishes.get("m") == Wish(loaded=True) and not left(wishes)
 
     asyncio.run(work())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -35,6 +36,23 @@ def test_the_server_of_a_command_gets_a_run_directory_that_the_server_accepts(
         with own_server.place("penstock-run-", tmp_path):
             assert own.root.exists(), "a running server keeps the directory"
     assert not own.root.parent.exists()
+
+
+def test_the_directory_of_a_user_in_the_temp_directory_belongs_to_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may make a directory of that name, and could exchange a run directory in it."""
+    own = tmp_path / f"penstock-{os.geteuid()}"
+    own.mkdir()
+    own.chmod(0o777)
+    paths.prepare_run_dir(paths.RunPaths(own / "8080", "8080"))
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    foreign = tmp_path / "penstock-4711"
+    foreign.mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    with pytest.raises(ConfigError, match=r"run\.dir .*/penstock-4711 belongs to uid "):
+        paths.prepare_run_dir(paths.RunPaths(foreign / "8080", "8080"))
+    assert not list(foreign.iterdir())
 
 
 def test_a_run_directory_that_the_operator_names_is_refused_when_too_long(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_nobody_else_can_read_what_was_brought(wishes: Wishes) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == expected, path
 
 
-def test_one_at_a_time_changes_overrides(settings: Settings, wishes: Wishes) -> None:
+def test_one_load_at_a_time_brings_something(settings: Settings, wishes: Wishes) -> None:
     other, order = Wishes(settings.paths, Store(settings.paths)), list[str]()
 
     async def second() -> None:
@@ -133,7 +133,7 @@ def test_a_frontend_that_starts_during_a_load_sweeps_nothing(settings: Settings,
     asyncio.run(work())
 
 
-def test_an_override_with_the_name_of_a_catalog_model_is_left_out(
+def test_a_brought_model_with_the_name_of_a_catalog_model_is_left_out(
     settings: Settings, wishes: Wishes, caplog: pytest.LogCaptureFixture
 ) -> None:
     asyncio.run(wishes.put("echo", wishes.draft("echo", "{}", FILES)))
