@@ -192,7 +192,7 @@ class RepositoryControl:
                     ) from error
                 await self._reread(model, deadline.after(FOLLOW_S))
                 yield
-                if self.wishes.get(model) != wish:
+                if not self.wishes.is_in_force(model, wish):
                     # An unload took the place of the wish, perhaps another load the place of the unload.
                     raise ModelLoadFailed(
                         f"failed to load {shown(model)}, the load was given up: the model was unloaded meanwhile"

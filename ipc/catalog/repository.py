@@ -43,12 +43,14 @@ class Wish(msgspec.Struct, frozen=True):
     """What the last load or unload by name wishes of a model: to be `loaded` or not, and how it is configured.
 
     `config` is JSON text that takes the place of the configuration on disk; None: the load brought nothing. `files` is
-    the name of the directory with files that the load brought ("": the files are those of the repository).
+    the name of the directory with files that the load brought ("": the files are those of the repository). `again`
+    tells that a load which brought nothing has come since.
     """
 
     loaded: bool
     config: str | None = None
     files: str = ""
+    again: bool = False
 
     @property
     def digest(self) -> str:

@@ -26,6 +26,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
+
 from ipc import deadline
 from ipc.catalog.ids import split_id
 from ipc.catalog.repository import Wish, is_model_name
@@ -91,23 +93,32 @@ class Wishes:
 
         def replace(rows: dict[str, Wish]) -> None:
             former = rows.get(model, Wish(loaded=True))
-            rows[model] = Wish(True, former.config, former.files)
+            rows[model] = Wish(True, former.config, former.files, again=former.config is not None)
 
         await self._table.change(replace, until_ns)
 
     async def restore(self, model: str, failed: Wish, former: Wish | None) -> bool:
-        """The load of a wish has failed: restore the former one. False if the wish is in force no more."""
+        """The load of a wish has failed: restore the former one. False if the wish is in force no more.
+
+        The model stays wished loaded if another load, which brought nothing, has come meanwhile.
+        """
 
         def restore(rows: dict[str, Wish]) -> bool:
-            if rows.get(model) != failed:
+            if not _is_from(rows.get(model), failed):
                 return False
-            if former is None:
+            if rows[model].again:
+                rows[model] = Wish(True, former.config, former.files) if former is not None else Wish(True)
+            elif former is None:
                 del rows[model]
             else:
                 rows[model] = former
             return True
 
         return await self._table.change(restore)
+
+    def is_in_force(self, model: str, wish: Wish) -> bool:
+        """Whether what a load brought is in force: no unload and no later load of that kind came. Raises `OSError`."""
+        return _is_from(self.get(model), wish)
 
     @asynccontextmanager
     async def locked(self, until_ns: int) -> AsyncIterator[None]:
@@ -185,3 +196,8 @@ class Wishes:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with os.fdopen(os.open(self.directory / path, flags, 0o600), "wb") as file:
             file.write(data)
+
+
+def _is_from(row: Wish | None, wish: Wish) -> bool:
+    """Whether a row is what a load wrote, perhaps wished again since."""
+    return row is not None and msgspec.structs.replace(row, again=False) == wish

@@ -191,6 +191,22 @@ def test_a_load_that_failed_restores_the_wish_of_before(paths: RunPaths, before:
     assert asyncio.run(wishes.restore("add", failed, former)) and wishes.get("add") == former
 
 
+@pytest.mark.parametrize("before", [Wish(True, "[]", "f"), Wish(loaded=False), None])
+def test_a_load_that_failed_leaves_the_wish_of_a_load_that_came_meanwhile(
+    paths: RunPaths, before: Wish | None
+) -> None:
+    wishes = Wishes(paths, Store(paths))
+    if before is not None:
+        asyncio.run(wishes.put("add", before))
+    failed = Wish(True, "{}", "g")
+    asyncio.run(wishes.put("add", failed))
+    asyncio.run(wishes.wish_loaded("add"))
+    assert wishes.is_in_force("add", failed)
+    assert asyncio.run(wishes.restore("add", failed, before))
+    assert wishes.get("add") == (before if before is not None and before.loaded else Wish(True))
+    assert not wishes.is_in_force("add", failed)
+
+
 def test_an_unload_during_a_load_that_fails_stays(paths: RunPaths) -> None:
     wishes = Wishes(paths, Store(paths))
     failed = Wish(True, "{}")
