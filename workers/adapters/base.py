@@ -192,7 +192,7 @@ class Adapter(ABC):
     spec: ClassVar[AdapterSpec]
     tells_errors: ClassVar[bool] = False
     """Whether clients are told the line of what a run raised, as of runtimes, whose words are about the input."""
-    atomic: ClassVar[bool] = False
+    atomic: bool = False
     """Whether a run that raises has changed nothing in the model, so that parts of its batch may run again."""
     loras: LoraLayers | None = None
     """The LoRA adapters of this model, in families whose spec has `lora`."""

@@ -56,7 +56,7 @@ class OnnxAdapter(RepositoryProgram):
         builds_alone=False,
     )
     tells_errors: ClassVar[bool] = True
-    atomic: ClassVar[bool] = True
+    atomic: bool = True
 
     def __init__(self, session: Any, context: LoadContext, nbytes: int, run_options: Any) -> None:
         """Raises `ModelRefused` for a program that does not fit its configuration."""

@@ -80,7 +80,11 @@ class Table(nn.Module):
         mapping = stored.get("mapping") if self.model2vec else None
         weights = stored.get("weights") if self.model2vec else None
         self.ids = len(rows) if mapping is None else len(mapping)
-        if mapping is not None and not 0 <= int(mapping.min()) <= int(mapping.max()) < len(rows):
+        if mapping is not None and (mapping.ndim != 1 or not len(mapping) or mapping.dtype.is_floating_point):
+            raise CheckpointError(
+                f"{name}: mapping is {mapping.dtype} {list(mapping.shape)}, expected one row number for each token id"
+            )
+        if mapping is not None and not all(0 <= row < len(rows) for row in mapping.aminmax()):
             raise CheckpointError(f"{name}: mapping names rows beyond the {len(rows)} of {_MODEL2VEC}")
         if weights is not None and list(weights.shape) != [self.ids]:
             raise CheckpointError(

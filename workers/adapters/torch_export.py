@@ -48,7 +48,7 @@ class TorchExportAdapter(RepositoryProgram):
         needs_proof=False,
     )
     tells_errors: ClassVar[bool] = True
-    atomic: ClassVar[bool] = True
+    atomic: bool = True
 
     def __init__(self, program: torch.export.ExportedProgram, context: LoadContext) -> None:
         """Raises `ModelRefused` for a program that does not fit its configuration, or has more than tensors."""
@@ -63,6 +63,8 @@ class TorchExportAdapter(RepositoryProgram):
         self._rules = [rule for rule in rules if _matters(rule, first)]
         self._changed = _changed_buffers(program)
         self._writes = _changes_in_place(program)
+        # NOTE: such a program may have changed a buffer before it raises.
+        self.atomic = not self._writes
 
     @classmethod
     def load(cls, context: LoadContext) -> Self:

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 REPORT_EVERY_S = 1.0
 BYTES_PER_S, DOWNLOADED_PER_S = 500e6, 50e6
 """Bytes a second from the disk and from the hub, for an estimate before the first load."""
-PYTHON = "python_model"
+PYTHON, ONNX = "python_model", "onnx"
 _PHASES = {"download": (0.0, 0.4), "read": (0.4, 0.2), "tokenizer": (0.6, 0.0), "weights": (0.6, 0.3)}
 _PHASES |= {"libraries": (0.6, 0.0), "linear layers": (0.9, 0.05), "proof of packed steps": (0.95, 0.05)}
 Build = Callable[[ModelEntry], Adapter]
@@ -172,6 +172,14 @@ class Loader:
         codec.check_status(Instance([entry], state="loaded", adapter=adapter).status(entry, ""))
         check_widths(entry, adapter.dims)
         return adapter
+
+
+def keeps_threads(entry: ModelEntry) -> bool:
+    """Whether threads and processes that a load has started may serve the model later, with the priority of the load.
+
+    Code of an operator may start any, and a session of onnxruntime starts the threads that run it.
+    """
+    return entry.adapter not in BUILT_IN or entry.adapter in (PYTHON, ONNX)
 
 
 def _has_own_code(entry: ModelEntry) -> bool:

@@ -46,7 +46,7 @@ from workers.device.devices import Device
 from workers.device.stepping import vital_thread
 from workers.lifecycle import memory_budget
 from workers.lifecycle.instance import Instance, LifeCycle, LoadAbandoned, NoRoom
-from workers.lifecycle.loading import Loaded, Loader
+from workers.lifecycle.loading import Loaded, Loader, keeps_threads
 from workers.lifecycle.model_states import LoadLine, ModelStates
 from workers.loading import failure
 from workers.loading.failure import LoadFailure
@@ -319,11 +319,12 @@ class ModelLoads(Loads[Instance, Loaded]):
     def _give_way(self, item: Instance) -> None:
         """Lower the priority of this thread, and of the threads that it starts, where only the start wants the load.
 
-        Requests for models that are there go before. Without such models nothing is lowered.
+        Requests for models that are there go before. Without such models nothing is lowered, nor for a model that keeps
+        threads of its load: a thread without privileges never gets its priority back.
         """
         with self.states.lock:
             serves = any(other.state == "loaded" for other in self.states.instances())
-        if serves and not item.demanded:
+        if serves and not (item.demanded or keeps_threads(item.entry)):
             thread = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + LOWER)
 

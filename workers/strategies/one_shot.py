@@ -73,13 +73,14 @@ class OneShot(Strategy):
 class Passes:
     """The passes of one batch: the first with all pieces, more after failures.
 
-    `ran` counts the tokens of passes that came to their end.
+    `ran` counts the tokens of passes that came to their end. `came_to_end`: the run of the last pass did not raise.
     """
 
     def __init__(self, strategy: OneShot, batch: Batch) -> None:
         self._strategy, self._context, self._batch = strategy, strategy.context, batch
         self.recoveries = oom.RecoveryCounts(strategy.context.metrics)
         self.ran = 0
+        self.came_to_end = False
 
     def run(self, pieces: list[Piece], collated: Any = None) -> None:
         """Run some pieces, and recover from a failure."""
@@ -101,6 +102,7 @@ class Passes:
         hang_timeout_s = context.settings.worker.hang_timeout_s
         context.activity.begin(batch_limit_s(hang_timeout_s, predicted_s, tokens, awaited_s))
         context.queue.device_busy()
+        self.came_to_end = False
         try:
             began, paused_ns = time.monotonic_ns(), batch.paused_ns
             if collated is None:
@@ -109,6 +111,7 @@ class Passes:
             call = job.work.call
             with stepping.running(context.activity, pieces), job.adapter.using(call.lora):
                 results = operation_of(call).run(job.adapter, collated, call)
+            self.came_to_end = True
             if results.named:
                 computed = time.monotonic_ns()
                 results.failures |= self._strategy.placer.write(pieces, results.named)

@@ -1,7 +1,8 @@
 """Requests of models with sequences: one `SlotTable` for each instance, whose turns decide what may run.
 
 A request is a one-shot job that waits for its turn within its sequence. A batch that failed runs in halves only if the
-model is `atomic`. Another model may have kept some of the requests in the state of their sequences.
+model is `atomic` and the run itself raised. Otherwise the model may have kept some of the requests in the state of
+their sequences.
 
 `SlotTable` is a pure policy for the sequences of one model instance: which sequences have a slot, which wait for one,
 and whose turn it is.
@@ -28,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from ipc.errors import QueueFull, SequenceUnknown, not_begun
+from ipc.errors import QueueFull, SequenceUnknown, UnexpectedOutput, not_begun
 from ipc.wire.messages import InferCall, ItemError, Step
 from workers.adapters.base import Adapter
 from workers.adapters.shared.slot_batch import check_step
@@ -322,11 +323,13 @@ class Sequences(OneShot):
             self.context.queue.put(job, 0, len(job.prepared))
 
     def recover(self, passes: Passes, pieces: list[Piece], error: Exception) -> None:
-        """Find the guilty request by halves, or fail all: nobody knows which rows other models have kept."""
+        """Find the guilty request by halves, or fail all: nobody knows which rows the model has kept."""
         if len(pieces) == 1:
             self.context.jobs.complete(pieces[0].job, 1, [item_error(pieces[0], error)])
             return
-        if pieces[0].job.adapter.atomic:
+        # NOTE: outputs are checked and placed after the run, which has changed the state of all rows then.
+        came_to_end = passes.came_to_end or isinstance(error, UnexpectedOutput)
+        if pieces[0].job.adapter.atomic and not came_to_end:
             super().recover(passes, pieces, error)
             return
         names = ", ".join(piece.job.work.request_id for piece in pieces[:8])

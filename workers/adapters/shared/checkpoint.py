@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ _NO_LIMIT = 10**9
 _DEFAULT_LENGTH = 512
 _MOST_SHARED = 1000
 """Layers that a model may have whatever its weights are."""
-_NUMBER = re.compile(r"\.\d+\.")
+_NUMBER = re.compile(r"\.(\d+)(?=\.)")
 _LEAST_WORDS = 8
 """A vocabulary has at least as many tokens that are not special."""
 
@@ -165,8 +165,7 @@ def refuse_unfitting(model: Any, report: Mapping[str, Any]) -> None:
     if missing:
         listed = ", ".join(missing[:3])
         raise CheckpointError(f"the checkpoint lacks weights: {listed}{_and_more(len(missing) - 3)}")
-    built = {_NUMBER.sub(".*.", name) for name, _ in model.named_parameters()}
-    spare = sorted(name for name in report["unexpected_keys"] if _of_a_layer(name, model) in built)
+    spare = _spare(model, report["unexpected_keys"])
     if spare:
         raise CheckpointError(
             f"config.json does not fit the weights: it counts fewer layers than there are, and has no place for "
@@ -174,14 +173,27 @@ def refuse_unfitting(model: Any, report: Mapping[str, Any]) -> None:
         )
 
 
-def _of_a_layer(name: str, model: Any) -> str:
-    """The name of a weight as the model has it, with stars for the numbers of layers; empty for one without a number.
+def _spare(model: Any, names: Iterable[str]) -> list[str]:
+    """The weights among `names` of layers that the model lacks and that are like its own, sorted.
 
-    A checkpoint of a model with a head has another part before all names.
+    A model that drops weights of a layer on purpose has that layer. Layers that predict tokens ahead may stand behind
+    the others, and only config.json says how many there are.
     """
-    own = name.removeprefix(f"{model.base_model_prefix}.") if model.base_model_prefix else name
-    starred = _NUMBER.sub(".*.", own)
-    return "" if starred == own else starred
+    alike = {_NUMBER.sub(".*", name) for name, _ in model.named_parameters(remove_duplicate=False)}
+    modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    config = model.config.get_text_config()
+    first, ahead = (getattr(config, key, None) for key in ("num_hidden_layers", "num_nextn_predict_layers"))
+    predicting = range(first, first + ahead) if isinstance(first, int) and isinstance(ahead, int) else ()
+
+    def is_spare(name: str) -> bool:
+        if _NUMBER.sub(".*", name) not in alike:
+            return False
+        lacking = [each for each in _NUMBER.finditer(name) if name[: each.end()] not in modules]
+        return bool(lacking) and int(lacking[0][1]) not in predicting
+
+    # NOTE: a checkpoint of a model with a head has another part before all names.
+    prefix = f"{model.base_model_prefix}." if model.base_model_prefix else ""
+    return sorted(name for name in names if is_spare(name) or is_spare(name.removeprefix(prefix)))
 
 
 def _and_more(count: int) -> str:

@@ -264,3 +264,28 @@ def test_a_config_that_contradicts_its_weights_is_refused_with_the_tensor_and_bo
     with pytest.raises(CheckpointError, match=f"config.json does not fit the weights: .*{why}"):
         load_transformer(model, device=CPU, dtype=torch.float32)
     load_transformer(build("dense_t5", model.parent / "t5"), device=CPU, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "factory"),
+    [
+        ("rr_qwen3", transformers.AutoModelForCausalLM),
+        ("rr_bert", transformers.AutoModelForSequenceClassification),
+    ],
+)
+def test_layers_that_a_config_does_not_count_are_refused_of_a_model_with_a_head_too(
+    name: str, factory: Any, tmp_path: Path
+) -> None:
+    directory = build(name, tmp_path / "model")
+    rewrite(directory / "config.json", num_hidden_layers=1, layer_types=None)
+    with pytest.raises(
+        CheckpointError, match=r"counts fewer layers .* no place for \w+\.(encoder\.)?layers?\.1\."
+    ):
+        load_transformer(directory, device=CPU, dtype=torch.float32, factory=factory)
+
+
+@pytest.mark.parametrize("factory", [None, transformers.AutoModelForCausalLM])
+def test_layers_that_predict_tokens_ahead_are_left_out(factory: Any, tmp_path: Path) -> None:
+    directory = build("rr_qwen3", tmp_path / "model")
+    rewrite(directory / "config.json", num_hidden_layers=1, layer_types=None, num_nextn_predict_layers=1)
+    load_transformer(directory, device=CPU, dtype=torch.float32, factory=factory)

@@ -200,6 +200,14 @@ def test_token_ids_of_a_caller_are_rows(theirs: Path) -> None:
             "mapping names rows beyond the 4 of embeddings",
         ),
         (
+            {"embeddings": drawn(4, 2), "mapping": torch.zeros(5, 2, dtype=torch.int64)},
+            "mapping is torch.int64 [5, 2], expected one row number for each token id",
+        ),
+        (
+            {"embeddings": drawn(4, 2), "mapping": torch.zeros(0, dtype=torch.int64)},
+            "mapping is torch.int64 [0], expected one row number for each token id",
+        ),
+        (
             {"embeddings": drawn(4, 2), "weights": drawn(3)},
             "weights has the shape [3], expected [4]: one for each token id",
         ),

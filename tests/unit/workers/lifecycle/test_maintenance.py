@@ -80,8 +80,10 @@ def look(models: ModelTable, clock: Clock) -> None:
     models._maintenance._look()
 
 
-def niceness(models: ModelTable, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """By how much the priority of a load of that model is lower than that of this thread."""
+def niceness(models: ModelTable, name: str, monkeypatch: pytest.MonkeyPatch, adapter: str = "dense") -> int:
+    """By how much the priority of a load of that model, of a family, is lower than that of this thread."""
+    instance = instance_of(models, name)
+    instance.entries = [msgspec.structs.replace(instance.entry, adapter=adapter)]
     here = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     found = []
 
@@ -91,7 +93,7 @@ def niceness(models: ModelTable, name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     loads = models._maintenance.models
     monkeypatch.setattr(loads._loader, "load", load)
-    thread = threading.Thread(target=loads.carry_out, args=(instance_of(models, name),))
+    thread = threading.Thread(target=loads.carry_out, args=(instance,))
     thread.start()
     thread.join()
     return found[0] - here
@@ -108,6 +110,15 @@ def test_a_load_that_only_the_start_wants_gives_way_to_models_that_serve(
     instance_of(models, "org/c").begin(demanded=True)
     assert niceness(models, "org/b", monkeypatch) == LOWER
     assert niceness(models, "org/c", monkeypatch) == 0, "a request waits for the load"
+
+
+@pytest.mark.parametrize("adapter", ["onnx", "python_model", "embedders:Embedder"])
+def test_a_load_whose_threads_serve_later_keeps_its_priority(
+    adapter: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = worker(tmp_path, clock, {"org/a": 1})
+    instance_of(models, "org/b").begin(demanded=False)
+    assert niceness(models, "org/b", monkeypatch, adapter) == 0
 
 
 def end_drains(models: ModelTable) -> None:
