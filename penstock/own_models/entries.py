@@ -44,12 +44,12 @@ def resolve(config: Settings) -> dict[str, str]:
             continue
         program = programs.program_of(model)
         if program is not None:
-            name = programs.name_of(model, program, names[0] if names else "")
-            if name in laid or name in reading.entries:
-                raise ConfigError(
-                    f"{model}: the catalog, or another model, has the id {name!r}; name it: {model}=other-name"
-                )
-            laid[name] = program
+            for name in [programs.name_of(model, program, alias) for alias in names or ("",)]:
+                if name in laid or name in reading.entries:
+                    raise ConfigError(
+                        f"{model}: the catalog, or another model, has the id {name!r}; name it: {model}=other-name"
+                    )
+                laid[name] = program
             continue
         found = _find(model, names, reading)
         name = str(found.entry["id"])

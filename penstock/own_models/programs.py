@@ -1,7 +1,7 @@
 """`penstock serve ./model.onnx`: programs that lie in no repository, in a repository made for them.
 
-1. A name that leads to a file of a program (`.onnx`, `.pt2`), or to a directory whose only weights are such a program,
-   is that program. Of several programs in a directory `model.onnx` is meant, in the directory itself or in `onnx/`.
+1. A name that leads to a file of a program (`.onnx`, `.pt2`), or to a directory whose only weights are in ONNX, is
+   that program. Of several programs in a directory `model.onnx` is meant, in the directory itself or in `onnx/`.
 2. The program and its files of data are linked into a repository below the run directory, copied where a link cannot
    be made. The server takes inputs, outputs and datatypes from the program's own signature, as for each program without
    a configuration (docs/repository.md).
@@ -85,10 +85,13 @@ def lay_out(config: Settings, programs: Mapping[str, Path]) -> Path:
         for model, program in programs.items():
             place = root / model / "1"
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _put(program, place / FILES[program.suffix.lower()])
             for file, path in external_files(program).items():
-                (place / file).parent.mkdir(parents=True, exist_ok=True)
-                _put(path, place / file)
+                target = Path(os.path.normpath(place / file))
+                # NOTE: by links in its own directory a program can name such a file with a path that leads elsewhere.
+                if target.is_relative_to(place):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    _put(path, target)
+            _put(program, place / FILES[program.suffix.lower()])
     except OSError as error:
         raise ConfigError(f"{config.paths.root}: a program cannot be laid out: {error.strerror}") from error
     return root

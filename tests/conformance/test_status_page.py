@@ -133,6 +133,18 @@ def test_the_headline_says_what_is_down_since_when(server: Server, page: Page) -
     page.until("document.getElementById('readiness').innerText === 'Ready'")
 
 
+def test_a_page_that_stood_still_takes_waiting_frames_before_it_calls_the_server_silent(
+    server: Server, page: Page
+) -> None:
+    open_live(page, server)
+    assert page.evaluate(
+        "(stream => { const long = performance.now() - 9000, told = [];"
+        " Object.assign(stream, {socket: {close() {}}, heardAt: long, checkedAt: long, again: why => told.push(why)});"
+        " stream.check(); told.push('in time'); stream.heardAt = long; stream.check(); return told;"
+        " })(Object.create(Stream.prototype))"
+    ) == ["in time", "The server is silent."]
+
+
 def test_a_loading_worker_and_a_model_on_some_workers_say_so(server: Server, page: Page) -> None:
     open_live(page, server)
     change = """frame => {
@@ -238,6 +250,10 @@ def test_what_a_model_writes_is_shown_as_it_comes_and_as_text(server: Server, pa
     page.evaluate(f"say({json.dumps(EVIL[:9])})")
     page.until(f"{answer}.textContent === {json.dumps(EVIL[:9])}")
     assert page.evaluate("document.querySelector('.turn.assistant').ariaBusy") == "true"
+    loading = WRITER % "state: 'loading', progress: 0.4"
+    closed = page.evaluate(f"{CHANGED}({loading}), byId('chat-box').disabled")
+    assert closed is False, "an answer under way can be stopped"
+    page.evaluate(f"{CHANGED}({loaded})")
     page.evaluate(
         f"say({json.dumps(EVIL[9:])}, {{usage: {{completion_tokens: 9}}}}), write('data: [DONE]\\n\\n')"
     )

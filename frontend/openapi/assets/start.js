@@ -1,5 +1,8 @@
 "use strict";
 
+// How many operations fit the phrase, also of sections that are folded.
+let fitting = 0;
+
 // Operations whose section, method, path or summary have all words of a phrase; sections without any are left out.
 function opsFilter(sections, phrase) {
   const words = phrase.toLowerCase().split(/\s+/).filter(Boolean);
@@ -7,9 +10,11 @@ function opsFilter(sections, phrase) {
     const text = [tag, operation.get("method"), operation.get("path"), operation.getIn(["operation", "summary"])].join(" ").toLowerCase();
     return words.every((word) => text.includes(word));
   };
-  return sections
+  const found = sections
     .map((section, tag) => section.update("operations", (operations) => operations.filter((operation) => fits(operation, tag))))
     .filter((section) => section.get("operations").size);
+  fitting = found.reduce((sum, section) => sum + section.get("operations").size, 0);
+  return found;
 }
 
 const ui = SwaggerUIBundle({
@@ -28,8 +33,7 @@ const ui = SwaggerUIBundle({
 const box = document.getElementById("filter");
 
 function tellFound() {
-  const count = document.querySelectorAll(".opblock").length;
-  document.getElementById("found").textContent = box.value.trim() ? (count ? `${count} found` : "nothing fits") : "";
+  document.getElementById("found").textContent = box.value.trim() ? (fitting ? `${fitting} found` : "nothing fits") : "";
 }
 
 box.addEventListener("input", () => {

@@ -82,6 +82,8 @@ class Chat {
 
   working(on) {
     setText(byId("chat-send"), on ? "Stop" : "Send");
+    this.choice.busy = on;
+    this.choice.say();
   }
 
   // One message in the log; `text` and `thought` of an answer grow.

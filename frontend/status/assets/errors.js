@@ -24,7 +24,7 @@ class Errors {
     this.list.draw(records, ({ status, code, model, message }) => JSON.stringify([status, code, model, message]), (view, record) => {
       view.count.hidden = record.count < 2;
       setText(view.count, `×${record.count}`);
-      explain(view.count, `${record.count} errors of this kind among the last; time and id are of the latest.`);
+      explain(view.count, `${record.count} equal errors among the last errors. Time and id are those of the latest.`);
       setText(view.code, `${record.status} ${record.code}`);
       setText(view.message, record.message);
       setText(view.when, asClock(record.time));

@@ -25,7 +25,7 @@ class Views {
 // answer is closed, and says why; `kind` says which models the box needs, `advice` how to get one.
 class Choice {
   constructor(name, offers, kind, advice, changed) {
-    Object.assign(this, { offers, kind, advice, told: "", models: new Map() });
+    Object.assign(this, { offers, kind, advice, told: "", models: new Map(), busy: false });
     this.select = byId(`${name}-model`);
     this.box = byId(`${name}-box`);
     this.why = byId(`${name}-why`);
@@ -78,7 +78,9 @@ class Choice {
     this.why.hidden = !why;
     this.why.classList.toggle("closed", !open);
     this.select.disabled = !this.models.size;
-    if (this.box.disabled === open) this.box.disabled = !open;
+    // An answer under way can be stopped, whatever becomes of its model.
+    const closed = !open && !this.busy;
+    if (this.box.disabled !== closed) this.box.disabled = closed;
   }
 }
 

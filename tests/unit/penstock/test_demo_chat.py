@@ -61,11 +61,18 @@ def test_the_model_of_the_package_takes_the_place_of_the_one_of_the_hub(
         ("./my-model", True),
         ("--config mine.yaml", False),
         ("--catalog=mine", False),
+        ("--set catalog.dirs=mine", False),
+        ("PENSTOCK_CONFIG=mine.yaml", False),
     ],
 )
-def test_a_catalog_or_a_configuration_for_make_run_stands_alone(arguments: str, both: bool) -> None:
+def test_a_catalog_or_a_configuration_for_make_run_stands_alone(
+    arguments: str, both: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
+    if arguments.startswith("PENSTOCK_"):
+        monkeypatch.setenv(*arguments.split("="))
+        arguments = ""
     done = subprocess.run(
         ["make", "--no-print-directory", "-n", "run", "VENV=none", f"ARGS={arguments}"],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
@@ -73,3 +80,6 @@ def test_a_catalog_or_a_configuration_for_make_run_stands_alone(arguments: str, 
     words = done.stdout.splitlines()[-1].split()
     named = [words[at + 1] for at, word in enumerate(words) if word == "--catalog"]
     assert named == ["config/models", "none/demo-chat"] * both
+    assert ("penstock.demo_chat" in done.stdout) == both, (
+        "the chat model is installed only for a server of it"
+    )

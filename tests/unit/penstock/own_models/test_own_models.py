@@ -32,6 +32,7 @@ from tests.harness.server import FAKE_CATALOG
 from tests.tiny import onnx_files
 from tests.unit.workers.adapters.test_dense_reference import encode
 from tests.unit.workers.adapters.test_dense_reference import load as load_adapter
+from workers.loading.program_files import external_files
 from workers.repository.catalog_files import open_catalog
 
 BERT = {"architectures": ["BertModel"], "hidden_size": 8, "max_position_embeddings": 512, "vocab_size": 30}
@@ -647,6 +648,31 @@ def test_a_program_is_served_from_a_repository_that_is_made_for_it(
     assert (Path(copied) / "wide/1/model.onnx").read_bytes() == wide.read_bytes()
     explicit = serve(monkeypatch, tmp_path, str(wide), "--set", "repository.control=explicit")
     assert explicit.repository.models == ("wide",)
+    (twice,) = serve(monkeypatch, tmp_path, f"{wide}=one", f"{wide}=two").repository.dirs
+    assert sorted(path.name for path in Path(twice).iterdir()) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("file", "laid"),
+    [
+        ("data/../weights", {"1/weights"}),
+        ("link/../../../weights", set()),
+        ("{home}/weights", set()),
+    ],
+)
+def test_a_program_names_no_place_outside_of_its_repository(
+    file: str, laid: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "program"
+    (home / "a" / "b" / "c").mkdir(parents=True)
+    (home / "data").mkdir()
+    (home / "link").symlink_to(home / "a" / "b" / "c")
+    (home / "weights").write_bytes(bytes(32))
+    (home / "model.onnx").write_bytes(onnx_files.table(file.format(home=home), 2, 4))
+    assert external_files(home / "model.onnx"), "the file lies in the directory of the program"
+    [root] = map(Path, serve(monkeypatch, tmp_path, str(home)).repository.dirs)
+    files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    assert files == {f"program/{name}" for name in {"1/model.onnx", *laid}}
 
 
 def test_of_several_programs_one_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
