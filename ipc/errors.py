@@ -35,6 +35,10 @@
     |   |   +-- InputRefused      WORKER_CRASHED       500
     |   +-- LeaseRevoked          LEASE_REVOKED        503  retryable
     |   +-- SequenceLost          SEQUENCE_LOST        503
+    +-- ToolFault
+    |   +-- ToolsUnavailable      TOOLS_UNAVAILABLE    503  retryable
+    |   +-- ToolHostLost          TOOL_HOST_LOST       503
+    |   +-- SandboxFailed         SANDBOX_FAILED       503
     +-- Cancelled                 CANCELLED            499
     +-- Unsupported               UNSUPPORTED          501
     +-- ControlDisabled           CONTROL_DISABLED     503
@@ -290,6 +294,28 @@ class SequenceLost(WorkerFault):
     """The worker that held the state of a sequence died; the sequence must begin again."""
 
     code, status = "SEQUENCE_LOST", 503
+
+
+class ToolFault(PenstockError):
+    """A tool could not run on this server; nothing that has begun is run again."""
+
+
+class ToolsUnavailable(ToolFault):
+    """No tool host is there now; nothing has run."""
+
+    code, status, retryable = "TOOLS_UNAVAILABLE", 503, True
+
+
+class ToolHostLost(ToolFault):
+    """The tool host died while it ran the call. The call may have had effects, so the server does not repeat it."""
+
+    code, status = "TOOL_HOST_LOST", 503
+
+
+class SandboxFailed(ToolFault):
+    """The sandbox of the call could not be started, or broke."""
+
+    code, status = "SANDBOX_FAILED", 503
 
 
 class Cancelled(PenstockError):

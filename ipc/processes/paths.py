@@ -38,6 +38,10 @@ class RunPaths:
         """Datagram socket on which the embedded supervisor receives notices of a worker slot."""
         return self.root / f"notify-{slot}.sock"
 
+    def tools_socket(self) -> Path:
+        """Unix stream socket of the tool host (`ipc.wire.tools`)."""
+        return self.root / "tools-0.sock"
+
     def lock(self, name: str) -> Path:
         """Lock file that proves that the owner of `name` (`server`, `worker-0`, `frontend-1`, `supervisor`) lives."""
         return self.root / f"{name}.lock"
