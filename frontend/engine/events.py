@@ -3,7 +3,11 @@
     Started, Prompted if the request asks for its prompt, then for each choice any of Text, Reasoning and Called, then
     Finished; last Ended for the whole request
 
-A stream that fails raises a `PenstockError` in place of the next event.
+A request with tools that run on the server has one choice. Each call of such a tool tells, between texts:
+
+    Calling, Asked if somebody has to approve the call, Produced for each file, Completed
+
+and before Finished comes one Session. A stream that fails raises a `PenstockError` in place of the next event.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from frontend.records.finishing import TextMeter
 from ipc.errors import DeadlineExceeded
@@ -112,7 +116,61 @@ class Ended:
     completion_s: float = 0.0
 
 
-Event = Started | Prompted | Text | Reasoning | Called | Finished | Ended
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """A tool of the server is about to run, or to be refused. `round` counts the turns of the model from 0.
+
+    `data` has `tool_type` (code_execution, shell or custom) and what the tool is given, as progress events tell both.
+    """
+
+    round: int
+    id: str
+    name: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The run waits until somebody decides about the call. `tool` has source, kind and label.
+
+    `arguments` is the JSON value of the call's arguments, or the text of arguments that are no JSON.
+    """
+
+    approval_id: str
+    session_id: str
+    round: int
+    tool: dict[str, str]
+    arguments: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """A tool has made a file: the File object of the contract, without a body above 8 MiB."""
+
+    file: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The call has ended. `data` is that of the progress event, `record` the entry of `agentic_tool_calls`."""
+
+    round: int
+    id: str
+    name: str
+    data: dict[str, Any]
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The session in which the run keeps its messages, its files and its interpreter."""
+
+    id: str
+
+
+ToolEvent = Calling | Asked | Produced | Completed | Session
+"""What a run with tools of the server adds to what an engine tells."""
+Event = Started | Prompted | Text | Reasoning | Called | Finished | Ended | ToolEvent
 
 
 class Generation(ABC):

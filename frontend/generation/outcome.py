@@ -19,14 +19,19 @@ from typing import Any, Self
 
 from frontend.engine.events import (
     Called,
+    Calling,
+    Completed,
     Ended,
     Event,
     Finished,
     Generation,
+    Produced,
     Prompted,
     Reasoning,
+    Session,
     Started,
     Text,
+    ToolEvent,
 )
 from ipc.wire.streams import PromptToken, TokenLogprob
 
@@ -101,12 +106,19 @@ def finish_reason(finished: Finished, has_calls: bool) -> str:
 
 
 class Outcome:
-    """All choices of a request, by number, and its counts once it has ended."""
+    """All choices of a request, by number, and its counts once it has ended.
+
+    Of a run with tools of the server the choice is that of the last round. `records` are the calls in their order,
+    `files` what they made, `session_id` is empty without such a run.
+    """
 
     def __init__(self, choices: int) -> None:
         self.choices = [ChoiceOutcome() for _ in range(choices)]
         self.started: Started | None = None
         self.ended: Ended | None = None
+        self.records: list[dict[str, Any]] = []
+        self.files: list[dict[str, Any]] = []
+        self.session_id = ""
 
     async def gather(self, generation: Generation) -> None:
         """Take all events. Raises the error of a stream that fails; what came before stays."""
@@ -130,8 +142,20 @@ class Outcome:
                 self.choices[event.choice].finished = event
             elif isinstance(event, Ended):
                 self.ended = event
-            else:
+            elif isinstance(event, Started):
                 self.started = event
+            else:
+                self._take_step(event)
+
+    def _take_step(self, event: ToolEvent) -> None:
+        if isinstance(event, Calling):
+            self.choices = [ChoiceOutcome()]
+        elif isinstance(event, Completed):
+            self.records.append(event.record)
+        elif isinstance(event, Produced):
+            self.files.append(event.file)
+        elif isinstance(event, Session):
+            self.session_id = event.id
 
     @property
     def is_empty(self) -> bool:
@@ -213,7 +237,11 @@ async def entered(stack: AsyncExitStack, generations: Sequence[Generation], choi
 
 
 def _renumbered(event: Event, first: int) -> Event:
-    return event if isinstance(event, Started | Ended) else replace(event, choice=event.choice + first)
+    return (
+        event
+        if isinstance(event, Started | Ended | ToolEvent)
+        else replace(event, choice=event.choice + first)
+    )
 
 
 def _sum_of_starts(starts: Sequence[Started]) -> Started:

@@ -25,7 +25,20 @@ from typing import Any, TypeVar
 import msgspec
 import orjson
 
-from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.engine.events import (
+    Asked,
+    Called,
+    Calling,
+    Completed,
+    Ended,
+    Event,
+    Finished,
+    Produced,
+    Reasoning,
+    Session,
+    Started,
+    Text,
+)
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses.output import Output, Resource
 from ipc import settings
@@ -33,7 +46,10 @@ from ipc.errors import InvalidInput, PenstockError
 from ipc.processes.liveness import is_running, own_identity
 from ipc.store.store import How, LastingStore, StoreUnreadable
 
-KINDS: tuple[type[Any], ...] = (Started, Text, Reasoning, Called, Finished, Ended)
+_OF_MODELS = (Started, Text, Reasoning, Called, Finished, Ended)
+_OF_TOOLS = (Calling, Asked, Produced, Completed, Session)
+KINDS: tuple[type[Any], ...] = (*_OF_MODELS, *_OF_TOOLS)
+"""Kinds of events by the number that stands for each in the file."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
 _decoders = [msgspec.msgpack.Decoder(kind) for kind in KINDS]

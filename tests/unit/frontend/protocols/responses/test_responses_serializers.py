@@ -8,7 +8,20 @@ from typing import Any
 import orjson
 import pytest
 
-from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.engine.events import (
+    Asked,
+    Called,
+    Calling,
+    Completed,
+    Ended,
+    Event,
+    Finished,
+    Produced,
+    Reasoning,
+    Session,
+    Started,
+    Text,
+)
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses import store
 from frontend.protocols.responses.create import NamedEvents
@@ -217,6 +230,15 @@ def test_an_error_event_has_its_message_twice() -> None:
 def test_the_log_gives_events_back_with_neighbouring_texts_joined() -> None:
     logprobs = [TokenLogprob(1, b"\xff", -1.0, [(2, b"a", -3.0)])]
     kept: list[Event] = [Text(1, "c", logprobs=logprobs), Text(1, "d"), Reasoning(1, "e"), Text(1, "f")]
+    kept += [
+        Calling(0, "a", "t", {"tool_type": "shell"}),
+        Asked("appr_1", "s", 0, {"kind": "shell"}, {"commands": []}),
+    ]
+    kept += [
+        Produced({"id": "file_1"}),
+        Completed(0, "a", "t", {"tool_type": "shell"}, {"round": 0}),
+        Session("s"),
+    ]
     kept += [Called(0, 0, "id", "f", "{}"), Finished(0, "stop", "END", 3, 1), _ENDED]
     given = [Started(4), Text(0, "a"), Text(0, "b", tokens=2), *kept]
     assert store.decode(store.encode(given)) == [Started(4), Text(0, "ab", tokens=3), *kept]
