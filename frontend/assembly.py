@@ -20,6 +20,7 @@ from frontend.http.bodies import BodyReader
 from frontend.http_counting import HttpCounts
 from frontend.records.finishing import Finisher, Recorder
 from frontend.services import Services
+from frontend.state.state import State
 from frontend.tensors import extensions
 from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModels
@@ -85,6 +86,8 @@ def assemble(
     services.inference = TensorInference(
         services.engine, services.models, inputs, services.extensions.regions, settings
     )
+    services.state = State(settings)
+    services.state.begin()
     backend.begin()
     services.started = True
     return backend.leave

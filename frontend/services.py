@@ -18,6 +18,7 @@ from frontend.engine.interface import Engine, Models
 from frontend.http.bodies import BodyReader
 from frontend.records.finishing import Finisher, Recorder
 from frontend.server.drain import DRAIN, Drain
+from frontend.state.state import State
 from frontend.tensors.extensions import Extensions
 from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModels
@@ -80,3 +81,4 @@ class Services:
     extensions: Extensions = None  # type: ignore[assignment]
     models: TensorModels = None  # type: ignore[assignment]
     inference: TensorInference = None  # type: ignore[assignment]
+    state: State = None  # type: ignore[assignment]

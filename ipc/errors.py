@@ -9,6 +9,7 @@
     |   +-- RegionExists          REGION_EXISTS        400
     |   +-- RegionNotFound        REGION_NOT_FOUND     404
     |   +-- SequenceUnknown       SEQUENCE_UNKNOWN     400
+    |   +-- FileNotFound          FILE_NOT_FOUND       404
     +-- AccessRefused
     |   +-- Unauthenticated       UNAUTHENTICATED      401
     |   +-- Forbidden             FORBIDDEN            403
@@ -39,6 +40,7 @@
     |   +-- ToolsUnavailable      TOOLS_UNAVAILABLE    503  retryable
     |   +-- ToolHostLost          TOOL_HOST_LOST       503
     |   +-- SandboxFailed         SANDBOX_FAILED       503
+    +-- StateFull                 STATE_FULL           507
     +-- Cancelled                 CANCELLED            499
     +-- Unsupported               UNSUPPORTED          501
     +-- ControlDisabled           CONTROL_DISABLED     503
@@ -127,6 +129,12 @@ class SequenceUnknown(InvalidInput):
     """The request goes on with a sequence that never began, has ended, or was idle for too long."""
 
     code, status = "SEQUENCE_UNKNOWN", 400
+
+
+class FileNotFound(InvalidInput):
+    """No file of that id is stored for the caller, or the file has expired."""
+
+    code, status = "FILE_NOT_FOUND", 404
 
 
 def not_begun(sequence: int | str, model: str, why: str) -> str:
@@ -316,6 +324,12 @@ class SandboxFailed(ToolFault):
     """The sandbox of the call could not be started, or broke."""
 
     code, status = "SANDBOX_FAILED", 503
+
+
+class StateFull(PenstockError):
+    """The state directory has no room for a new file, skill or session."""
+
+    code, status = "STATE_FULL", 507
 
 
 class Cancelled(PenstockError):

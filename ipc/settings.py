@@ -334,6 +334,18 @@ class Responses(Section, frozen=True):
     max_background: Count = 256
 
 
+class State(Section, frozen=True):
+    """Files, skills and sessions of clients, in `run.state_dir`.
+
+    `max_files` holds for each key. Whatever exceeds a bound is deleted, oldest first.
+    """
+
+    max_file_bytes: Positive = 64 << 20
+    max_files: Positive = 4096
+    max_files_bytes: Positive = 8 << 30
+    file_age_s: Seconds = 1800.0
+
+
 class Settings(Section, frozen=True):
     """The whole tree."""
 
@@ -355,6 +367,7 @@ class Settings(Section, frozen=True):
     kserve: Kserve = Kserve()
     generation: Generation = Generation()
     responses: Responses = Responses()
+    state: State = State()
 
     @property
     def instance(self) -> str:

@@ -36,7 +36,7 @@ FLOORS = {
         ("scope",),
         ("http", "tracing"),
         ("openapi", "records", "server"),
-        ("background", "engine"),
+        ("background", "engine", "state"),
         ("tensors",),
         ("services",),
         ("assembly", "grpc", "sending", "status"),

@@ -78,7 +78,7 @@ _PUT = "INSERT INTO state VALUES (?, ?, ?) ON CONFLICT (kind, key) DO UPDATE SET
 
 
 class StoreUnreadable(OSError):
-    """SQLite cannot read or write the file; `strerror` says why."""
+    """SQLite cannot read or write the file; `strerror` says why, and `errno` is ENOSPC without room on the disk."""
 
 
 class Store:
@@ -326,9 +326,11 @@ def translated() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise Locked from error
-        raise StoreUnreadable(errno.EIO, f"the server's shared state cannot be used: {error}") from error
+        number = errno.ENOSPC if code == sqlite3.SQLITE_FULL else errno.EIO
+        raise StoreUnreadable(number, f"the server's shared state cannot be used: {error}") from error
 
 
 def _key(text: str) -> bytes:

@@ -1,0 +1,45 @@
+"""The stores of one frontend, and the work that no request asks for.
+
+1. Stores open nothing until they are used. All frontends of a server use the same files.
+2. Every `SWEEP_EVERY_S` each frontend deletes what has expired, and orphans of killed processes. Sweeps of several
+   frontends do no harm to one another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from frontend.state.files import FileStore
+from ipc.errors import PenstockError
+from ipc.settings import Settings
+
+log = logging.getLogger(__name__)
+
+SWEEP_EVERY_S = 120.0
+
+
+class State:
+    """The stores. To be made after the fork."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Opens nothing yet."""
+        self.files = FileStore(settings.state_root, settings.state)
+        self._sweeping: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Sweep from now on. On the event loop."""
+        self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
+
+    def end(self) -> None:
+        """Sweep no more."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                await self.files.sweep()
+            except (OSError, PenstockError) as error:
+                log.warning("expired objects of the state directory could not be deleted: %s", error)
+            await asyncio.sleep(SWEEP_EVERY_S)
