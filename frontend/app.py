@@ -24,12 +24,12 @@ import orjson
 from falcon.asgi import Request, Response, WebSocket
 
 from frontend.access.gate import Decision, Grant, decision_of, is_loopback
+from frontend.access_log import NO_MODEL, RECORD_KEY, HttpRecord
 from frontend.arbiter import configuration
 from frontend.assembly import Backend, local
 from frontend.http import tracebacks
 from frontend.http.bodies import CALLBACK_KEY, noting
 from frontend.http.listeners import SEND_KEY, Listeners, check_path, deny, normalize, refuse
-from frontend.http_counting import NO_MODEL, RECORD_KEY, HttpRecord
 from frontend.lifespan import Lifespan
 from frontend.protocols.registry import Protocols, as_bytes, protocols
 from frontend.records.finishing import Outcome

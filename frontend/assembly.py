@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from frontend.access_log import HttpCounts
 from frontend.engine.answer import CopyBudget
 from frontend.engine.front import CachingEngine, Front
 from frontend.engine.interface import Engine, Models
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
 from frontend.http.bodies import BodyReader
-from frontend.http_counting import HttpCounts
 from frontend.records.finishing import Finisher, Recorder
 from frontend.services import Services
 from frontend.state.state import State
@@ -55,7 +55,7 @@ def local(services: Services) -> Backend:
     def begin() -> None:
         client.start()
         client.demand.replicas = engine.directory.replicas
-        client.demand.known = services.models.version_states.may_be_loaded
+        client.demand.known = services.tensor_models.version_states.may_be_loaded
         client.workers.follow = engine.directory.follow
 
     return Backend(engine, engine.directory, begin, client.close)
@@ -76,15 +76,17 @@ def assemble(
     else:
         services.engine = Front(backend.engine, services.recorder)
     services.finisher = Finisher.opened(settings, name, services.recorder)
-    if settings.server.metrics:
-        services.finisher.http = HttpCounts(families, services.catalog, settings.log)
+    if settings.server.metrics or settings.log.access:
+        services.finisher.http = HttpCounts(
+            families, services.catalog, settings.log, counting=settings.server.metrics
+        )
     services.extensions = extensions.make(services, backend.engine, families, services.finisher.tracer)
     services.finisher.statistics = services.extensions.counters
-    services.models = TensorModels(backend.models, settings, services.extensions.control.wished)
+    services.tensor_models = TensorModels(backend.models, settings, services.extensions.control.wished)
     services.bodies = BodyReader(settings.limits)
     inputs = InputMemory(backend.engine.blocks, services.bodies, settings)
-    services.inference = TensorInference(
-        services.engine, services.models, inputs, services.extensions.regions, settings
+    services.tensor_inference = TensorInference(
+        services.engine, services.tensor_models, inputs, services.extensions.regions, settings
     )
     services.state = State(settings)
     services.state.begin()

@@ -253,7 +253,7 @@ class Watch:
             # The models of repositories are known now, since a worker has told them.
             self._metrics.touch_models(self._services.catalog)
         name = f"frontend-{self._services.slot}"
-        self._metrics.input_shm_used.labels(name).set(self._services.inference.inputs.used_nbytes)
+        self._metrics.input_shm_used.labels(name).set(self._services.tensor_inference.inputs.used_nbytes)
         self._copied.report(self._metrics.copied, name)
         for worker in self._services.directory.workers():
             self._metrics.workers_joined.labels(worker.name).set(worker.responsive)

@@ -20,7 +20,7 @@ from ipc.wire.messages import Timing, Trace
 if TYPE_CHECKING:
     from falcon.asgi import Request
 
-    from frontend.http_counting import HttpRecord
+    from frontend.access_log import HttpRecord
 
 LATE_NS = 50_000_000
 """The clock of an rpc's client runs ahead of ours by the way of its request."""

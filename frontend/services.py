@@ -79,6 +79,6 @@ class Services:
     bodies: BodyReader = None  # type: ignore[assignment]
     copies: CopyBudget = None  # type: ignore[assignment]
     extensions: Extensions = None  # type: ignore[assignment]
-    models: TensorModels = None  # type: ignore[assignment]
-    inference: TensorInference = None  # type: ignore[assignment]
+    tensor_models: TensorModels = None  # type: ignore[assignment]
+    tensor_inference: TensorInference = None  # type: ignore[assignment]
     state: State = None  # type: ignore[assignment]

@@ -32,7 +32,7 @@ FLOORS = {
     ),
     "frontend": (
         ("routes",),
-        ("access", "http_counting"),
+        ("access", "access_log"),
         ("scope",),
         ("http", "tracing"),
         ("openapi", "records", "server"),

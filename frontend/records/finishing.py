@@ -1,7 +1,7 @@
 """The one place where a request ends, over HTTP and gRPC alike.
 
 The finisher reads the request's scope, counts the request in the metrics and in the statistics of tensor models, adds
-the request to the live page, and closes its span. No other module counts a request.
+the request to the live page, and closes its span. `frontend.access_log` counts requests once more, by HTTP's words.
 
 The `Recorder` counts requests, phases and refusals, with the label children looked up once and written a little later.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from frontend.http_counting import UNMATCHED, HttpCounts
+from frontend.access_log import UNMATCHED, HttpCounts
 from frontend.records.recent import Recent, RecentWriter, open_ring, shown_message
 from frontend.records.statistics import RequestCounters
 from frontend.scope import RequestScope
@@ -237,7 +237,7 @@ class Outcome(NamedTuple):
 class Finisher:
     """Ends the requests of one frontend. `recorder` and `statistics` are there once the frontend has started.
 
-    `http` counts all HTTP requests, also those without an operation; None where metrics are switched off.
+    `http` counts and logs all HTTP requests, also those without an operation; None where both are switched off.
     """
 
     recorder: Recorder | None = None

@@ -3,8 +3,8 @@
 Worker is Gunicorn's word for its child, which is a frontend here.
 
 `gunicorn.conf.py` sets `worker_class = PenstockWorker` and `PenstockWorker.limits`. Gunicorn's `graceful_timeout` and
-`timeout` hold; its `keepalive` and `worker_connections` are superseded by `limits`. The access log is off unless
-`accesslog` is set.
+`timeout` hold; its `keepalive` and `worker_connections` are superseded by `limits`. Gunicorn's own access log is off
+unless `accesslog` is set; Penstock's is `log.access` (`frontend.access_log`).
 
 Gunicorn's native class (`worker_class = "asgi"`) serves the same application and is the alternative. The native class
 lacks:

@@ -1,4 +1,4 @@
 """What the tensor protocols share: requests of named tensors, what may be asked of which model, and how it is run.
 
-A protocol parses into a `request.TensorRequest`, calls `inference.TensorInference`, and renders a `TensorResult`.
+KServe and TRTIS parse into a `TensorRequest` and call `inference`. Encode, score, extract and chat do not come here.
 """

@@ -64,7 +64,7 @@ UNLOAD_S = 5.0
 class ControlServices(Protocol):
     """The part of `frontend.services.Services` that control of models by name uses.
 
-    `Services` holds the control, so the control cannot import `Services`. `models` exists once the frontend has
+    `Services` holds the control, so the control cannot import `Services`. `tensor_models` exists once the frontend has
     started.
     """
 
@@ -73,7 +73,7 @@ class ControlServices(Protocol):
     store: Store
     directory: Models
     bodies: BodyReader
-    models: TensorModels
+    tensor_models: TensorModels
 
 
 class RepositoryControl:
@@ -126,7 +126,7 @@ class RepositoryControl:
         _check_unload(parameters)
         name, versions = model, list[tuple[int, str]]()
         try:
-            versions = list(await self._services.models.told_versions(model, deadline_ns))
+            versions = list(await self._services.tensor_models.told_versions(model, deadline_ns))
             name = model_of(versions[0][1])
         except NoReplica:
             # No worker has said yet which models there are. Those that come heed the wish.
@@ -151,8 +151,8 @@ class RepositoryControl:
             raise NoReplica("no worker is up", retry_after_s=2)
         return [
             (name, state)
-            for name in self._services.models.names()
-            for state in self._services.models.states(name)
+            for name in self._services.tensor_models.names()
+            for state in self._services.tensor_models.states(name)
             if state.state == "READY" or not ready_only
         ]
 
@@ -299,7 +299,7 @@ class RepositoryControl:
         """Catalog ids of all versions that the files choose. Raises `ModelLoadFailed` for a model that they lack."""
         services = self._services
         try:
-            versions = await services.models.told_versions(model, deadline_ns)
+            versions = await services.tensor_models.told_versions(model, deadline_ns)
         except UnavailableModel:
             raise ModelLoadFailed(
                 f"failed to load {shown(model)}, the repository has no such model"

@@ -36,7 +36,7 @@ def make(
     """Make the extensions of a frontend."""
     settings = services.settings
     return Extensions(
-        RequestCounters(metrics, services.catalog, lambda name: services.models.known(name)),
+        RequestCounters(metrics, services.catalog, lambda name: services.tensor_models.known(name)),
         StatisticsReader(settings.paths),
         ClientRegions(settings, services.store, are_read=engine.reads_regions),
         RepositoryControl(services),

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from frontend.http_counting import NO_MODEL
+from frontend.access_log import NO_MODEL
 from ipc.metrics import families as metric_families
 from ipc.metrics import nv_names
 from ipc.metrics.families import (

@@ -254,17 +254,17 @@ def services_of(
     services.engine, services.directory = engine, engine.directory
     services.bodies = BodyReader(chosen.limits)
     services.extensions = SimpleNamespace(  # type: ignore[assignment]
-        counters=FakeStatistics(lambda name: services.models.known(name)),
+        counters=FakeStatistics(lambda name: services.tensor_models.known(name)),
         regions=FakeRegions(),
         control=SimpleNamespace(wished=lambda model: False if model in unloaded else None),
     )
-    services.models = TensorModels(
+    services.tensor_models = TensorModels(
         engine.directory, chosen, lambda model: services.extensions.control.wished(model)
     )
     inputs = InputMemory(client.inputs, services.bodies, chosen)
     services.finisher = Finisher(statistics=services.extensions.counters)
     regions: Any = services.extensions.regions
-    services.inference = TensorInference(engine, services.models, inputs, regions, chosen)
+    services.tensor_inference = TensorInference(engine, services.tensor_models, inputs, regions, chosen)
     return services
 
 
@@ -290,15 +290,15 @@ async def run(services: Services, scope: RequestScope, request: TensorRequest) -
     """One request to its result, and its end."""
     with ending(services, scope):
         asked = request.model, request.version, request.timeout_us
-        model = await services.inference.find(scope, *asked)
-        return await services.inference.run(scope, model, request)
+        model = await services.tensor_inference.find(scope, *asked)
+        return await services.tensor_inference.run(scope, model, request)
 
 
 async def results(
     services: Services, scope: RequestScope, request: TensorRequest
 ) -> AsyncGenerator[TensorResult, None]:
     """One request to the results of a decoupled model."""
-    model = await services.inference.find(scope, request.model, request.version, request.timeout_us)
-    async with aclosing(services.inference.stream(scope, model, request)) as found:
+    model = await services.tensor_inference.find(scope, request.model, request.version, request.timeout_us)
+    async with aclosing(services.tensor_inference.stream(scope, model, request)) as found:
         async for result in found:
             yield result

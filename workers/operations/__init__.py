@@ -1,4 +1,4 @@
-"""The operations on a model, found by the type of the call.
+"""The operations on a model by the type of the call: those of texts and images in `items`, named tensors in `infer`.
 
 Scheduling, strategies and the runtime import this package; none of them knows an operation by name.
 """

@@ -1,4 +1,4 @@
-"""The table of open jobs: entered once, ended exactly once, whoever ends them.
+"""The table of open jobs, which posts their answers: each job enters once, and ends once, whoever ends the job.
 
 A job ends by completion of all its items, by a failure, or by cancellation. Ending it posts the answer to the
 endpoint's thread and counts its cost out of the queue. Its memory is given back when nothing works with it any more.

@@ -163,7 +163,7 @@ class GenerateResource(InferenceRoute):
     ) -> AsyncGenerator[bytes, None]:
         """The answer of a model with one answer for each request."""
         with identifying(""):
-            result = await self.services.inference.run(scope, model, wanted.request)
+            result = await self.services.tensor_inference.run(scope, model, wanted.request)
             with result.answer:
                 text = await off_loop(answer_of, result, self._words)
         yield text
@@ -174,7 +174,9 @@ class GenerateResource(InferenceRoute):
         """The answers of a decoupled model."""
         held = sum(len(tensor.data or b"") for tensor in wanted.request.inputs)
         with self.services.bodies.holding(held):
-            async with aclosing(self.services.inference.stream(scope, model, wanted.request)) as results:
+            async with aclosing(
+                self.services.tensor_inference.stream(scope, model, wanted.request)
+            ) as results:
                 async for result in results:
                     # NOTE: the lease ends before the answer is sent, which takes as long as its client likes.
                     with result.answer:

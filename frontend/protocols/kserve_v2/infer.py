@@ -94,7 +94,7 @@ class Arriving:
         length = reading.header_length(req.get_header(LENGTH_HEADER), announced)
         _check_json(length if length is not None else announced or 0, settings)
         if length is not None and (announced or 0) - length > settings.arena.input_inline_bytes:
-            receiving = receive(services.inference.inputs, req, length, self._deadline_ns)
+            receiving = receive(services.tensor_inference.inputs, req, length, self._deadline_ns)
             received = await receiving.__aenter__()
             self._held = receiving
             return Arrived(received.head, received.data, received.block, length)
@@ -268,7 +268,7 @@ class InferResource(InferenceRoute):
                 if self._forwarding.active:
                     self._forwarding.apply(req.headers_lower, request)
                 images.defer(model.config, request.inputs, self.services.settings.limits)
-                result = await self.services.inference.run(scope, model, request)
+                result = await self.services.tensor_inference.run(scope, model, request)
                 if arrived.head_nbytes > 0 and not given_id and not self._forwarding.active:
                     self._keep(model, arrived, wanted)
             await self._send(req, resp, result, wanted)
@@ -280,7 +280,7 @@ class InferResource(InferenceRoute):
         """The model that was asked for, once it can answer. Raises as `TensorInference.find`."""
         scope.model = target.name
         self._restrictions.require_secret("inference", req.get_header)
-        return await self.services.inference.find(scope, target.name, target.version)
+        return await self.services.tensor_inference.find(scope, target.name, target.version)
 
     def _planned(self, req: Request, model: TensorModel) -> tuple[HeadPlan, bytes, int] | None:
         """The plan of a request, the body, and the bytes of the head; None without a plan."""
@@ -309,7 +309,7 @@ class InferResource(InferenceRoute):
         try:
             with self.services.bodies.holding(len(body)):
                 data = memoryview(body)[head_nbytes:]
-                result = await self.services.inference.run_plan(scope, model, plan, data)
+                result = await self.services.tensor_inference.run_plan(scope, model, plan, data)
             await self._send(req, resp, result, plan.wanted)
         except PenstockError as error:
             reading.identified(error, "")
@@ -327,7 +327,7 @@ class InferResource(InferenceRoute):
         """Keep the plan of a request that has run, without the bytes of its tensors."""
         assert arrived.data is not None
         head, nbytes, bare = bytes(arrived.head), len(arrived.data), wanted.without_tensors()
-        self.services.inference.keep_plan(model, head, nbytes, wanted.request, bare)
+        self.services.tensor_inference.keep_plan(model, head, nbytes, wanted.request, bare)
 
     async def _send(self, req: Request, resp: Response, result: TensorResult, wanted: InferRequest) -> None:
         scope, began = req.context.penstock, time.perf_counter()

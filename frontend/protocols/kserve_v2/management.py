@@ -172,7 +172,7 @@ def require_ready_model(services: Services, name: str, number: int | None) -> No
 
     Raises `UnavailableModel` for a model that the server does not know.
     """
-    asked = [state for state in services.models.states(name) if number in (None, state.version)]
+    asked = [state for state in services.tensor_models.states(name) if number in (None, state.version)]
     if any(state.state == "READY" for state in asked):
         return
     why = "; ".join(_shown(state) for state in asked)
@@ -187,7 +187,7 @@ def _shown(state: VersionState) -> str:
 
 def model_metadata(services: Services, name: str, number: int | None) -> ModelMetadata:
     """Names, versions and tensors of a model. Raises as `TensorModels.find`."""
-    config = services.models.find(name, number).config
+    config = services.tensor_models.find(name, number).config
     versions = [number] if number is not None else [state.version for state in _states_of(services, name)]
     return ModelMetadata(
         name,
@@ -218,7 +218,7 @@ async def statistics(services: Services, name: str, number: int | None) -> Model
     """
     rows = [
         (model, state)
-        for model in ([name] if name else services.models.names())
+        for model in ([name] if name else services.tensor_models.names())
         for state in _states_of(services, model)
         if number in (None, state.version)
     ]
@@ -236,7 +236,7 @@ async def statistics(services: Services, name: str, number: int | None) -> Model
 def _states_of(services: Services, name: str) -> list[VersionState]:
     """The versions of a model. Raises `InvalidInput` for a name that nothing has."""
     try:
-        return [state for state in services.models.states(name) if state.is_version]
+        return [state for state in services.tensor_models.states(name) if state.is_version]
     except UnavailableModel:
         raise _not_available(name) from None
 
@@ -285,7 +285,7 @@ def regions(services: Services, kind: Kind, name: str) -> list[SystemRegion] | l
 def traced_model(services: Services, name: str) -> str:
     """Full name of a model, under which its trace settings are kept. Raises `InvalidInput` for an unknown model."""
     try:
-        return model_of(services.models.states(name)[0].id)
+        return model_of(services.tensor_models.states(name)[0].id)
     except UnavailableModel:
         raise InvalidInput(f"unknown model '{name[:200]}'") from None
 
@@ -303,7 +303,7 @@ def model_server_states(services: Services) -> dict[str, Any]:
     """All versions of all models by name, in the form of OpenVINO Model Server."""
     return {
         name: {"model_version_status": [_model_server_state(state) for state in _states_of(services, name)]}
-        for name in services.models.names()
+        for name in services.tensor_models.names()
     }
 
 

@@ -119,7 +119,7 @@ class ModelsResource:
         if responder is None:
             if not target.action:
                 # Raises if no model has this name.
-                self._services.models.states(target.name)
+                self._services.tensor_models.states(target.name)
             raise falcon.HTTPMethodNotAllowed(_methods(resource))
         return responder, target
 
@@ -177,7 +177,7 @@ async def _model_ready(services: Services, req: Request, target: Target) -> mana
 
 
 async def _model_config(services: Services, req: Request, target: Target) -> dict[str, Any]:
-    return configuration(target.name, services.models.find(target.name, target.version).config)
+    return configuration(target.name, services.tensor_models.find(target.name, target.version).config)
 
 
 async def _statistics(services: Services, req: Request, target: Target | None) -> management.ModelsStatistics:

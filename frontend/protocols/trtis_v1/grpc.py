@@ -51,7 +51,7 @@ class Inference:
                 await place.wait()
 
     async def _infer(self, call: Call, request: pb.InferRequest, place: PlaceInOrder) -> Answer:
-        scope, inference, header = call.context, call.services.inference, request.meta_data
+        scope, inference, header = call.context, call.services.tensor_inference, request.meta_data
         scope.model, version = request.model_name, requests.version_of(request.model_version)
         record = inference.begin(scope, request.model_name, version)
         model = await inference.find(scope, request.model_name, version)

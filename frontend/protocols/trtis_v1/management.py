@@ -85,7 +85,9 @@ def is_ready(services: Services) -> bool:
         return False
     if not services.settings.trtis.strict_readiness:
         return True
-    states = (state for name in services.models.names() for state in services.models.states(name))
+    states = (
+        state for name in services.tensor_models.names() for state in services.tensor_models.states(name)
+    )
     return all(state.state == "READY" or not _is_asked_for(services, state) for state in states)
 
 
@@ -123,7 +125,7 @@ async def server_status(services: Services, server_id: str, model: str = "") -> 
     refuse_while_exiting(services)
     statistics = await services.extensions.statistics.read()
     former = _former(services, statistics)
-    names = [model] if model else sorted({*services.models.names(), *former})
+    names = [model] if model else sorted({*services.tensor_models.names(), *former})
     status = pb.ServerStatus(
         id=server_id,
         version=version.VERSION,
@@ -160,7 +162,7 @@ def _add_model(
     statistics: ServerStatistics,
     former: dict[str, set[int]],
 ) -> None:
-    full, _ = services.models.known(name) or (name, ())
+    full, _ = services.tensor_models.known(name) or (name, ())
     states = _states(services, name)
     gone = former.get(full, set()) - {state.version for state in states}
     if not gone:
@@ -183,7 +185,7 @@ def _add_model(
 def _refuse_unknown(services: Services, name: str) -> None:
     """Raise `InvalidInput` for a name that no model has, with the names that may be meant."""
     try:
-        services.models.versions(name)
+        services.tensor_models.versions(name)
     except UnavailableModel as error:
         why = f": {error.why}" if error.why else ""
         raise InvalidInput(f"no status available for unknown model '{name[:200]}'{why}") from error
@@ -192,7 +194,7 @@ def _refuse_unknown(services: Services, name: str) -> None:
 def _states(services: Services, name: str) -> list[VersionState]:
     """The versions of a model, without the state of a model that has none."""
     with contextlib.suppress(UnavailableModel):
-        found = services.models.states(name)
+        found = services.tensor_models.states(name)
         return [state for state in found if state.is_version]
     return []
 
@@ -200,9 +202,9 @@ def _states(services: Services, name: str) -> list[VersionState]:
 def _config_of(services: Services, name: str) -> ModelConfig | None:
     """The configuration of the version that answers now; if none answers, of the newest version's file."""
     with contextlib.suppress(PenstockError):
-        return services.models.find(name).config
+        return services.tensor_models.find(name).config
     with contextlib.suppress(UnavailableModel):
-        entry = services.catalog.get(services.models.states(name)[-1].id)
+        entry = services.catalog.get(services.tensor_models.states(name)[-1].id)
         return entry.config if isinstance(entry, VersionEntry) else None
     return None
 

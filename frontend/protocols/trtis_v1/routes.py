@@ -115,10 +115,10 @@ def target_of(services: Services, path: str) -> tuple[str, int]:
     Raises `HTTPRouteNotFound` for any other path.
     """
     name, slash, last = path.rpartition("/")
-    if path and (not slash or services.models.known(path) is not None):
+    if path and (not slash or services.tensor_models.known(path) is not None):
         return path, -1
     version = number_of(last)
-    if version is not None and name and ("/" not in name or services.models.known(name) is not None):
+    if version is not None and name and ("/" not in name or services.tensor_models.known(name) is not None):
         return name, version
     raise falcon.HTTPRouteNotFound
 
@@ -140,7 +140,7 @@ class InferResource(InferenceRoute):
         self, req: Request, resp: Response, scope: RequestScope, target: tuple[str, int]
     ) -> None:
         """200 with raw outputs and the response header behind them, or 400 with the reason in NV-Status."""
-        inference = self.services.inference
+        inference = self.services.tensor_inference
         scope.model, number = target
         name, version, scheduled, header = (
             scope.model,

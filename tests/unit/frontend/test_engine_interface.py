@@ -76,9 +76,11 @@ def services(tmp_path: Path) -> Iterator[Services]:
     directory = InProcessDirectory(made.catalog, statuses)
     engine = InProcessEngine(directory, MODELS)  # type: ignore[arg-type]
     made.engine, made.directory, made.copies = engine, directory, CopyBudget(1 << 20)
-    made.models = TensorModels(directory, made.settings, lambda model: None)
+    made.tensor_models = TensorModels(directory, made.settings, lambda model: None)
     regions: Any = made.extensions.regions
-    made.inference = TensorInference(engine, made.models, made.inference.inputs, regions, made.settings)
+    made.tensor_inference = TensorInference(
+        engine, made.tensor_models, made.tensor_inference.inputs, regions, made.settings
+    )
     yield made
     assert all(lease.releases == 1 for lease in engine.leases), "an answer was kept, or given back twice"
 

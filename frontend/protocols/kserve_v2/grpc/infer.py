@@ -217,7 +217,7 @@ class Infer:
 
     def planned(self, call: Call, data: bytes) -> Awaitable[bytes] | None:
         """The answer to a ModelInfer that has a plan; None for any other."""
-        planned = self._heads.find(data, call.context, call.services.inference)
+        planned = self._heads.find(data, call.context, call.services.tensor_inference)
         return None if planned is None else self._run_plan(call, planned)
 
     @staticmethod
@@ -228,7 +228,7 @@ class Infer:
             return bare_message("", "", "", error=text)
         name, version, follows = message.model_name, message.model_version, False
         with suppress(PenstockError):
-            model = call.services.models.find(name, version_of(version))
+            model = call.services.tensor_models.find(name, version_of(version))
             name, version = model.name, str(model.version)
             follows = _last(message, model) is not None
         return bare_message(name, version, message.id, final=not follows, error=text)
@@ -236,7 +236,7 @@ class Infer:
     @staticmethod
     async def _run_plan(call: Call, planned: Planned) -> bytes:
         try:
-            result = await call.services.inference.run_plan(call.context, *planned)
+            result = await call.services.tensor_inference.run_plan(call.context, *planned)
             with result.answer:
                 return await off_loop_if(is_long(result), response_of, result, "")
         except PenstockError as error:
@@ -259,7 +259,7 @@ class Infer:
 
     async def _run(self, call: Call, message: pb.ModelInferRequest, streamed: bool) -> bytes | Several:
         services, scope = call.services, call.context
-        inference, scope.model = services.inference, message.model_name
+        inference, scope.model = services.tensor_inference, message.model_name
         record = inference.begin(scope, message.model_name, None)
         record.version = version = version_of(message.model_version)
         model, request = inference.look(scope, message.model_name, version), None
@@ -290,7 +290,7 @@ class Infer:
         services = call.services
         with identifying(message.id), services.bodies.holding(message_nbytes(message)):
             request = self._completed(call, request or request_of(message, call.raw), model)
-            async with aclosing(services.inference.stream(call.context, model, request)) as results:
+            async with aclosing(services.tensor_inference.stream(call.context, model, request)) as results:
                 async for result in results:
                     # NOTE: the lease ends before the response is written, which takes as long as its client likes.
                     with result.answer:

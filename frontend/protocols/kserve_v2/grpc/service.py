@@ -82,7 +82,7 @@ async def model_metadata(call: Call, message: pb.ModelMetadataRequest) -> pb.Mod
 async def model_config(call: Call, message: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
     """ModelConfig."""
     call.context.model = message.name
-    found = call.services.models.find(message.name, version_of(message.version))
+    found = call.services.tensor_models.find(message.name, version_of(message.version))
     return pb.ModelConfigResponse(config=message_of(model_config_pb2, found.config, message.name))
 
 

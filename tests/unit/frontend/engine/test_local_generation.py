@@ -16,6 +16,7 @@ import zmq
 
 from frontend import scope as scope_module
 from frontend.access.gate import Grant
+from frontend.access_log import UNMATCHED
 from frontend.engine import events
 from frontend.engine.events import (
     Called,
@@ -36,7 +37,6 @@ from frontend.engine.local.client import Client
 from frontend.engine.local.delta_stream import TELL_AFTER
 from frontend.engine.local.engine import LocalEngine
 from frontend.engine.planning import pace_of
-from frontend.http_counting import UNMATCHED
 from frontend.records.finishing import Recorder
 from frontend.scope import RequestScope, scope_of_ids
 from frontend.server.drain import Drain

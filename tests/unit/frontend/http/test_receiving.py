@@ -68,7 +68,7 @@ def on_loop(made: Services, work: Coroutine[Any, Any, None]) -> None:
             assert made.bodies.held_nbytes == 0
             made.engine.client.inputs.verify()
             assert made.engine.client.inputs.used_nbytes == 0
-            assert not made.inference.inputs.room.arriving
+            assert not made.tensor_inference.inputs.room.arriving
         finally:
             made.engine.client.inputs.close()
 
@@ -77,7 +77,7 @@ def on_loop(made: Services, work: Coroutine[Any, Any, None]) -> None:
 
 def open_(made: Services, upload: Upload, head_nbytes: int, timeout_s: float = 10) -> Any:
     """The context of a body."""
-    return receive(made.inference.inputs, upload.request, head_nbytes, deadline.after(timeout_s))
+    return receive(made.tensor_inference.inputs, upload.request, head_nbytes, deadline.after(timeout_s))
 
 
 @pytest.mark.parametrize("cut", [7, len(HEAD), len(HEAD) + 1, 100_000, 1 << 22])
@@ -114,7 +114,7 @@ def test_nobody_waits_for_room_that_is_only_for_the_head(tmp_path: Path) -> None
     made = services(tmp_path)
 
     async def test() -> None:
-        other = await made.inference.inputs.room.reserve(MIB, deadline.after(1))
+        other = await made.tensor_inference.inputs.room.reserve(MIB, deadline.after(1))
         assert other is not None
         with other:
             body = b" " * MIB + DATA
@@ -190,7 +190,7 @@ def test_a_body_that_stalls_or_is_cut_short_gives_its_block_back(tmp_path: Path)
 async def _until_arriving(made: Services, count: int) -> None:
     """Until that many bodies have a block."""
     async with asyncio.timeout(60):
-        while len(made.inference.inputs.room.arriving) < count:  # noqa: ASYNC110
+        while len(made.tensor_inference.inputs.room.arriving) < count:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 

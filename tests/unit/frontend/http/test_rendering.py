@@ -267,7 +267,7 @@ def test_pictures_hold_up_no_large_body_and_end_with_their_client(
         assert all(isinstance(one, asyncio.CancelledError)
                    for one in await asyncio.gather(*requests, return_exceptions=True))  # fmt: skip
         assert len(gate.order) == rendering.THREADS, "no other picture is decoded for who has left"
-        assert made.inference.inputs.pixels.free == made.inference.inputs.pixels.limit
+        assert made.tensor_inference.inputs.pixels.free == made.tensor_inference.inputs.pixels.limit
         made.engine.client.inputs.close()
 
     asyncio.run(test())
@@ -302,20 +302,20 @@ def test_pixels_are_bounded_for_all_requests(
         images.decode,
     )
     monkeypatch.setattr(images, "decode", lambda data, where: (gate.wait(), decode(data, where))[1])
-    assert made.inference.inputs.pixels.limit == 256
+    assert made.tensor_inference.inputs.pixels.limit == 256
 
     async def test() -> None:
         request = asks("a", looking(made, 1))
         await until(gate.begun.is_set)
-        assert made.inference.inputs.pixels.free == 256 - 64
-        assert made.inference.inputs.pixels.take("a", 64)
+        assert made.tensor_inference.inputs.pixels.free == 256 - 64
+        assert made.tensor_inference.inputs.pixels.take("a", 64)
         with pytest.raises(QueueFull, match="pixels"):
             await asks("a", looking(made, 1))
-        made.inference.inputs.pixels.give("a", 64)
+        made.tensor_inference.inputs.pixels.give("a", 64)
         gate.may.set()
         await request
         await asks("a", looking(made, 1))
-        assert made.inference.inputs.pixels.free == 256
+        assert made.tensor_inference.inputs.pixels.free == 256
         made.engine.client.inputs.close()
 
     asyncio.run(test())

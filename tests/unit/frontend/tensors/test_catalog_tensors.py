@@ -78,7 +78,7 @@ def want(*names: str) -> list[WantedOutput]:
 
 def described(made: Services, model: str) -> tuple[int, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
     """Batch size, inputs and outputs of a configuration."""
-    config = made.models.find(model).config
+    config = made.tensor_models.find(model).config
     inputs = [(one.name, one.datatype, one.dims, one.optional) for one in config.inputs]
     return config.max_batch_size, inputs, [(one.name, one.datatype, one.dims) for one in config.outputs]
 

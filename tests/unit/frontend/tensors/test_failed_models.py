@@ -91,11 +91,11 @@ def test_one_that_is_unloaded_by_name_meanwhile_is_told_as_that(tmp_path: Path, 
     made.extensions.control.wished = lambda model: False  # type: ignore[method-assign]
     found = refusal(made, run(made, *_asked_while(made, state)))
     assert (found.model, found.version, found.reason) == ("m", 1, "unloaded")
-    assert not made.models.version_states.may_be_loaded("m@1")
+    assert not made.tensor_models.version_states.may_be_loaded("m@1")
     made.extensions.control.wished = lambda model: None  # type: ignore[method-assign]
-    assert made.models.version_states.may_be_loaded("m@1") and not made.models.version_states.may_be_loaded(
-        "m@2"
-    )
+    assert made.tensor_models.version_states.may_be_loaded(
+        "m@1"
+    ) and not made.tensor_models.version_states.may_be_loaded("m@2")
 
 
 @pytest.mark.parametrize("state", ["loading", "loaded"])

@@ -238,13 +238,13 @@ def test_files_that_a_dead_process_left_do_not_count(services: Any, wishes: Wish
 def test_an_unload_ends_what_a_load_brought_whatever_the_files_say(services: Any, wishes: Wishes) -> None:
     asyncio.run(put(services, brought()))
     services.directory.refuses = True
-    services.models = SimpleNamespace(told_versions=unavailable)
+    services.tensor_models = SimpleNamespace(told_versions=unavailable)
     asyncio.run(RepositoryControl(services).unload("m", {}, deadline.after(1)))
     assert not left(wishes) and wishes.loaded("m") is False
 
 
 def test_an_unload_of_an_unknown_name_leaves_no_row(services: Any, wishes: Wishes) -> None:
-    services.models = SimpleNamespace(told_versions=unavailable)
+    services.tensor_models = SimpleNamespace(told_versions=unavailable)
     asyncio.run(RepositoryControl(services).unload("m", {}, deadline.after(1)))
     assert wishes.get("m") is None
 
@@ -253,7 +253,7 @@ def test_an_unload_during_a_load_that_brings_something_ends_what_was_in_force_be
     services: Any, wishes: Wishes
 ) -> None:
     """The unload waits for no load, and the load that fails then restores nothing."""
-    services.models = SimpleNamespace(told_versions=unavailable)
+    services.tensor_models = SimpleNamespace(told_versions=unavailable)
 
     async def work() -> None:
         await put(services, brought())
@@ -270,7 +270,7 @@ def test_an_unload_during_a_load_that_brings_something_ends_what_was_in_force_be
 def test_a_load_is_told_that_it_was_given_up_though_the_model_is_wished_loaded_again(
     services: Any, wishes: Wishes
 ) -> None:
-    services.models = SimpleNamespace(told_versions=unavailable)
+    services.tensor_models = SimpleNamespace(told_versions=unavailable)
 
     async def work() -> None:
         control = RepositoryControl(services)

@@ -130,7 +130,7 @@ def test_a_load_of_an_unknown_name_has_the_files_read_and_is_refused_without_a_w
 
     services.directory.reread, services.directory._client.wait = reread, wait
     services.directory._follower.read_ns = 1
-    services.models = TensorModels(services.directory, services.settings, control.wished)
+    services.tensor_models = TensorModels(services.directory, services.settings, control.wished)
     with pytest.raises(ModelLoadFailed, match="failed to load 'nope', the repository has no such model"):
         asyncio.run(control.load("nope", {}, deadline.after(60)))
     assert len(read) == 1
@@ -163,9 +163,9 @@ def test_before_a_worker_has_told_its_models_an_unload_is_remembered(tmp_path: P
         raise DeadlineExceeded("no worker")
 
     services.directory._client.wait = wait
-    services.models = TensorModels(services.directory, services.settings, control.wished)
+    services.tensor_models = TensorModels(services.directory, services.settings, control.wished)
     with pytest.raises(NoReplica, match="no worker is up"):
-        services.models.find("m")
+        services.tensor_models.find("m")
     with pytest.raises(NoReplica, match="no worker is up"):
         control.index()
     asyncio.run(control.unload("m", {}, deadline.after(1)))
@@ -181,7 +181,7 @@ def test_an_unload_ends_what_a_load_brought_although_no_worker_is_up(tmp_path: P
             raise DeadlineExceeded("no worker")
 
     services.directory._client.wait, services.directory._client.channels = wait, []
-    services.models = TensorModels(services.directory, services.settings, control.wished)
+    services.tensor_models = TensorModels(services.directory, services.settings, control.wished)
 
     async def load_and_unload() -> None:
         await control.wishes.put("m", Wish(True, "{}"))

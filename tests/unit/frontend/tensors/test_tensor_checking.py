@@ -41,7 +41,7 @@ SEQUENCE = ModelConfig(
 
 def served_of(root: Path, config: ModelConfig) -> TensorModel:
     """A loaded version of a repository model."""
-    return services_of(root, [entry("m@1")], [loaded("m@1", config)]).models.find("m")
+    return services_of(root, [entry("m@1")], [loaded("m@1", config)]).tensor_models.find("m")
 
 
 def request(rows: int = 2, **more: Any) -> TensorRequest:

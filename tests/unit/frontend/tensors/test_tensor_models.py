@@ -38,13 +38,13 @@ def services(root: Path, *statuses: ModelStatus, **more: Any) -> Services:
 
 def states_of(made: Services, name: str) -> list[tuple[int, str, str]]:
     """What clients are told of each version."""
-    return [(state.version, state.state, state.reason) for state in made.models.states(name)]
+    return [(state.version, state.state, state.reason) for state in made.tensor_models.states(name)]
 
 
 def refused(made: Services, name: str, version: int | None = None) -> tuple[str, str]:
     """Why a model cannot be asked."""
     with pytest.raises(UnavailableModel) as found:
-        made.models.find(name, version)
+        made.tensor_models.find(name, version)
     return found.value.reason, found.value.why
 
 
@@ -55,11 +55,11 @@ def test_the_latest_version_is_the_greatest_one_that_is_loaded(tmp_path: Path) -
         loaded("adder@3", CONFIG),
         ModelStatus("adder@20", "loading", progress=0.4),
     )
-    assert made.models.find("adder").version == 3
-    assert made.models.find("adder", 1).id == "adder@1"
+    assert made.tensor_models.find("adder").version == 3
+    assert made.tensor_models.find("adder", 1).id == "adder@1"
     assert states_of(made, "adder") == [(1, "READY", ""), (3, "READY", ""), (20, "LOADING", "")]
     with pytest.raises(ModelLoading) as loading:
-        made.models.find("adder", 20)
+        made.tensor_models.find("adder", 20)
     assert loading.value.retry_after_s
     assert loading.value.message == "model 'adder' is loading, 40% of it is done"
 
@@ -67,7 +67,7 @@ def test_the_latest_version_is_the_greatest_one_that_is_loaded(tmp_path: Path) -
 def test_a_version_whose_changed_files_cannot_be_loaded_is_ready_and_says_why(tmp_path: Path) -> None:
     stale = loaded("adder@1", CONFIG, next="new", error_class="UNKNOWN", error_message="no such program")
     made = services(tmp_path, stale)
-    assert made.models.find("adder").status is stale
+    assert made.tensor_models.find("adder").status is stale
     [state] = [state for state in states_of(made, "adder") if state[0] == 1]
     assert state == (1, "READY", "served as it was before its files changed: no such program")
 
@@ -82,13 +82,13 @@ def test_other_names_are_unknown(name: str, tmp_path: Path) -> None:
     made = services(tmp_path, loaded("adder@1", CONFIG))
     assert refused(made, name)[0] == "model"
     with pytest.raises(UnavailableModel) as found:
-        made.models.states(name)
+        made.tensor_models.states(name)
     assert len(found.value.message) < 1000
 
 
 def test_catalog_models_have_version_1_and_a_short_name_where_it_is_theirs_alone(tmp_path: Path) -> None:
     made = services(tmp_path, loaded("org/dense", dims={"dense": 8}), loaded("adder@3", CONFIG))
-    found = made.models.find("dense")
+    found = made.tensor_models.find("dense")
     assert (found.name, found.model, found.id, found.version, found.kind) == (
         "dense",
         *["org/dense"] * 2,
@@ -96,23 +96,30 @@ def test_catalog_models_have_version_1_and_a_short_name_where_it_is_theirs_alone
         "encode",
     )
     assert found.outputs["dense"].dims == (8,)
-    assert made.models.find("org/dense", 1).config.name == "org/dense"
-    assert made.models.find("rank").kind == "score"
-    assert made.models.find("adder").id == "adder@3", "the repository's name goes before a short name"
-    assert made.models.names() == ["adder", "one/twin", "org/dense", "org/rank", "two/adder", "two/twin"]
+    assert made.tensor_models.find("org/dense", 1).config.name == "org/dense"
+    assert made.tensor_models.find("rank").kind == "score"
+    assert made.tensor_models.find("adder").id == "adder@3", "the repository's name goes before a short name"
+    assert made.tensor_models.names() == [
+        "adder",
+        "one/twin",
+        "org/dense",
+        "org/rank",
+        "two/adder",
+        "two/twin",
+    ]
     assert refused(made, "dense", 2)[0] == "version"
 
 
 def test_a_catalog_model_has_its_further_names_and_the_index_has_ids_only(tmp_path: Path) -> None:
     made = services_of(tmp_path, [entry("org/dense", served_name=("org/ada", "ada"))], [])
-    assert made.models.find("ada").id == made.models.find("org/ada").id == "org/dense"
-    assert made.models.find("ada").config.name == "ada"
-    assert made.models.names() == ["org/dense"]
+    assert made.tensor_models.find("ada").id == made.tensor_models.find("org/ada").id == "org/dense"
+    assert made.tensor_models.find("ada").config.name == "ada"
+    assert made.tensor_models.names() == ["org/dense"]
 
 
 def test_a_catalog_model_that_is_not_loaded_is_found_but_not_ready(tmp_path: Path) -> None:
     made = services(tmp_path, ModelStatus("org/dense", "available"))
-    assert made.models.find("dense").outputs["dense"].dims == (-1,)
+    assert made.tensor_models.find("dense").outputs["dense"].dims == (-1,)
     assert states_of(made, "dense") == [(1, "UNAVAILABLE", "not loaded")]
     unloaded = services(tmp_path, ModelStatus("org/dense", "available", attempts=1), unloaded=["org/dense"])
     assert refused(unloaded, "dense") == ("unloaded", "")
@@ -123,7 +130,7 @@ def test_failed_versions_say_why_unless_another_one_is_coming(tmp_path: Path) ->
     made = services(tmp_path, failed, ModelStatus("adder@3", "failed", error_message="older"))
     made.engine.client.channels[0].models["adder@1"] = ModelStatus("adder@1", "available")
     with pytest.raises(ModelLoading):
-        made.models.find("adder")
+        made.tensor_models.find("adder")
     assert refused(made, "adder", 20) == ("failed", "no such file")
     assert states_of(made, "adder")[2] == (20, "UNAVAILABLE", "no such file")
 
@@ -149,7 +156,7 @@ def test_a_model_that_lost_its_memory_to_others_comes_back(tmp_path: Path) -> No
     for settings in ({}, EXPLICIT):
         made = services(tmp_path, *evicted, **settings)
         with pytest.raises(ModelLoading):
-            made.models.find("adder")
+            made.tensor_models.find("adder")
         assert states_of(made, "adder")[0] == (1, "LOADING", "")
 
 
@@ -158,7 +165,7 @@ def test_an_untried_model_is_coming_only_while_the_server_starts(tmp_path: Path)
     assert refused(made, "adder") == ("unloaded", "")
     made.engine.client.channels[0].preloaded = False  # type: ignore[attr-defined]
     with pytest.raises(ModelLoading):
-        made.models.find("adder")
+        made.tensor_models.find("adder")
 
 
 @pytest.mark.parametrize("started", [True, False])
@@ -171,7 +178,7 @@ def test_what_was_loaded_is_coming_although_the_worker_that_had_it_is_gone(
     if not started:
         made.extensions.control.wished = lambda model: model == "adder" or None  # type: ignore[method-assign]
     with pytest.raises(ModelLoading):
-        made.models.find("adder")
+        made.tensor_models.find("adder")
     assert states_of(made, "adder") == [(1, "LOADING", "")]
     Loads(made, [loaded("adder@1", CONFIG)])
     assert waiting(made, "adder").version == 1
@@ -181,25 +188,25 @@ def test_without_workers_nobody_can_say(tmp_path: Path) -> None:
     made = services(tmp_path)
     made.engine.client.channels.clear()
     with pytest.raises(NoReplica):
-        made.models.find("adder")
+        made.tensor_models.find("adder")
 
 
 def test_what_is_found_is_kept_until_states_or_the_catalog_change(tmp_path: Path) -> None:
     made = services(tmp_path, loaded("adder@1", CONFIG))
-    first = made.models.find("adder")
-    assert made.models.find("adder") is first
+    first = made.tensor_models.find("adder")
+    assert made.tensor_models.find("adder") is first
     channel = made.engine.client.channels[0]
     channel.models = {**channel.models, "adder@3": loaded("adder@3", CONFIG)}
-    assert made.models.find("adder").version == 3
+    assert made.tensor_models.find("adder").version == 3
     channel.state = "absent"
     with pytest.raises(NoReplica):
-        made.models.find("adder")
+        made.tensor_models.find("adder")
     channel.state = "ready"
-    assert made.models.find("adder").version == 3
+    assert made.tensor_models.find("adder").version == 3
     made.catalog.replace(Catalog([*VERSIONS[:1], *CATALOG]))
-    assert made.models.find("adder").version == 1
+    assert made.tensor_models.find("adder").version == 1
     made.catalog.replace(Catalog(CATALOG))
-    assert made.models.find("adder").id == "two/adder"
+    assert made.tensor_models.find("adder").id == "two/adder"
 
 
 class Loads:
@@ -219,7 +226,7 @@ class Loads:
 
 def waiting(made: Services, name: str, version: int | None = None) -> TensorModel:
     """`ready`, with the time of a test."""
-    return asyncio.run(made.models.ready(name, version, deadline.after(5)))
+    return asyncio.run(made.tensor_models.ready(name, version, deadline.after(5)))
 
 
 def test_a_request_waits_for_the_greatest_version_that_is_coming(tmp_path: Path) -> None:
@@ -260,7 +267,7 @@ def test_a_version_that_can_only_fail_keeps_nobody_from_waiting_for_another(tmp_
         replace(first, slot=1, models={"adder@3": ModelStatus("adder@3", "unloading")})
     )  # type: ignore[type-var]
     with pytest.raises(ModelLoading):
-        made.models.find("adder")
+        made.tensor_models.find("adder")
     assert refused(made, "adder", 3) == ("failed", "broken")
 
     def step(model: str) -> None:
@@ -316,4 +323,4 @@ def test_two_workers_make_one_state(tmp_path: Path) -> None:
     first = made.engine.client.channels[0]
     made.engine.client.channels.append(replace(first, slot=1, models={"adder@1": loaded("adder@1", CONFIG)}))  # type: ignore[type-var]
     assert states_of(made, "adder")[0] == (1, "READY", "")
-    assert made.models.find("adder").version == 1
+    assert made.tensor_models.find("adder").version == 1

@@ -213,7 +213,7 @@ def test_who_waits_for_a_turn_in_a_sequence_holds_no_room(tmp_path: Path) -> Non
         block, [view] = await received(made, second)
         with block:
             before = asyncio.ensure_future(run(made, fresh(), step(first)))
-            await until(lambda: len(made.inference._programs.uploads.of("flow@1", 7).line) > 0)
+            await until(lambda: len(made.tensor_inference._programs.uploads.of("flow@1", 7).line) > 0)
             await asyncio.gather(before, run(made, fresh(), step(view, block)))
 
     on_loop(made, test())
@@ -241,7 +241,7 @@ def test_a_step_that_leaves_its_block_before_it_waits_is_not_overtaken(tmp_path:
             third = asyncio.ensure_future(run(made, fresh(), sequence_step(b"\2")))
             await until(
                 lambda: (
-                    len(made.inference._programs.uploads.of("flow@1", 7).line) == 3
+                    len(made.tensor_inference._programs.uploads.of("flow@1", 7).line) == 3
                     and made.engine.client.inputs.used_nbytes == 0
                 )
             )

@@ -260,9 +260,9 @@ def test_a_request_is_checked_against_the_model_as_it_is_when_its_body_has_come(
 
     async def late(later: dict[str, ModelStatus]) -> TensorResult:
         channel.models = first
-        model = await made.inference.find(scope, "adder", None)
+        model = await made.tensor_inference.find(scope, "adder", None)
         channel.models = later
-        return await made.inference.run(scope, model, adder())
+        return await made.tensor_inference.run(scope, model, adder())
 
     with pytest.raises(InvalidInput):
         asyncio.run(late({"adder@1": loaded("adder@1", narrow)}))
@@ -364,7 +364,7 @@ def test_a_failure_before_the_model_is_found_is_booked_where_its_name_is_known(
 ) -> None:
     made, scope = services(tmp_path), fresh()
     with pytest.raises(UnavailableModel), ending(made, scope):
-        made.inference.begin(scope, name, version)
+        made.tensor_inference.begin(scope, name, version)
         raise UnavailableModel(name, version, "version")
     assert made.extensions.counters.booked == ([booked] if booked else [])  # type: ignore[attr-defined]
 
@@ -399,8 +399,8 @@ def test_a_request_is_booked_once_and_as_it_ended(tmp_path: Path) -> None:
 
     async def answered(error: Exception | None) -> None:
         with ending(made, scope):
-            model = await made.inference.find(scope, "adder", None)
-            result = await made.inference.run(scope, model, adder())
+            model = await made.tensor_inference.find(scope, "adder", None)
+            result = await made.tensor_inference.run(scope, model, adder())
             assert made.extensions.counters.booked == []  # type: ignore[attr-defined]
             with result.answer:
                 if error is not None:
@@ -415,12 +415,12 @@ def test_a_model_whose_place_another_version_took_meanwhile_is_asked_there(tmp_p
     made, scope, request = services(tmp_path), fresh(), adder()
 
     async def asked() -> TensorResult:
-        model = await made.inference.find(scope, "adder", None)
+        model = await made.tensor_inference.find(scope, "adder", None)
         assert model.id == "adder@2"
         channel = made.engine.client.channels[0]
         channel.models = {name: status for name, status in channel.models.items() if name != "adder@2"}
         made.catalog.replace(Catalog([entry(name) for name in CONFIGS if name != "adder@2"]))
-        return await made.inference.run(scope, model, request)
+        return await made.tensor_inference.run(scope, model, request)
 
     assert on_loop(made, asked()).version == 1
 

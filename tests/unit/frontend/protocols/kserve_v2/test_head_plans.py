@@ -74,7 +74,7 @@ def ask(made: Services, head: bytes, data: bytes, **headers: str) -> tuple[dict[
 
 def model_of(made: Services) -> TensorModel:
     """The model as it is found now."""
-    return made.models.find("m")
+    return made.tensor_models.find("m")
 
 
 def test_an_equal_head_is_sent_and_answered_as_the_first_was_with_its_own_bytes(tmp_path: Path) -> None:

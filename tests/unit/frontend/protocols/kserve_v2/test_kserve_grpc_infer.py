@@ -195,7 +195,7 @@ def test_a_client_that_goes_away_while_its_request_is_read_is_booked(
             await task
 
     made.engine.client.channels[0].models = {}
-    monkeypatch.setattr(made.models, "ready", waiting)
+    monkeypatch.setattr(made.tensor_models, "ready", waiting)
     asyncio.run(run())
     made.engine.client.inputs.close()
     recorder: Any = made.extensions.counters
@@ -231,7 +231,7 @@ def test_a_classification_outlives_its_model(tmp_path: Path) -> None:
     made = services(tmp_path, gone=True)
     found = answered(made, ranked(2), bytes(4))
     with pytest.raises(UnavailableModel):
-        made.models.find("ranker", 1)
+        made.tensor_models.find("ranker", 1)
     assert list(found.outputs[0].shape) == [1, 2]
     [raw] = found.raw_output_contents
     names = [f"{WIDTH - 1}.000000:{WIDTH - 1}", f"{WIDTH - 2}.000000:{WIDTH - 2}"]

@@ -147,7 +147,7 @@ def test_a_model_that_was_replaced_or_unloaded_is_asked_the_long_way(tmp_path: P
     made, infer = services(tmp_path), Infer(Forwarding(""))
     try:
         answered(made, infer, ONES, TWOS)
-        made.models.find("sum", None).plans.clear()
+        made.tensor_models.find("sum", None).plans.clear()
         assert not answered(made, infer, ONES, TWOS)[1]
     finally:
         made.engine.client.inputs.close()  # type: ignore[attr-defined]

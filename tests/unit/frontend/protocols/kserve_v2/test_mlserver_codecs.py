@@ -145,7 +145,7 @@ def test_grpc_messages_of_its_converters_are_answered(raw: bool, made: Services)
     ],
 )
 def test_generate_takes_the_codec_of_a_request_and_nulls(more: dict[str, Any], made: Services) -> None:
-    config = made.models.find("plain").config
+    config = made.tensor_models.find("plain").config
     target = Target("plain", None, "generate")
     text = json.dumps({"text": "river", **more}).encode()
     call, _ = ask(made, request_of(target, config, GENERATE.decode(text)).request)

@@ -119,10 +119,10 @@ def test_a_request_is_checked_against_the_model_as_it_is_when_its_body_has_come(
     async def late() -> None:
         scope = plain_scope()
         scope.deadline_ns = deadline.after(20)
-        model = await services.inference.find(scope, "parts", None)
+        model = await services.tensor_inference.find(scope, "parts", None)
         [channel] = services.engine.client.channels  # type: ignore[attr-defined]
         channel.models = {"parts@1": loaded("parts@1", narrow)}
-        async with aclosing(services.inference.stream(scope, model, request)) as found:
+        async with aclosing(services.tensor_inference.stream(scope, model, request)) as found:
             await anext(found)
 
     with pytest.raises(InvalidInput):

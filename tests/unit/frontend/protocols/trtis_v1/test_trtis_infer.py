@@ -106,7 +106,7 @@ def test_a_header_that_was_seen_is_sent_as_before_with_its_own_bytes_and_keeps_t
     assert client.payloads == [first, second]
     booked = made.extensions.counters.booked  # type: ignore[attr-defined]
     assert booked == [("m", 2, 1), ("m", 2, 1), ("m", 2, 1, "INVALID_INPUT")]
-    assert list(made.models.find("m").plans) == [header] and made.bodies.held_nbytes == 0
+    assert list(made.tensor_models.find("m").plans) == [header] and made.bodies.held_nbytes == 0
 
 
 @pytest.mark.parametrize("batches", [True, False])
@@ -202,7 +202,7 @@ def test_missing_dims_are_told_when_all_earlier_checks_have_passed(
     rows: int, inputs: list[pb.InferRequestHeader.Input], words: str, tmp_path: Path
 ) -> None:
     found, header = (
-        services(tmp_path).models.find("m"),
+        services(tmp_path).tensor_models.find("m"),
         pb.InferRequestHeader(batch_size=rows, input=inputs),
     )
 
@@ -219,7 +219,7 @@ def test_missing_dims_are_told_when_all_earlier_checks_have_passed(
 def test_an_input_of_far_too_many_dims_is_refused(tmp_path: Path) -> None:
     many = pb.InferRequestHeader.Input(name="B", dims=[1] * (MOST_DIMS + 1))
     found, header = (
-        services(tmp_path).models.find("m"),
+        services(tmp_path).tensor_models.find("m"),
         pb.InferRequestHeader(batch_size=1, input=[A, many]),
     )
     with pytest.raises(InvalidInput, match=f"shape has 65 dimensions, the limit is {MOST_DIMS}"):

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from frontend.access_log import HttpCounts
 from frontend.engine.events import Started, Text
-from frontend.http_counting import HttpCounts
 from ipc.metrics.registry import FrontendMetrics
 from ipc.settings import Log
 from tests.fakes.generation_server import CHAT, RecordedServer
@@ -25,10 +25,10 @@ ASK = {"messages": [{"role": "user", "content": "hi"}]}
 class Counted:
     """A server on a socket whose HTTP requests are counted."""
 
-    def __init__(self, root: Path, settings: Log | None = None) -> None:
+    def __init__(self, root: Path, settings: Log | None = None, counting: bool = True) -> None:
         self.server, self.metrics = RecordedServer(root), FrontendMetrics()
         services = self.server.services
-        services.finisher.http = HttpCounts(self.metrics, services.catalog, settings or Log())
+        services.finisher.http = HttpCounts(self.metrics, services.catalog, settings or Log(), counting)
 
     def samples(self, family: str, ending: str) -> dict[tuple[str, ...], float]:
         """Values above zero by the values of the labels, of the samples whose names end so."""
@@ -122,7 +122,7 @@ def test_a_stream_is_in_flight_until_its_end(counted: Counted, asked: httpx.Clie
 def test_the_access_log_has_two_lines_for_each_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, health: bool, lines: int
 ) -> None:
-    caplog.set_level(logging.INFO, "frontend.http_counting")
+    caplog.set_level(logging.INFO, "frontend.access_log")
     counted = Counted(tmp_path, Log(access=True, access_health=health))
     with (
         counted.server.listening() as url,
@@ -136,10 +136,25 @@ def test_the_access_log_has_two_lines_for_each_request(
     def fields(record: Any, *names: str) -> list[Any]:
         return [getattr(record, name) for name in names]
 
-    records = [record for record in caplog.records if record.name == "frontend.http_counting"]
+    records = [record for record in caplog.records if record.name == "frontend.access_log"]
     assert len(records) == lines
     began, ended = (record for record in records if record.path == ROUTE)
     assert fields(began, "method", "route") == ["POST", ROUTE]
     assert began.getMessage() == f"mine POST {ROUTE} started"
     assert fields(ended, "method", "route", "status", "model") == ["POST", ROUTE, 200, CHAT]
     assert ended.getMessage() == f"mine POST {ROUTE} 200 in {ended.duration_ms:.3f} ms, model {CHAT}"
+
+
+def test_the_access_log_is_written_without_metrics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "frontend.access_log")
+    counted = Counted(tmp_path, Log(access=True), counting=False)
+
+    def paths() -> list[str]:
+        return [record.path for record in caplog.records if record.name == "frontend.access_log"]
+
+    with counted.server.listening() as url, httpx.Client(base_url=url) as asked:
+        asked.get("/health")
+        asked.post(ROUTE, json=ASK)
+        wait_until(lambda: len(paths()) == 2, what="the lines of the request")
+    assert paths() == [ROUTE, ROUTE]
+    assert counted.requests() == {}

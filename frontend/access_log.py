@@ -1,4 +1,4 @@
-"""Counts every HTTP request from its head to the last byte of its answer (`http_*`), and writes the access log.
+"""Writes the access log, and counts every HTTP request from its head to the last byte of its answer (`http_*`).
 
 1. `serve` opens a record of the request and keeps the record in the ASGI scope.
 2. `RequestMiddleware` tells the route, once routing has found one, and the status of the answer. A responder that
@@ -64,10 +64,12 @@ class _Labels:
 
 
 class HttpCounts:
-    """The families of HTTP requests, and what they are counted by."""
+    """Keeps the records of HTTP requests. Without `counting` requests have lines in the log only."""
 
-    def __init__(self, metrics: FrontendMetrics, models: Container[str], settings: Log) -> None:
-        self._metrics, self._models, self._log = metrics, models, settings
+    def __init__(
+        self, metrics: FrontendMetrics, models: Container[str], settings: Log, counting: bool = True
+    ) -> None:
+        self._metrics, self._models, self._log, self._counting = metrics, models, settings, counting
         self.labels = lru_cache(maxsize=4096)(self._labels)
 
     def record(self, scope: dict[str, Any], counted: bool) -> HttpRecord | None:
@@ -77,6 +79,7 @@ class HttpCounts:
         """
         counted = counted and scope["method"] != "OPTIONS"
         logged = self._log.access and (counted or self._log.access_health)
+        counted = counted and self._counting
         return HttpRecord(self, scope, counted, logged) if counted or logged else None
 
     async def serve(
