@@ -16,7 +16,7 @@ from ipc.catalog.entries import ENCODE_OUTPUTS, Catalog, read_entries
 from ipc.errors import ConfigError, PenstockError
 from ipc.settings import Settings
 from penstock import terminal
-from penstock.own_models import entry_file
+from penstock.own_models import entries
 from penstock.verification import command as verification
 
 OUTPUTS = (*ENCODE_OUTPUTS, "score", "json", "chat")
@@ -47,7 +47,7 @@ def add_parsers(commands: Any, add_flags: AddFlags, add_looking: AddFlags) -> No
             add_arguments(parser)
             (add_looking if name == "show" else add_flags)(parser)
     adding = actions.add_parser("add", help="write the catalog entry of a model, to be edited")
-    entry_file.add_arguments(adding)
+    entries.add_arguments(adding)
     add_flags(adding)
 
 
@@ -130,5 +130,5 @@ def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     if action == "pull":
         return downloads.run(options.model, catalog, options.to, as_json=options.json)
     if action == "add":
-        return entry_file.run(options, config, catalog)
+        return entries.write_entry(options, config, catalog)
     return verification.run(downloads.entry_of(options.model, catalog), config, as_json=options.json)

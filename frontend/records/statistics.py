@@ -1,7 +1,7 @@
 """Counts and times of tensor requests, by frontend, and their sums over the whole server.
 
 1. `RequestCounters` counts ended requests into the metric files of the slot (`penstock_infer_*`); workers count their
-   runs (`workers.scheduling.batch_counts`). Counters go on when a process is started again. Labels have few values:
+   runs (`workers.scheduling.job`). Counters go on when a process is started again. Labels have few values:
    batch sizes are rounded (`ipc.metrics.families`), models that the catalog lacks are not counted.
 2. `StatisticsReader` sums the files. Callers that ask before a reading begins share that reading. No reading is kept,
    so figures from two frontends, one after the other, never go back.

@@ -1,16 +1,22 @@
 """Requests of tensors to catalog models: a call of encode, score or extract, and the tensors of its answer.
 
 1. `plan` reads texts and images out of BYTES tensors (`models` says which a model has), once there are not too many of
-   them; those in base64 are decoded (`content_types`).
+   them, and decodes those in base64.
 2. Options are the parameters of the request, by their names in the SIE routes. A value that is a list or a map there is
    JSON text here, since parameters are texts, numbers and truth values. A parameter that no model of the kind knows is
    refused here; the worker refuses one that the family does not know. `frontend.engine.planning` does the rest, as for
    the SIE routes.
 3. `CatalogCalls.run` runs the call, and `outputs` makes the outputs of the model's configuration of the answer.
+
+A request may name codecs of MLServer with the parameter `content_type`. Of an input, `str` and `np` say that the
+elements are texts or files as they stand, and `base64` that each element is base64 of its bytes. Of a request, `str`,
+`np` and `pd` say no more than its inputs do. Of a wanted output, the codec that gives its datatype anyway is known.
+Every other name is refused: the codec would change elements in a way that no catalog model means.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,9 +42,8 @@ from frontend.http.fields import (
 from frontend.http.media import check_all
 from frontend.http.rendering import off_loop_if
 from frontend.tensors.checking import CheckedRequest
-from frontend.tensors.content_types import BASE64, packed_nbytes, unpacked, without_codec
 from frontend.tensors.models import TensorModel
-from frontend.tensors.request import InputTensor, Parameter, TensorRequest
+from frontend.tensors.request import CONTENT_TYPE, InputTensor, Parameter, TensorRequest
 from frontend.tensors.result import OutputTensor
 from ipc.catalog.entries import Catalog
 from ipc.catalog.option_names import EXTRACT_OPTIONS, SCORE_OPTIONS
@@ -355,3 +360,54 @@ _MADE: dict[str, Callable[[CatalogPlan, Answer, _Tensors], OutputTensor]] = {
     "score": _score_output,
     "extraction": _extraction,
 }
+
+
+BASE64 = "base64"
+_OF_REQUESTS = ("str", "np", "pd")
+_OF_INPUTS = ("str", "np", BASE64)
+_OF_TEXT_OUTPUTS = ("str", "np")
+_OF_NUMBER_OUTPUTS = ("np",)
+
+
+def without_codec(model: TensorModel, request: TensorRequest) -> dict[str, Parameter]:
+    """The parameters of a checked request but the codec. Raises `InvalidInput` for a codec the model does not take."""
+    for tensor in request.inputs:
+        if tensor.content_type:
+            _check(tensor.content_type, _OF_INPUTS, f"input '{tensor.name}': {CONTENT_TYPE}", model)
+    for output in request.outputs or ():
+        if output.content_type:
+            known = _OF_TEXT_OUTPUTS if model.outputs[output.name].datatype == BYTES else _OF_NUMBER_OUTPUTS
+            _check(output.content_type, known, f"output '{output.name}': {CONTENT_TYPE}", model)
+    if CONTENT_TYPE not in request.parameters:
+        return request.parameters
+    parameters = dict(request.parameters)
+    codec = parameters.pop(CONTENT_TYPE)
+    if codec:
+        _check(codec, _OF_REQUESTS, f"parameters.{CONTENT_TYPE}", model)
+    return parameters
+
+
+def _check(codec: Parameter, known: Sequence[str], where: str, model: TensorModel) -> None:
+    if codec not in known:
+        raise InvalidInput(
+            f"{where}: {str(codec)[:64]!a} is not one of {', '.join(known)}, "
+            f"the codecs that model '{model.name}' takes here"
+        )
+
+
+def packed_nbytes(request: TensorRequest) -> int:
+    """Bytes of the inputs in base64."""
+    return sum([len(tensor.data or b"") for tensor in request.inputs if tensor.content_type == BASE64])
+
+
+def unpacked(elements: Sequence[memoryview], where: str) -> list[bytes]:
+    """The bytes that each element states in base64. Raises `InvalidInput` that names the element."""
+    found = []
+    for index, element in enumerate(elements):
+        try:
+            found.append(base64.b64decode(element, validate=True))
+        except ValueError as error:
+            raise InvalidInput(
+                f"{where} element {index}: no {BASE64}, which {CONTENT_TYPE} states"
+            ) from error
+    return found

@@ -1,34 +1,124 @@
 """`penstock tune MODEL`: measures, prints the table, and writes the settings that were best.
 
+1. Workers x threads that the cores allow, with the default batch.
+2. Token budgets, with the best workers and threads.
+3. Precisions, with the best workers, threads and budget.
+4. The best values replace those of a settings file; all other lines of the file stay as they are, comments too.
+
+Results within 3 % of the highest rate count as equal, and of equal results the one with the least memory is best.
 Exit codes: 0 when settings were found, 1 when every trial failed, 3 for wrong settings.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ipc import machine, settings
 from ipc.catalog.entries import Catalog, ModelEntry, read_entries
 from ipc.errors import ConfigError
 from ipc.settings import Settings
 from penstock import terminal
-from penstock.tuning import settings_file, trial
-from penstock.tuning.search import (
-    CPU_TOKENS,
-    CUDA_TOKENS,
-    Choice,
-    Result,
-    Space,
-    best,
-    search,
-    topologies,
-)
+from penstock.tuning import trial
+from penstock.tuning.trial import Measured
+
+Values = Mapping[str, str | int]
+"""Settings by `section.field`."""
+NOISE = 0.03
+CPU_TOKENS = (1024, 2048, 4096)
+CUDA_TOKENS = (8192, 16384, 32768, 65536)
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One point of the search. `threads` 0: the GPU computes, and threads are not tried."""
+
+    workers: int
+    threads: int
+    tokens: int
+    precision: str
+
+    @property
+    def settings(self) -> dict[str, str | int]:
+        """Settings, by `section.field`."""
+        found: dict[str, str | int] = {"worker.count": self.workers}
+        if self.threads:
+            found["worker.torch_threads"] = self.threads
+        return found | {"batch.max_tokens": self.tokens, "worker.precision": self.precision}
+
+
+class Result(msgspec.Struct, frozen=True):
+    """A choice and its figures; None when the server of the trial failed."""
+
+    choice: Choice
+    measured: Measured | None
+    failure: str = ""
+
+
+class Space(msgspec.Struct, frozen=True):
+    """Values to try: (workers, threads) pairs, token budgets, precisions; the first of each is the default."""
+
+    topologies: Sequence[tuple[int, int]]
+    tokens: Sequence[int]
+    precisions: Sequence[str]
+
+    @property
+    def trials(self) -> int:
+        """How many trials the search makes at most."""
+        return len(self.topologies) + len(self.tokens) - 1 + len(self.precisions) - 1
+
+
+def topologies(cores: int, *, quick: bool) -> list[tuple[int, int]]:
+    """(workers, threads) that use all cores: one worker with all, then twice as many with half as many threads each.
+
+    With more than two cores also those that leave one core to the frontends. A quick search skips them.
+    """
+    found: list[tuple[int, int]] = []
+    workers = 1
+    while workers <= cores:
+        found.append((workers, cores // workers))
+        spared = (cores - 1) // workers
+        if not quick and cores > 2 and 0 < spared != cores // workers:
+            found.append((workers, spared))
+        workers *= 2
+    return found
+
+
+def search(space: Space, run: Callable[[Choice], Result]) -> Iterator[Result]:
+    """Search the space; `run` makes one trial. A choice whose trial failed is never best."""
+    first = Choice(*space.topologies[0], space.tokens[0], space.precisions[0])
+    done = []
+    for workers, threads in space.topologies:
+        done.append(run(msgspec.structs.replace(first, workers=workers, threads=threads)))
+        yield done[-1]
+    for field, values in (("tokens", space.tokens[1:]), ("precision", space.precisions[1:])):
+        found = best(done)
+        for value in values if found is not None else ():
+            assert found is not None
+            changed: dict[str, Any] = {field: value}
+            done.append(run(msgspec.structs.replace(found.choice, **changed)))
+            yield done[-1]
+
+
+def best(results: Sequence[Result]) -> Result | None:
+    """The best result; None when all failed."""
+    measured = [(result, result.measured) for result in results if result.measured is not None]
+    if not measured:
+        return None
+    enough = max(figures.rate for _, figures in measured) * (1 - NOISE)
+    return min(
+        (pair for pair in measured if pair[1].rate >= enough),
+        key=lambda pair: (pair[1].memory_nbytes, -pair[1].rate),
+    )[0]
+
 
 SECONDS, QUICK_SECONDS = 9.0, 3.0
 _LONGEST_S = 3600.0
@@ -222,14 +312,14 @@ def _offer(choice: Choice, write: Path | None, used: Path | None) -> int:
     values = {name: value for name, value in choice.settings.items() if name != "worker.precision"}
     path = write or used
     if path is None:
-        print("\nbest settings:\n" + settings_file.changed("", values), end="")
+        print("\nbest settings:\n" + with_values("", values), end="")
         return 0
     before = path.read_text() if path.exists() else ""
-    after = settings_file.changed(before, values)
-    diff = settings_file.difference(path, before, after)
+    after = with_values(before, values)
+    diff = difference(path, before, after)
     print("\n" + (diff or f"{path} says so already"))
     if diff and (write is not None or _agreed(path)):
-        settings_file.write(path, after, values)
+        write_settings(path, after, values)
         print(f"written to {path}")
     return 0
 
@@ -240,3 +330,57 @@ def _agreed(path: Path) -> bool:
         print(f"not written; `--write {path}` writes without asking")
         return False
     return input(f"write this to {path}? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def with_values(text: str, values: Values) -> str:
+    """`text` with `values` (`{"section.field": value}`) put in; sections and fields that are missing are added."""
+    lines = text.splitlines()
+    for name, value in values.items():
+        section, _, field = name.partition(".")
+        _put(lines, section, f"  {field}:", str(value))
+    return "\n".join(lines) + "\n"
+
+
+def _put(lines: list[str], section: str, key: str, value: str) -> None:
+    """Set one field. A comment behind the old value stays."""
+    start = next((at for at, line in enumerate(lines) if re.match(rf"{section}:\s*(#.*)?$", line)), None)
+    if start is None:
+        lines += [f"{section}:", f"{key} {value}"]
+        return
+    end = next((at for at in range(start + 1, len(lines)) if re.match(r"[^\s#]", lines[at])), len(lines))
+    indent = next(
+        (re.match(r"\s+", line) for line in lines[start + 1 : end] if re.match(r"\s+\w", line)), None
+    )
+    key = (indent[0] if indent else "  ") + key.strip()
+    for at in range(start + 1, end):
+        if lines[at].startswith(key):
+            comment = re.search(r"\s+#.*$", lines[at])
+            lines[at] = f"{key} {value}" + (comment[0] if comment else "")
+            return
+    last = max((at for at in range(start, end) if re.match(r"\s*[^\s#]", lines[at])), default=start)
+    lines.insert(last + 1, f"{key} {value}")
+
+
+def difference(path: Path, before: str, after: str) -> str:
+    """Both texts as a unified diff; empty when they are equal."""
+    names = (str(path), f"{path} (tuned)")
+    return "".join(difflib.unified_diff(before.splitlines(True), after.splitlines(True), *names))
+
+
+def write_settings(path: Path, text: str, values: Values) -> None:
+    """Replace the file in one step. Raises `ConfigError` when `text` does not say `values`, or there is no room."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text)
+        if path.exists():
+            draft.chmod(path.stat().st_mode & 0o777)
+        found = msgspec.to_builtins(settings.load(draft, None, {}))
+        for name, value in values.items():
+            section, _, field = name.partition(".")
+            if found[section][field] != value:
+                raise ConfigError(f"{path}: {name} cannot be changed line by line; set it to {value} by hand")
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    finally:
+        draft.unlink(missing_ok=True)

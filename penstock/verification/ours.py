@@ -21,7 +21,7 @@ from workers.adapters.registry import resolve
 from workers.adapters.shared.building import resolve_dtype
 from workers.device import devices
 from workers.inputs import NOTHING
-from workers.operations.results import Results
+from workers.operations.items import Results
 
 BATCH_ITEMS = 8
 

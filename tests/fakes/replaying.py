@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from workers.generation.attention import PagedAttention, Plan
-from workers.generation.captured import CapturedSteps, Graph, packed_pass
+from workers.generation.attention import PagedAttention, Plan, packed_pass
+from workers.generation.captured import CapturedSteps, Graph
 from workers.generation.heads import Heads
 from workers.generation.paged_decode import Decode, DecodeLayout
 

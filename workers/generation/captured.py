@@ -6,7 +6,7 @@
    cannot be captured, the engine goes on without captured steps.
 3. Every replay reads tokens, places, lengths and block tables from tensors of its own, which `_fill` sets.
 
-All methods belong to the device thread. `packed_pass` is the same step in the plain way.
+All methods belong to the device thread. `attention.packed_pass` is the same step in the plain way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from workers.generation.attention import PagedAttention, Plan, plan_of
+from workers.generation.attention import PagedAttention, Plan, packed_pass, plan_of
 from workers.generation.paged_decode import DecodeLayout
 from workers.generation.rope import Lengths
 from workers.generation.sequence import Span
@@ -28,29 +28,6 @@ log = logging.getLogger(__name__)
 _MOST_ROWS = 256
 _TOLERANCE = 0.1
 """Mean difference of logits, as a part of their mean size."""
-
-
-def packed_pass(
-    model: Any, attention: PagedAttention, plan: Plan, keep: torch.Tensor | int = 0
-) -> torch.Tensor:
-    """Logits [rows, vocabulary] of the rows `keep` of a step, int64 [rows]; 0 for all."""
-    attention.plan, rope = plan, attention.rope
-    if rope is None:
-        return _logits(model, plan, keep)
-    with rope.applied(plan.lengths or rope.lengths(plan.spans, plan.ids.device)):
-        return _logits(model, plan, keep)
-
-
-def _logits(model: Any, plan: Plan, keep: torch.Tensor | int) -> torch.Tensor:
-    logits: torch.Tensor = model(
-        input_ids=plan.ids[None],
-        position_ids=plan.positions[None],
-        # NOTE: without a mask of ones some models look for packed sequences in the positions.
-        attention_mask=torch.ones(1, plan.tokens, dtype=torch.long, device=plan.ids.device),
-        use_cache=False,
-        logits_to_keep=keep,
-    ).logits[0]
-    return logits
 
 
 class Graph(Protocol):

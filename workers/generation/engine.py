@@ -22,8 +22,8 @@ import torch
 from ipc.wire.stats import GenerationStats
 from ipc.wire.streams import PROMPT, STARTED, PromptToken, Start, TokenLogprob
 from workers import foreign
-from workers.generation.attention import PagedAttention, plan_of
-from workers.generation.captured import CapturedSteps, packed_pass
+from workers.generation.attention import PagedAttention, packed_pass, plan_of
+from workers.generation.captured import CapturedSteps
 from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.scoring import first_token, scored
 from workers.generation.sequence import BlockPool, Output, Scheduler, Span, Spoiled

@@ -30,8 +30,7 @@ from ipc.wire.messages import GenerateCall
 from ipc.wire.streams import TokenLogprob
 from workers.device.findings import Proof
 from workers.device.oom import is_out_of_memory
-from workers.generation.attention import PagedAttention, plan_of
-from workers.generation.captured import packed_pass
+from workers.generation.attention import PagedAttention, packed_pass, plan_of
 from workers.generation.engine import Engine
 from workers.generation.plain import Run, without_settings
 from workers.generation.request import Emission, GenerationRequest

@@ -51,7 +51,7 @@ from workers.device.findings import Values
 from workers.inputs import NOTHING, Payload
 from workers.lifecycle.fingerprint import FINDINGS
 from workers.operations.infer import Infer
-from workers.operations.results import NamedOutput, Results
+from workers.operations.items import NamedOutput, Results
 
 log = logging.getLogger(__name__)
 

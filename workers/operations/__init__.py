@@ -14,8 +14,16 @@ from workers import foreign
 from workers.adapters.base import Adapter, ItemFailure, Prepared
 from workers.inputs import Payload
 from workers.operations.infer import Infer
-from workers.operations.items import Encode, Extract, Generate, Score, Tokenize
-from workers.operations.results import NamedOutput, Part, Results
+from workers.operations.items import (
+    Encode,
+    Extract,
+    Generate,
+    NamedOutput,
+    Results,
+    ResultTensor,
+    Score,
+    Tokenize,
+)
 
 
 class Operation(Protocol):
@@ -38,7 +46,7 @@ class Operation(Protocol):
     def needs_prepared(self, call: Any) -> bool:
         """Whether the layout is known only when all items are prepared."""
 
-    def layout(self, adapter: Any, call: Any, prepared: Sequence[Prepared]) -> list[Part]:
+    def layout(self, adapter: Any, call: Any, prepared: Sequence[Prepared]) -> list[ResultTensor]:
         """The tensors of the result whose size is known before the device runs."""
 
     def instant(self, call: Any) -> bool:

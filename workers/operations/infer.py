@@ -32,7 +32,7 @@ from workers.adapters.shared.named_tensors import (
 )
 from workers.adapters.shared.program import ProgramAdapter
 from workers.inputs import Payload
-from workers.operations.results import NamedOutput, Part, Results, checked
+from workers.operations.items import NamedOutput, Results, ResultTensor, checked
 
 EARLY_NBYTES = 64 << 10
 """A result of a known size gets its place before it is computed only when it is larger: small ones need no room."""
@@ -117,7 +117,9 @@ class Infer:
                 return False
         return texts_nbytes <= _INSTANT_NBYTES
 
-    def layout(self, adapter: ProgramAdapter, call: InferCall, prepared: Sequence[Prepared]) -> list[Part]:
+    def layout(
+        self, adapter: ProgramAdapter, call: InferCall, prepared: Sequence[Prepared]
+    ) -> list[ResultTensor]:
         """Raw bytes of the outputs, if all have a known size and they are large together; none of a stream."""
         if adapter.streams:
             return []
@@ -127,7 +129,7 @@ class Infer:
             if nbytes is None and output.region is None:
                 return []
             if nbytes is not None and output.region is None:
-                parts.append(Part(output.name, "uint8", (nbytes * call.rows,)))
+                parts.append(ResultTensor(output.name, "uint8", (nbytes * call.rows,)))
         return parts if sum([part.shape[0] for part in parts]) > EARLY_NBYTES else []
 
     def prepare(

@@ -12,6 +12,10 @@
 How fast the device works is known by model (`Paces`), for the bound and the turns of the queue, and in all for people
 who watch. A batch takes a time of its own and a time for each token, so lone queries tell little about a full batch.
 `Pace` keeps both parts apart by least squares over recent batches.
+
+A batch holds as many tokens as the budget of its model (`ModelBudgets`). The budget halves when a batch does not fit
+into memory, and recovers by a quarter after every `GROW_AFTER_S` without trouble, so the budget is back at its
+configured size within five minutes.
 """
 
 from __future__ import annotations
@@ -41,6 +45,9 @@ SPREAD = 0.1
 """Batches whose sizes differ less, as a part of their mean, do not tell the two parts apart."""
 EXTRAPOLATED = 4.0
 """Before a batch was full, full batches count as at most so many times as large as the batches that ran."""
+GROW_AFTER_S = 20.0
+SMALLEST_TOKENS = 64
+"""Of a token budget, however often batches did not fit."""
 FIRST_TOKENS_PER_S = 4000.0
 """The pace of a model that has not run yet: between those of a small and of a large model on a processor."""
 FULL_AGAIN = 2.0
@@ -322,3 +329,58 @@ def retry_after_s(drain_s: float) -> float:
 def _name(job: Job) -> str:
     """The model that prices a job; "" for a job of a kind that bounds what waits itself."""
     return "" if job.strategy.bounds_itself else job.model
+
+
+class TokenBudget:
+    """Tokens per batch of one model."""
+
+    def __init__(self, tokens: int) -> None:
+        self.configured = self.tokens = tokens
+        self._calm_since = time.monotonic()
+
+    def shrink(self, tried: int) -> None:
+        """A batch of `tried` tokens did not fit."""
+        self.tokens = min(self.configured, max(SMALLEST_TOKENS, min(self.tokens, tried) // 2))
+        self._calm_since = time.monotonic()
+
+    def grow(self) -> None:
+        """A batch fitted: after `GROW_AFTER_S` without trouble a quarter is added."""
+        now = time.monotonic()
+        if self.tokens < self.configured and now - self._calm_since > GROW_AFTER_S:
+            self.tokens = min(self.configured, self.tokens + max(1, self.configured // 4))
+            self._calm_since = now
+
+
+class ModelBudgets:
+    """One token budget per model; models that never ran out of memory have the configured one, or their own limit."""
+
+    def __init__(self, tokens: int) -> None:
+        """`tokens` is what is configured for all models."""
+        self.configured = tokens
+        self.limits: dict[str, int] = {}
+        """Tokens of a full batch of the models that the worker offers; the table of models keeps the numbers."""
+        self._by_model: dict[str, TokenBudget] = {}
+
+    @property
+    def smallest(self) -> int:
+        """Tokens of the smallest budget there is."""
+        return min((budget.tokens for budget in list(self._by_model.values())), default=self.configured)
+
+    def tokens_of(self, model: str) -> int:
+        """Tokens per batch of a model."""
+        budget = self._by_model.get(model)
+        return self.limits.get(model, self.configured) if budget is None else budget.tokens
+
+    def shrink(self, model: str, tried: int, full: int | None = None) -> None:
+        """A batch of `tried` tokens did not fit. `full` is the limit of the adapter; None: as `limits` says."""
+        # NOTE: a model that is unloading has no limit any more, so `limits` would give the number for all models.
+        full = self.limits.get(model, self.configured) if full is None else full
+        self._by_model.setdefault(model, TokenBudget(full)).shrink(tried)
+
+    def grow(self, model: str) -> None:
+        """Called after a batch that fitted."""
+        budget = self._by_model.get(model)
+        if budget is not None:
+            budget.grow()
+            if budget.tokens >= budget.configured:
+                del self._by_model[model]

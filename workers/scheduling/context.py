@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from ipc.memory.arena import Arena
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
-from workers.device.oom import ModelBudgets
 from workers.device.stepping import Activity
 from workers.endpoint.endpoint import Endpoint
-from workers.scheduling.batch_counts import BatchCounts
+from workers.scheduling.bound import ModelBudgets
+from workers.scheduling.job import BatchCounts
 from workers.scheduling.queue import WaitingLine, WorkQueue
 from workers.scheduling.table import JobTable
 

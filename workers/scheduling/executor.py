@@ -17,12 +17,11 @@ import greenlet
 import torch
 
 from workers import foreign
-from workers.device.oom import ModelBudgets
 from workers.device.stepping import Turn, vital_thread
-from workers.scheduling.batch_counts import BatchLog
 from workers.scheduling.batcher import UNKNOWN_PACE
+from workers.scheduling.bound import ModelBudgets
 from workers.scheduling.context import Context
-from workers.scheduling.job import Batch, Job, Piece, collate
+from workers.scheduling.job import Batch, BatchLog, Job, Piece, collate
 from workers.scheduling.queue import Call, WorkQueue
 from workers.scheduling.table import JobTable
 

@@ -22,11 +22,11 @@ from workers import operations
 from workers.endpoint.sessions import Session
 from workers.inputs import NOTHING, ClientMemory, Payload
 from workers.operations import operation_of
-from workers.scheduling import outputs
 from workers.scheduling.context import Context
 from workers.scheduling.job import Job
 from workers.scheduling.preparing import Preparer, fail_unready, is_short
 from workers.scheduling.queue import Reason
+from workers.scheduling.table import arena_full, plan_output, reserve_output
 
 FAIL_EARLY_NS = 250_000_000
 
@@ -71,7 +71,7 @@ class Rooms:
         """Note the sizes of what a job copies and writes. Raises `InvalidInput` for sizes that never fit."""
         job.payload.plan(job.work.call)
         layout = operation_of(job.work.call).layout(job.adapter, job.work.call, job.prepared)
-        outputs.plan(job, layout, self._leases)
+        plan_output(job, layout, self._leases)
 
     def reserve(self, job: Job) -> bool:
         """Reserve room for the inputs that a job copies, then for its outputs. Whether the job has both.
@@ -88,7 +88,7 @@ class Rooms:
             self._line.add(job, Reason.COPY)
             return False
         queued = waiting and self._is_needed(job) and self._line.has(Reason.ROOM)
-        output = None if queued else outputs.reserve(job, self._leases, self._inline_nbytes)
+        output = None if queued else reserve_output(job, self._leases, self._inline_nbytes)
         if output is None:
             self._line.add(job, Reason.ROOM)
             return False
@@ -119,7 +119,7 @@ class Rooms:
         for job in self._line.jobs(Reason.ROOM, Reason.COPY) if len(self._line) else ():
             if soon >= job.work.deadline_ns:
                 lacks_room = job.payload.lacks_room
-                error = job.payload.exhausted() if lacks_room else outputs.exhausted(1.0)
+                error = job.payload.exhausted() if lacks_room else arena_full(1.0)
                 self._context.jobs.fail(job, error)
 
     def retry(self) -> list[Job]:

@@ -28,10 +28,9 @@ from workers import foreign
 from workers.adapters.base import Adapter, Excess, ItemFailure, ItemRefused, Prepared
 from workers.device.stepping import vital_thread
 from workers.operations import operation_of
-from workers.scheduling import outputs
 from workers.scheduling.context import Context
 from workers.scheduling.job import Job, Piece
-from workers.scheduling.table import JobTable
+from workers.scheduling.table import JobTable, write_results
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +128,7 @@ class Preparer:
         """Items of a call that needs no device are done once they are prepared."""
         pieces = [Piece(job, index, job.prepared[index]) for index in range(start, stop)]
         operation = operation_of(job.work.call)
-        outputs.write(pieces, operation.run(job.adapter, job.prepared[start:stop], job.work.call))
+        write_results(pieces, operation.run(job.adapter, job.prepared[start:stop], job.work.call))
         self._table.complete(job, len(pieces), [])
 
     def _bound(self, job: Job, start: int, stop: int) -> None:

@@ -31,6 +31,7 @@ from workers.device import oom
 from workers.device.stepping import batch_limit_s
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.sequence import Unfit
+from workers.scheduling.bound import TokenBudget
 from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, Job, Piece, Strategy, error_of, item_error
 
@@ -81,7 +82,7 @@ class Crowd:
     length: float = 0.0
     owed: float = 0.0
     prompts: int = 0
-    budget: oom.TokenBudget | None = None
+    budget: TokenBudget | None = None
 
     def expected(self, call: GenerateCall) -> float:
         """Tokens that a call will generate: as many as choices took lately, and at most as many as the call allows."""
@@ -241,7 +242,7 @@ class Generations(Strategy):
     @staticmethod
     def _shrink(engine: Engine, crowd: Crowd) -> None:
         """Memory ran out: steps get fewer tokens of prompts for a while."""
-        crowd.budget = crowd.budget or oom.TokenBudget(engine.prefill_tokens)
+        crowd.budget = crowd.budget or TokenBudget(engine.prefill_tokens)
         crowd.budget.shrink(engine.prefill_tokens)
         engine.prefill_tokens = crowd.budget.tokens
 

@@ -19,7 +19,7 @@ from ipc.wire.messages import TensorInfo, TensorRef
 from workers.adapters.base import ItemFailure
 from workers.adapters.shared.named_tensors import TensorFacts, host_array
 from workers.inputs import OpenRegion
-from workers.operations.results import NamedOutput
+from workers.operations.items import NamedOutput
 from workers.scheduling.job import Output, Piece
 from workers.scheduling.table import JobTable, PlacedPart
 

@@ -17,27 +17,33 @@ from collections.abc import Callable
 from typing import Any
 
 from ipc.errors import DeadlineExceeded
+from ipc.metrics.registry import WorkerMetrics
 from ipc.wire.messages import BatchTimes, ItemError
 from workers.adapters.base import ItemFailure
 from workers.device import oom, stepping
 from workers.device.stepping import batch_limit_s
 from workers.operations import operation_of
-from workers.scheduling import outputs
 from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, Job, Piece, Strategy, collate, error_of, item_error
+from workers.scheduling.table import write_results
 from workers.strategies.named_outputs import Placer
 
 log = logging.getLogger(__name__)
+
+
+EVICTION_WAIT_S = 5.0
+"""How long the device thread waits for the memory of another model."""
+EVICT_AGAIN_AFTER_S = 60.0
 
 
 class OneShot(Strategy):
     """Runs batches, and the rest of a batch that fails."""
 
     def __init__(self, context: Context, unload_idle: Callable[[str, float], bool]) -> None:
-        """`unload_idle` is that of `oom.Eviction`."""
+        """`unload_idle` is that of `Eviction`."""
         self.context = context
         self.placer = Placer(context.jobs, context.settings.arena.inline_bytes)
-        self.eviction = oom.Eviction(unload_idle)
+        self.eviction = Eviction(unload_idle)
 
     def run(self, batch: Batch) -> int:
         """Run a batch, and the rest of the batch after failures."""
@@ -78,7 +84,7 @@ class Passes:
 
     def __init__(self, strategy: OneShot, batch: Batch) -> None:
         self._strategy, self._context, self._batch = strategy, strategy.context, batch
-        self.recoveries = oom.RecoveryCounts(strategy.context.metrics)
+        self.recoveries = RecoveryCounts(strategy.context.metrics)
         self.ran = 0
         self.came_to_end = False
 
@@ -119,7 +125,7 @@ class Passes:
             else:
                 finite = results.finite([piece.prepared.rows for piece in pieces])
                 computed = time.monotonic_ns()
-                outputs.write(pieces, results)
+                write_results(pieces, results)
                 failures = _failures(pieces, finite, results.failures)
             copied = time.monotonic_ns()
             note_batch(pieces, began, computed, copied)
@@ -207,7 +213,7 @@ class Passes:
         """Have an idle model unloaded and run a single item for the last time; returns what that raised."""
         model, eviction = pieces[0].job.model, self._strategy.eviction
         oom.forget_frames(error)
-        self._context.activity.begin(2 * oom.EVICTION_WAIT_S)
+        self._context.activity.begin(2 * EVICTION_WAIT_S)
         if not eviction.make_room(model):
             return error
         self.recoveries.evicted(model)
@@ -261,3 +267,60 @@ def _failures(
             text = f"item {piece.index}: the model gave a value that is not finite"
             errors[at] = ItemError(piece.index, "INFERENCE_ERROR", text)
     return errors
+
+
+class Eviction:
+    """Has an idle model unloaded for an item that does not fit even alone.
+
+    An item may simply be too large for the device. After an eviction that did not help, the same model causes none for
+    `EVICT_AGAIN_AFTER_S`, so that such items do not clear the device of all other models.
+    """
+
+    def __init__(self, unload_idle: Callable[[str, float], bool]) -> None:
+        """`unload_idle(model, wait_s)` unloads an idle model other than `model`; whether its memory has come back."""
+        self._unload_idle = unload_idle
+        self._in_vain: dict[str, float] = {}
+
+    def make_room(self, model: str) -> bool:
+        """Whether memory of another model was given back for this one. Device thread only."""
+        since = self._in_vain.get(model)
+        if since is not None and time.monotonic() < since + EVICT_AGAIN_AFTER_S:
+            return False
+        self._in_vain.pop(model, None)
+        return self._unload_idle(model, EVICTION_WAIT_S)
+
+    def in_vain(self, model: str) -> None:
+        """The item did not fit after the eviction either."""
+        self._in_vain[model] = time.monotonic()
+
+
+class RecoveryCounts:
+    """Counts how batches that ran out of memory ended, under the names that dashboards of the SIE contract ask for."""
+
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        self._metrics = metrics
+        self._attempted = self._lost = False
+
+    def exhausted(self, model: str, items: int, *, lost: bool = False) -> None:
+        """Some items of a batch did not fit: several are split, one alone is tried again and may be `lost`."""
+        metrics = self._metrics
+        metrics.oom.labels(model, metrics.worker).inc()
+        metrics.sie_oom_clears.labels(model).inc()
+        if not self._attempted:
+            self._attempted = True
+            metrics.sie_oom_attempted.labels(model).inc()
+        if items > 1:
+            metrics.sie_oom_splits.labels(model).inc()
+        elif lost:
+            self._lost = True
+            metrics.sie_oom_terminal.labels(model).inc()
+
+    def evicted(self, model: str) -> None:
+        """Another model was unloaded for an item of this one."""
+        self._metrics.sie_oom_evictions.labels(model).inc()
+
+    def ended(self, model: str) -> None:
+        """A batch is done; a recovery in which no item was given up succeeded."""
+        if self._attempted and not self._lost:
+            self._metrics.sie_oom_succeeded.labels(model).inc()
+        self._attempted = self._lost = False

@@ -22,7 +22,7 @@ from ipc import settings
 from ipc.errors import ConfigError
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.version import VERSION
-from penstock import cli, foreign_flags, target, terminal
+from penstock import cli, command_line, target, terminal
 from penstock.__main__ import main as penstock_main
 from penstock.cli import main
 from penstock.command_line import parser
@@ -217,7 +217,7 @@ def test_verbs_of_ollama_are_actions_of_models(verb: str, command: str) -> None:
 
 
 def test_what_is_said_of_flags_of_other_servers_names_settings_that_exist() -> None:
-    texts = " ".join(foreign_flags.INSTEAD.values())
+    texts = " ".join(command_line.INSTEAD.values())
     sections = settings.Settings()
     for section, field in re.findall(r"--set (\w+)\.(\w+)=", texts):
         assert hasattr(getattr(sections, section), field)
@@ -227,7 +227,7 @@ def test_the_page_for_those_who_come_from_other_servers_names_flags_that_are_ans
     page = (ROOT / "docs/coming_from.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`--.*?) \|", page, re.MULTILINE)
     named = {flag for row in rows for flag in re.findall(r"`(--[\w-]+)", row)}
-    assert named and named <= foreign_flags.INSTEAD.keys()
+    assert named and named <= command_line.INSTEAD.keys()
 
 
 def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

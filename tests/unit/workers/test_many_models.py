@@ -27,7 +27,7 @@ from workers.endpoint.endpoint import Endpoint, Handler
 from workers.lifecycle.models import ModelTable
 from workers.reports import Reporter
 from workers.runtime import Runtime
-from workers.scheduling.batch_counts import BatchLog
+from workers.scheduling.job import BatchLog
 
 MODELS = 300
 

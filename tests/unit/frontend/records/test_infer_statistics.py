@@ -53,7 +53,7 @@ import sys
 from pathlib import Path
 from ipc.metrics import registry as metrics
 from ipc.processes.paths import RunPaths
-from workers.scheduling.batch_counts import BatchCounts
+from workers.scheduling.job import BatchCounts
 
 metrics.configure(RunPaths(Path(sys.argv[1]), "t"), sys.argv[2])
 families = metrics.WorkerMetrics(sys.argv[2])

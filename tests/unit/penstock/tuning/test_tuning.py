@@ -15,8 +15,8 @@ from ipc.errors import ConfigError
 from ipc.processes.paths import RunPaths
 from ipc.settings import load
 from penstock.own_server import Server
-from penstock.tuning import command, settings_file, trial
-from penstock.tuning.search import Choice, Result, Space, best, search, topologies
+from penstock.tuning import command, trial
+from penstock.tuning.command import Choice, Result, Space, best, search, topologies
 from penstock.tuning.trial import Measured
 
 FILE = """\
@@ -80,7 +80,7 @@ def test_when_every_topology_fails_nothing_else_is_tried() -> None:
 
 
 def test_values_are_put_in_and_all_other_lines_stay(tmp_path: Path) -> None:
-    text = settings_file.changed(FILE, VALUES)
+    text = command.with_values(FILE, VALUES)
     assert "    count: 2  # one is enough" in text.splitlines()
     assert "    torch_threads: 1" in text.splitlines()
     assert text.endswith("batch:\n  max_tokens: 4096\n")
@@ -88,7 +88,7 @@ def test_values_are_put_in_and_all_other_lines_stay(tmp_path: Path) -> None:
     path = tmp_path / "server.yaml"
     path.write_text(FILE)
     path.chmod(0o640)
-    settings_file.write(path, text, VALUES)
+    command.write_settings(path, text, VALUES)
     found = load(path, None, {})
     assert (found.worker.count, found.worker.torch_threads, found.batch.max_tokens) == (2, 1, 4096)
     assert found.worker.drain_timeout_s == 5
@@ -99,9 +99,9 @@ def test_values_are_put_in_and_all_other_lines_stay(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_changed_by_lines_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "server.yaml"
     path.write_text("worker: {count: 1}\n")
-    text = settings_file.changed(path.read_text(), VALUES)
+    text = command.with_values(path.read_text(), VALUES)
     with pytest.raises(ConfigError):
-        settings_file.write(path, text, VALUES)
+        command.write_settings(path, text, VALUES)
     assert path.read_text() == "worker: {count: 1}\n"
     assert [each.name for each in tmp_path.iterdir()] == ["server.yaml"]
 

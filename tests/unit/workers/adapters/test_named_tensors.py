@@ -14,7 +14,7 @@ from ipc.errors import InvalidInput, UnexpectedOutput
 from ipc.memory.datatypes import DATATYPES
 from workers.adapters.shared.named_tensors import NamedBatch, NamedInputs, Signature, TensorFacts
 from workers.adapters.shared.program import zeros
-from workers.operations.results import checked
+from workers.operations.items import checked
 
 
 def config_of(*datatypes: str, rows: int = 4) -> ModelConfig:

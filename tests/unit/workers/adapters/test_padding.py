@@ -24,8 +24,7 @@ from workers.adapters.registry import resolve
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.image_extracting import patches
 from workers.adapters.shared.packing import TokenSequence
-from workers.scheduling.batch_counts import BatchCounts
-from workers.scheduling.job import Batch, Piece
+from workers.scheduling.job import Batch, BatchCounts, Piece
 
 TEXTS = (
     "Marie Curie lives in Paris beside the old river",

@@ -23,7 +23,6 @@ from ipc.store.wishes import Wishes
 from ipc.wire.catalogs import Replied, Reread
 from tests.fakes.adapter import FakeAdapter
 from workers.device.devices import Device
-from workers.device.oom import ModelBudgets
 from workers.lifecycle import catalog_following, loading
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.loading import Loaded
@@ -33,6 +32,7 @@ from workers.lifecycle.models import ModelTable
 from workers.loading.failure import LoadFailure
 from workers.repository.catalog_files import CatalogWatch
 from workers.repository.entries import RepositoryEntry
+from workers.scheduling.bound import ModelBudgets
 from workers.scheduling.table import JobTable
 
 ENTRY = ModelEntry("org/m", DirectorySource("/weights"), adapter="tests.fakes.weighing:WeighingAdapter")

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from ipc.settings import Settings
 from tests.unit.workers.scheduling.test_batcher import job
-from workers.device.oom import ModelBudgets
+from workers.scheduling.bound import ModelBudgets
 from workers.scheduling.executor import NextBatch
 from workers.scheduling.job import Batch, Job, Piece
 from workers.scheduling.queue import WorkQueue

@@ -21,11 +21,11 @@ from tests.fakes.jobs import adapter, make_job
 from tests.fakes.pipeline import Placed, placing
 from workers.adapters.base import Prepared
 from workers.device import stepping
-from workers.device.oom import Eviction
 from workers.device.stepping import UNKNOWN_S
 from workers.scheduling.job import Batch, Job, Piece
 from workers.scheduling.queue import Reason, WaitingLine
 from workers.strategies import one_shot
+from workers.strategies.one_shot import Eviction
 
 STATEFUL = ModelConfig("m", sequence_batching=SequenceBatching())
 
@@ -169,14 +169,14 @@ class Timed(Failing):
 def test_the_times_that_are_told_of_a_batch_are_those_of_its_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, write = Clock.of(one_shot, monkeypatch), one_shot.outputs.write
+    clock, write = Clock.of(one_shot, monkeypatch), one_shot.write_results
     runs: list[tuple[object, ...]] = []
 
     def copy(pieces: Any, results: Any) -> None:
         write(pieces, results)
         clock.now += 4
 
-    monkeypatch.setattr(one_shot.outputs, "write", copy)
+    monkeypatch.setattr(one_shot, "write_results", copy)
     with placing(tmp_path, Settings(), 1 << 20, post=lambda work, wake=True: work()) as pipeline:
         model = Timed()
         model.clock = clock

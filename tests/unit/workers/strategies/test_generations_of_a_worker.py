@@ -26,12 +26,12 @@ from tests.fakes.jobs import make_job, replan
 from tests.fakes.raising import EXCEPTIONS, LOGGED, obey
 from workers import foreign
 from workers.adapters.base import Prepared
-from workers.device import oom
 from workers.endpoint.endpoint import Endpoint
 from workers.generation.building import build
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler
 from workers.generation.text import ChoiceOutput
+from workers.scheduling import bound
 from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, Job
 from workers.strategies import generation
@@ -410,7 +410,7 @@ def test_memory_that_is_short_once_costs_nobody_the_answer() -> None:
 
 
 def test_steps_get_smaller_while_memory_is_short_and_grow_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock.of(oom, monkeypatch)
+    clock = Clock.of(bound, monkeypatch)
     worker = Worker()
     engine = worker.made.engine
     engine.prefill_tokens = configured = 256

@@ -20,7 +20,7 @@ from ipc.catalog.sie_layout import FAMILIES
 from ipc.errors import ConfigError
 from ipc.wire.messages import ModelStatus
 from workers.adapters import registry
-from workers.device.oom import ModelBudgets
+from workers.scheduling.bound import ModelBudgets
 
 M3 = """
 sie_id: org/m3

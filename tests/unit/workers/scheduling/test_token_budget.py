@@ -9,13 +9,14 @@ import torch
 
 from tests.fakes.clock import Clock
 from workers.device import oom
-from workers.device.oom import ModelBudgets, TokenBudget
+from workers.scheduling import bound
+from workers.scheduling.bound import ModelBudgets, TokenBudget
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the module."""
-    return Clock.of(oom, monkeypatch)
+    return Clock.of(bound, monkeypatch)
 
 
 def test_the_budget_halves_what_was_tried(clock: Clock) -> None:
@@ -30,17 +31,17 @@ def test_the_budget_never_falls_below_its_floor(clock: Clock) -> None:
     budget = TokenBudget(3072)
     for _ in range(20):
         budget.shrink(budget.tokens)
-    assert budget.tokens == oom.SMALLEST_TOKENS
+    assert budget.tokens == bound.SMALLEST_TOKENS
 
 
 def test_the_budget_does_not_grow_before_a_calm_period(clock: Clock) -> None:
     budget = TokenBudget(3072)
     budget.shrink(3072)
-    clock.now += oom.GROW_AFTER_S / 2
+    clock.now += bound.GROW_AFTER_S / 2
     budget.grow()
     assert budget.tokens == 1536
     budget.shrink(1536)
-    clock.now += oom.GROW_AFTER_S * 0.9
+    clock.now += bound.GROW_AFTER_S * 0.9
     budget.grow()
     assert budget.tokens == 768, "trouble must begin the calm period anew"
 

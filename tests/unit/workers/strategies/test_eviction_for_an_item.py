@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.clock import Clock
-from workers.device import oom
+from workers.strategies import one_shot
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the module."""
-    return Clock.of(oom, monkeypatch)
+    return Clock.of(one_shot, monkeypatch)
 
 
-def eviction(asked: list[str], answer: bool = True) -> oom.Eviction:
+def eviction(asked: list[str], answer: bool = True) -> one_shot.Eviction:
     """A relief that notes for whom it asked."""
 
     def unload_idle(model: str, wait_s: float) -> bool:
         asked.append(model)
         return answer
 
-    return oom.Eviction(unload_idle)
+    return one_shot.Eviction(unload_idle)
 
 
 def test_every_item_that_is_helped_may_be_helped_again(clock: Clock) -> None:
@@ -38,7 +38,7 @@ def test_after_an_eviction_in_vain_the_model_waits_and_others_do_not(clock: Cloc
     found.in_vain("a")
     assert not found.make_room("a") and not found.make_room("a")
     assert found.make_room("b")
-    clock.now += oom.EVICT_AGAIN_AFTER_S
+    clock.now += one_shot.EVICT_AGAIN_AFTER_S
     assert found.make_room("a")
     assert asked == ["a", "b", "a"]
 
