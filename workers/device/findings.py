@@ -63,7 +63,7 @@ class Findings:
             return None
         path = self._path(self._root, kind, facts)
         try:
-            return msgspec.json.decode(_content(path), type=form)
+            return msgspec.json.decode(read_small(path), type=form)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -76,16 +76,7 @@ class Findings:
             return
         path = self._path(self._root, kind, facts)
         try:
-            make_private(self._root, path.parent)
-            handle, draft = tempfile.mkstemp(prefix=path.name, dir=path.parent)
-            try:
-                with os.fdopen(handle, "wb") as stream:
-                    stream.write(msgspec.json.encode(finding))
-                Path(draft).replace(path)
-            except OSError:
-                Path(draft).unlink(missing_ok=True)
-                raise
-            _prune(path.parent)
+            write_small(self._root, path, msgspec.json.encode(finding))
         except OSError as error:
             log.debug("the finding %s is not kept: %s", path.name, error)
 
@@ -135,7 +126,7 @@ class Proof:
             self._findings.write(kind, facts, Proven(finding, dict(values)))
 
 
-def _content(path: Path) -> bytes:
+def read_small(path: Path) -> bytes:
     """The bytes of a small file of ours, which counts as used now. Raises OSError for anything else."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as stream:
@@ -147,6 +138,20 @@ def _content(path: Path) -> bytes:
         with contextlib.suppress(OSError):
             os.utime(handle)
         return stream.read(_MOST_NBYTES)
+
+
+def write_small(root: Path, path: Path, content: bytes) -> None:
+    """Write a file below `root` in one step, and delete the files beside it above `MOST_FILES`. Raises OSError."""
+    make_private(root, path.parent)
+    handle, draft = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        Path(draft).replace(path)
+    except OSError:
+        Path(draft).unlink(missing_ok=True)
+        raise
+    _prune(path.parent)
 
 
 def _prune(directory: Path) -> None:

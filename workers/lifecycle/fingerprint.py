@@ -4,7 +4,8 @@ The first load of a model writes the first values of its canned inferences into 
 is named by what the values depend on: all files of the model (name, size, time), be they weights, configuration,
 tokenizer or heads; the catalog entry, precision, kind of device and the versions of the libraries. So changed files get
 a new fingerprint, and the same files that give other values are a fault: of the memory, the disk or the driver. A
-catalog entry may state the values itself.
+catalog entry may state the values itself. As of findings, the files that were used last are kept
+(`workers.device.findings`).
 
 The identity of a loaded model (`identity_of`) stands for the same facts and is told to frontends, which keep vectors by
 the identity. A tool may keep the time of a file that it replaces, so an identity also has the file's number and the
@@ -16,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -28,8 +28,8 @@ import msgspec
 import torch
 
 from ipc.catalog.entries import ModelEntry, gguf_of
-from ipc.processes.paths import make_private
 from ipc.version import VERSION
+from workers.device.findings import read_small, write_small
 from workers.loading.reading import facts_of, files_of
 
 log = logging.getLogger(__name__)
@@ -148,10 +148,10 @@ def _versions() -> list[str]:
 
 def _read(path: Path) -> dict[str, list[float]] | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, list[float]])
+        return msgspec.json.decode(read_small(path), type=dict[str, list[float]])
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         log.warning("the fingerprint %s cannot be read and is written anew: %s", path.name, error)
         return None
 
@@ -159,9 +159,6 @@ def _read(path: Path) -> dict[str, list[float]] | None:
 def _write(path: Path, values: Mapping[str, list[float]]) -> None:
     """Write in one step. The model is served even if the file cannot be written."""
     try:
-        make_private(path.parents[1], path.parent)
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(msgspec.json.encode(dict(values)))
-        draft.replace(path)
+        write_small(path.parents[1], path, msgspec.json.encode(dict(values)))
     except OSError as error:
         log.warning("the fingerprint %s cannot be kept: %s", path.name, error)

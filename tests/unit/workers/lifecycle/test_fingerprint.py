@@ -15,6 +15,7 @@ from ipc.errors import InferenceFailed, InvalidInput
 from ipc.wire.messages import Call, InputItem
 from tests.fakes.weighing import WeighingAdapter
 from workers.adapters.base import ItemFailure, Prepared
+from workers.device import findings
 from workers.lifecycle import fingerprint
 from workers.lifecycle.fingerprint import FingerprintMismatch
 from workers.lifecycle.proof import prove
@@ -42,6 +43,19 @@ def test_the_first_load_records_and_later_ones_compare(tmp_path: Path) -> None:
         check(VALUES[:2], path)
     with pytest.raises(FingerprintMismatch):
         check([float("nan"), *VALUES[1:]], path)
+
+
+def test_only_the_fingerprints_that_were_used_last_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings, "MOST_FILES", 2)
+    paths = [tmp_path / "state" / f"{number}.json" for number in range(3)]
+    for at, path in enumerate(paths[:2]):
+        check(VALUES, path)
+        os.utime(path, (at, at))
+    check(VALUES, paths[0])
+    check(VALUES, paths[2])
+    assert [path.exists() for path in paths] == [True, False, True], "the one that was compared counts as used"
 
 
 def test_half_precision_may_differ_more(tmp_path: Path) -> None:
