@@ -27,6 +27,7 @@ _CODES = {
     "FORBIDDEN": "insufficient_permissions",
     "RATE_LIMITED": "rate_limit_exceeded",
     "MODEL_NOT_FOUND": "model_not_found",
+    "FILE_NOT_FOUND": "file_not_found",
     "MODEL_LOAD_FAILED": "model_not_available",
     "MODEL_NOT_LOADED": "model_not_available",
     "MODEL_LOADING": "model_loading",

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
 
 from falcon.asgi import Request
@@ -40,6 +40,8 @@ BODY_KEY = "penstock.body"
 """Where Penstock's own server puts a body into the ASGI scope that came with its head and is small."""
 LARGE_NBYTES = 4 << 20
 TRIM_AFTER_S = 0.2
+_LATE = "the deadline passed while the body was being received"
+_CUT = "the client went away before it had sent the whole body"
 
 
 def note_disconnect(scope: Any) -> None:
@@ -174,6 +176,31 @@ class BodyReader:
         """As `receive`, for a body that is kept elsewhere: `take` gets the pieces as they arrive."""
         return PouredBody(self, req, deadline_ns, take)
 
+    async def pieces(self, req: Request, deadline_ns: int, max_nbytes: int) -> AsyncGenerator[bytes, None]:
+        """The pieces of a body of at most `max_nbytes`, each of which counts until the next one is asked for.
+
+        Raises as `HeldBody` does.
+        """
+        limit = min(max_nbytes, self.limits.max_body_bytes)
+        length, nbytes, stream = req.content_length, 0, aiter(req.stream)
+        if length is not None and length > limit:
+            raise BodyTooLarge(f"body: {length} bytes, the limit is {limit}")
+        while True:
+            try:
+                async with asyncio.timeout(deadline.remaining_s(deadline_ns)):
+                    piece = await anext(stream, None)
+            except TimeoutError:
+                raise DeadlineExceeded(_LATE, retry_after_s=1) from None
+            if piece is None:
+                break
+            nbytes += len(piece)
+            if nbytes > limit:
+                raise BodyTooLarge(f"body: more than {limit} bytes")
+            with self.holding(len(piece)):
+                yield piece
+        if is_gone(req.scope) or (length is not None and nbytes < length):
+            raise Cancelled(_CUT)
+
 
 class Holding:
     """Bytes that count as long as the context is open."""
@@ -251,9 +278,7 @@ class HeldBody:
             async with asyncio.timeout(deadline.remaining_s(self._deadline_ns)):
                 await self._take_all(length, take)
         except TimeoutError:
-            raise DeadlineExceeded(
-                "the deadline passed while the body was being received", retry_after_s=1
-            ) from None
+            raise DeadlineExceeded(_LATE, retry_after_s=1) from None
 
     async def _take_all(self, length: int | None, take: Callable[[bytes], object]) -> None:
         limit = self._reader.limits.max_body_bytes
@@ -263,7 +288,7 @@ class HeldBody:
             self._count(len(part))
             take(part)
         if is_gone(self._req.scope) or (length is not None and self._nbytes < length):
-            raise Cancelled("the client went away before it had sent the whole body")
+            raise Cancelled(_CUT)
 
     def _count(self, nbytes: int) -> None:
         reader = self._reader

@@ -35,6 +35,8 @@ from frontend.routes import EVENTS, JSON, Faults, Route
 
 _IN_BRACES = re.compile(r"{(\w+)}")
 _PATH_PARAMETERS = {
+    "container_id": "Id of a container, which belongs to a response.",
+    "file_id": "Id of a file.",
     "mode": "`live` or `ready`.",
     "region": "Name of a region of shared memory.",
     "response_id": "Id of a stored response.",
@@ -49,6 +51,7 @@ SECTIONS = {
     "models": "Which models there are, and in which state.",
     "messages": "Text from a model, in the form of Anthropic.",
     "responses": "Text from a model, in OpenAI's newer form, which can be stored and run in the background.",
+    "files": "Files that clients upload and agents make, also in the form of Anthropic.",
     "ollama": "The routes that clients of ollama ask.",
     "tei": "The routes that clients of Text Embeddings Inference ask.",
     "vllm": "The routes that clients of vLLM ask.",

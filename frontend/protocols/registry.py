@@ -261,6 +261,7 @@ def protocols(compatible: Iterable[str] = ()) -> Protocols:
     """All protocols of this build. Raises `ConfigError` as `Protocols` does."""
     from frontend.protocols.chat import ChatProtocol
     from frontend.protocols.cohere import CohereProtocol
+    from frontend.protocols.files import FilesProtocol
     from frontend.protocols.infinity import InfinityProtocol
     from frontend.protocols.kserve_v2 import KserveProtocol
     from frontend.protocols.messages import MessagesProtocol
@@ -277,6 +278,7 @@ def protocols(compatible: Iterable[str] = ()) -> Protocols:
         ChatProtocol(),
         ResponsesProtocol(),
         MessagesProtocol(),
+        FilesProtocol(),
         TeiProtocol(),
         VllmProtocol(),
         InfinityProtocol(),

@@ -20,12 +20,14 @@ from frontend.app import Application, DeadlineMiddleware, ErrorRenderer, Request
 from frontend.engine.events import Called, Ended, Finished, Started, Text
 from frontend.http.listeners import Listeners
 from frontend.protocols.chat import ChatProtocol
+from frontend.protocols.files import FilesProtocol
 from frontend.protocols.messages import MessagesProtocol
 from frontend.protocols.ollama import OllamaProtocol
 from frontend.protocols.registry import Protocols
 from frontend.protocols.responses import ResponsesProtocol
 from frontend.protocols.sie import SieProtocol
 from frontend.services import Services
+from frontend.state.state import State
 from ipc.catalog.entries import OutputSpec
 from ipc.errors import PenstockError
 from ipc.wire.messages import ModelStatus
@@ -91,13 +93,21 @@ class RecordedServer:
         self.services: Services = services_of(root, [generator, entry(DENSE)], [], **settings)
         self.services.engine.client.inputs.close()  # type: ignore[attr-defined]
         statuses = [ModelStatus(name, "loaded", max_sequence_length=64) for name in (CHAT, DENSE)]
+        self.services.state = State(self.services.settings)
         self.engine = RecordedEngine([SCRIPT])
         self.services.engine = self.engine
         self.services.directory = InProcessDirectory(self.services.catalog, statuses)
         if gate is not None:
             self.services.access = gate
         self.known = Protocols(
-            [SieProtocol(), ChatProtocol(), ResponsesProtocol(), MessagesProtocol(), OllamaProtocol()]
+            [
+                SieProtocol(),
+                ChatProtocol(),
+                ResponsesProtocol(),
+                MessagesProtocol(),
+                FilesProtocol(),
+                OllamaProtocol(),
+            ]
         )
         app = app_of(self.services, self.known, with_keys=gate is not None)
         self.client = TestClient(app)

@@ -12,12 +12,12 @@ import falcon
 import falcon.asgi
 import msgspec
 
-from frontend.protocols.messages import messages
+from frontend.generation import anthropic_errors
+from frontend.generation.anthropic_errors import MessagesError
 from frontend.protocols.messages.messages import (
     PROTOCOL,
     CountTokensResource,
     MessagesAnswer,
-    MessagesError,
     MessagesResource,
     TokenCount,
 )
@@ -80,8 +80,8 @@ class MessagesProtocol:
         self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
     ) -> tuple[int, dict[str, Any], dict[str, str]]:
         """(status, JSON body, headers) of an error on `path`."""
-        return messages.render(error)
+        return anthropic_errors.render(error)
 
     def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
         """(status, JSON body, headers) of an error of the framework."""
-        return messages.render_http(error)
+        return anthropic_errors.render_http(error)

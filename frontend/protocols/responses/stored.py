@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -14,6 +14,7 @@ from falcon.asgi import Request, Response
 from msgspec import Meta
 
 from frontend.generation.errors import InvalidField, status_of
+from frontend.generation.parameters import MOST_NUMBER, ORDERS, number, owner_of, word
 from frontend.generation.running import send_stream
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses import store as event_log
@@ -21,7 +22,6 @@ from frontend.protocols.responses.create import NamedEvents
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.runs import PROTOCOL
 from frontend.protocols.responses.store import ResponseNotFound, ResponseStore, Stored
-from frontend.scope import RequestScope
 from frontend.sending import answer_json
 from frontend.services import Services
 from ipc.errors import PenstockError
@@ -32,9 +32,6 @@ MOST_LISTED, LISTED = 100, 20
 """Items of a page: the most, and those of a request that does not say."""
 _TRUE = ("true", "1")
 _BOOLEANS = (*_TRUE, "false", "0")
-_ORDERS = ("asc", "desc")
-_DIGITS = 12
-_MOST_NUMBER = 10**_DIGITS
 
 
 class DeletedResponse(msgspec.Struct):
@@ -63,9 +60,9 @@ class StoredResource:
 
     async def on_get(self, req: Request, resp: Response, response_id: str) -> None:
         """The response as it is now, or as a stream."""
-        streams = _word(req, "stream", _BOOLEANS, "false") in _TRUE
-        after = _number(req, "starting_after", 0, _MOST_NUMBER, -1)
-        row = await self._store.get(response_id, _owner(req))
+        streams = word(req, "stream", _BOOLEANS, "false") in _TRUE
+        after = number(req, "starting_after", 0, MOST_NUMBER, -1)
+        row = await self._store.get(response_id, owner_of(req))
         if not streams:
             answer_json(resp, row.body)
             return
@@ -80,7 +77,7 @@ class StoredResource:
 
     async def on_delete(self, req: Request, resp: Response, response_id: str) -> None:
         """Delete the response; one that runs ends."""
-        await self._store.delete(response_id, _owner(req))
+        await self._store.delete(response_id, owner_of(req))
         answer_json(resp, DeletedResponse(response_id, "response.deleted", True))
 
 
@@ -100,10 +97,10 @@ class CancelResource:
 
     async def on_post(self, req: Request, resp: Response, response_id: str) -> None:
         """The cancelled response. Its run ends at the next beat of its frontend."""
-        row = await self._store.get(response_id, _owner(req))
+        row = await self._store.get(response_id, owner_of(req))
         if row.is_finished or not await self._store.settle(row, resource.cancelled):
             raise ResponseNotFound(f"the response {response_id[:100]!a} has ended, nothing is left to cancel")
-        answer_json(resp, (await self._store.get(response_id, _owner(req))).body)
+        answer_json(resp, (await self._store.get(response_id, owner_of(req))).body)
 
 
 class InputItemsResource:
@@ -114,8 +111,8 @@ class InputItemsResource:
 
     async def on_get(self, req: Request, resp: Response, response_id: str) -> None:
         """Items behind `after`, newest first unless `order` is `asc`."""
-        order, limit = _word(req, "order", _ORDERS, "desc"), _number(req, "limit", 1, MOST_LISTED, LISTED)
-        row = await self._store.get(response_id, _owner(req), with_items=True)
+        order, limit = word(req, "order", ORDERS, "desc"), number(req, "limit", 1, MOST_LISTED, LISTED)
+        row = await self._store.get(response_id, owner_of(req), with_items=True)
         items = orjson.loads(row.items)
         if order == "desc":
             items.reverse()
@@ -157,24 +154,3 @@ async def _following(store: ResponseStore, row: Stored, named: NamedEvents) -> A
 
 def _last_events(named: NamedEvents, error: PenstockError) -> tuple[int, bytes]:
     return status_of(error), named.fail(error)
-
-
-def _owner(req: Request) -> str:
-    scope: RequestScope = req.context.penstock
-    return scope.grant.caller
-
-
-def _word(req: Request, name: str, known: Sequence[str], default: str) -> str:
-    value = req.get_param(name) or default
-    if value not in known:
-        raise InvalidField(name, f"{value[:64]!a} is not one of {', '.join(known)}")
-    return value
-
-
-def _number(req: Request, name: str, least: int, most: int, default: int) -> int:
-    given = req.get_param(name)
-    if not given:
-        return default
-    if not (given.isascii() and given.isdigit() and len(given) <= _DIGITS and least <= int(given) <= most):
-        raise InvalidField(name, f"{given[:64]!a} is no whole number from {least} to {most}")
-    return int(given)

@@ -1,0 +1,186 @@
+"""Files that clients upload and agents make, in the forms of OpenAI and Anthropic, and files of containers.
+
+May be imported by `frontend.protocols.registry`. Imports no other protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import falcon
+import falcon.asgi
+import msgspec
+
+from frontend.generation import anthropic_errors, errors
+from frontend.generation.anthropic_errors import MessagesError
+from frontend.generation.errors import ErrorAnswer
+from frontend.generation.parameters import is_anthropic
+from frontend.protocols.files.resources import (
+    ContainerContentResource,
+    ContainerFileResource,
+    ContainerFilesResource,
+    ContainersResource,
+    ContentResource,
+    FileResource,
+    FilesResource,
+)
+from frontend.protocols.files.schemas import (
+    MOST_LISTED,
+    ContainerFile,
+    ContainerFileList,
+    DeletedContainerFile,
+    DeletedFile,
+    FileList,
+    FileMetadata,
+    FileUpload,
+    MessagesDeletedFile,
+    MessagesFile,
+    MessagesFileList,
+)
+from frontend.routes import Parameter, Route
+from frontend.services import Services
+from ipc.errors import PenstockError
+
+PROTOCOL = "files"
+_ROOT, _CONTAINERS = "/v1/files", "/v1/containers"
+_ONE, _OF_CONTAINER = f"{_ROOT}/{{file_id}}", f"{_CONTAINERS}/{{container_id}}/files"
+_LIMIT = Parameter(
+    "limit", "query", "Most files of a page.", {"type": "integer", "minimum": 1, "maximum": MOST_LISTED}
+)
+_AFTER = Parameter("after", "query", "Id of the last file of the page before.")
+_ORDER = Parameter("order", "query", "Oldest or newest first.", {"type": "string", "enum": ["asc", "desc"]})
+_LISTING = (
+    _AFTER,
+    _LIMIT,
+    _ORDER,
+    Parameter("purpose", "query", "The purpose that files must have."),
+    Parameter("page", "query", "`after`, by the name that Anthropic gives it."),
+    Parameter("ids", "query", "With an Anthropic header: ids of the files that are asked for."),
+)
+_RANGE = Parameter("Range", "header", "One range of bytes, as in `bytes=0-99`.")
+_FORM = "multipart/form-data"
+_OCTETS = "application/octet-stream"
+
+
+def _route(
+    method: Literal["get", "post", "delete"],
+    path: str,
+    resource: Any,
+    summary: str,
+    answer: Any,
+    *,
+    statuses: tuple[int, ...] = (),
+    faults: tuple[type[msgspec.Struct], ...] = (ErrorAnswer,),
+    **more: Any,
+) -> Route:
+    known = (400, 401, 403, 404, 422, 429, 503, *statuses)
+    return Route(
+        method,
+        path,
+        resource,
+        summary,
+        "files",
+        answer=answer,
+        errors=dict.fromkeys(known, faults if len(faults) > 1 else faults[0]),
+        error_code_header=False,
+        **more,
+    )
+
+
+_BOTH = (ErrorAnswer, MessagesError)
+
+ROUTES = (
+    _route(
+        "post",
+        _ROOT,
+        FilesResource,
+        "Store a file of the client.",
+        (FileMetadata, MessagesFile),
+        statuses=(408, 413, 415, 504, 507),
+        faults=_BOTH,
+        body=FileUpload,
+        request_media=(_FORM,),
+    ),
+    _route(
+        "get",
+        _ROOT,
+        FilesResource,
+        "The files of the caller, a page at a time.",
+        (FileList, MessagesFileList),
+        faults=_BOTH,
+        parameters=_LISTING,
+    ),
+    _route(
+        "get", _ONE, FileResource, "A file, without its bytes.", (FileMetadata, MessagesFile), faults=_BOTH
+    ),
+    _route("delete", _ONE, FileResource, "Delete a file.", (DeletedFile, MessagesDeletedFile), faults=_BOTH),
+    _route(
+        "get",
+        f"{_ONE}/content",
+        ContentResource,
+        "The bytes of a file.",
+        None,
+        statuses=(410, 416),
+        faults=_BOTH,
+        media=(_OCTETS,),
+        also={206: "A part of the bytes."},
+        parameters=(_RANGE,),
+    ),
+    _route(
+        "get",
+        _OF_CONTAINER,
+        ContainerFilesResource,
+        "The files that one response made, a page at a time.",
+        ContainerFileList,
+        parameters=(_AFTER, _LIMIT, _ORDER),
+    ),
+    _route(
+        "get",
+        f"{_OF_CONTAINER}/{{file_id}}",
+        ContainerFileResource,
+        "A file by any container, without its bytes.",
+        ContainerFile,
+    ),
+    _route(
+        "delete",
+        f"{_OF_CONTAINER}/{{file_id}}",
+        ContainerFileResource,
+        "Delete a file by any container.",
+        DeletedContainerFile,
+    ),
+    _route(
+        "get",
+        f"{_OF_CONTAINER}/{{file_id}}/content",
+        ContainerContentResource,
+        "The bytes of a file by any container.",
+        None,
+        statuses=(410, 416),
+        media=(_OCTETS,),
+        also={206: "A part of the bytes."},
+        parameters=(_RANGE,),
+    ),
+    *(Route("post", path, ContainersResource) for path in (_CONTAINERS, f"{_CONTAINERS}/{{container_id}}")),
+)
+
+
+class FilesProtocol:
+    """Routes of files and containers. Errors have the form of Anthropic where a header of Anthropic is present."""
+
+    name = PROTOCOL
+    routes: Sequence[Route] = ROUTES
+    folders: Sequence[str] = ()
+
+    def context(self, services: Services) -> Services:
+        """What resources are made from."""
+        return services
+
+    def render_error(
+        self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
+    ) -> tuple[int, dict[str, Any], dict[str, str]]:
+        """(status, JSON body, headers) of an error on `path`."""
+        return anthropic_errors.render(error) if is_anthropic(req) else errors.render(error)
+
+    def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+        """(status, JSON body, headers) of an error of the framework."""
+        return errors.render_http(error)

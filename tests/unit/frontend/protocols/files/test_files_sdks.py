@@ -1,0 +1,208 @@
+"""Files through the unmodified SDKs of OpenAI and Anthropic, sync and async, and by two keys over two frontends."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from frontend.access import api_keys
+from frontend.access.api_keys import KeyEntry
+from frontend.access.gate import Gate
+from frontend.state.files import Origin
+from tests.fakes.generation_server import RecordedServer
+from tests.harness import sdks
+from tests.harness.later import anthropic, openai
+from tests.harness.sdks import Clients
+
+OURS, THEIRS = api_keys.fresh(), api_keys.fresh()
+
+
+class Pair(NamedTuple):
+    """Two frontends of one server, by address; the first also as an object."""
+
+    server: RecordedServer
+    urls: tuple[str, str]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two frontends that share a state directory and ask for a key."""
+    root = tmp_path_factory.mktemp("files")
+    gate = Gate(tuple(KeyEntry(name, api_keys.hashed(key)) for name, key in (("a", OURS), ("b", THEIRS))))
+    with ExitStack() as stack:
+        servers = [
+            RecordedServer(_made(root / name), gate, run__state_dir=str(root / "state")) for name in "12"
+        ]
+        urls = [stack.enter_context(server.listening()) for server in servers]
+        yield Pair(servers[0], (urls[0], urls[1]))
+
+
+def _made(place: Path) -> Path:
+    place.mkdir()
+    return place
+
+
+class Sdk:
+    """The two frontends through clients of one SDK, in turn."""
+
+    def __init__(self, first: Clients, second: Clients) -> None:
+        self._clients = [first, second]
+
+    def call(self, path: str, *given: Any, **fields: Any) -> Any:
+        """What a method of the SDK returns; each call asks the other frontend than the call before."""
+        self._clients.reverse()
+        return self._clients[0].call(lambda client: _method(client, path)(*given, **fields))
+
+    def content(self, path: str, *given: Any, **fields: Any) -> bytes:
+        """The bytes that a method of the SDK fetches."""
+        self._clients.reverse()
+        found: bytes = self._clients[0].call(lambda client: _fetched(_method(client, path)(*given, **fields)))
+        return found
+
+    def items(self, path: str, *given: Any, **fields: Any) -> list[Any]:
+        """All entries of all pages of a list."""
+        self._clients.reverse()
+        return self._clients[0].items(lambda client: _method(client, path)(*given, **fields))
+
+
+def _method(client: Any, path: str) -> Any:
+    for name in path.split("."):
+        client = getattr(client, name)
+    return client
+
+
+def _fetched(found: Any) -> Any:
+    if inspect.isawaitable(found):
+        return _awaited(found)
+    return found.read()
+
+
+async def _awaited(asked: Any) -> Any:
+    content = (await asked).read()
+    return await content if inspect.isawaitable(content) else content
+
+
+def _sdk(stack: ExitStack, pair: Pair, kind: Any, is_async: bool, key: str, suffix: str = "") -> Sdk:
+    options = {"api_key": key, "max_retries": 0}
+    made = [
+        stack.enter_context(sdks.clients(kind, is_async=is_async, base_url=f"{url}{suffix}", **options))
+        for url in pair.urls
+    ]
+    return Sdk(*made)
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def ours(pair: Pair, request: Any) -> Iterator[Sdk]:
+    """OpenAI's SDK with our key, and no file left of the tests before."""
+    with ExitStack() as stack:
+        kind = openai.AsyncOpenAI if request.param else openai.OpenAI
+        sdk = _sdk(stack, pair, kind, request.param, OURS, "/v1")
+        for file in sdk.items("files.list"):
+            sdk.call("files.delete", file.id)
+        yield sdk
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def claude(pair: Pair, request: Any) -> Iterator[Sdk]:
+    """Anthropic's SDK with the same key."""
+    with ExitStack() as stack:
+        kind = anthropic.AsyncAnthropic if request.param else anthropic.Anthropic
+        sdk = _sdk(stack, pair, kind, request.param, OURS)
+        for file in sdk.items("beta.files.list"):
+            sdk.call("beta.files.delete", file.id)
+        yield sdk
+
+
+def test_openai_uploads_lists_reads_and_deletes(ours: Sdk) -> None:
+    after = {"anchor": "created_at", "seconds": 600}
+    file = ours.call("files.create", file=("grüße.csv", b"a,b\n"), purpose="user_data", expires_after=after)
+    assert (file.object, file.filename, file.bytes, file.purpose, file.status) == (
+        "file", "grüße.csv", 4, "user_data", "processed"
+    )  # fmt: skip
+    assert 600 <= file.expires_at - file.created_at <= 601
+    assert ours.call("files.retrieve", file.id) == file
+    assert ours.content("files.content", file.id) == b"a,b\n"
+    deleted = ours.call("files.delete", file.id)
+    assert (deleted.id, deleted.object, deleted.deleted) == (file.id, "file", True)
+    with pytest.raises(openai.NotFoundError) as refused:
+        ours.call("files.retrieve", file.id)
+    assert refused.value.code == "file_not_found"
+
+
+def test_openai_lists_all_pages_and_ends(ours: Sdk) -> None:
+    ids = [ours.call("files.create", file=(f"{n}.txt", b"x"), purpose="user_data").id for n in range(5)]
+    assert [file.id for file in ours.items("files.list", limit=2, order="asc")] == ids
+    assert [file.id for file in ours.items("files.list", limit=2, order="desc")] == ids[::-1]
+    assert ours.items("files.list", purpose="batch") == []
+
+
+def test_openai_reads_files_of_containers(ours: Sdk, pair: Pair) -> None:
+    async def make(owner: str) -> list[str]:
+        files = pair.server.services.state.files
+        return [
+            (
+                await files.add(
+                    owner,
+                    b"png",
+                    name="plot.png",
+                    purpose="agent_output",
+                    origin=Origin("execute_python"),
+                    container="cntr_1",
+                )
+            ).id
+            for _ in range(3)
+        ]
+
+    ids = asyncio.run(make(pair.server.services.access.entries[0].id))
+    listed = ours.items("containers.files.list", "cntr_1", limit=2)
+    assert [file.id for file in listed] == ids
+    assert (listed[0].object, listed[0].container_id, listed[0].path) == (
+        "container.file", "cntr_1", "/mnt/data/plot.png"
+    )  # fmt: skip
+    assert ours.call("containers.files.retrieve", ids[0], container_id="cntr_1").bytes == 3
+    assert ours.content("containers.files.content.retrieve", ids[0], container_id="cntr_1") == b"png"
+    ours.call("containers.files.delete", ids[0], container_id="cntr_1")
+    assert len(ours.items("containers.files.list", "cntr_1")) == 2
+    with pytest.raises(openai.APIStatusError) as refused:
+        ours.call("containers.create", name="mine")
+    assert refused.value.status_code == 501
+
+
+def test_anthropic_uploads_lists_reads_and_deletes(claude: Sdk) -> None:
+    file = claude.call("beta.files.upload", file=("notes.md", b"# Hi"))
+    assert (file.type, file.filename, file.mime_type, file.size_bytes) == (
+        "file",
+        "notes.md",
+        "text/markdown",
+        4,
+    )
+    assert file.created_at.tzinfo is not None and file.downloadable is True
+    assert claude.call("beta.files.retrieve_metadata", file.id).id == file.id
+    assert claude.content("beta.files.download", file.id) == b"# Hi"
+    ids = [file.id] + [claude.call("beta.files.upload", file=("a.txt", b"x")).id for _ in range(4)]
+    assert [one.id for one in claude.items("beta.files.list", limit=2)] == ids
+    assert claude.call("beta.files.delete", file.id).id == file.id
+    with pytest.raises(anthropic.NotFoundError):
+        claude.call("beta.files.retrieve_metadata", file.id)
+
+
+def test_files_of_one_key_do_not_exist_for_another(pair: Pair) -> None:
+    with ExitStack() as stack:
+        ours = _sdk(stack, pair, openai.OpenAI, False, OURS, "/v1")
+        theirs = _sdk(stack, pair, openai.OpenAI, False, THEIRS, "/v1")
+        file = ours.call("files.create", file=("a.txt", b"secret"), purpose="user_data")
+        assert theirs.items("files.list") == []
+        for method in ("files.retrieve", "files.content", "files.delete"):
+            with pytest.raises(openai.NotFoundError):
+                theirs.call(method, file.id)
+        with pytest.raises(openai.NotFoundError):
+            theirs.call("containers.files.content.retrieve", file.id, container_id="cntr_1")
+        with pytest.raises(openai.NotFoundError):
+            theirs.items("files.list", after=file.id)
+        assert ours.content("files.content", file.id) == b"secret"
