@@ -70,6 +70,7 @@ class RequestScope(msgspec.Struct, eq=False):
     ends the request. `start_by_ns` above 0: by then the request stops waiting unless a device has begun. `host`
     is the address of the client, `cache_hits` how many items were in the cache of embeddings, None without a look-up.
     `loaded_ns` is when a model of generated text was found loaded, of `time.perf_counter_ns`, 0 before.
+    `session_id` is the session in which tools of the server run, empty for a request without such tools.
     `http` is the record of a counted HTTP request. Requests of tensors fill `inference`, which
     `frontend.records.finishing` counts.
     """
@@ -95,6 +96,7 @@ class RequestScope(msgspec.Struct, eq=False):
     inference: InferenceRecord | None = None
     phases: dict[str, float] = {}
     http: HttpRecord | None = None
+    session_id: str = ""
 
     def names(self, model: str) -> None:
         """The body of the request names this model."""

@@ -298,7 +298,9 @@ class EventStream:
 
     def _stop(self) -> None:
         """The drain of this process is over: say so to the client."""
-        self._reader.fail(Draining("the server stops, the stream cannot go on"))
+        session = self._scope.session_id
+        text = "the server stops, the stream cannot go on"
+        self._reader.fail(Draining(f"{text}: continue session {session}" if session else text))
 
     def _noted(self, error: PenstockError) -> bytes:
         """The last events, of an error; the request is counted with this error."""

@@ -82,3 +82,5 @@ class Services:
     tensor_models: TensorModels = None  # type: ignore[assignment]
     tensor_inference: TensorInference = None  # type: ignore[assignment]
     state: State = None  # type: ignore[assignment]
+    agent: Any = None
+    """What tools of the server need (`frontend.agent.parts.Parts`, a room above this one); None: no tool runs here."""

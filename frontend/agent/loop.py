@@ -192,28 +192,43 @@ def spliced(stored: Sequence[Message], incoming: Sequence[Message]) -> list[Mess
     """The incoming conversation with the turns of tools that the session has at the same places.
 
     1. Both are walked together. Turns of tools of the session are inserted, equal messages advance both.
-    2. The first difference stops: the rest of the request follows as it is.
-    3. Turns of tools behind the last incoming message are kept.
+    2. Incoming turns of tools that the session has, by the ids of their calls, are not repeated.
+    3. The first difference stops: the rest of the request follows as it is.
+    4. Turns of tools behind the last incoming message are kept.
 
     An answer of the assistant equals that of the session also where the client has joined the texts of all rounds.
     """
     joined: list[Message] = []
+    seen: set[tuple[str, str]] = set()
     at, before = 0, ""
     for place, message in enumerate(incoming):
         while at < len(stored) and _is_of_tools(stored[at]) and not _is_same(stored[at], message):
             joined.append(stored[at])
+            seen |= _ids(stored[at])
             before += _text(stored[at]) if stored[at]["role"] == "assistant" else ""
             at += 1
+        if (ids := _ids(message)) and ids <= seen:
+            continue
         if at == len(stored) or not (
             _is_same(stored[at], message) or _is_joined(stored[at], message, before)
         ):
             return [*joined, *incoming[place:]]
         joined.append(stored[at])
-        at, before = at + 1, "" if message["role"] != "tool" else before
+        seen |= _ids(stored[at])
+        at, before = at + 1, before if _is_of_tools(message) else ""
     while at < len(stored) and _is_of_tools(stored[at]):
         joined.append(stored[at])
         at += 1
     return joined
+
+
+def _ids(message: Message) -> set[tuple[str, str]]:
+    """What a turn of tools answers or asks for; empty for other messages, and where an id is missing."""
+    if message["role"] == "tool":
+        id_ = message.get("tool_call_id")
+        return {("result", id_)} if id_ else set()
+    ids = [entry.get("id") for entry in message.get("tool_calls", ())]
+    return {("call", id_) for id_ in ids if id_} if all(ids) else set()
 
 
 def _is_of_tools(message: Message) -> bool:

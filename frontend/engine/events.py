@@ -120,12 +120,14 @@ class Ended:
 class Calling:
     """A tool of the server is about to run, or to be refused. `round` counts the turns of the model from 0.
 
-    `data` has `tool_type` (code_execution, shell or custom) and what the tool is given, as progress events tell both.
+    `arguments` is JSON text. `data` has `tool_type` (code_execution, shell or custom) and what the tool is given, as
+    progress events tell both.
     """
 
     round: int
     id: str
     name: str
+    arguments: str
     data: dict[str, Any]
 
 

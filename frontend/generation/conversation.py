@@ -7,14 +7,15 @@ Messages:
 2. Arguments of calls are JSON text on the wire and objects in templates. Their integers are exact, however long.
 3. Texts may hold anything but NUL. The number of messages and their bytes in all are bounded by the limits of texts,
    and so are the arguments of calls.
-4. Pictures, sound, video and files are refused: the models that generate take text only.
+4. Pictures, sound and video are refused: the models that generate take text only. Files are inputs of the tools of
+   this server (`frontend.generation.hosted`).
 
 The functions that a model may call, and how freely, are `tools` and `tool_choice` of a request:
 
 1. A function stands nested (`{"type": "function", "function": {...}}`) or flat (`{"type": "function", "name": ...}`).
    Both become the nested form that chat templates read.
-2. Tools that run on the server (`HOSTED`) are refused with the reason. A protocol passes the hints that fit its
-   clients.
+2. Tools that run on the server become features of the request where the server offers them. All others (`HOSTED`) are
+   refused with the reason. A protocol passes the hints that fit its clients.
 3. `tool_choice` names functions of the request only.
 """
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -30,6 +31,7 @@ import orjson
 from msgspec import Meta
 
 from frontend.generation.errors import InvalidField
+from frontend.generation.hosted import Hosted
 from frontend.generation.nested import arguments_of, json_text, values_of
 from frontend.http.fields import one_of
 from ipc.settings import Limits
@@ -128,25 +130,31 @@ def function_of(tool: Mapping[str, Any], where: str) -> Function:
     return declared(inner.get("name"), inner.get("description"), inner.get("parameters"), strict, where)
 
 
-def functions_of(tools: Sequence[Any] | None, hints: Mapping[str, str] | None = None) -> list[Function]:
-    """All functions of a request in the forms of OpenAI, without tools that run on the server.
+def functions_of(
+    tools: Sequence[Any] | None, hints: Mapping[str, str] | None = None, hosted: Hosted | None = None
+) -> list[Function]:
+    """All functions of a request in the forms of OpenAI; `hosted` learns of code execution on the server.
 
     `hints` maps kinds of tools to what a client should do instead. Raises `InvalidField`.
     """
     known = hints or {}
 
-    def read(tool: Mapping[str, Any], where: str) -> Function:
-        if tool.get("type") != "function":
-            refuse_hosted(tool.get("type"), where, known)
+    def read(tool: Mapping[str, Any], where: str) -> Function | None:
+        kind = tool.get("type")
+        if kind == "code_interpreter" and hosted is not None:
+            hosted.use_code(tool, where)
+            return None
+        if kind != "function":
+            refuse_hosted(kind, where, known)
         return function_of(tool, where)
 
     return read_functions(tools, read)
 
 
 def read_functions(
-    tools: Sequence[Any] | None, read: Callable[[Mapping[str, Any], str], Function]
+    tools: Sequence[Any] | None, read: Callable[[Mapping[str, Any], str], Function | None]
 ) -> list[Function]:
-    """All functions of a request; `read(tool, where)` makes one of them. Raises `InvalidField`."""
+    """All functions of a request; `read(tool, where)` makes one of them, or None. Raises `InvalidField`."""
     given = tools or ()
     if len(given) > MAX_FUNCTIONS:
         raise InvalidField("tools", f"{len(given)} given, the limit is {MAX_FUNCTIONS}")
@@ -154,7 +162,9 @@ def read_functions(
     for index, tool in enumerate(given):
         if not isinstance(tool, dict):
             raise InvalidField(f"tools[{index}]", "expected an object")
-        functions.append(read(tool, f"tools[{index}]"))
+        function = read(tool, f"tools[{index}]")
+        if function is not None:
+            functions.append(function)
     return functions
 
 
@@ -195,17 +205,21 @@ def tool_use(functions: Sequence[Function], choice: Choice, parallel: bool | Non
     return ToolUse(definitions, choice.mode, choice.name, list(choice.allowed), strict, parallel is not False)
 
 
-def choice_of(given: Any, names: Collection[str]) -> Choice:
-    """`tool_choice` in all forms of the OpenAI protocols; `names` are those of the functions. Raises `InvalidField`."""
+def choice_of(given: Any, names: Collection[str], own: Collection[str] = ()) -> Choice:
+    """`tool_choice` in all forms of the OpenAI protocols. Raises `InvalidField`.
+
+    `names` are those of the functions, which alone can be named; `own` are tools of this server beside them.
+    """
     if given is None:
         return Choice()
     if isinstance(given, str):
-        return mode_of(given, names, "tool_choice")
+        return mode_of(given, [*names, *own], "tool_choice")
     if not isinstance(given, dict):
         raise InvalidField("tool_choice", "expected a string or an object")
     kind = given.get("type")
     if kind == "allowed_tools":
-        return _allowed(given, names)
+        choice = _allowed(given, names)
+        return replace(choice, allowed=(*choice.allowed, *own))
     if kind != "function":
         shown = f"{kind[:64]!a}" if isinstance(kind, str) else "without a type"
         raise InvalidField("tool_choice.type", f"{shown} cannot be forced, only a function can")
@@ -347,13 +361,37 @@ def is_continued(message: Mapping[str, Any]) -> bool:
     )
 
 
-def text_of(content: Any, where: str) -> str | None:
-    """The text of `content`: a string, or parts of text, which a space joins. Raises `InvalidField`."""
+def text_of(content: Any, where: str, hosted: Hosted | None = None, *, required: bool = True) -> str | None:
+    """The text of `content`: a string, or parts of text, which a space joins. Raises `InvalidField`.
+
+    `hosted` takes the parts that are files; without it they are refused. `required` is as in `InputFile`.
+    """
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidField(where, "expected a string or a list of parts")
-    return " ".join(text_of_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+    texts = []
+    for index, part in enumerate(content):
+        place = f"{where}[{index}]"
+        inner = _file_in(part, place) if hosted is not None and hosted.offer.takes_files else None
+        if inner is None or hosted is None:
+            texts.append(text_of_part(part, place))
+        else:
+            hosted.add_file(*inner, required=required)
+    return " ".join(texts)
+
+
+def _file_in(part: Any, where: str) -> tuple[dict[str, Any], str] | None:
+    """The fields of a file and their path, if a part is a file."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "input_file":
+        return part, where
+    if kind != "file":
+        return None
+    inner = part.get("file")
+    if not isinstance(inner, dict):
+        raise InvalidField(f"{where}.file", "expected an object")
+    return inner, f"{where}.file"
 
 
 def text_of_part(part: Any, where: str) -> str:
@@ -435,8 +473,13 @@ class ChatMessage(msgspec.Struct):
     reasoning: Annotated[str | None, Meta(description="What the model thought before its answer.")] = None
 
 
-def messages_of(given: list[ChatMessage] | str, limits: Limits) -> list[dict[str, Any]]:
-    """The messages as chat templates read them; a bare text is what a user says. Raises `InvalidField`."""
+def messages_of(
+    given: list[ChatMessage] | str, limits: Limits, hosted: Hosted | None = None
+) -> list[dict[str, Any]]:
+    """The messages as chat templates read them; a bare text is what a user says. Raises `InvalidField`.
+
+    `hosted` takes the files of messages.
+    """
     talk = Conversation(limits)
     if isinstance(given, str):
         talk.add("user", given, "messages")
@@ -445,7 +488,7 @@ def messages_of(given: list[ChatMessage] | str, limits: Limits) -> list[dict[str
         where = f"messages[{index}]"
         talk.add(
             message.role,
-            text_of(message.content, f"{where}.content"),
+            text_of(message.content, f"{where}.content", hosted),
             where,
             calls=calls_of(talk, message.tool_calls, f"{where}.tool_calls"),
             call_id=message.tool_call_id,

@@ -15,9 +15,9 @@ variables of templates.
 `TalkFields` are those of chat, Responses and Messages; `ChoiceFields` those of OpenAI's two only.
 
 1. The struct of a route adds what only its contract has. A field stands here under the name that all its contracts use.
-2. `HostedFields` ask for more than generated text: tools that run on the server, speech, stored state. A field that
-   would change the answer, and has no effect here, is refused with the reason (`unserved`). What matters only while
-   such tools run (`session_id`, permissions, `max_tool_rounds: 0`) has no effect here.
+2. `HostedFields` ask for tools that run on the server (`frontend.generation.hosted`). A field that would change the
+   answer, and has no effect here, is refused with the reason (`unserved`). What matters only while such tools run
+   (`session_id`, permissions, `max_tool_rounds: 0`) has no effect without them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import msgspec
 from msgspec import Meta
 
 from frontend.generation.errors import InvalidField, shown
+from frontend.generation.hosted import CODE, PERMISSIONS, SHELL, AgentPlan, Hosted
 from frontend.http.fields import one_of
 from ipc.wire.codec import LARGEST, SMALLEST, LongInteger
 from ipc.wire.messages import Ending, Sampling
@@ -51,7 +52,6 @@ _ALIASES = {"none": "off", "minimal": "low"}
 EFFORTS = ("off", *_ALIASES, *LEVELS)
 """What requests may say, in letters of either case."""
 Effort = Annotated[str | None, one_of(EFFORTS)]
-PERMISSIONS = ("auto", "ask", "deny")
 Permission = Annotated[str | None, one_of(PERMISSIONS)]
 
 
@@ -306,60 +306,59 @@ def template_variables(
 class HostedFields(SamplingFields, kw_only=True):
     """The fields, as chat, Responses and Messages name them, on top of those of sampling."""
 
-    unserved: ClassVar[Mapping[str, str]] = {
-        "web_search_options": "web search is not offered by this server",
-        "enable_shell": "a shell is not offered by this server",
-        "enable_code_execution": "code execution is not offered by this server",
-        "files": "no tool that could write files is on in this server",
-    }
+    unserved: ClassVar[Mapping[str, str]] = {"web_search_options": "web search is not offered by this server"}
     """Refused fields and the reasons. The request of a route adds the fields of its contract."""
 
     web_search_options: Annotated[
-        Any, Meta(description="Refused, as no tool runs on the server; `/v1/responses` ignores the field.")
+        Any, Meta(description="Refused, as no web search is built; `/v1/responses` ignores the field.")
     ] = None
-    enable_shell: Annotated[Any, Meta(description="Refused when true: no tool runs on the server.")] = None
+    enable_shell: Annotated[Any, Meta(description="Offer the model the shell of this server.")] = None
     enable_code_execution: Annotated[
-        Any, Meta(description="Refused when true: no tool runs on the server.")
+        Any, Meta(description="Offer the model the Python interpreter of this server.")
     ] = None
     agent_permission: Annotated[
-        Permission, Meta(description="Permission for tools that run on the server; checked, without effect.")
+        Permission, Meta(description="Permission for tools that run on the server; `ask` needs a stream.")
     ] = None
     code_execution_permission: Annotated[
-        Permission, Meta(description="Permission for tools that run on the server; checked, without effect.")
+        Permission, Meta(description="Older name of `agent_permission`, which wins.")
     ] = None
     session_id: Annotated[
         str | None,
-        Meta(
-            description="Session of tools that run on the server; no effect. `/v1/responses` repeats the session."
-        ),
+        Meta(description="Session of tools that run on the server: messages, files, interpreter."),
     ] = None
     files: Annotated[
-        list[Any] | None, Meta(description="Refused unless empty: no tool runs on the server.")
+        list[Any] | None,
+        Meta(description="Files that tools should make: `name`, and if wanted `format` and `description`."),
     ] = None
     max_tool_rounds: Annotated[
-        int | None, Meta(description="Rounds of tools that run on the server: 0 only.")
+        int | None,
+        Meta(description="Most turns of the model whose calls run on the server; 0: none."),
     ] = None
 
-    def refuse_hosted(self, streams: bool) -> None:
-        """Raise `InvalidField` for a feature that this server does not offer, and for a permission that cannot hold."""
+    def plan(self, hosted: Hosted, streams: bool) -> AgentPlan | None:
+        """How tools of this server run for the request; None where none do.
+
+        `hosted` has what messages and tools ask for. Raises `InvalidField` for a feature that this server does not
+        offer, and for a permission that cannot hold.
+        """
         for name, reason in self.unserved.items():
             value = getattr(self, name)
             if not (value is None or value is False or value == []):
                 raise InvalidField(name, reason)
-        if self.max_tool_rounds is not None and self.max_tool_rounds != 0:
-            raise InvalidField(
-                "max_tool_rounds", "this server runs no tools: use 0, and run the calls in the client"
-            )
-        self._check_permission(streams)
-
-    def _check_permission(self, streams: bool) -> None:
+        for name, feature in (("enable_shell", SHELL), ("enable_code_execution", CODE)):
+            if getattr(self, name) not in (None, False):
+                hosted.use(feature, name, name)
         for name in ("agent_permission", "code_execution_permission"):
             value = getattr(self, name)
             if value is not None and value not in PERMISSIONS:
                 raise InvalidField(name, f"{value[:64]!a} is not one of {', '.join(PERMISSIONS)}")
-        # `agent_permission` wins over its old alias.
-        if (self.agent_permission or self.code_execution_permission) == "ask" and not streams:
-            raise InvalidField("agent_permission", "'ask' needs stream: true")
+        return hosted.plan(
+            permission=self.agent_permission or self.code_execution_permission,
+            max_rounds=self.max_tool_rounds,
+            session_id=self.session_id,
+            requested=self.files,
+            streams=streams,
+        )
 
 
 class TalkFields(HostedFields, kw_only=True):

@@ -19,11 +19,26 @@ import orjson
 from falcon.asgi import Request, Response
 from msgspec import Meta
 
-from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.agent.parts import offer_of
+from frontend.agent.rendering import MAX_FILES, framed
+from frontend.agent.runner import running
+from frontend.agent.tools import with_own
+from frontend.engine.events import (
+    Called,
+    Ended,
+    Event,
+    Finished,
+    Reasoning,
+    Session,
+    Started,
+    Text,
+    ToolEvent,
+)
 from frontend.generation.conversation import (
     BeginsAnswer,
     ChatMessage,
     ContinuesMessage,
+    Function,
     choice_of,
     end_variables,
     functions_of,
@@ -42,6 +57,7 @@ from frontend.generation.fields import (
     sampling_of,
     template_variables,
 )
+from frontend.generation.hosted import NOTHING, AgentPlan, Hosted, Offer
 from frontend.generation.nested import grammar_of
 from frontend.generation.outcome import ChoiceOutcome, Outcome, entries_of, finish_reason
 from frontend.generation.running import (
@@ -50,7 +66,6 @@ from frontend.generation.running import (
     named_model,
     new_id,
     receive,
-    running,
     send_json,
     send_stream,
 )
@@ -234,6 +249,7 @@ class ChatPlan:
     call: GenerateCall
     streams: bool
     include_usage: bool
+    agent: AgentPlan | None = None
 
     @property
     def has_logprobs(self) -> bool:
@@ -241,28 +257,36 @@ class ChatPlan:
         return self.call.sampling.logprobs is not None
 
 
-def parse(body: bytes, limits: Limits) -> ChatPlan:
-    """The plan of a body. Raises `MalformedBody` and `InvalidField`.
+def parse(body: bytes, limits: Limits, offer: Offer = NOTHING) -> ChatPlan:
+    """The plan of a body; `offer` is what this server runs. Raises `MalformedBody` and `InvalidField`.
 
     The body has the fields of OpenAI, and those that the contract adds. Unknown fields are ignored, null equals absent.
     Messages become a `Conversation`; a bare string is one message of a user.
     """
     request = decode(body, ChatRequest, limits.max_items, _ALIASES)
     streams = bool(request.stream)
-    request.refuse_hosted(streams)
     if any(kind not in _MODALITIES for kind in request.modalities or ()):
         raise InvalidField("modalities", "the models of this server answer with text only")
     options = request.stream_options
     usage = streams and options is not None and bool(options.include_usage)
-    return ChatPlan(request.model, _call(request, limits), streams, usage)
+    hosted = Hosted(offer)
+    functions, messages = (
+        functions_of(request.tools, _HINTS, hosted),
+        messages_of(request.messages, limits, hosted),
+    )
+    agent = request.plan(hosted, streams)
+    call = _call(request, with_own(functions, agent), [function.name for function in functions], messages)
+    return ChatPlan(request.model, call, streams, usage, agent)
 
 
-def _call(request: ChatRequest, limits: Limits) -> GenerateCall:
-    functions = functions_of(request.tools, _HINTS)
-    choice = choice_of(request.tool_choice, [function.name for function in functions])
+def _call(
+    request: ChatRequest, functions: list[Function], names: list[str], messages: list[dict[str, Any]]
+) -> GenerateCall:
+    """The call; `names` are those of the client's functions, which come first."""
+    own = [function.name for function in functions[len(names) :]]
+    choice = choice_of(request.tool_choice, names, own)
     limit = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     limit_name = "max_completion_tokens" if request.max_tokens is None else "max_tokens"
-    messages = messages_of(request.messages, limits)
     end = end_variables(request.add_generation_prompt, request.continue_final_message)
     if request.continue_final_message and not is_continued(messages[-1]):
         where = f"messages[{len(messages) - 1}]"
@@ -333,12 +357,29 @@ class ChatAnswer(msgspec.Struct):
     system_fingerprint: Annotated[str, Meta(description="Always `local`.")]
     choices: Annotated[list[ChatChoice], Meta(description="The texts, by their index.")]
     usage: Annotated[Usage, Meta(description="Counts of tokens.")]
+    session_id: Annotated[
+        str | msgspec.UnsetType, Meta(description="Session of the tools that ran on the server.")
+    ] = msgspec.UNSET
+    agentic_tool_calls: Annotated[
+        list[dict[str, Any]] | msgspec.UnsetType,
+        Meta(description="Calls that ran on the server, in their order."),
+    ] = msgspec.UNSET
+    files: Annotated[
+        list[dict[str, Any]] | msgspec.UnsetType, Meta(description="Files that tools have made, at most 64.")
+    ] = msgspec.UNSET
 
 
 def answer_of(envelope: Envelope, outcome: Outcome, logprobs: bool) -> ChatAnswer:
     """The body; with `logprobs` each choice has those of its tokens."""
     choices = [_choice(index, choice, logprobs) for index, choice in enumerate(outcome.choices)]
-    return ChatAnswer(**envelope.fields(), choices=choices, usage=usage_of(outcome.counts))
+    return ChatAnswer(
+        **envelope.fields(),
+        choices=choices,
+        usage=usage_of(outcome.counts),
+        session_id=outcome.session_id or msgspec.UNSET,
+        agentic_tool_calls=outcome.records or msgspec.UNSET,
+        files=outcome.files[:MAX_FILES] or msgspec.UNSET,
+    )
 
 
 def _choice(index: int, choice: ChoiceOutcome, logprobs: bool) -> ChatChoice:
@@ -368,6 +409,7 @@ class ChatChunks:
         self._open, self._logprobs, self._include_usage = choices, logprobs, include_usage
         self._calls: dict[int, list[Called]] = {}
         self._last: dict[str, Any] | None = None
+        self._session: dict[str, str] = {}
 
     def feed(self, events: Iterable[Event]) -> list[bytes]:
         """The chunks of more events, each the JSON of one `data:` line."""
@@ -383,9 +425,20 @@ class ChatChunks:
                 chunks += self._finish(event)
             elif isinstance(event, Ended):
                 chunks += self._end(event)
+            elif isinstance(event, Session):
+                self._session = {"session_id": event.id}
             else:
                 assert isinstance(event, Started)
         return chunks
+
+    def frame(self, events: Iterable[Event]) -> bytes:
+        """The framed chunks and named events of a run with tools of the server."""
+        return b"".join(
+            framed(event)
+            if isinstance(event, ToolEvent) and not isinstance(event, Session)
+            else b"".join(map(data, self.feed((event,))))
+            for event in events
+        )
 
     def _text(self, event: Text) -> bytes:
         if event.logprobs and self._logprobs:
@@ -430,8 +483,8 @@ class ChatChunks:
         return []
 
     def _end(self, event: Ended) -> list[bytes]:
-        chunks = last_chunks(self._fields, self._last, event, self._include_usage)
-        return [orjson.dumps(chunk) for chunk in chunks]
+        *chunks, last = last_chunks(self._fields, self._last, event, self._include_usage) or [{}]
+        return [orjson.dumps(chunk) for chunk in (*chunks, {**last, **self._session}) if chunk]
 
 
 class ChatResource(InferenceRoute):
@@ -442,14 +495,15 @@ class ChatResource(InferenceRoute):
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: str) -> None:
         """One request."""
         services = self.services
-        plan = await receive(services, req, partial(parse, limits=services.settings.limits))
+        read = partial(parse, limits=services.settings.limits, offer=offer_of(services))
+        plan = await receive(services, req, read)
         entry = named_model(services, scope, plan.model)
         if plan.streams:
             await send_events(services, req, resp, self._chunks(req, scope, entry, plan))
             return
         envelope = Envelope.new("chatcmpl", OBJECT, entry.id)
         render = partial(answer_of, envelope, logprobs=plan.has_logprobs)
-        async with running(services, req, scope, entry, plan.call) as generation:
+        async with running(services, req, scope, entry, plan.call, plan.agent) as generation:
             outcome = await gathered(generation, plan.call.n, render)
         await send_json(resp, render, outcome)
 
@@ -461,9 +515,10 @@ class ChatResource(InferenceRoute):
         chunks = ChatChunks(
             envelope, plan.call.n, logprobs=plan.has_logprobs, include_usage=plan.include_usage
         )
-        async with running(self.services, req, scope, entry, plan.call) as generation:
+        async with running(self.services, req, scope, entry, plan.call, plan.agent) as generation:
             yield b""
             async for events in generation:
-                if made := chunks.feed(events):
-                    yield b"".join(map(data, made))
+                made = chunks.frame(events) if plan.agent else b"".join(map(data, chunks.feed(events)))
+                if made:
+                    yield made
         yield DONE

@@ -18,10 +18,24 @@ import orjson
 from falcon.asgi import Request, Response
 from msgspec import Meta
 
-from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.agent import rendering
+from frontend.agent.parts import offer_of
+from frontend.agent.rendering import MAX_FILES
+from frontend.agent.runner import running
+from frontend.engine.events import (
+    Called,
+    Ended,
+    Event,
+    Finished,
+    Reasoning,
+    Session,
+    Started,
+    Text,
+    ToolEvent,
+)
 from frontend.generation.anthropic_errors import status_of, stream_error
 from frontend.generation.outcome import Outcome, entries_of, finish_reason
-from frontend.generation.running import named_model, new_id, receive, running, send_json, send_stream
+from frontend.generation.running import named_model, new_id, receive, send_json, send_stream
 from frontend.protocols.messages.requests import MessagesPlan, parse, parse_count
 from frontend.scope import RequestScope
 from frontend.sending import COMMENT, InferenceRoute, named
@@ -56,6 +70,16 @@ class MessagesAnswer(msgspec.Struct):
     logprobs: Annotated[
         dict[str, Any] | msgspec.UnsetType, Meta(description="Log probabilities of the tokens.")
     ] = msgspec.UNSET
+    session_id: Annotated[
+        str | msgspec.UnsetType, Meta(description="Session of the tools that ran on the server.")
+    ] = msgspec.UNSET
+    agentic_tool_calls: Annotated[
+        list[dict[str, Any]] | msgspec.UnsetType,
+        Meta(description="Calls that ran on the server, in their order."),
+    ] = msgspec.UNSET
+    files: Annotated[
+        list[dict[str, Any]] | msgspec.UnsetType, Meta(description="Files that tools have made, at most 64.")
+    ] = msgspec.UNSET
 
 
 def answer_of(identity: str, model: str, outcome: Outcome, logprobs: bool) -> MessagesAnswer:
@@ -71,7 +95,15 @@ def answer_of(identity: str, model: str, outcome: Outcome, logprobs: bool) -> Me
     begun = {**envelope(identity, model), "content": content}
     stop = stop_of(choice.finished or Finished(0, "canceled"), bool(choice.calls))
     entries = {"content": entries_of(choice.logprobs)} if logprobs else msgspec.UNSET
-    return MessagesAnswer(**begun, **stop, usage=usage_of(outcome.counts), logprobs=entries)
+    return MessagesAnswer(
+        **begun,
+        **stop,
+        usage=usage_of(outcome.counts),
+        logprobs=entries,
+        session_id=outcome.session_id or msgspec.UNSET,
+        agentic_tool_calls=outcome.records or msgspec.UNSET,
+        files=outcome.files[:MAX_FILES] or msgspec.UNSET,
+    )
 
 
 def envelope(identity: str, model: str) -> dict[str, Any]:
@@ -116,6 +148,7 @@ class MessageEvents:
         self._is_started = False
         self._has_calls = False
         self._finished = Finished(0, "canceled")
+        self._session: dict[str, str] = {}
 
     def feed(self, events: Iterable[Event]) -> list[bytes]:
         """The events of the contract for more events of the generation."""
@@ -133,6 +166,10 @@ class MessageEvents:
                 framed += self._end(event)
             elif isinstance(event, Started) and not self._is_started:
                 framed.append(self.open(event.prompt_tokens))
+            elif isinstance(event, Session):
+                self._session = {"session_id": event.id}
+            elif isinstance(event, ToolEvent):
+                framed += [self.open(), *self._stop(), rendering.framed(event)]
         return framed
 
     def open(self, prompt_tokens: int | None = 0) -> bytes:
@@ -191,7 +228,11 @@ class MessageEvents:
         return [
             *self._stop(),
             _event(
-                "message_delta", delta=delta, usage=usage_of(event), **self._entries(self._finished.logprobs)
+                "message_delta",
+                delta=delta,
+                usage=usage_of(event),
+                **self._entries(self._finished.logprobs),
+                **self._session,
             ),
             _event("message_stop"),
         ]
@@ -220,7 +261,8 @@ class MessagesResource(InferenceRoute):
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: str) -> None:
         """One request."""
         services = self.services
-        plan = await receive(services, req, partial(parse, limits=services.settings.limits))
+        read = partial(parse, limits=services.settings.limits, offer=offer_of(services))
+        plan = await receive(services, req, read)
         entry, identity = named_model(services, scope, plan.model), new_id("msg_")
         if plan.streams:
             message = MessageEvents(identity, entry.id, logprobs=plan.has_logprobs)
@@ -230,7 +272,7 @@ class MessagesResource(InferenceRoute):
             )
             return
         outcome = Outcome(plan.call.n)
-        async with running(services, req, scope, entry, plan.call) as generation:
+        async with running(services, req, scope, entry, plan.call, plan.agent) as generation:
             await outcome.gather(generation)
         await send_json(resp, partial(answer_of, identity, entry.id, logprobs=plan.has_logprobs), outcome)
 
@@ -238,7 +280,7 @@ class MessagesResource(InferenceRoute):
         self, req: Request, scope: RequestScope, entry: ModelEntry, plan: MessagesPlan, message: MessageEvents
     ) -> AsyncGenerator[bytes, None]:
         """The events of a stream; the first once the prompt has been accepted."""
-        async with running(self.services, req, scope, entry, plan.call) as generation:
+        async with running(self.services, req, scope, entry, plan.call, plan.agent) as generation:
             yield message.open(generation.prompt_tokens)
             async for events in generation:
                 if framed := message.feed(events):
@@ -259,10 +301,11 @@ class CountTokensResource(InferenceRoute):
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: str) -> None:
         """One request."""
         services = self.services
-        plan = await receive(services, req, partial(parse_count, limits=services.settings.limits))
+        read = partial(parse_count, limits=services.settings.limits, offer=offer_of(services))
+        plan = await receive(services, req, read)
         entry = named_model(services, scope, plan.model)
         outcome = Outcome(plan.call.n)
-        async with running(services, req, scope, entry, plan.call) as generation:
+        async with running(services, req, scope, entry, plan.call, None) as generation:
             await outcome.gather(generation)
         resp.content_type = falcon.MEDIA_JSON
         resp.data = msgspec.json.encode(TokenCount(outcome.counts.prompt_tokens))

@@ -3,7 +3,8 @@
 1. `parse` reads the body: fields of Anthropic, and those that the contract adds. Unknown fields are ignored, null is
    absence.
 2. `system` is the first message of the conversation. `add_messages` appends what the messages and their blocks say.
-3. `tools_of` finds the functions that stand when the last message is read: system messages add and withdraw functions.
+3. `_functions` finds the functions that stand when the last message is read: system messages add and withdraw
+   functions.
 4. `output_config` of newer clients, and `output_format` of older ones, stand for `response_format` and
    `reasoning_effort`, which win.
 5. A `thread` is refused in a form that the SDKs of Anthropic know: they send the whole conversation next.
@@ -18,6 +19,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
+from frontend.agent.tools import with_own
 from frontend.generation.conversation import (
     CONTINUING,
     MAX_FUNCTIONS,
@@ -45,6 +47,7 @@ from frontend.generation.fields import (
     sampling_of,
     variables_of,
 )
+from frontend.generation.hosted import CODE, NOTHING, SHELL, AgentPlan, Hosted, Offer
 from frontend.generation.nested import grammar_of, json_text, kind_of
 from frontend.generation.running import decode
 from frontend.http.fields import one_of
@@ -60,8 +63,8 @@ _CLEARED = "next_user_message"
 _CLEAR_AT = ("never", _CLEARED)
 PLACEHOLDER = "[image]"
 """What stands for a picture in the result of a tool."""
-_HOSTED = {"web_search": "web search", "code_execution": "code execution"}
-"""Tools that run on the server, by the beginning of their type, and what each needs there."""
+_HOSTED = {"web_search": "web search", "code_execution": CODE}
+"""Tools that run on the server, by the beginning of their type: what each needs there, or its feature."""
 _MODES = {"auto": "auto", "any": "required"}
 _THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 _NO_THREADS = "the server keeps no conversations: send the whole conversation in messages"
@@ -85,8 +88,8 @@ class Message(msgspec.Struct):
     ] = None
 
 
-def add_messages(talk: Conversation, messages: list[Message]) -> None:
-    """Append what the messages say. Raises `InvalidField`.
+def add_messages(talk: Conversation, messages: list[Message], hosted: Hosted) -> None:
+    """Append what the messages say; `hosted` takes their files. Raises `InvalidField`.
 
     | block | assistant | user |
     |---|---|---|
@@ -94,7 +97,8 @@ def add_messages(talk: Conversation, messages: list[Message]) -> None:
     | tool_use | a call | refused |
     | tool_result | refused | a message of the tool, before the text of the user |
     | image | refused | refused: the models take text only |
-    | tool_addition, tool_removal | refused | refused: system messages change the tools (`tools_of`) |
+    | container_upload, document | refused | a file for tools of this server |
+    | tool_addition, tool_removal | refused | refused: system messages change the tools (`_functions`) |
     | thinking, redacted_thinking, server_tool_use, *_tool_result | dropped | dropped |
     | anything else | refused | refused |
 
@@ -112,10 +116,10 @@ def add_messages(talk: Conversation, messages: list[Message]) -> None:
         if message.clear_at is not None and message.role != "system":
             raise InvalidField(f"{where}.clear_at", "only system messages are cleared")
         if message.clear_at != _CLEARED or index > last_turn:
-            _add_message(talk, message, where)
+            _add_message(talk, message, where, hosted)
 
 
-def _add_message(talk: Conversation, message: Message, where: str) -> None:
+def _add_message(talk: Conversation, message: Message, where: str, hosted: Hosted) -> None:
     role, content = message.role, message.content
     if role not in _ROLES:
         raise InvalidField(f"{where}.role", f"{role[:64]!a} is not one of {', '.join(_ROLES)}")
@@ -128,7 +132,10 @@ def _add_message(talk: Conversation, message: Message, where: str) -> None:
         talk.add(role, text_of(content, f"{where}.content"), where)
         return
     blocks = _blocks(content, f"{where}.content")
-    (_add_user if role == "user" else _add_assistant)(talk, blocks, where)
+    if role == "user":
+        _add_user(talk, blocks, where, hosted)
+    else:
+        _add_assistant(talk, blocks, where)
 
 
 def changes_tools(block: Any) -> bool:
@@ -162,17 +169,38 @@ def _blocks(content: Any, where: str) -> list[tuple[str, dict[str, Any], str]]:
     return found
 
 
-def _add_user(talk: Conversation, blocks: list[tuple[str, dict[str, Any], str]], where: str) -> None:
+def _add_user(
+    talk: Conversation, blocks: list[tuple[str, dict[str, Any], str]], where: str, hosted: Hosted
+) -> None:
     texts = []
     for kind, block, place in blocks:
         if kind == _RESULT:
             call_id = _string(block.get("tool_use_id"), f"{place}.tool_use_id")
             text = _result_text(block.get("content"), f"{place}.content")
             talk.add("tool", text, place, call_id=call_id)
+        elif kind == "container_upload" and hosted.offer.takes_files:
+            hosted.add_file({"file_id": block.get("file_id")}, place)
+        elif kind == "document" and hosted.offer.takes_files:
+            _add_document(hosted, block, place)
         else:
             texts.append(_text(kind, block, place))
     if texts or not any(kind == _RESULT for kind, _, _ in blocks):
         talk.add("user", " ".join(texts), where)
+
+
+def _add_document(hosted: Hosted, block: dict[str, Any], where: str) -> None:
+    """A document is a stored file, base64 or text. Raises `InvalidField`."""
+    source, place = block.get("source"), f"{where}.source"
+    kind, name = kind_of(source, place), block.get("title") or "document"
+    assert isinstance(source, dict)
+    if kind == "file":
+        hosted.add_file({"file_id": source.get("file_id")}, place)
+    elif kind == "base64":
+        hosted.add_file({"filename": name, "file_data": source.get("data")}, place)
+    elif kind == "text":
+        hosted.add_text(name, _string(source.get("data"), f"{place}.data"), place)
+    else:
+        raise InvalidField(f"{place}.type", f"{kind[:64]!a} is not one of file, base64, text")
 
 
 def _add_assistant(talk: Conversation, blocks: list[tuple[str, dict[str, Any], str]], where: str) -> None:
@@ -226,17 +254,31 @@ def _string(value: Any, where: str) -> str:
     return value
 
 
-def tools_of(tools: list[Any] | None, messages: Sequence[Message], tool_choice: Any) -> ToolUse | None:
-    """The functions as workers take them; a choice of `none` removes all tools. Raises `InvalidField`.
+def _functions(request: MessagesRequest, hosted: Hosted) -> list[Function] | None:
+    """The functions of the client; a choice of `none` removes all tools, then None. Raises `InvalidField`.
 
-    `tools` declares functions. The blocks `tool_addition` and `tool_removal` of system messages add functions, withdraw
-    functions, and bring withdrawn functions back. A chat template shows one list: the functions after the last message.
+    `tools` declares functions, and code execution for `hosted`. The blocks `tool_addition` and `tool_removal` of system
+    messages add functions, withdraw functions, and bring withdrawn functions back. A chat template shows one list: the
+    functions after the last message.
     """
-    if tool_choice is not None and kind_of(tool_choice, "tool_choice") == "none":
+    if request.tool_choice is not None and kind_of(request.tool_choice, "tool_choice") == "none":
         return None
-    functions = _offered(read_functions(tools, _function), messages)
-    names = [function.name for function in functions]
-    return tool_use(functions, _choice(tool_choice, names), parallel=_is_parallel(tool_choice))
+
+    def read(tool: Mapping[str, Any], where: str) -> Function | None:
+        return None if _is_hosted(tool, where, hosted) else _function(tool, where)
+
+    return _offered(read_functions(request.tools, read), request.messages)
+
+
+def _tool_use(
+    request: MessagesRequest, functions: list[Function] | None, plan: AgentPlan | None
+) -> ToolUse | None:
+    """The functions of the client and the tools of this server, as workers take both. Raises `InvalidField`."""
+    if functions is None:
+        return None
+    choice, names = request.tool_choice, [function.name for function in functions]
+    offered = with_own(functions, plan)
+    return tool_use(offered, _choice(choice, names, len(offered) > len(names)), parallel=_is_parallel(choice))
 
 
 def _offered(declared: list[Function], messages: Sequence[Message]) -> list[Function]:
@@ -301,29 +343,41 @@ def _function(tool: Mapping[str, Any], where: str) -> Function:
     kind, name = tool.get("type"), tool.get("name")
     if not isinstance(kind, str | None):
         raise InvalidField(f"{where}.type", "expected a string")
-    _refuse_hosted(kind, name if "input_schema" not in tool else None, where)
     if kind not in (None, "custom"):
         raise InvalidField(f"{where}.type", f"{kind[:64]!a} is no known kind of tool, expected 'custom'")
     schema, strict = tool.get("input_schema"), tool.get("strict")
     return declared(name, tool.get("description"), schema, strict, where, schema_field="input_schema")
 
 
-def _refuse_hosted(kind: str | None, name: Any, where: str) -> None:
-    for hosted, feature in _HOSTED.items():
-        if kind is not None and kind.startswith(f"{hosted}_"):
-            raise not_offered(kind, feature, f"{where}.type")
-        if name == hosted:
-            raise not_offered(name, feature, f"{where}.name")
+def _is_hosted(tool: Mapping[str, Any], where: str, hosted: Hosted) -> bool:
+    """Whether a tool runs on this server; then `hosted` learns of it. Raises `InvalidField` for what is not offered."""
+    kind, name = tool.get("type"), tool.get("name") if "input_schema" not in tool else None
+    for known, feature in _HOSTED.items():
+        by_type = isinstance(kind, str) and kind.startswith(f"{known}_")
+        if not by_type and name != known:
+            continue
+        field = f"{where}.{'type' if by_type else 'name'}"
+        told = str(kind if by_type else name)
+        if feature != CODE:
+            raise not_offered(told, feature, field)
+        hosted.use(CODE, f"{told[:64]!a}", field)
+        return True
+    return False
 
 
-def _choice(given: Any, names: Collection[str]) -> Choice:
+def _choice(given: Any, names: Collection[str], has_own: bool) -> Choice:
+    """`tool_choice`; `has_own`: tools of this server are offered beside the functions. Raises `InvalidField`."""
     if given is None:
         return Choice()
     kind = kind_of(given, "tool_choice")
+    if kind == "tool" and has_own and given.get("name") in _HOSTED:
+        return Choice()
     if kind == "tool":
         return Choice("named", declared_name(given.get("name"), names, "tool_choice.name"))
     if kind not in _MODES:
         raise InvalidField("tool_choice.type", f"{kind[:64]!a} is not one of auto, any, tool, none")
+    if kind == "any" and has_own:
+        return Choice("required")
     if kind == "any" and not names:
         raise InvalidField("tool_choice.type", "'any' needs at least one tool in tools")
     return mode_of(_MODES[kind], names, "tool_choice.type")
@@ -352,7 +406,9 @@ class MessagesRequest(TalkFields, kw_only=True):
         Meta(description="Texts that end the answer and are not part of the answer, at most 64."),
     ] = None
     thinking: Annotated[Any, Meta(description="Whether the model thinks first.")] = None
-    container: Annotated[Any, Meta(description="Skills are refused; all else is ignored.")] = None
+    container: Annotated[
+        Any, Meta(description="Skills for the shell of this server; all else is ignored.")
+    ] = None
     output_config: Annotated[
         OutputConfig | None, Meta(description="Form of the answer and effort of the model.")
     ] = None
@@ -380,6 +436,7 @@ class MessagesPlan:
     model: str | None
     call: GenerateCall
     streams: bool
+    agent: AgentPlan | None = None
 
     @property
     def has_logprobs(self) -> bool:
@@ -387,30 +444,48 @@ class MessagesPlan:
         return self.call.sampling.logprobs is not None
 
 
-def parse(body: bytes, limits: Limits) -> MessagesPlan:
-    """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
+def parse(body: bytes, limits: Limits, offer: Offer = NOTHING) -> MessagesPlan:
+    """The plan of a body; `offer` is what this server runs. Raises `MalformedBody` and `InvalidField`."""
     request = decode(body, MessagesRequest, limits.max_items)
     streams = bool(request.stream)
     if request.thread is not None:
         raise InvalidField("thread", _NO_THREADS, details=_NO_THREADS_DETAILS)
-    request.refuse_hosted(streams)
-    if isinstance(request.container, dict) and request.container.get("skills"):
-        raise InvalidField("container.skills", "skills are not offered by this server")
-    return MessagesPlan(request.model, _call(request, limits), streams)
+    hosted = Hosted(offer)
+    _add_skills(hosted, request.container)
+    messages, functions = _messages(request, limits, hosted), _functions(request, hosted)
+    plan = request.plan(hosted, streams)
+    return MessagesPlan(
+        request.model, _call(request, messages, _tool_use(request, functions, plan)), streams, plan
+    )
 
 
-def parse_count(body: bytes, limits: Limits) -> MessagesPlan:
+def _add_skills(hosted: Hosted, container: Any) -> None:
+    """The skills of `container`, which a shell of this server runs. Raises `InvalidField`."""
+    skills = container.get("skills") if isinstance(container, dict) else None
+    if not skills:
+        return
+    if not isinstance(skills, list):
+        raise InvalidField("container.skills", "expected a list")
+    hosted.use(SHELL, "a skill", "container.skills")
+    for index, skill in enumerate(skills):
+        where = f"container.skills[{index}]"
+        if kind_of(skill, where) != "custom":
+            raise InvalidField(f"{where}.type", "expected 'custom': other skills are not offered")
+        hosted.add_skill(skill.get("skill_id"), skill.get("version"), where)
+
+
+def parse_count(body: bytes, limits: Limits, offer: Offer = NOTHING) -> MessagesPlan:
     """The plan of a body whose prompt tokens are to be counted. Raises as `parse` does."""
-    plan = parse(body, limits)
+    plan = parse(body, limits, offer)
     return MessagesPlan(plan.model, msgspec.structs.replace(plan.call, counts_only=True), streams=False)
 
 
-def _call(request: MessagesRequest, limits: Limits) -> GenerateCall:
-    messages, grammar = _messages(request, limits), _grammar(request)
+def _call(request: MessagesRequest, messages: list[dict[str, Any]], tools: ToolUse | None) -> GenerateCall:
+    grammar = _grammar(request)
     end = _continuing(request, messages, grammar) if request.messages[-1].role == "assistant" else {}
     return GenerateCall(
         messages=messages,
-        tools=tools_of(request.tools, request.messages, request.tool_choice),
+        tools=tools,
         variables={**_variables(request), **end},
         sampling=sampling_of(request, alternatives_of(request.logprobs, request.top_logprobs)),
         ending=ending_of(
@@ -425,13 +500,13 @@ def _call(request: MessagesRequest, limits: Limits) -> GenerateCall:
     )
 
 
-def _messages(request: MessagesRequest, limits: Limits) -> list[dict[str, Any]]:
+def _messages(request: MessagesRequest, limits: Limits, hosted: Hosted) -> list[dict[str, Any]]:
     talk = Conversation(limits)
     if not request.messages:
         raise InvalidField("messages", "may not be empty")
     if request.system:
         talk.add("system", text_of(request.system, "system"), "system")
-    add_messages(talk, request.messages)
+    add_messages(talk, request.messages, hosted)
     return talk.finished()
 
 

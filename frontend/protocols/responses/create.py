@@ -15,9 +15,10 @@ from typing import Any
 import orjson
 from falcon.asgi import Request, Response
 
+from frontend.agent.runner import running
 from frontend.engine.events import Generation
 from frontend.generation.errors import error_info, status_of
-from frontend.generation.running import named_model, running, send_stream
+from frontend.generation.running import named_model, send_stream
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses.output import Output, Resource
@@ -157,7 +158,7 @@ class ResponsesResource(InferenceRoute):
             answer_json(resp, begun)
             return
         entry = named_model(services, scope, asked.plan.model)
-        work = running(services, req, scope, entry, asked.call)
+        work = running(services, req, scope, entry, asked.call, asked.agent)
         if asked.plan.streams:
             stream = ResponseStream(begun, asked.keeper)
             await send_stream(

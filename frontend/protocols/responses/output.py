@@ -18,10 +18,25 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.agent import rendering
+from frontend.engine.events import (
+    Called,
+    Calling,
+    Completed,
+    Ended,
+    Event,
+    Finished,
+    Produced,
+    Reasoning,
+    Session,
+    Started,
+    Text,
+    ToolEvent,
+)
 from frontend.generation.errors import error_info, status_of
 from frontend.generation.outcome import entries_of
-from frontend.protocols.responses.requests import Names, ResponsePlan, item_id
+from frontend.protocols.responses import tool_items
+from frontend.protocols.responses.requests import Names, ResponsePlan, container_of, item_id
 from ipc.errors import Draining, ModelError, Overloaded, PenstockError, WorkerFault
 from ipc.wire.streams import TokenLogprob
 
@@ -49,6 +64,7 @@ class _Open:
     id: str
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    annotations: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def place(self) -> dict[str, Any]:
@@ -85,6 +101,10 @@ class Output:
         self._started: Started | None = None
         self._ended: Ended | None = None
         self._tokens = self._reasoning_tokens = 0
+        self.session_id = ""
+        self._container = container_of(self._id)
+        self._citations: list[dict[str, Any]] = []
+        self._calls: dict[str, int] = {}
 
     def take(self, events: Iterable[Event]) -> None:
         """Take events in their order."""
@@ -99,6 +119,65 @@ class Output:
                 self._ended = event
             elif isinstance(event, Started):
                 self._started = event
+            elif isinstance(event, ToolEvent):
+                self._take_step(event)
+
+    def _take_step(self, event: ToolEvent) -> None:
+        """What happens to a call of a tool of this server, or to its session."""
+        if isinstance(event, Session):
+            self.session_id = event.id
+            return
+        is_shell = isinstance(event, Calling | Completed) and tool_items.is_shell(event)
+        if isinstance(event, Calling):
+            self._close(self._choice(0))
+            self._choice(0).opened = True
+        if not is_shell and (told := rendering.told(event)):
+            self._tell(told[0], **told[1])
+        if isinstance(event, Calling):
+            self._begin_call(event, is_shell)
+        elif isinstance(event, Completed):
+            self._end_call(event, is_shell)
+        elif isinstance(event, Produced) and "code" not in event.file:
+            self._citations.append(tool_items.citation(event.file, self._container))
+
+    def _begin_call(self, event: Calling, is_shell: bool) -> None:
+        index = len(self._items)
+        if is_shell:
+            id_ = item_id(tool_items.SHELL_CALL, self._id, str(index))
+            item = tool_items.shell_call(id_, event, "completed")
+            self._calls[event.id] = index
+            self._items.append(item)
+            self._added(index, {**item, "status": "in_progress"})
+            self._tell("response.output_item.done", output_index=index, item=item)
+        elif tool_items.is_code(event):
+            id_ = item_id(tool_items.CODE_CALL, self._id, str(index))
+            item = tool_items.code_call(id_, event, self._container, "in_progress")
+            self._calls[event.id] = index
+            self._items.append(item)
+            self._added(index, item)
+            self._tell_code(item, index, "in_progress")
+            self._tell_code(item, index, "interpreting")
+
+    def _end_call(self, event: Completed, is_shell: bool) -> None:
+        at = self._calls.get(event.id)
+        if at is None:
+            return
+        begun = self._items[at]
+        assert isinstance(begun, dict)
+        if is_shell:
+            index = len(self._items)
+            id_ = item_id(tool_items.SHELL_OUTPUT, self._id, str(index))
+            item = tool_items.shell_output(id_, event, begun["action"]["max_output_length"])
+            self._items.append(item)
+            self._added(index, {**item, "status": "in_progress"})
+            self._tell("response.output_item.done", output_index=index, item=item)
+            return
+        item = self._items[at] = tool_items.code_done(begun, event)
+        self._tell_code(item, at, "completed")
+        self._tell("response.output_item.done", output_index=at, item=item)
+
+    def _tell_code(self, item: Item, index: int, state: str) -> None:
+        self._tell(f"response.code_interpreter_call.{state}", item_id=item["id"], output_index=index)
 
     def close(self) -> None:
         """Close the items that still grow as incomplete: no more text comes."""
@@ -186,13 +265,17 @@ class Output:
         if item.kind == "reasoning":
             return _reasoning(item.id, status, {"type": "reasoning_text", "text": text})
         logprobs = {"logprobs": entries_of(item.logprobs)} if item.logprobs else {}
-        return _message(item.id, status, {**_text_part(text), **logprobs})
+        return _message(item.id, status, {**_text_part(text), "annotations": item.annotations, **logprobs})
 
     def _finish(self, event: Finished) -> None:
         choice = self._choice(event.choice)
         self._reasons.append(event.reason)
-        if not choice.opened and not choice.calls:
+        is_message = choice.open is not None and choice.open.kind == "message"
+        if not is_message and (self._citations or not (choice.opened or choice.calls)):
+            self._close(choice)
             self._open(choice, "message")
+        if choice.open is not None:
+            choice.open.annotations, self._citations = self._citations, []
         if event.logprobs and choice.open is not None and choice.open.kind == "message" and not choice.calls:
             self._grow(Text(event.choice, "", 0, event.logprobs))
         self._close(choice, "incomplete" if event.reason in ("length", "canceled") else "completed")
@@ -267,7 +350,7 @@ class IncompleteDetails(msgspec.Struct):
 
 
 class ResponseAnswer(msgspec.Struct, kw_only=True):
-    """A response; `output` has items of types reasoning, message and function_call."""
+    """A response; `output` has items of types reasoning, message and function_call, and items of tools that ran."""
 
     # A response is stored, continued and repeated in events as a plain object, so the struct only describes.
 
@@ -405,6 +488,8 @@ def _grown(output: Output) -> dict[str, Any]:
         fields["reasoning"] = reasoning
     if output.counts is not None:
         fields["usage"] = msgspec.to_builtins(usage_of(output.counts))
+    if output.session_id:
+        fields["session_id"] = output.session_id
     return fields
 
 

@@ -9,18 +9,21 @@
 
 1. A function of a namespace is known to the model as `namespace.name`. Its calls are told with both parts.
 2. A web search that may not reach the internet can find nothing here, so such a tool is left out.
-3. All other tools that run on the server are refused with the reason.
+3. Code execution and the shell become features of the request where the server offers them. All other tools that run
+   on the server are refused with the reason.
 
 Input items become items for the store (`kept_items`), and messages for chat templates (`Turns`):
 
 1. A string is one message of a user. Items without a type that have a role are messages.
 2. Calls that follow each other, or follow text of the assistant, belong to one message of the assistant.
 3. Reasoning is accepted and not replayed. A reference to an item is dropped.
-4. Output items of earlier responses have the same form, so the same functions read history and new input.
+4. Output items of earlier responses have the same form, so the same functions read history and new input. Calls of
+   the shell and of code execution, and what they gave, become turns of the tools.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -28,6 +31,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
+from frontend.agent.tools import EXECUTE, SHELL_TOOL, with_own
 from frontend.generation.conversation import (
     MAX_FUNCTIONS,
     Conversation,
@@ -49,14 +53,25 @@ from frontend.generation.fields import (
     sampling_of,
     variables_of,
 )
+from frontend.generation.hosted import NOTHING, AgentPlan, Hosted, Offer, in_container
 from frontend.generation.nested import checked_json, grammar_of, json_text
 from frontend.generation.running import DEFAULT, decode, new_id
 from ipc.settings import Limits
-from ipc.wire.messages import GenerateCall
+from ipc.wire.messages import GenerateCall, ToolUse
 
 NAMESPACE = "namespace"
-PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_NO_ID = re.compile("[^A-Za-z0-9_-]")
+PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "shell_call": "sc",
+    "shell_call_output": "sco",
+    "code_interpreter_call": "ci",
+}
 """Kinds of items that are kept, and the beginning of their ids."""
+_OF_TOOLS = ("shell_call", "shell_call_output", "code_interpreter_call")
 REFERENCE = "item_reference"
 LIMITS = ("max_output_tokens", "max_tokens", "max_completion_tokens")
 """Names of one field."""
@@ -74,11 +89,13 @@ ECHOED = (
 """Fields that an answer repeats where a request has them."""
 
 
-def functions_of(tools: Sequence[Any] | None) -> list[Function]:
-    """All functions of a request. Raises `InvalidField`."""
+def functions_of(tools: Sequence[Any] | None, hosted: Hosted) -> list[Function]:
+    """All functions of a request; `hosted` learns of tools that run on the server. Raises `InvalidField`."""
     _check_number(len(tools or ()), "tools")
     functions = [
-        function for index, tool in enumerate(tools or ()) for function in _functions(tool, f"tools[{index}]")
+        function
+        for index, tool in enumerate(tools or ())
+        for function in _functions(tool, f"tools[{index}]", hosted)
     ]
     _check_number(len(functions), "tools")
     return functions
@@ -89,13 +106,19 @@ def _check_number(given: int, field: str) -> None:
         raise InvalidField(field, f"{given} given, the limit is {MAX_FUNCTIONS}")
 
 
-def _functions(tool: Any, where: str) -> list[Function]:
+def _functions(tool: Any, where: str, hosted: Hosted) -> list[Function]:
     if not isinstance(tool, dict):
         raise InvalidField(where, "expected an object")
     kind = tool.get("type")
     if kind == NAMESPACE:
         return _in_namespace(tool, where)
     if kind == "web_search" and tool.get("external_web_access") is False:
+        return []
+    if kind == "code_interpreter":
+        hosted.use_code(tool, where)
+        return []
+    if kind == "shell":
+        hosted.use_shell(tool, where)
         return []
     if kind != "function":
         refuse_hosted(kind, where, {})
@@ -192,26 +215,56 @@ def _kept(item: dict[str, Any], kind: str, id_: str) -> dict[str, Any]:
 class Turns:
     """Adds items to a conversation, and joins what the assistant says and calls in one turn."""
 
-    def __init__(self, talk: Conversation) -> None:
-        self._talk = talk
+    def __init__(self, talk: Conversation, hosted: Hosted) -> None:
+        """`hosted` takes the files of messages."""
+        self._talk, self._hosted = talk, hosted
         self._said: tuple[str | None, str] | None = None
         """Text and place of the assistant's turn that is not added yet."""
         self._calls: list[dict[str, Any]] = []
 
-    def add(self, items: Sequence[dict[str, Any]], field: str) -> None:
-        """Items in their order; `field` is the path of their list. Raises `InvalidField`."""
+    def add(self, items: Sequence[dict[str, Any]], field: str, *, is_past: bool) -> None:
+        """Items in their order; `field` is the path of their list. Raises `InvalidField`.
+
+        `is_past`: earlier requests brought the items, and files of theirs may have expired.
+        """
         for index, item in enumerate(items):
             where = f"{field}[{index}]"
             if item["type"] == "message":
-                self._message(item, where)
+                self._message(item, where, is_past)
             elif item["type"] == "function_call":
                 self._call(item, where)
             elif item["type"] == "function_call_output":
                 self._output(item, where)
+            elif item["type"] in _OF_TOOLS:
+                self._of_tools(item, where)
         self._flush()
 
-    def _message(self, item: dict[str, Any], where: str) -> None:
-        role, text = item.get("role"), text_of(item.get("content"), f"{where}.content")
+    def _of_tools(self, item: dict[str, Any], where: str) -> None:
+        """A call that ran on the server, its result, or both."""
+        kind = item["type"]
+        if kind == "shell_call":
+            action = item.get("action")
+            commands = action.get("commands") if isinstance(action, dict) else None
+            call_id = _text_in(item, "call_id", where)
+            if not isinstance(commands, list) or not all(isinstance(each, str) for each in commands):
+                raise InvalidField(f"{where}.action.commands", "expected a list of strings")
+            self._add_call(call_id, SHELL_TOOL, {"commands": commands}, where)
+            return
+        if kind == "shell_call_output":
+            self._flush()
+            text = json_text(_shell_result(item.get("output"), f"{where}.output"), f"{where}.output")
+            self._talk.add("tool", text, where, call_id=_text_in(item, "call_id", where))
+            return
+        call_id = _text_in(item, "call_id" if item.get("call_id") else "id", where)
+        self._add_call(call_id, EXECUTE, {"code": _text_in(item, "code", where)}, where)
+        self._flush()
+        outputs = item.get("outputs")
+        logs = [str(each.get("logs", "")) for each in outputs or () if isinstance(each, dict)]
+        self._talk.add("tool", "\n".join(logs), where, call_id=call_id)
+
+    def _message(self, item: dict[str, Any], where: str, is_past: bool) -> None:
+        role = item.get("role")
+        text = text_of(item.get("content"), f"{where}.content", self._hosted, required=not is_past)
         if not isinstance(role, str):
             raise InvalidField(f"{where}.role", "expected a string")
         self._flush()
@@ -222,8 +275,15 @@ class Turns:
 
     def _call(self, item: dict[str, Any], where: str) -> None:
         call_id = _text_in(item, "call_id", where)
-        name = joined(item.get("namespace"), _text_in(item, "name", where))
-        self._calls.append(self._talk.call(call_id, name, item.get("arguments"), where))
+        self._add_call(
+            call_id,
+            joined(item.get("namespace"), _text_in(item, "name", where)),
+            item.get("arguments"),
+            where,
+        )
+
+    def _add_call(self, call_id: str, name: str, arguments: Any, where: str) -> None:
+        self._calls.append(self._talk.call(call_id, name, arguments, where))
         self._said = self._said or (None, where)
 
     def _output(self, item: dict[str, Any], where: str) -> None:
@@ -239,6 +299,23 @@ class Turns:
         if self._said is not None:
             self._talk.add("assistant", *self._said, calls=self._calls)
         self._said, self._calls = None, []
+
+
+def _shell_result(output: Any, where: str) -> dict[str, Any]:
+    """What a shell gave, by the entries of an output in either form. Raises `InvalidField`."""
+    if not isinstance(output, list) or not all(isinstance(each, dict) for each in output):
+        raise InvalidField(where, "expected a list of objects")
+    streams = {name: "".join(_stream_of(each, name) for each in output) for name in ("stdout", "stderr")}
+    outcomes = [each["outcome"] for each in output if isinstance(each.get("outcome"), dict)]
+    last = outcomes[-1] if outcomes else {}
+    return {**streams, "exit_code": last.get("exit_code"), "timed_out": last.get("type") == "timeout"}
+
+
+def _stream_of(entry: dict[str, Any], name: str) -> str:
+    text = entry.get(name)
+    if text is None and entry.get("type") == name:
+        text = entry.get("text")
+    return text if isinstance(text, str) else ""
 
 
 def _text_in(item: dict[str, Any], name: str, where: str) -> str:
@@ -298,7 +375,8 @@ class ResponseRequest(ChoiceFields, kw_only=True):
 class ResponsePlan:
     """What to generate, on which model (None: the default), and in which form the answer goes out.
 
-    `call` lacks its messages; `items` are the new input as the store keeps items; `fields` are those that the answer
+    `call` lacks its messages and tools; `functions` are those of the client, and `hosted` has what `tools` ask of this
+    server. `items` are the new input as the store keeps items; `fields` are those that the answer
     repeats. `id` is that of the response.
     """
 
@@ -312,16 +390,27 @@ class ResponsePlan:
     background: bool
     stores: bool
     fields: dict[str, Any]
+    request: ResponseRequest
+    functions: list[Function]
+    hosted: Hosted
 
-    def call_after(self, history: Sequence[dict[str, Any]], limits: Limits) -> GenerateCall:
-        """The call with all of its messages: instructions, stored items, new items. Raises `InvalidField`."""
-        talk = Conversation(limits, "input")
+    def call_after(
+        self, history: Sequence[dict[str, Any]], limits: Limits
+    ) -> tuple[GenerateCall, AgentPlan | None]:
+        """The call with all of its messages: instructions, stored items, new items; and how tools of this server run.
+
+        Raises `InvalidField`.
+        """
+        talk, hosted = Conversation(limits, "input"), self.hosted.copied()
         if self.instructions is not None:
             talk.add("system", self.instructions, "instructions")
-        turns = Turns(talk)
-        turns.add(history, "previous_response_id")
-        turns.add(self.items, "input")
-        return msgspec.structs.replace(self.call, messages=_with_one_beginning(talk.finished()))
+        turns = Turns(talk, hosted)
+        turns.add(history, "previous_response_id", is_past=True)
+        turns.add(self.items, "input", is_past=False)
+        agent = in_container(self.request.plan(hosted, self.streams), container_of(self.id))
+        tools = _tool_use(self.request, self.functions, agent)
+        call = msgspec.structs.replace(self.call, messages=_with_one_beginning(talk.finished()), tools=tools)
+        return call, agent
 
 
 def _with_one_beginning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -333,15 +422,21 @@ def _with_one_beginning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": text}, *messages[count:]]
 
 
-def parse(body: bytes, limits: Limits) -> ResponsePlan:
-    """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
+def container_of(response: str) -> str:
+    """The container of the files of a response."""
+    return f"cntr_{_NO_ID.sub('_', response)}"
+
+
+def parse(body: bytes, limits: Limits, offer: Offer = NOTHING) -> ResponsePlan:
+    """The plan of a body; `offer` is what this server runs. Raises `MalformedBody` and `InvalidField`."""
     request = decode(body, ResponseRequest, limits.max_items, (LIMITS,))
     background = bool(request.background)
     streams = bool(request.stream) and not background
-    request.refuse_hosted(streams)
+    hosted = Hosted(offer)
     stores = request.store is not False
     if background and not stores:
         raise InvalidField("store", "a response in the background has to be stored")
+    functions = functions_of(request.tools, hosted)
     id_, call = new_id("resp_"), _call(request)
     _check_values(request)
     return ResponsePlan(
@@ -355,6 +450,9 @@ def parse(body: bytes, limits: Limits) -> ResponsePlan:
         background,
         stores,
         _fields(request, call, stores),
+        request,
+        functions,
+        hosted,
     )
 
 
@@ -366,13 +464,18 @@ def _check_values(request: ResponseRequest) -> None:
         checked_json(item, f"input[{index}]")
 
 
+def _tool_use(request: ResponseRequest, functions: list[Function], agent: AgentPlan | None) -> ToolUse | None:
+    """The functions of the client and the tools of this server, as workers take both. Raises `InvalidField`."""
+    offered, names = with_own(functions, agent), [function.name for function in functions]
+    choice = choice_of(request.tool_choice, names, [function.name for function in offered[len(names) :]])
+    return tool_use(offered, choice, request.parallel_tool_calls)
+
+
 def _call(request: ResponseRequest) -> GenerateCall:
-    functions = functions_of(request.tools)
-    choice = choice_of(request.tool_choice, [function.name for function in functions])
+    """The call without what the conversation decides: messages and tools."""
     limit_name = next((name for name in LIMITS if getattr(request, name) is not None), LIMITS[0])
     return GenerateCall(
         messages=[],
-        tools=tool_use(functions, choice, request.parallel_tool_calls),
         variables=variables_of(None, _effort(request), names=("", "reasoning.effort")),
         sampling=sampling_of(request, _alternatives(request)),
         ending=ending_of(

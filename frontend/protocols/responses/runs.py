@@ -20,9 +20,12 @@ from functools import partial
 import msgspec
 from falcon.asgi import Request
 
+from frontend.agent.parts import offer_of
+from frontend.agent.runner import running
 from frontend.engine.events import Event
 from frontend.generation.errors import InvalidField, status_of
-from frontend.generation.running import find_generator, named_model, receive, running
+from frontend.generation.hosted import AgentPlan
+from frontend.generation.running import find_generator, named_model, receive
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses.output import Output, Resource
@@ -80,18 +83,19 @@ class Asked:
 
     plan: ResponsePlan
     call: GenerateCall
+    agent: AgentPlan | None
     keeper: Keeper
 
 
 async def asked_by(services: Services, store: ResponseStore, req: Request, scope: RequestScope) -> Asked:
     """Read a request. Raises what is wrong with its body, and `ResponseNotFound` for the response to go on with."""
     limits = services.settings.limits
-    plan = await receive(services, req, partial(parse, limits=limits))
+    plan = await receive(services, req, partial(parse, limits=limits, offer=offer_of(services)))
     history = await _history(store, plan.previous, scope.grant.caller)
     long = len(history) + len(plan.items) > MANY_ITEMS
-    call = await off_loop_if(long, plan.call_after, history, limits)
+    call, agent = await off_loop_if(long, plan.call_after, history, limits)
     keeper = Keeper(store, services.background, scope.grant.caller, history, plan.items, plan.stores)
-    return Asked(plan, call, keeper)
+    return Asked(plan, call, agent, keeper)
 
 
 async def _history(store: ResponseStore, previous: str | None, owner: str) -> Items:
@@ -153,20 +157,20 @@ class Runs:
         # The request is counted when its run ends.
         scope.operation = ""
         run = self._runs[begun["id"]] = _Run(begun, Output(begun), run_scope)
-        run.task = self._services.background.start(self._run(run, req, asked.call, model))
+        run.task = self._services.background.start(self._run(run, req, asked, model))
         if not self._beating:
             self._beating = True
             self._services.background.start(self._beat())
 
-    async def _run(self, run: _Run, req: Request, call: GenerateCall, model: str) -> None:
+    async def _run(self, run: _Run, req: Request, asked: Asked, model: str) -> None:
         """The life of a run. Its errors end here."""
         current_scope.set(run.scope)
         self._services.finisher.begin(run.scope, req.path)
         error: PenstockError | None = None
         try:
-            await self._generate(run, req, call, model)
+            await self._generate(run, req, asked, model)
         except asyncio.CancelledError:
-            error = self._why_cancelled()
+            error = self._why_cancelled(run.scope.session_id)
         except PenstockError as raised:
             error = raised
         except Exception as bug:
@@ -176,14 +180,15 @@ class Runs:
         outcome = Outcome(req.method, req.path, req.uri_template or "", 200)
         self._services.finisher.finish(run.scope, PROTOCOL, outcome)
 
-    def _why_cancelled(self) -> PenstockError:
+    def _why_cancelled(self, session: str) -> PenstockError:
         if self._services.drain.is_over:
-            return Draining("the server stopped before the response was finished")
+            text = "the server stopped before the response was finished"
+            return Draining(f"{text}: continue session {session}" if session else text)
         return Cancelled("the response was cancelled")
 
-    async def _generate(self, run: _Run, req: Request, call: GenerateCall, model: str) -> None:
+    async def _generate(self, run: _Run, req: Request, asked: Asked, model: str) -> None:
         entry = named_model(self._services, run.scope, model)
-        async with running(self._services, req, run.scope, entry, call) as generation:
+        async with running(self._services, req, run.scope, entry, asked.call, asked.agent) as generation:
             async for events in generation:
                 run.output.take(events)
                 run.pending += events

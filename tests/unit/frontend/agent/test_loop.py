@@ -184,3 +184,15 @@ def test_the_clients_own_calls_are_not_told_twice() -> None:
     stored = [*ASKED, _RAN, _RESULT, _CLIENTS, _CLIENTS_RESULT, _REPLY]
     incoming = [*ASKED, _CLIENTS, _CLIENTS_RESULT, _REPLY, _MORE]
     assert spliced(stored, incoming) == [*stored, _MORE]
+
+
+def test_calls_that_come_back_one_by_one_are_those_of_the_session() -> None:
+    both = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [*_RAN["tool_calls"], *_CLIENTS["tool_calls"]],
+    }
+    stored = [*ASKED, both, _RESULT, _CLIENTS_RESULT, _REPLY]
+    alone = {**_RAN, "content": None}
+    told = [*ASKED, alone, {**_RESULT, "content": "{}"}, _CLIENTS, _CLIENTS_RESULT, _REPLY, _MORE]
+    assert spliced(stored, told) == [*stored, _MORE]

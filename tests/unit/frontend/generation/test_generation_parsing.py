@@ -19,6 +19,7 @@ from frontend.generation.fields import (
     template_variables,
     variables_of,
 )
+from frontend.generation.hosted import Hosted
 from frontend.generation.running import find_generator
 from ipc.catalog.entries import AdapterSource, Catalog, ModelEntry, OutputSpec
 from ipc.errors import BodyTooLarge, InvalidInput, ModelNotFound, QueueFull
@@ -371,16 +372,16 @@ def test_an_effort_that_contradicts_or_is_unknown_is_refused(thinking: bool | No
 )
 def test_what_needs_tools_on_the_server_is_refused(fields: dict[str, Any], refused: str) -> None:
     with pytest.raises(errors.InvalidField) as caught:
-        msgspec.convert(fields, HostedFields).refuse_hosted(streams=False)
+        msgspec.convert(fields, HostedFields).plan(Hosted(), streams=False)
     assert caught.value.field == refused
 
 
 def test_what_matters_only_with_tools_on_the_server_is_accepted() -> None:
     fields = {"max_tool_rounds": 0, "session_id": "s", "enable_shell": False, "files": []}
-    msgspec.convert(fields, HostedFields).refuse_hosted(streams=False)
-    msgspec.convert({"agent_permission": "ask"}, HostedFields).refuse_hosted(streams=True)
+    assert msgspec.convert(fields, HostedFields).plan(Hosted(), streams=False) is None
+    assert msgspec.convert({"agent_permission": "ask"}, HostedFields).plan(Hosted(), streams=True) is None
     both = {"agent_permission": "auto", "code_execution_permission": "ask"}
-    msgspec.convert(both, HostedFields).refuse_hosted(streams=False)
+    assert msgspec.convert(both, HostedFields).plan(Hosted(), streams=False) is None
 
 
 def test_parts_of_text_are_joined_with_a_space() -> None:

@@ -231,7 +231,7 @@ def test_the_log_gives_events_back_with_neighbouring_texts_joined() -> None:
     logprobs = [TokenLogprob(1, b"\xff", -1.0, [(2, b"a", -3.0)])]
     kept: list[Event] = [Text(1, "c", logprobs=logprobs), Text(1, "d"), Reasoning(1, "e"), Text(1, "f")]
     kept += [
-        Calling(0, "a", "t", {"tool_type": "shell"}),
+        Calling(0, "a", "t", "{}", {"tool_type": "shell"}),
         Asked("appr_1", "s", 0, {"kind": "shell"}, {"commands": []}),
     ]
     kept += [

@@ -1,0 +1,36 @@
+"""The named events of a run with tools of the server, which chat, Messages and Responses share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from frontend.engine.events import Asked, Calling, Completed, Produced, ToolEvent
+from frontend.sending import named
+
+MAX_FILES = 64
+"""Files in a whole answer; the others can be fetched."""
+_PROGRESS, _APPROVAL, _FILE = "agentic_tool_call_progress", "agentic_tool_approval_required", "file_produced"
+
+
+def told(event: ToolEvent) -> tuple[str, dict[str, Any]] | None:
+    """Name and fields of the event for clients, without `type`; None for a session, which stands in answers."""
+    if isinstance(event, Calling | Completed):
+        phase = "calling" if isinstance(event, Calling) else "complete"
+        return _PROGRESS, {"round": event.round, "tool_name": event.name, "phase": phase, "data": event.data}
+    if isinstance(event, Asked):
+        asked = {"approval_id": event.approval_id, "session_id": event.session_id, "round": event.round}
+        return _APPROVAL, {**asked, "tool": event.tool, "arguments": event.arguments}
+    if isinstance(event, Produced):
+        return _FILE, event.file
+    return None
+
+
+def framed(event: ToolEvent) -> bytes:
+    """The event as chat and Messages send it: the File object of a file has no `type`. Empty for a session."""
+    found = told(event)
+    if found is None:
+        return b""
+    name, fields = found
+    return named(name, orjson.dumps(fields if name == _FILE else {"type": name, **fields}))

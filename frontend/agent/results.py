@@ -1,0 +1,131 @@
+"""What a call of a tool has given: for the model, for progress events, for the record of the call.
+
+`Answer` has all three. `python`, `shell`, `reset`, `surfaced` and `content` make one of a result, `refused` of a call
+that was denied or could not run. Values that are absent are left out, except where the contract lists them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from frontend.agent.tools import Tool
+from ipc.wire.tools import PythonResult, ShellResult
+
+DENIED, ERROR, SUCCESS = "denied", "error", "success"
+Data = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`text` is what the model reads; `data` completes the progress event; `content` stands in the record.
+
+    `images` are figures as base64 of PNG.
+    """
+
+    text: str
+    data: Data
+    content: str
+    images: list[str] = field(default_factory=list)
+
+
+def python(result: PythonResult, timeout_s: float, files: Sequence[str]) -> Answer:
+    """The answer of code; `files` are names of what the code has made."""
+    exception = result.exception
+    if result.status == "timeout" and not exception:
+        exception = f"the code ran for more than {timeout_s:g} s"
+    images = [base64.b64encode(image).decode() for image in result.images_png]
+    read: Data = {"status": result.status, "execution_time_ms": result.execution_time_ms}
+    read["working_directory"] = result.working_directory
+    read |= _present(stdout=result.stdout, stderr=result.stderr)
+    if result.status == "timeout":
+        del read["execution_time_ms"]
+        read["timeout_info"] = {
+            "timeout_secs": timeout_s,
+            "interrupted": result.interrupted,
+            "killed": result.killed,
+        }
+    else:
+        read |= _present(
+            exception=exception,
+            result=result.result,
+            result_type=result.result_type,
+            images_generated=len(images),
+            files=list(files),
+        )
+    told = _present(stdout=result.stdout, stderr=result.stderr, exception=exception)
+    data = {
+        "tool_type": "code_execution",
+        **told,
+        **_present(images_base64=images, working_directory=result.working_directory),
+        "execution_time_ms": result.execution_time_ms,
+    }
+    return Answer(_json(read), data, _lines(told), images)
+
+
+def shell(result: ShellResult, commands: Sequence[str]) -> Answer:
+    """The answer of shell commands."""
+    ended = {
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+        "exit_code": result.exit_code,
+        "status": result.status,
+        "working_directory": result.working_directory,
+        "timed_out": result.timed_out,
+    }
+    read = {"status": result.status, "commands": list(commands), **ended}
+    told = {name: value for name, value in ended.items() if value is not None}
+    return Answer(_json(read), {"tool_type": "shell", "commands": list(commands), **told}, _json(told))
+
+
+def reset(status: str) -> Answer:
+    """The answer of a new interpreter."""
+    text = _json({"status": status})
+    return Answer(text, {"tool_type": "code_execution"}, text)
+
+
+def surfaced(files: Sequence[Data], arguments: Any) -> Answer:
+    """The answer of files that were asked for, each with name, format, bytes and status."""
+    status = SUCCESS if all(each["status"] == SUCCESS for each in files) else ERROR
+    text = _json({"status": status, "files": list(files)})
+    return Answer(text, {"tool_type": "custom", "arguments": arguments, "content": text}, text)
+
+
+def content(value: Any) -> Answer:
+    """The answer of a tool whose result is JSON."""
+    text = _json(value)
+    return Answer(text, {"tool_type": "custom", "content": text}, text)
+
+
+def refused(tool: Tool, status: str, reason: str, commands: Sequence[str] | None = None) -> Answer:
+    """The answer of a call that was denied, or that failed before its tool ran; `reason` is for the model too."""
+    text = _json({"status": status, "exception": reason})
+    if tool.tool_type == "code_execution":
+        return Answer(text, {"tool_type": tool.tool_type, "exception": reason}, f"exception: {reason}")
+    if tool.tool_type == "shell":
+        told = {"stderr": reason, "status": status, "timed_out": False}
+        given = {} if commands is None else {"commands": list(commands)}
+        return Answer(text, {"tool_type": tool.tool_type, **given, **told}, _json(told))
+    return Answer(text, {"tool_type": tool.tool_type, "content": text}, text)
+
+
+def record(round_: int, name: str, arguments: str, answer: Answer, file_ids: Sequence[str]) -> Data:
+    """The entry of `agentic_tool_calls` for a call."""
+    entry = {"round": round_, "name": name, "arguments": arguments, "result_content": answer.content}
+    return entry | _present(result_images_base64=answer.images, file_ids=list(file_ids))
+
+
+def _present(**values: Any) -> Data:
+    return {name: value for name, value in values.items() if value}
+
+
+def _lines(told: Data) -> str:
+    return "\n".join(f"{name}: {value}" for name, value in told.items())
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()

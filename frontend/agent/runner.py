@@ -1,0 +1,238 @@
+"""Runs a request with tools of this server: rounds of a model, and the calls between the rounds, as one generation.
+
+1. `running` is the entry of all routes of chat. A request without tools of the server goes straight to the model.
+2. `begin` finds the session, puts back its turns of tools, prepares files and skills, and asks the model. What fails
+   until then has a status of its own.
+3. The events of each round go to the client as they come. Between rounds each call is told, approved where somebody
+   has to approve, run, and told again. The bounds on times begin anew with each round.
+4. The session is saved after each round whose calls have run, and at the end.
+5. Whoever leaves the context ends the run: the round or the tool at work is cancelled, and nothing runs after it. No
+   call is ever run again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
+from uuid import uuid4
+
+import msgspec
+from falcon.asgi import Request
+
+from frontend.agent import results, tools
+from frontend.agent.loop import Loop, Message, spliced
+from frontend.agent.parts import Kept, Parts
+from frontend.agent.results import Answer
+from frontend.agent.tools import TOOLS, Tool
+from frontend.agent.workplace import Workplace, sandbox_of
+from frontend.engine.events import Asked, Called, Calling, Completed, Event, Generation, Produced, Session
+from frontend.generation import running as generation
+from frontend.generation.errors import InvalidField
+from frontend.generation.hosted import AgentPlan
+from frontend.generation.running import new_id
+from frontend.scope import RequestScope
+from frontend.services import Services
+from frontend.state.files import File
+from ipc import deadline
+from ipc.catalog.entries import ModelEntry
+from ipc.errors import FileNotFound
+from ipc.wire.messages import GenerateCall
+
+APPROVAL_S = 300.0
+"""A call that nobody has decided about for so long is denied."""
+
+
+def running(
+    services: Services,
+    req: Request,
+    scope: RequestScope,
+    entry: ModelEntry,
+    call: GenerateCall,
+    plan: AgentPlan | None,
+) -> AbstractAsyncContextManager[Generation]:
+    """The generation of a call; with a `plan` tools of this server run within. Leaving the context ends the work.
+
+    Raises as `frontend.generation.running.running`, and `InvalidField` for files and skills that are not there.
+    """
+    if plan is None:
+        return generation.running(services, req, scope, entry, call)
+    return _agent(AgentRun(services, req, scope, entry, plan), call)
+
+
+@asynccontextmanager
+async def _agent(run: AgentRun, call: GenerateCall) -> AsyncIterator[Generation]:
+    try:
+        await run.begin(call)
+        yield run
+    finally:
+        await run.close()
+
+
+class AgentRun(Generation):
+    """One request. `begin` comes first, `close` ends whatever is at work."""
+
+    def __init__(
+        self, services: Services, req: Request, scope: RequestScope, entry: ModelEntry, plan: AgentPlan
+    ) -> None:
+        self._services, self._req, self._scope, self._entry, self._plan = services, req, scope, entry, plan
+        self._parts: Parts = services.agent
+        self._owner = scope.grant.caller
+        self._stack, self._opened = AsyncExitStack(), AsyncExitStack()
+        self._session = ""
+        self._loop: Loop
+        self._place: Workplace
+        self._first: Generation | None = None
+        self._events: AsyncGenerator[list[Event], None] | None = None
+
+    async def begin(self, call: GenerateCall) -> None:
+        """Find what the request needs, and ask the model. Raises as `running`."""
+        _check(call)
+        incoming = call.messages or []
+        kept = await self._find_session(incoming)
+        messages = spliced(kept.messages, incoming) if kept is not None else incoming
+        turn = max(0, sum(message["role"] == "user" for message in messages) - 1)
+        sandbox = sandbox_of(self._owner, self._session)
+        parts, plan = self._parts, self._plan
+        self._place = Workplace(parts.host, parts.files, parts.open_skill, self._owner, plan, sandbox, turn)
+        self._stack.callback(self._place.close)
+        self._place.files = await self._files_of(kept)
+        note = await self._place.prepare()
+        self._loop = Loop(call, messages, note, tools.names_of(plan), plan.max_rounds)
+        self._events = self._run()
+        self._stack.push_async_callback(self._events.aclose)
+        self._stack.push_async_callback(self._opened.aclose)
+        if not self._loop.unanswered():
+            self._first = await self._opened.enter_async_context(self._round())
+            self.prompt_tokens = self._first.prompt_tokens
+
+    async def close(self) -> None:
+        """End the round or the tool at work."""
+        await self._stack.aclose()
+
+    async def __anext__(self) -> list[Event]:
+        assert self._events is not None
+        return await anext(self._events)
+
+    async def _find_session(self, messages: list[Message]) -> Kept | None:
+        """The session of the request, which has an id from now on."""
+        sessions, id_ = self._parts.sessions, self._plan.session_id
+        if not id_:
+            id_ = await sessions.match(self._owner, messages) or str(uuid4())
+        self._session = self._scope.session_id = id_
+        return await sessions.get(self._owner, id_)
+
+    async def _files_of(self, kept: Kept | None) -> list[File]:
+        """The files of the session that are still there."""
+        files = []
+        for id_ in kept.files if kept is not None else ():
+            with suppress(FileNotFound):
+                files.append(await self._parts.files.get(self._owner, id_))
+        return files
+
+    def _round(self) -> AbstractAsyncContextManager[Generation]:
+        """The model's turn, with bounds on its times that begin now."""
+        scope = self._scope
+        if self._loop.round:
+            # NOTE: the record of the request keeps its own beginning; a deadline that the caller named holds on.
+            by_ns = min(scope.deadline_ns, deadline.after(self._services.settings.limits.request_timeout_s))
+            scope = msgspec.structs.replace(
+                scope, started=time.perf_counter(), start_by_ns=0, deadline_ns=by_ns
+            )
+        return generation.running(self._services, self._req, scope, self._entry, self._loop.call)
+
+    async def _run(self) -> AsyncGenerator[list[Event], None]:
+        loop = self._loop
+        if pending := loop.unanswered():
+            async with aclosing(self._calls(pending)) as told:
+                async for events in told:
+                    yield events
+            loop.resume()
+            await self._save()
+        while True:
+            async with aclosing(self._asked()) as told:
+                async for events in told:
+                    yield events
+            if calls := loop.turn():
+                async with aclosing(self._calls(calls)) as told:
+                    async for events in told:
+                        yield events
+                await self._save()
+            if not loop.advance():
+                break
+        missing = await self._produced(await self._place.missing(loop.round))
+        end = loop.end()
+        await self._save()
+        yield [*missing, Session(self._session), *end]
+
+    async def _asked(self) -> AsyncGenerator[list[Event], None]:
+        """What the model tells in a round."""
+        first, self._first = self._first, None
+        if first is not None:
+            async for events in first:
+                if shown := self._loop.take(events):
+                    yield shown
+            await self._opened.aclose()
+            return
+        async with self._round() as asked:
+            async for events in asked:
+                if shown := self._loop.take(events):
+                    yield shown
+
+    async def _calls(self, calls: Sequence[Called]) -> AsyncGenerator[list[Event], None]:
+        """The calls of a round, one after another."""
+        for call in calls:
+            tool, round_ = TOOLS[call.name], self._loop.round
+            data = tools.calling(tool, call.arguments)
+            yield [Calling(round_, call.id, call.name, call.arguments, data)]
+            denied = self._plan.permission == "deny"
+            reason = f"{tool.label} was denied by policy." if denied else ""
+            if self._plan.permission == "ask" and not await self._is_remembered():
+                asked = Asked(
+                    new_id("appr_"), self._session, round_, tool.approval, tools.values_of(call.arguments)
+                )
+                await self._parts.approvals.announce(self._owner, self._session, asked.approval_id)
+                yield [asked]
+                reason = await self._decided(tool, asked.approval_id)
+            if reason:
+                answer, files = _denied(tool, call, reason), list[File]()
+            else:
+                answer, files = await self._place.run(tool, call.arguments, round_)
+            self._loop.answer(call, answer.text)
+            arguments, ids = tools.recorded(tool, call.arguments), [file.id for file in files]
+            record = results.record(round_, call.name, arguments, answer, ids)
+            completed = Completed(round_, call.id, call.name, answer.data, record)
+            yield [*await self._produced(files), completed]
+
+    async def _is_remembered(self) -> bool:
+        return await self._parts.approvals.is_remembered(self._owner, self._session)
+
+    async def _decided(self, tool: Tool, id_: str) -> str:
+        """Wait until somebody has decided; why the call may not run, empty if it may."""
+        decision = await self._parts.approvals.wait(id_, APPROVAL_S)
+        if decision.approve:
+            return ""
+        if decision.timed_out:
+            return f"{tool.label} was denied: the request for approval timed out."
+        return decision.message or f"{tool.label} was denied by the user."
+
+    async def _produced(self, files: Sequence[File]) -> list[Event]:
+        return [Produced(file) for file in await self._place.shown(files)]
+
+    async def _save(self) -> None:
+        files = [file.id for file in self._place.files]
+        await self._parts.sessions.save(self._owner, self._session, self._loop.messages, files)
+
+
+def _denied(tool: Tool, call: Called, reason: str) -> Answer:
+    commands = tools.calling(tool, call.arguments).get("commands")
+    return results.refused(tool, results.DENIED, reason, commands if isinstance(commands, list) else None)
+
+
+def _check(call: GenerateCall) -> None:
+    """Raise `InvalidField` for what cannot run in rounds."""
+    if call.n > 1:
+        raise InvalidField("n", f"{call.n} choices are not offered while tools run on the server")
+    if call.variables.get("continue_final_message"):
+        text = "a message cannot be continued while tools run on the server"
+        raise InvalidField("continue_final_message", text)

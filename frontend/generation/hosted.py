@@ -1,0 +1,299 @@
+"""What a request asks of tools that run on this server, and what the server offers.
+
+1. `Offer` says what the server runs. Without an offer every tool is refused with the flag that would turn the tool on.
+2. `Hosted` collects while a request is read: features of its tools, files of its messages, skills.
+3. `Hosted.plan` makes the `AgentPlan` of the request, or None where nothing of the request runs here.
+
+Permissions are auto, ask and deny. The strictest of server and request holds.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from frontend.generation.errors import InvalidField
+
+CODE, SHELL, FILES = "code", "shell", "files"
+"""Features: code execution, a shell, reading of files."""
+NEEDS = {CODE: "code execution", SHELL: "a shell"}
+FLAGS = {CODE: "--enable-code-execution", SHELL: "--enable-shell"}
+PERMISSIONS = ("auto", "ask", "deny")
+"""From the laxest to the strictest."""
+MAX_REQUESTED = 64
+MAX_INPUTS = 64
+MAX_SKILLS = 16
+MAX_SESSION = 256
+MAX_ID = 256
+MAX_NAME = 255
+MAX_DESCRIPTION = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What this server runs for requests, under which permission and for how many rounds; times are in seconds.
+
+    `takes_files`: files of messages are inputs of a run.
+    """
+
+    features: frozenset[str] = frozenset()
+    takes_files: bool = False
+    permission: str = "auto"
+    max_rounds: int = 256
+    code_timeout_s: float = 60.0
+    shell_timeout_s: float = 600.0
+
+
+NOTHING = Offer()
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file that a message brings: the id of a stored file, or a name and bytes. `field` is its path.
+
+    A file that is not `required` may have expired.
+    """
+
+    field: str
+    file_id: str = ""
+    name: str = ""
+    data: bytes = b""
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SkillUse:
+    """A skill of the request; `version` None is the default one."""
+
+    field: str
+    skill_id: str
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPlan:
+    """How a request runs with tools of this server.
+
+    `requested` are the files that the client expects, each with `name` and, where given, `format` and `description`.
+    `container` is the container of the files that are made. `session_id` is empty where the request names none.
+    """
+
+    offer: Offer
+    features: frozenset[str]
+    permission: str
+    max_rounds: int
+    session_id: str = ""
+    requested: tuple[dict[str, Any], ...] = ()
+    inputs: tuple[InputFile, ...] = ()
+    skills: tuple[SkillUse, ...] = ()
+    container: str = ""
+
+
+def refused(feature: str, what: str, where: str) -> InvalidField:
+    """The error of `what`, which needs a feature that is off."""
+    return InvalidField(
+        where,
+        f"{what} needs {NEEDS[feature]}, which is not offered by this server: "
+        f"start the server with {FLAGS[feature]} or --agent",
+    )
+
+
+@dataclass(slots=True)
+class Hosted:
+    """What a request asks for, while the request is read."""
+
+    offer: Offer = NOTHING
+    features: set[str] = field(default_factory=set)
+    inputs: list[InputFile] = field(default_factory=list)
+    skills: list[SkillUse] = field(default_factory=list)
+
+    def copied(self) -> Hosted:
+        """The same, which more can be added to."""
+        return Hosted(self.offer, set(self.features), list(self.inputs), list(self.skills))
+
+    def use(self, feature: str, what: str, where: str) -> None:
+        """The request asks for a feature. Raises `InvalidField` where the feature is off."""
+        if feature not in self.offer.features:
+            raise refused(feature, what, where)
+        self.features.add(feature)
+
+    def use_code(self, tool: Mapping[str, Any], where: str) -> None:
+        """The tool `code_interpreter`. Raises `InvalidField` for a container of its own."""
+        self.use(CODE, "'code_interpreter'", f"{where}.type")
+        container = tool.get("container")
+        if container is None:
+            return
+        place = f"{where}.container"
+        if not isinstance(container, dict) or container.get("type") != "auto":
+            raise InvalidField(place, 'expected {"type": "auto"}: containers belong to responses')
+        for name in ("file_ids", "memory_limit"):
+            if container.get(name):
+                raise InvalidField(f"{place}.{name}", "is not offered: send files with the messages")
+
+    def use_shell(self, tool: Mapping[str, Any], where: str) -> None:
+        """The tool `shell` with its environment: skills, files, a network that may only be tighter."""
+        self.use(SHELL, "'shell'", f"{where}.type")
+        environment, place = tool.get("environment"), f"{where}.environment"
+        if environment is None:
+            return
+        kind = environment.get("type") if isinstance(environment, dict) else None
+        if kind not in ("container_auto", None) or not isinstance(environment, dict):
+            raise InvalidField(
+                f"{place}.type", "expected 'container_auto': other environments are not offered"
+            )
+        network = environment.get("network_policy")
+        if network is not None and (not isinstance(network, dict) or network.get("type") != "disabled"):
+            raise InvalidField(
+                f"{place}.network_policy", "a request may only take the network away: 'disabled'"
+            )
+        for index, file_id in enumerate(_list(environment.get("file_ids"), f"{place}.file_ids")):
+            self.add_file({"file_id": file_id}, f"{place}.file_ids[{index}]")
+        for index, skill in enumerate(_list(environment.get("skills"), f"{place}.skills")):
+            at = f"{place}.skills[{index}]"
+            if not isinstance(skill, dict) or skill.get("type") != "skill_reference":
+                raise InvalidField(f"{at}.type", "expected 'skill_reference': other skills are not offered")
+            self.add_skill(skill.get("skill_id"), skill.get("version"), at)
+
+    def add_file(self, part: Mapping[str, Any], where: str, *, required: bool = True) -> None:
+        """A part with `file_id`, or with `filename` and `file_data`. Raises `InvalidField`."""
+        if len(self.inputs) == MAX_INPUTS:
+            raise InvalidField(where, f"more than {MAX_INPUTS} files")
+        file_id, data = part.get("file_id"), part.get("file_data")
+        if part.get("file_url") is not None:
+            text = "this server fetches no files: upload the file, or send file_data"
+            raise InvalidField(f"{where}.file_url", text)
+        if (file_id is None) == (data is None):
+            raise InvalidField(where, "expected either file_id, or filename and file_data")
+        if file_id is not None:
+            self.inputs.append(
+                InputFile(f"{where}.file_id", _text(file_id, f"{where}.file_id", MAX_ID), required=required)
+            )
+            return
+        name = _text(part.get("filename"), f"{where}.filename", MAX_NAME)
+        content = decoded(data, f"{where}.file_data")
+        self.inputs.append(InputFile(f"{where}.file_data", name=name, data=content, required=required))
+
+    def add_text(self, name: Any, text: str, where: str) -> None:
+        """A text as a file. Raises `InvalidField`."""
+        if len(self.inputs) == MAX_INPUTS:
+            raise InvalidField(where, f"more than {MAX_INPUTS} files")
+        self.inputs.append(InputFile(where, name=_text(name, f"{where}.title", MAX_NAME), data=text.encode()))
+
+    def add_skill(self, skill_id: Any, version: Any, where: str) -> None:
+        """A skill by reference; `version` is absent, `latest`, or a number, also as text. Raises `InvalidField`."""
+        if len(self.skills) == MAX_SKILLS:
+            raise InvalidField(where, f"more than {MAX_SKILLS} skills")
+        number = None if version in (None, "latest") else _version(version, f"{where}.version")
+        self.skills.append(
+            SkillUse(f"{where}.skill_id", _text(skill_id, f"{where}.skill_id", MAX_ID), number)
+        )
+
+    def plan(
+        self,
+        *,
+        permission: str | None,
+        max_rounds: int | None,
+        session_id: str | None,
+        requested: list[Any] | None,
+        streams: bool,
+    ) -> AgentPlan | None:
+        """The plan of the request; None where nothing of the request runs here. Raises `InvalidField`.
+
+        The arguments are fields of the request. A permission of `ask` needs a stream.
+        """
+        if max_rounds is not None and not (0 <= max_rounds < 1 << 31):
+            raise InvalidField("max_tool_rounds", "expected a whole number from 0")
+        rounds = self.offer.max_rounds if max_rounds is None else max_rounds
+        if self.inputs:
+            self.features.add(FILES)
+        runs = bool(self.features or max_rounds)
+        if max_rounds and not self.offer.features:
+            text = "this server runs no tools: use 0, and run the calls in the client, or start the server with --agent"
+            raise InvalidField("max_tool_rounds", text)
+        files = _requested(requested)
+        if files and not runs:
+            raise InvalidField("files", "no tool that could write files is on in this request")
+        holds = max(permission or "auto", self.offer.permission, key=PERMISSIONS.index)
+        if holds == "ask" and (runs or permission == "ask") and not streams:
+            raise InvalidField("agent_permission", "'ask' needs stream: true")
+        if not runs:
+            return None
+        if session_id is not None and not 1 <= len(session_id) <= MAX_SESSION:
+            raise InvalidField(
+                "session_id", f"{len(session_id)} characters given, 1 to {MAX_SESSION} are needed"
+            )
+        return AgentPlan(
+            self.offer,
+            frozenset(self.features),
+            holds,
+            rounds,
+            session_id or "",
+            tuple(files),
+            tuple(self.inputs),
+            tuple(self.skills),
+        )
+
+
+def in_container(plan: AgentPlan | None, container: str) -> AgentPlan | None:
+    """The plan with the container of the files that are made."""
+    return None if plan is None else replace(plan, container=container)
+
+
+def decoded(data: Any, where: str) -> bytes:
+    """The bytes of base64, or of a data URL. Raises `InvalidField`."""
+    text = _text(data, where, None)
+    if text[:5].lower() == "data:":
+        head, comma, text = text.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise InvalidField(where, "expected base64 in the data URL")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidField(where, "expected base64, or a data URL with base64") from None
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list | None):
+        raise InvalidField(where, "expected a list")
+    return value or []
+
+
+def _text(value: Any, where: str, most: int | None) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidField(where, "expected a string that is not empty")
+    if most is not None and len(value) > most:
+        raise InvalidField(where, f"{len(value)} characters, the limit is {most}")
+    if most is not None and "\0" in value:
+        raise InvalidField(where, "holds a NUL character")
+    return value
+
+
+def _version(value: Any, where: str) -> int:
+    number = (
+        int(value)
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10
+        else value
+    )
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < 1 << 31:
+        raise InvalidField(where, "expected 'latest' or a number from 1")
+    return number
+
+
+def _requested(given: list[Any] | None) -> list[dict[str, Any]]:
+    """The files that the client expects. Raises `InvalidField`."""
+    if len(given or ()) > MAX_REQUESTED:
+        raise InvalidField("files", f"{len(given or ())} given, the limit is {MAX_REQUESTED}")
+    files = []
+    for index, each in enumerate(given or ()):
+        where = f"files[{index}]"
+        if not isinstance(each, dict):
+            raise InvalidField(where, "expected an object with a name")
+        file = {"name": _text(each.get("name"), f"{where}.name", MAX_NAME)}
+        for name, most in (("format", 64), ("description", MAX_DESCRIPTION)):
+            if each.get(name) is not None:
+                file[name] = _text(each[name], f"{where}.{name}", most)
+        files.append(file)
+    return files

@@ -1,0 +1,186 @@
+"""What runs with tools need of a server, without processes and databases: a host, sessions, decisions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frontend.agent.host import ProducedFile
+from frontend.agent.parts import Parts
+from frontend.generation.hosted import CODE, SHELL, Offer
+from frontend.state.files import FileStore
+from ipc.errors import InvalidInput, PenstockError
+from ipc.settings import State
+from ipc.wire.tools import (
+    Call,
+    Done,
+    PythonCall,
+    PythonResult,
+    ResetCall,
+    ResetResult,
+    Result,
+    ShellCall,
+    ShellResult,
+    SurfaceResult,
+)
+
+OFFER = Offer(frozenset((CODE, SHELL)), takes_files=True)
+Files = dict[str, bytes | None]
+"""Bytes of produced files by their path; None for a file that is not there."""
+
+
+def memory_file(data: bytes) -> int:
+    """A descriptor of a file with these bytes."""
+    fd = os.memfd_create("produced", os.MFD_CLOEXEC)
+    os.pwrite(fd, data, 0)
+    return fd
+
+
+@dataclass
+class FakeHost:
+    """Answers calls with `results` in turn, then as tools that say what they were given."""
+
+    results: list[Result | PenstockError | None] = field(default_factory=list)
+    files: list[Files] = field(default_factory=list)
+    calls: list[tuple[str, Call]] = field(default_factory=list)
+    mounted: list[tuple[str, bytes]] = field(default_factory=list)
+    cancelled: int = 0
+
+    async def run(self, sandbox: str, call: Call, *, lasting: bool) -> tuple[Done, list[ProducedFile]]:
+        """A result of the test; None of `results` never comes."""
+        self.calls.append((sandbox, call))
+        result = self.results.pop(0) if self.results else said_by(call)
+        if result is None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled += 1
+        if isinstance(result, PenstockError):
+            raise result
+        made = self.files.pop(0) if self.files else {}
+        produced = [
+            ProducedFile(path, 0, None, "not_produced")
+            if data is None
+            else ProducedFile(path, len(data), memory_file(data), "")
+            for path, data in made.items()
+        ]
+        assert result is not None
+        return Done(len(self.calls), result), produced
+
+    async def mount(self, sandbox: str, path: str, fd: int, *, lasting: bool) -> None:
+        """Note the file."""
+        self.mounted.append((path, os.pread(fd, 1 << 20, 0)))
+
+
+def said_by(call: Call) -> Result:
+    """The result of a tool that repeats its call."""
+    if isinstance(call, PythonCall):
+        return PythonResult("success", 3, "/work", stdout=f"ran {call.code}\n")
+    if isinstance(call, ShellCall):
+        return ShellResult("success", "/work", stdout=f"ran {' '.join(call.commands)}\n", exit_code=0)
+    return ResetResult("success") if isinstance(call, ResetCall) else SurfaceResult("success")
+
+
+@dataclass(frozen=True)
+class FakeSession:
+    """Messages, and ids of files."""
+
+    messages: list[dict[str, Any]]
+    files: list[str]
+
+
+@dataclass
+class FakeSessions:
+    """Sessions in memory, with all that was saved."""
+
+    kept: dict[tuple[str, str], FakeSession] = field(default_factory=dict)
+    saved: list[FakeSession] = field(default_factory=list)
+
+    async def get(self, owner: str, id: str) -> FakeSession | None:
+        """A session."""
+        return self.kept.get((owner, id))
+
+    async def save(self, owner: str, id: str, messages: list[dict[str, Any]], files: list[str]) -> None:
+        """Replace a session."""
+        session = self.kept[owner, id] = FakeSession([*messages], [*files])
+        self.saved.append(session)
+
+    async def match(self, owner: str, messages: list[dict[str, Any]]) -> str | None:
+        """No conversation is known by its messages here."""
+        return None
+
+
+@dataclass(frozen=True)
+class FakeDecision:
+    """What somebody has decided."""
+
+    approve: bool = False
+    message: str | None = None
+    timed_out: bool = False
+
+
+@dataclass
+class FakeApprovals:
+    """Decisions that a test has made before; without one nobody decides."""
+
+    decisions: list[FakeDecision] = field(default_factory=list)
+    announced: list[tuple[str, str, str]] = field(default_factory=list)
+    remembered: set[tuple[str, str]] = field(default_factory=set)
+    left: int = 0
+
+    async def announce(self, owner: str, session: str, id: str) -> None:
+        """Note the wait."""
+        self.announced.append((owner, session, id))
+
+    async def wait(self, id: str, timeout_s: float) -> FakeDecision:
+        """The next decision."""
+        if not self.decisions:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.left += 1
+        return self.decisions.pop(0)
+
+    async def is_remembered(self, owner: str, session: str) -> bool:
+        """Whether the test says so."""
+        return (owner, session) in self.remembered
+
+
+@dataclass(frozen=True)
+class FakeSkill:
+    """A skill whose files are bytes."""
+
+    name: str
+    description: str
+    files: Sequence[tuple[str, int]]
+
+
+@dataclass
+class FakeParts:
+    """The parts of a server; `files` is the real store."""
+
+    root: Path
+    offer: Offer = OFFER
+    host: FakeHost = field(default_factory=FakeHost)
+    sessions: FakeSessions = field(default_factory=FakeSessions)
+    approvals: FakeApprovals = field(default_factory=FakeApprovals)
+    skills: dict[str, dict[str, bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.files = FileStore(self.root, State())
+
+    async def open_skill(self, owner: str, skill_id: str, version: int | None) -> FakeSkill:
+        """A skill of the test."""
+        if skill_id not in self.skills:
+            raise InvalidInput(f"no skill with the id {skill_id!a} is stored")
+        files = [(path, memory_file(data)) for path, data in self.skills[skill_id].items()]
+        return FakeSkill(skill_id, f"Does {skill_id}.", files)
+
+    @property
+    def parts(self) -> Parts:
+        """What `Services.agent` holds."""
+        return Parts(self.offer, self.host, self.files, self.open_skill, self.sessions, self.approvals)
