@@ -55,7 +55,9 @@ def test_only_the_fingerprints_that_were_used_last_are_kept(
         os.utime(path, (at, at))
     check(VALUES, paths[0])
     check(VALUES, paths[2])
-    assert [path.exists() for path in paths] == [True, False, True], "the one that was compared counts as used"
+    assert [path.exists() for path in paths] == [True, False, True], (
+        "the one that was compared counts as used"
+    )
 
 
 def test_half_precision_may_differ_more(tmp_path: Path) -> None:
