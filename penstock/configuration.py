@@ -16,17 +16,9 @@ from frontend.arbiter.configuration import restrictions_of
 from frontend.http import listeners
 from frontend.tracing import otlp
 from ipc import extras
-from ipc.catalog.entries import (
-    AdapterSource,
-    Catalog,
-    DirectorySource,
-    HubSource,
-    ModelEntry,
-    PackageSource,
-    check_lists,
-    check_lora_dirs,
-)
+from ipc.catalog.entries import AdapterSource, Catalog, DirectorySource, HubSource, ModelEntry, PackageSource
 from ipc.catalog.ids import profiled
+from ipc.catalog.reading import check_lists, check_lora_dirs
 from ipc.catalog.repository import check_models
 from ipc.settings import Settings
 from penstock import terminal

@@ -18,7 +18,8 @@ import msgspec
 
 from ipc import extras
 from ipc.catalog import ids
-from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, read_entries
+from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry
+from ipc.catalog.reading import read_entries
 from ipc.machine import count_gpus
 from ipc.settings import Settings
 from ipc.wire.messages import ModelStatus

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ipc import extras
-from ipc.catalog.entries import ENCODE_OUTPUTS, Catalog, read_entries
+from ipc.catalog.entries import ENCODE_OUTPUTS, Catalog
+from ipc.catalog.reading import read_entries
 from ipc.errors import ConfigError, PenstockError
 from ipc.settings import Settings
 from penstock import terminal

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from ipc import settings
-from ipc.catalog.entries import ID_LINE, files_below
+from ipc.catalog.reading import ID_LINE, files_below
 from ipc.errors import ConfigError
 from ipc.processes.paths import asset
 

@@ -23,7 +23,8 @@ from typing import Any
 import msgspec
 
 from ipc import extras, settings
-from ipc.catalog.entries import Catalog, read_entries
+from ipc.catalog.entries import Catalog
+from ipc.catalog.reading import read_entries
 from ipc.errors import ConfigError, PenstockError
 from ipc.processes import starting
 from ipc.settings import Settings

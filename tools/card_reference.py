@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ipc.catalog.entries import ModelEntry, read_entries
+from ipc.catalog.entries import ModelEntry
+from ipc.catalog.reading import read_entries
 from ipc.settings import Settings
 from penstock.files import decimal_size, weights_nbytes
 from tools.model_reference import CATALOG

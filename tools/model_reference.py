@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ipc.catalog.entries import ModelEntry, read_entries
+from ipc.catalog.entries import ModelEntry
+from ipc.catalog.reading import read_entries
 from penstock.families import FAMILIES, Family
 from tools.source_tree import ROOT
 

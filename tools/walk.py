@@ -26,7 +26,9 @@ from tests.tiny.programs import write_repository
 from tools.source_tree import ROOT
 
 REPETITIONS = 12
-PAUSE_S = 0.02
+PAUSE_S = 0.01
+READY_S = 600.0
+"""The start of a server that records is slow, the more so on a machine with other work."""
 MODELS = ("add_sub", decoupled.MODEL)
 Entry = tuple[int, str]
 """CLOCK_MONOTONIC nanoseconds of an entry, and the module."""
@@ -49,7 +51,7 @@ def recorded(place: Path) -> Iterator[Server]:
     }
     server.start()
     try:
-        server.wait_ready()
+        server.wait_ready(READY_S)
         yield server
         server.stop()
     finally:
@@ -72,9 +74,9 @@ def infer_body() -> dict[str, object]:
 
 
 def chat_body() -> dict[str, object]:
-    """A chat of four tokens, whose answer is streamed."""
+    """A chat of two tokens, whose answer is streamed."""
     message = {"role": "user", "content": "hello"}
-    return {"model": chat.MODEL, "messages": [message], "max_tokens": 4, "stream": True}
+    return {"model": chat.MODEL, "messages": [message], "max_tokens": 2, "stream": True}
 
 
 def entries_of(server: Server, pid: int) -> list[Entry]:

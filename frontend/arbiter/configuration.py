@@ -18,7 +18,8 @@ from frontend.http import listeners
 from frontend.tensors.request import Forwarding
 from frontend.tracing import otlp
 from ipc import settings
-from ipc.catalog.entries import Catalog, check_lists, check_lora_dirs, load_served
+from ipc.catalog.entries import Catalog
+from ipc.catalog.reading import check_lists, check_lora_dirs, load_served
 from ipc.catalog.repository import check_models, model_directories, names_of, refuse_clash
 from ipc.errors import ConfigError
 

@@ -26,7 +26,8 @@ import msgspec
 
 from ipc import yaml_text
 from ipc.catalog import ids
-from ipc.catalog.entries import BadFile, Catalog, ModelEntry, Reading, read_entries, read_entry
+from ipc.catalog.entries import BadFile, Catalog, ModelEntry, Reading
+from ipc.catalog.reading import read_entries, read_entry
 from ipc.errors import ConfigError
 from ipc.processes.paths import asset, prepare_run_dir
 from ipc.settings import Settings

@@ -20,7 +20,8 @@ import yaml
 
 from ipc import extras, yaml_text
 from ipc.catalog import ids
-from ipc.catalog.entries import ADAPTER_FILE, BadFile, DirectorySource, ModelEntry, read_entry
+from ipc.catalog.entries import ADAPTER_FILE, BadFile, DirectorySource, ModelEntry
+from ipc.catalog.reading import read_entry
 from penstock.own_models import gguf
 from penstock.own_models.description import Description, Told
 from penstock.own_models.files import (

@@ -24,7 +24,8 @@ from typing import Any
 import msgspec
 
 from ipc import machine, settings
-from ipc.catalog.entries import Catalog, ModelEntry, read_entries
+from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.reading import read_entries
 from ipc.errors import ConfigError
 from ipc.settings import Settings
 from penstock import terminal

@@ -28,7 +28,8 @@ from frontend.records.finishing import Recorder
 from frontend.scope import RequestScope, scope_of_ids
 from frontend.server.drain import Drain
 from ipc import deadline
-from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry, OutputSpec, load_served
+from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry, OutputSpec
+from ipc.catalog.reading import load_served
 from ipc.catalog.repository import VersionEntry
 from ipc.errors import PenstockError
 from ipc.metrics.registry import FrontendMetrics

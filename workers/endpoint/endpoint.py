@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
@@ -49,12 +49,11 @@ from ipc.wire.messages import (
     Submit,
     Unload,
     Watch,
-    Welcome,
 )
 from ipc.wire.stats import Look, Looked, SessionState, Stats
 from ipc.wire.streams import Deltas, DeltasTaken, Part, PartsConsumed
 from workers import foreign
-from workers.endpoint.sessions import Hearings, Session, SessionTable
+from workers.endpoint.sessions import Handler, Hearings, Session, SessionTable
 
 log = logging.getLogger(__name__)
 
@@ -82,73 +81,6 @@ def send(socket: zmq.Socket[bytes], key: bytes, frames: list[codec.Payload]) -> 
     # NOTE: only the first part can be refused; the rest of a message that has begun is always taken.
     socket.send(key, codec.MORE)
     codec.send(socket, frames)
-
-
-class CatalogOwner(Protocol):
-    """Who reads the catalog's files."""
-
-    def all_entries(self) -> Entries:
-        """All that frontends have been told of the catalog."""
-
-    def reread(self, message: Reread, done: Callable[[Replied], None]) -> None:
-        """Look at the files in another thread, which calls `done` once what has changed is posted."""
-
-
-class Figures(Protocol):
-    """Who keeps the figures of the worker."""
-
-    def now(self) -> Stats:
-        """Present figures."""
-
-
-class Handler(Protocol):
-    """What the endpoint asks of the runtime."""
-
-    @property
-    def draining(self) -> bool:
-        """Whether nothing new is taken."""
-
-    @property
-    def models(self) -> CatalogOwner:
-        """The catalog."""
-
-    def welcome(self) -> Welcome:
-        """Present state, for a new session."""
-
-    @property
-    def statistics(self) -> Figures:
-        """Figures of the whole worker."""
-
-    def present(self) -> Welcome:
-        """Present state, for somebody without a session. Changes nothing."""
-
-    def submit(self, session: Session, message: Submit, payload: memoryview) -> None:
-        """Take a request in, or raise a `PenstockError` that goes back as its failure.
-
-        `payload` are the raw tensors of an infer call. When they lie in a block of the frontend, `Endpoint.reply` with
-        the result or `Endpoint.unread` must be called once nothing reads them any more, however the request ends.
-        """
-
-    def cancel(self, session: Session, request: int) -> None:
-        """The caller of a request has gone."""
-
-    def taken(self, session: Session, request: int, count: int) -> None:
-        """A frontend has taken so many parts of a stream, or bytes of generated text."""
-
-    def load(self, message: Load) -> None:
-        """A frontend wants a model."""
-
-    def unload(self, model: str) -> None:
-        """Somebody wants a model's memory back."""
-
-    def released(self) -> None:
-        """A lease ended, so there may be room in the arena."""
-
-    def tick(self) -> None:
-        """Called about every `tick_s`."""
-
-    def turn_ended(self) -> None:
-        """Everything that had arrived was handed over; called before the endpoint waits again."""
 
 
 class Endpoint:

@@ -1,7 +1,8 @@
 """A worker's register of frontends: who they are, whether they live, what they have in flight.
 
 Each session holds a pidfd of its frontend; the endpoint polls these descriptors beside its socket. `Hearings` waits
-until all frontends have taken in what the worker told them.
+until all frontends have taken in what the worker told them. `Handler` is what the endpoint asks of the runtime for
+them.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ipc.memory.arena import ArenaView
 from ipc.processes.liveness import open_pidfd
 from ipc.wire import codec
-from ipc.wire.catalogs import Heard, Told
-from ipc.wire.messages import Hello
+from ipc.wire.catalogs import Entries, Heard, Replied, Reread, Told
+from ipc.wire.messages import Hello, Load, Submit, Welcome
+from ipc.wire.stats import Stats
 
 
 @dataclass(slots=True)
@@ -107,3 +110,70 @@ class Hearings:
         if then is not None and not waiting:
             del self._open[number]
             then()
+
+
+class CatalogOwner(Protocol):
+    """Who reads the catalog's files."""
+
+    def all_entries(self) -> Entries:
+        """All that frontends have been told of the catalog."""
+
+    def reread(self, message: Reread, done: Callable[[Replied], None]) -> None:
+        """Look at the files in another thread, which calls `done` once what has changed is posted."""
+
+
+class Figures(Protocol):
+    """Who keeps the figures of the worker."""
+
+    def now(self) -> Stats:
+        """Present figures."""
+
+
+class Handler(Protocol):
+    """What the endpoint asks of the runtime."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing new is taken."""
+
+    @property
+    def models(self) -> CatalogOwner:
+        """The catalog."""
+
+    def welcome(self) -> Welcome:
+        """Present state, for a new session."""
+
+    @property
+    def statistics(self) -> Figures:
+        """Figures of the whole worker."""
+
+    def present(self) -> Welcome:
+        """Present state, for somebody without a session. Changes nothing."""
+
+    def submit(self, session: Session, message: Submit, payload: memoryview) -> None:
+        """Take a request in, or raise a `PenstockError` that goes back as its failure.
+
+        `payload` are the raw tensors of an infer call. When they lie in a block of the frontend, `Endpoint.reply` with
+        the result or `Endpoint.unread` must be called once nothing reads them any more, however the request ends.
+        """
+
+    def cancel(self, session: Session, request: int) -> None:
+        """The caller of a request has gone."""
+
+    def taken(self, session: Session, request: int, count: int) -> None:
+        """A frontend has taken so many parts of a stream, or bytes of generated text."""
+
+    def load(self, message: Load) -> None:
+        """A frontend wants a model."""
+
+    def unload(self, model: str) -> None:
+        """Somebody wants a model's memory back."""
+
+    def released(self) -> None:
+        """A lease ended, so there may be room in the arena."""
+
+    def tick(self) -> None:
+        """Called about every `tick_s`."""
+
+    def turn_ended(self) -> None:
+        """Everything that had arrived was handed over; called before the endpoint waits again."""

@@ -23,8 +23,9 @@ from typing import Any
 import msgspec
 import torch
 
-from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, check_names, gguf_of
+from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, gguf_of
 from ipc.catalog.model_config import InstanceGroup
+from ipc.catalog.reading import check_names
 from ipc.settings import Settings
 from ipc.wire import codec
 from workers.adapters.base import Adapter, LoadContext

@@ -28,7 +28,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import torch
 
-from ipc.catalog.entries import ALL, Catalog, ModelEntry, preloaded_names
+from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.reading import ALL, preloaded_names
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
 from ipc.store.store import Store

@@ -25,15 +25,8 @@ from pathlib import Path
 
 import msgspec
 
-from ipc.catalog.entries import (
-    Catalog,
-    Files,
-    ModelEntry,
-    check_lists,
-    check_lora_dirs,
-    files_below,
-    load_served,
-)
+from ipc.catalog.entries import Catalog, Files, ModelEntry
+from ipc.catalog.reading import check_lists, check_lora_dirs, files_below, load_served
 from ipc.catalog.repository import names_of, refuse_clash
 from ipc.errors import ConfigError
 from ipc.processes.paths import asset

@@ -70,41 +70,9 @@ log = logging.getLogger(__name__)
 PING_EVERY_S = 0.5
 EXPIRE_GRACE_NS = 50_000_000
 FOREIGN_WEIGHT = 0.2
-SILENCE_S = 2.0
-"""A worker that was not heard for so long is not well."""
-LONGEST_LOOK_S = 0.25
-"""The most that counts as silence between two looks."""
 MOST_GIVEN_UP, MOST_GIVEN_UP_NBYTES = 64, 1 << 20
 """Requests without a caller that a channel remembers, and the most private bytes of each."""
 _REFUSED = "the worker takes no requests"
-
-
-class Silence:
-    """How long a worker was not heard of, counted only while this process ran.
-
-    A process that stood still itself finds old answers of healthy workers when it goes on.
-    """
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._looked = time.monotonic()
-        self.heard_at = time.time()
-        """When the worker was last heard (Unix seconds)."""
-
-    @property
-    def is_long(self) -> bool:
-        """Whether the worker has sent nothing for `SILENCE_S`."""
-        return self._seconds >= SILENCE_S
-
-    def look(self) -> None:
-        """Some time has passed; called several times a second."""
-        now = time.monotonic()
-        self._seconds += min(now - self._looked, LONGEST_LOOK_S)
-        self._looked = now
-
-    def end(self) -> None:
-        """The worker was heard."""
-        self._seconds, self.heard_at = 0.0, time.time()
 
 
 class _Sent(NamedTuple):
@@ -155,7 +123,7 @@ class Channel:
         self._ids = itertools.count(1)
         self._tag, self._pidfd = 0, -1
         self._arena: ArenaView | None = None
-        self._last_ping, self._silence = 0.0, Silence()
+        self._last_ping, self._silence = 0.0, dealer.Silence()
         self._mapping: asyncio.Task[None] | None = None
         self._watching = False
         self._reading: dict[int, InputBlock] = {}

@@ -3,6 +3,8 @@
 1. Messages of one turn of the event loop wait in a bundle and leave together at the end of the turn.
 2. Arriving messages are handed over one by one, for `LOOK_S` in one turn. The ZeroMQ descriptor is edge-triggered, so
    every send is followed by another look at the socket.
+
+`Silence` measures how long the worker has sent nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ from ipc.wire.codec import ToFrontend, ToWorker, receive, send
 
 log = logging.getLogger(__name__)
 
+SILENCE_S = 2.0
+"""A worker that was not heard for so long is not well."""
+LONGEST_LOOK_S = 0.25
+"""The most that counts as silence between two looks."""
 LOOK_S = 0.005
 """A worker that sends without a pause has the loop for so long at a time."""
 
@@ -157,3 +163,31 @@ class Dealer:
         self._turn_scheduled = False
         self.flush()
         self.look()
+
+
+class Silence:
+    """How long a worker was not heard of, counted only while this process ran.
+
+    A process that stood still itself finds old answers of healthy workers when it goes on.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._looked = time.monotonic()
+        self.heard_at = time.time()
+        """When the worker was last heard (Unix seconds)."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the worker has sent nothing for `SILENCE_S`."""
+        return self._seconds >= SILENCE_S
+
+    def look(self) -> None:
+        """Some time has passed; called several times a second."""
+        now = time.monotonic()
+        self._seconds += min(now - self._looked, LONGEST_LOOK_S)
+        self._looked = now
+
+    def end(self) -> None:
+        """The worker was heard."""
+        self._seconds, self.heard_at = 0.0, time.time()

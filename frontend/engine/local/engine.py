@@ -20,7 +20,8 @@ from frontend.engine.local.delta_stream import LocalGeneration
 from frontend.engine.local.directory import LocalDirectory
 from frontend.scope import RequestScope
 from frontend.server.drain import Drain
-from ipc.catalog.entries import Catalog, preloaded_names
+from ipc.catalog.entries import Catalog
+from ipc.catalog.reading import preloaded_names
 from ipc.processes.liveness import is_held
 from ipc.settings import Settings
 from ipc.wire.messages import Trace, Work

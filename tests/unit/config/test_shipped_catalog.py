@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from ipc.catalog.entries import (
-    ENCODE_OUTPUTS,
-    Catalog,
-    HubSource,
-    ModelEntry,
-    load_catalog,
-    read_entries,
-    read_entry,
-)
+from ipc.catalog.entries import ENCODE_OUTPUTS, Catalog, HubSource, ModelEntry
+from ipc.catalog.reading import load_catalog, read_entries, read_entry
 from ipc.processes.paths import asset
 from penstock.families import FAMILIES
 from workers.adapters import registry

@@ -18,7 +18,7 @@ from frontend.engine.local import engine as local_engine
 from frontend.engine.local.engine import LocalEngine
 from frontend.lifespan import Watch
 from frontend.services import Services
-from ipc.catalog.entries import load_catalog
+from ipc.catalog.reading import load_catalog
 from ipc.settings import load
 from tests.harness.server import FAKE_CATALOG
 

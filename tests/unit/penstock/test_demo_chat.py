@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ipc.catalog.entries import PackageSource, load_catalog, preloaded_names, read_entries
+from ipc.catalog.entries import PackageSource
+from ipc.catalog.reading import load_catalog, preloaded_names, read_entries
 from ipc.processes.paths import asset
 from penstock import demo_chat, tiny_chat
 from tests.conformance.minilm import MODEL as VECTORS

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ipc.catalog.entries import load_catalog, read_entry
+from ipc.catalog.reading import load_catalog, read_entry
 from penstock.cli import main
 from penstock.downloads import ProgressLine
 from tests.harness.server import ROOT, free_port

@@ -133,8 +133,18 @@ def test_size_rule_counts_lines_of_functions(tmp_path: Path) -> None:
     assert sizes.find(tmp_path) == []
     write(tmp_path, "ipc/edge.py", "def edge():\n" + "    x = 1\n" * 60)
     assert [finding.text for finding in sizes.find(tmp_path)] == ["edge() has 61 lines, 60 are allowed"]
-    write(tmp_path, "ipc/edge.py", "x = 1\n" * 1000)
+
+
+def test_size_rule_counts_lines_of_modules_except_those_with_a_reason(tmp_path: Path) -> None:
+    write(tmp_path, "ipc/edge.py", "x = 1\n" * 500)
     assert sizes.find(tmp_path) == []
+    write(tmp_path, "ipc/edge.py", "x = 1\n" * 501)
+    assert [finding.text for finding in sizes.find(tmp_path)] == ["501 lines, 500 are allowed"]
+    write(tmp_path, "ipc/edge.py", "")
+    write(tmp_path, "ipc/wire/messages.py", "x = 1\n" * 501)
+    assert sizes.find(tmp_path) == []
+    write(tmp_path, "ipc/wire/messages.py", "x = 1\n" * 500)
+    assert "need not name" in sizes.find(tmp_path)[0].text
 
 
 def test_generated_protocol_buffers_are_left_out(tmp_path: Path) -> None:

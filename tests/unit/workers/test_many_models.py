@@ -23,7 +23,8 @@ from tests.fakes.adapter import FakeAdapter
 from tests.fakes.clock import Clock
 from tests.unit.workers.lifecycle.test_model_states import table
 from workers.device.devices import Device
-from workers.endpoint.endpoint import Endpoint, Handler
+from workers.endpoint.endpoint import Endpoint
+from workers.endpoint.sessions import Handler
 from workers.lifecycle.models import ModelTable
 from workers.reports import Reporter
 from workers.runtime import Runtime

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from frontend.engine.local.catalog import CatalogFollower, ToldCatalog
-from ipc.catalog.entries import AdapterSource, Catalog, DirectorySource, ModelEntry, load_served
+from ipc.catalog.entries import AdapterSource, Catalog, DirectorySource, ModelEntry
 from ipc.catalog.ids import NO_VERSION, id_of
 from ipc.catalog.model_config import ModelConfig
+from ipc.catalog.reading import load_served
 from ipc.catalog.repository import VersionEntry
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository

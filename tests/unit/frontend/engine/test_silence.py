@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.engine.local import channel
-from frontend.engine.local.channel import SILENCE_S, Silence
+from frontend.engine.local import dealer
+from frontend.engine.local.dealer import SILENCE_S, Silence
 from tests.fakes.clock import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the module."""
-    return Clock.of(channel, monkeypatch)
+    return Clock.of(dealer, monkeypatch)
 
 
 def after(watched: Silence, clock: Clock, seconds: float, step_s: float = 0.1) -> bool:

@@ -15,7 +15,7 @@ from frontend.records.recent import Recent, RecentWriter, ring_path
 from frontend.services import Services
 from frontend.status.frame import View, build, fill, operation_fields, recent_fields, threshold_pct
 from frontend.status.history import Traffic, TrafficReader, latencies
-from ipc.catalog.entries import load_catalog
+from ipc.catalog.reading import load_catalog
 from ipc.metrics.files import Totals
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import load

@@ -6,17 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ipc.catalog.entries import (
-    MOST_COMPARED,
-    Catalog,
-    DirectorySource,
-    HubSource,
-    ModelEntry,
-    check_lists,
-    load_catalog,
-    preloaded_names,
-    read_entry,
-)
+from ipc.catalog.entries import MOST_COMPARED, Catalog, DirectorySource, HubSource, ModelEntry
+from ipc.catalog.reading import check_lists, load_catalog, preloaded_names, read_entry
 from ipc.errors import ConfigError, ModelNotFound
 
 MODEL = """

@@ -17,7 +17,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ipc.catalog.entries import Catalog, DirectorySource, load_catalog, read_entry
+from ipc.catalog.entries import Catalog, DirectorySource
+from ipc.catalog.reading import load_catalog, read_entry
 from ipc.errors import ConfigError
 from ipc.settings import Settings, load
 from penstock import downloads

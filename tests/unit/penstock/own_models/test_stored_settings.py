@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import transformers
 
-from ipc.catalog.entries import read_entry
+from ipc.catalog.reading import read_entry
 from ipc.settings import Settings, Worker
 from ipc.wire.messages import InputItem
 from penstock.own_models.files import CannotTell

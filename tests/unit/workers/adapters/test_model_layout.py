@@ -12,7 +12,7 @@ import torch
 import transformers
 import yaml
 
-from ipc.catalog.entries import load_catalog
+from ipc.catalog.reading import load_catalog
 from ipc.wire.messages import EncodeCall, InputItem
 from tests.harness.calls import asked
 from tests.harness.later import sentence_transformers

@@ -23,8 +23,8 @@ from ipc.wire import codec
 from ipc.wire.messages import Cancel, EncodeCall, InputItem, Inputs, Leaving, Ping, Pong, Submit, Work
 from tests.fakes.clock import Clock
 from workers.endpoint import endpoint as router
-from workers.endpoint.endpoint import Endpoint, Handler
-from workers.endpoint.sessions import Session
+from workers.endpoint.endpoint import Endpoint
+from workers.endpoint.sessions import Handler, Session
 
 WORK = Work("m", EncodeCall([InputItem("text")], ["dense"]), 2**62, 9, "req")
 

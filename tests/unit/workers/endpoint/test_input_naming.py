@@ -19,8 +19,8 @@ from ipc.memory.input_arena import InputArena
 from ipc.processes.paths import RunPaths
 from ipc.wire import codec
 from ipc.wire.messages import InferCall, Inputs, Submit, Work
-from workers.endpoint.endpoint import Endpoint, Handler
-from workers.endpoint.sessions import Session
+from workers.endpoint.endpoint import Endpoint
+from workers.endpoint.sessions import Handler, Session
 
 
 @pytest.fixture

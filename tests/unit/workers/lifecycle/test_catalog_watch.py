@@ -9,15 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from ipc import settings
-from ipc.catalog.entries import (
-    Catalog,
-    DirectorySource,
-    ModelEntry,
-    Profile,
-    check_lists,
-    load_catalog,
-    preloaded_names,
-)
+from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry, Profile
+from ipc.catalog.reading import check_lists, load_catalog, preloaded_names
 from ipc.errors import ConfigError
 from workers.lifecycle import loads
 from workers.lifecycle.loads import LoadCrashes

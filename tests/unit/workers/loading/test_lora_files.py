@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ipc.catalog.entries import DirectorySource, HubSource, ModelEntry, is_lora_name, read_entry
+from ipc.catalog.entries import DirectorySource, HubSource, ModelEntry, is_lora_name
+from ipc.catalog.reading import read_entry
 from ipc.errors import ConfigError
 from tests.tiny import loras
 from workers.loading import lora_files

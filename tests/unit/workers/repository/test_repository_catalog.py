@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ipc.catalog.entries import preloaded_names
 from ipc.catalog.model_config import InstanceGroup, ModelConfig
+from ipc.catalog.reading import preloaded_names
 from ipc.catalog.repository import check_models, with_retained
 from ipc.errors import ConfigError
 from ipc.settings import Catalog as CatalogSettings

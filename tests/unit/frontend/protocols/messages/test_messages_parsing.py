@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from frontend.generation.errors import InvalidField
 from frontend.generation import anthropic_errors as errors
+from frontend.generation.errors import InvalidField
 from frontend.protocols.messages.requests import MessagesPlan, parse, parse_count
 from ipc.errors import BodyTooLarge, Forbidden, InputTooLong, ModelNotFound, QueueFull, Unauthenticated
 from ipc.settings import Limits

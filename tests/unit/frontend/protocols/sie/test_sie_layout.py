@@ -7,15 +7,8 @@ from pathlib import Path
 import pytest
 
 from frontend.protocols.sie.models import ProfileInfo, model_info
-from ipc.catalog.entries import (
-    AdapterSource,
-    Catalog,
-    DirectorySource,
-    HubSource,
-    load_catalog,
-    preloaded_names,
-    read_entry,
-)
+from ipc.catalog.entries import AdapterSource, Catalog, DirectorySource, HubSource
+from ipc.catalog.reading import load_catalog, preloaded_names, read_entry
 from ipc.catalog.sie_layout import FAMILIES
 from ipc.errors import ConfigError
 from ipc.wire.messages import ModelStatus
