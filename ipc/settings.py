@@ -337,13 +337,18 @@ class Responses(Section, frozen=True):
 class State(Section, frozen=True):
     """Files, skills and sessions of clients, in `run.state_dir`.
 
-    `max_files` holds for each key. Whatever exceeds a bound is deleted, oldest first.
+    `max_files` and `max_sessions` hold for each key. Whatever exceeds a bound is deleted, oldest first.
     """
 
     max_file_bytes: Positive = 64 << 20
     max_files: Positive = 4096
     max_files_bytes: Positive = 8 << 30
     file_age_s: Seconds = 1800.0
+    max_sessions: Positive = 128
+    max_sessions_bytes: Positive = 1 << 30
+    session_idle_s: Seconds = 1800.0
+    match_sessions: bool = True
+    approval_wait_s: Seconds = 300.0
 
 
 class Settings(Section, frozen=True):

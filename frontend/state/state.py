@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from frontend.state.approvals import ApprovalStore
 from frontend.state.files import FileStore
+from frontend.state.sessions import SessionStore
 from ipc.errors import PenstockError
 from ipc.settings import Settings
 
@@ -24,7 +26,10 @@ class State:
 
     def __init__(self, settings: Settings) -> None:
         """Opens nothing yet."""
-        self.files = FileStore(settings.state_root, settings.state)
+        root, bounds = settings.state_root, settings.state
+        self.files = FileStore(root, bounds)
+        self.sessions = SessionStore(root, bounds)
+        self.approvals = ApprovalStore(root, bounds)
         self._sweeping: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -38,8 +43,9 @@ class State:
 
     async def _sweep(self) -> None:
         while True:
-            try:
-                await self.files.sweep()
-            except (OSError, PenstockError) as error:
-                log.warning("expired objects of the state directory could not be deleted: %s", error)
+            for store in (self.files, self.sessions, self.approvals):
+                try:
+                    await store.sweep()
+                except (OSError, PenstockError) as error:
+                    log.warning("expired objects of the state directory could not be deleted: %s", error)
             await asyncio.sleep(SWEEP_EVERY_S)

@@ -1,0 +1,190 @@
+"""Decisions about calls of tools, which may come to another frontend than the one whose run waits.
+
+1. `announce` writes a row before a client is asked. `decide` fills the row in, `wait` takes the row away.
+2. A row belongs to an owner and to the process whose run waits. Once the process is dead or the time is over nobody
+   waits, and a decision finds nothing.
+3. A decision may come before its wait begins: the wait then finds the decision.
+4. A process has one look for all of its waits: every `LOOK_EVERY_S` it asks SQLite whether another connection has
+   written, in microseconds, on the event loop. Without waits nothing looks.
+5. An approval that is remembered holds for later calls of its session, and releases other waits of the session. It is
+   forgotten `state.session_idle_s` after its last use, and with its session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from frontend.state.content import completed
+from frontend.state.errors import reached
+from ipc import settings
+from ipc.processes.liveness import is_running, own_identity
+from ipc.store.store import LastingStore, StoreUnreadable
+
+FILE = "approvals-1.db"
+"""The number rises when the tables change."""
+LOOK_EVERY_S = 0.025
+MAX_MESSAGE = 4096
+"""Characters of a message that are kept."""
+_GRACE_S = 60.0
+"""How long a row outlives the time for its decision."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS approvals (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, session TEXT NOT NULL, runner TEXT NOT NULL, until REAL NOT NULL,
+    waits INTEGER NOT NULL DEFAULT 0, approve INTEGER, message TEXT
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_session ON approvals (owner, session);
+CREATE TABLE IF NOT EXISTS remembered (
+    owner TEXT NOT NULL, session TEXT NOT NULL, used REAL NOT NULL, PRIMARY KEY (owner, session)
+) WITHOUT ROWID;
+"""
+_ANNOUNCE = "INSERT INTO approvals (id, owner, session, runner, until) VALUES (?, ?, ?, ?, ?)"
+_OPEN = "SELECT owner, session, runner, waits FROM approvals WHERE id = ? AND approve IS NULL AND until > ?"
+_DECIDE = "UPDATE approvals SET approve = ?, message = ? WHERE id = ?"
+_OF_SESSION = (
+    "UPDATE approvals SET approve = ?, message = ? WHERE owner = ? AND session = ? AND approve IS NULL"
+)
+_REMEMBER = (
+    "INSERT INTO remembered VALUES (?, ?, ?) ON CONFLICT (owner, session) DO UPDATE SET used = excluded.used"
+)
+_DECIDED = "SELECT approve, message FROM approvals WHERE id = ? AND approve IS NOT NULL"
+_DELETED = "the session was deleted"
+
+Told = Literal["resolved", "queued", "not_found"]
+"""What became of a decision: a wait was released, a wait will find the decision, or nobody waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a call may run; `message` is for the model."""
+
+    approve: bool
+    message: str | None = None
+    timed_out: bool = False
+
+
+class ApprovalStore:
+    """The decisions of a server. All methods raise `StateUnavailable`; for one event loop."""
+
+    def __init__(self, root: Path, bounds: settings.State) -> None:
+        """`root` is the state directory. Opens nothing yet."""
+        self._path = root / FILE
+        self._rows = LastingStore(self._path, _SCHEMA)
+        self._bounds = bounds
+        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    async def announce(self, owner: str, session: str, id: str) -> None:
+        """A decision about `id` will be waited for by this process."""
+        until = time.time() + self._bounds.approval_wait_s + _GRACE_S
+        row = (id, owner, session, own_identity(), until)
+        await reached(self._rows.write(lambda connection: connection.execute(_ANNOUNCE, row)))
+
+    async def wait(self, id: str, timeout_s: float) -> Decision:
+        """The decision; a refusal that has `timed_out` after `timeout_s`. The end of the wait deletes the row."""
+        woken = self._waiting[id] = asyncio.get_running_loop().create_future()
+        try:
+            self._look()
+            await reached(self._rows.write(lambda connection: _begin_wait(connection, id)))
+            async with asyncio.timeout(timeout_s):
+                await woken
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting.pop(id, None)
+            decision = await completed(reached(self._rows.write(lambda connection: _take(connection, id))))
+        return decision
+
+    def _look(self) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Wake the waits whose rows are decided, until nobody waits."""
+        version = -1
+        while self._waiting:
+            try:
+                if (newer := self._rows.version()) != version:
+                    for id_ in await self._rows.read(self._decided):
+                        if (waiter := self._waiting.get(id_)) is not None and not waiter.done():
+                            waiter.set_result(None)
+                    version = newer
+            except StoreUnreadable:
+                # The decisions come with a later look, or the waits end by their own time.
+                version = -1
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _decided(self, connection: sqlite3.Connection) -> list[str]:
+        """Ids of waits of this process that have nothing to wait for: decided, or without a row."""
+        waiting = list(self._waiting)
+        query = "SELECT 1 FROM approvals WHERE id = ? AND approve IS NULL"
+        return [id_ for id_ in waiting if connection.execute(query, (id_,)).fetchone() is None]
+
+    async def decide(self, owner: str | None, id: str, decision: Decision, *, remember: bool = False) -> Told:
+        """Decide about a call once; `owner` None for an operator, who decides for all owners."""
+
+        def write(connection: sqlite3.Connection) -> Told:
+            now = time.time()
+            row = connection.execute(_OPEN, (id, now)).fetchone()
+            if row is None or owner not in (None, row[0]) or not is_running(row[2]):
+                return "not_found"
+            message = None if decision.message is None else decision.message[:MAX_MESSAGE]
+            connection.execute(_DECIDE, (decision.approve, message, id))
+            if remember and decision.approve and row[1]:
+                connection.execute(_REMEMBER, (*row[:2], now))
+                connection.execute(_OF_SESSION, (True, None, *row[:2]))
+            return "resolved" if row[3] else "queued"
+
+        return await reached(self._rows.write(write))
+
+    async def is_remembered(self, owner: str, session: str) -> bool:
+        """Whether an approval holds for the whole session; a use lengthens its life."""
+
+        def write(connection: sqlite3.Connection) -> bool:
+            now = time.time()
+            query = "UPDATE remembered SET used = ? WHERE owner = ? AND session = ? AND used > ?"
+            values = (now, owner, session, now - self._bounds.session_idle_s)
+            return bool(connection.execute(query, values).rowcount)
+
+        return await reached(self._rows.write(write))
+
+    async def forget(self, owner: str, session: str) -> None:
+        """The session is deleted: nothing is remembered for it, and its waits end as refused."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM remembered WHERE owner = ? AND session = ?", (owner, session))
+            connection.execute(_OF_SESSION, (False, _DELETED, owner, session))
+
+        await reached(self._rows.write(write))
+
+    async def sweep(self) -> None:
+        """Delete rows for which nobody waits any more."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            now = time.time()
+            oldest, latest = now - self._bounds.session_idle_s, now + self._bounds.approval_wait_s + _GRACE_S
+            connection.execute("DELETE FROM remembered WHERE used <= ? OR used > ?", (oldest, now + _GRACE_S))
+            connection.execute(
+                "DELETE FROM approvals WHERE until <= ? OR until > ?", (now, latest + _GRACE_S)
+            )
+            for (runner,) in connection.execute("SELECT DISTINCT runner FROM approvals").fetchall():
+                if not is_running(runner):
+                    connection.execute("DELETE FROM approvals WHERE runner = ?", (runner,))
+
+        if self._path.exists():
+            await reached(self._rows.write(write))
+
+
+def _begin_wait(connection: sqlite3.Connection, id_: str) -> None:
+    connection.execute("UPDATE approvals SET waits = 1 WHERE id = ?", (id_,))
+
+
+def _take(connection: sqlite3.Connection, id_: str) -> Decision:
+    """End the wait for a decision."""
+    found: Any = connection.execute(_DECIDED, (id_,)).fetchone()
+    connection.execute("DELETE FROM approvals WHERE id = ?", (id_,))
+    return Decision(False, None, timed_out=True) if found is None else Decision(bool(found[0]), found[1])

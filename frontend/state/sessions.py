@@ -1,0 +1,176 @@
+"""Sessions: the conversation of a run with its tool turns, and the ids of its files, which later requests go on with.
+
+1. A session belongs to an owner, the public id of an API key, and has an id that the client may choose.
+2. `save` replaces a session whole, after each round of a run. A run that dies loses its last round at most.
+3. A session is forgotten `state.session_idle_s` after it was saved last. An owner has a number of sessions, all owners
+   a number of bytes; the session that was saved longest ago goes first.
+4. `match` finds the session whose visible messages begin a conversation: those of no tool turn. A row has a digest of
+   its visible messages, so that a search reads no messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from frontend.state.errors import reached
+from ipc import settings
+from ipc.errors import StateFull
+from ipc.store.store import LastingStore
+
+FILE = "sessions-1.db"
+"""The number rises when the tables change."""
+LEAST_MATCHED = 2
+"""Visible messages that a session must share with a conversation."""
+Message = dict[str, Any]
+_ROW_NBYTES = 512
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, id TEXT NOT NULL, saved REAL NOT NULL,
+    digest BLOB NOT NULL, messages BLOB NOT NULL, files BLOB NOT NULL, nbytes INTEGER NOT NULL, UNIQUE (owner, id)
+);
+CREATE INDEX IF NOT EXISTS by_digest ON sessions (owner, digest);
+CREATE INDEX IF NOT EXISTS by_age ON sessions (saved);
+CREATE TABLE IF NOT EXISTS totals (owner TEXT PRIMARY KEY, count INTEGER, nbytes INTEGER) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON sessions BEGIN
+    INSERT INTO totals VALUES (NEW.owner, 1, NEW.nbytes)
+    ON CONFLICT (owner) DO UPDATE SET count = count + 1, nbytes = nbytes + excluded.nbytes;
+END;
+CREATE TRIGGER IF NOT EXISTS deleted AFTER DELETE ON sessions BEGIN
+    UPDATE totals SET count = count - 1, nbytes = nbytes - OLD.nbytes WHERE owner = OLD.owner;
+    DELETE FROM totals WHERE owner = OLD.owner AND count = 0;
+END;
+"""
+_INSERT = (
+    "INSERT INTO sessions (owner, id, saved, digest, messages, files, nbytes) VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
+_FIND = "SELECT messages, files FROM sessions WHERE owner = ? AND id = ? AND saved > ?"
+_MATCH = "SELECT id FROM sessions WHERE owner = ? AND digest = ? AND saved > ? ORDER BY number DESC LIMIT 1"
+_OLDEST_OF = """
+DELETE FROM sessions WHERE number IN (SELECT number FROM sessions WHERE owner = ? ORDER BY number LIMIT ?)
+"""
+_OF_LARGEST = """
+SELECT number FROM sessions JOIN totals USING (owner) WHERE number != ?
+ORDER BY totals.nbytes DESC, number LIMIT 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Messages in the form of OpenAI, with arguments of tool calls as objects, and ids of files, the oldest first."""
+
+    messages: list[Message]
+    files: list[str]
+
+
+class SessionStore:
+    """The sessions of a server. All methods raise `StateUnavailable`."""
+
+    def __init__(self, root: Path, bounds: settings.State) -> None:
+        """`root` is the state directory. Opens nothing yet."""
+        self._path = root / FILE
+        self._rows = LastingStore(self._path, _SCHEMA)
+        self._bounds = bounds
+
+    async def get(self, owner: str, id: str) -> Session | None:
+        """A live session; None for an unknown one."""
+
+        def read(connection: sqlite3.Connection) -> Any:
+            return connection.execute(_FIND, (owner, id, self._oldest())).fetchone()
+
+        row = await reached(self._rows.read(read))
+        return None if row is None else Session(orjson.loads(row[0]), orjson.loads(row[1]))
+
+    async def save(self, owner: str, id: str, messages: list[Message], files: list[str]) -> None:
+        """Replace a session, or begin a session. Raises `StateFull`."""
+        body, ids = _encoded(messages), orjson.dumps(files)
+        nbytes = _ROW_NBYTES + len(body) + len(ids)
+        if nbytes > self._bounds.max_sessions_bytes:
+            raise StateFull(
+                f"the session has {nbytes} bytes, all sessions may have {self._bounds.max_sessions_bytes} "
+                "(state.max_sessions_bytes)"
+            )
+        *_, digest = b"", *_digests(messages)
+        row = (owner, id, time.time(), digest, body, ids, nbytes)
+        await reached(self._rows.write(lambda connection: self._insert(connection, row)))
+
+    def _insert(self, connection: sqlite3.Connection, row: tuple[Any, ...]) -> None:
+        owner, id_ = row[:2]
+        connection.execute("DELETE FROM sessions WHERE owner = ? AND id = ?", (owner, id_))
+        connection.execute("DELETE FROM sessions WHERE saved <= ?", (self._oldest(),))
+        number = connection.execute(_INSERT, row).lastrowid
+        (count,) = connection.execute("SELECT count FROM totals WHERE owner = ?", (owner,)).fetchone()
+        if (excess := count - self._bounds.max_sessions) > 0:
+            connection.execute(_OLDEST_OF, (owner, excess))
+        while self._exceeds(connection) and (oldest := connection.execute(_OF_LARGEST, (number,)).fetchone()):
+            connection.execute("DELETE FROM sessions WHERE number = ?", oldest)
+
+    def _exceeds(self, connection: sqlite3.Connection) -> bool:
+        (nbytes,) = connection.execute("SELECT sum(nbytes) FROM totals").fetchone()
+        return bool(nbytes > self._bounds.max_sessions_bytes)
+
+    async def delete(self, owner: str, id: str) -> None:
+        """Forget a session; an unknown one is forgotten already."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM sessions WHERE owner = ? AND id = ?", (owner, id))
+
+        await reached(self._rows.write(write))
+
+    async def match(self, owner: str, messages: Sequence[Mapping[str, Any]]) -> str | None:
+        """The id of the session that a conversation goes on with: the longest match, then the newest.
+
+        None where no session matches, and with `state.match_sessions` off.
+        """
+        if not self._bounds.match_sessions:
+            return None
+        digests = list(_digests(messages))[LEAST_MATCHED - 1 :]
+
+        def read(connection: sqlite3.Connection) -> str | None:
+            for digest in reversed(digests):
+                found = connection.execute(_MATCH, (owner, digest, self._oldest())).fetchone()
+                if found is not None:
+                    return str(found[0])
+            return None
+
+        return await reached(self._rows.read(read)) if digests else None
+
+    async def sweep(self) -> None:
+        """Delete what is forgotten. A clock that was set back must not lengthen a life."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("UPDATE sessions SET saved = ?1 WHERE saved > ?1", (time.time(),))
+            connection.execute("DELETE FROM sessions WHERE saved <= ?", (self._oldest(),))
+
+        if self._path.exists():
+            await reached(self._rows.write(write))
+
+    def _oldest(self) -> float:
+        return time.time() - self._bounds.session_idle_s
+
+
+def _encoded(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # NOTE: orjson refuses integers of more than 64 bits, which arguments of tool calls may have.
+        return json.dumps(value).encode()
+
+
+def _digests(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+    """The digest of each beginning of the visible messages."""
+    digest = b""
+    for message in messages:
+        if message.get("role") == "tool" or message.get("tool_calls"):
+            continue
+        told = _encoded([message.get("role"), message.get("content") or "", message.get("name")])
+        digest = hashlib.blake2b(digest + told, digest_size=16).digest()
+        yield digest
