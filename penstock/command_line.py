@@ -19,7 +19,6 @@ from penstock import (
     completion,
     keys,
     layout,
-    leftovers,
     models,
     run,
     status,
@@ -110,7 +109,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Settings], int]] = {
     "run": run.run,
     "show": models.run,
     "status": status.run,
-    "sweep": leftovers.run,
+    "sweep": status.sweep_slots,
     "verify": models.run,
 }
 """What runs each command that needs the flags and the settings only; returns the exit code."""
@@ -263,7 +262,7 @@ def parser() -> argparse.ArgumentParser:
     _serving(serve)
     worker.add_argument("--slot", type=int, required=True, help="number of the worker, from 0")
     _examples({"serve": serve, "check": check, "doctor": look, "worker": worker})
-    leftovers.add_parser(commands, _looking)
+    status.add_sweep_parser(commands, _looking)
     status.add_parsers(commands, _looking)
     run.add_parser(commands)
     for client in (bench, chat, embedding, layout):

@@ -11,7 +11,7 @@
 Requests, releases and cancels of one turn of the event loop leave together. A request that the socket does not take
 fails with `WorkerLost`.
 
-Streams are read by others (`frontend.engine.local.streams`).
+Streams are read by others (`frontend.engine.local.delivery`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ import zmq
 from frontend.engine.interface import Payload, bytes_of
 from frontend.engine.local import dealer
 from frontend.engine.local.catalog import ToldCatalog
-from frontend.engine.local.delivery import Delivery
+from frontend.engine.local.delivery import Delivery, Streams
 from frontend.engine.local.outstanding import Outstanding
-from frontend.engine.local.streams import Streams
 from ipc.errors import DeadlineExceeded, ProtocolError, WorkerLost, from_code
 from ipc.memory.arena import ArenaView
 from ipc.memory.input_arena import InputBlock

@@ -1,13 +1,26 @@
-"""What a worker has sent for a request: a result, and the right to read its bytes."""
+"""What a worker sends for a request: a result with the right to read its bytes, parts of an answer, or text.
+
+`Streams` are those of one channel:
+
+1. A part, or an entry of `Deltas`, goes to the taker of its request. What arrives for a request that has ended is
+   given back.
+2. Texts that clients have taken are told in one message for each turn of the event loop.
+3. Every tick asks the streams of text whether they have waited too long.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from frontend.engine.answer import Answer
 from ipc.memory.arena import ArenaView
+from ipc.wire.codec import ToWorker
 from ipc.wire.messages import BlockRef, Result
+from ipc.wire.streams import Deltas, DeltasTaken, Part, PartsConsumed
 
 
 class Sender(Protocol):
@@ -59,3 +72,71 @@ class Delivery:
         data = arena.data(block.offset, block.nbytes, block.generation)
         lease = ArenaLease(sender, self.result, arena, block)
         return Answer(self.result, data, inline, lease=lease, worker=sender.worker, uuid=sender.uuid)
+
+
+class TextTaker(Protocol):
+    """The reading end of a stream of text."""
+
+    def take(self, deltas: Deltas, at: int, now_ns: int) -> None:
+        """Entry `at` of `deltas` is of this stream."""
+
+    def look(self, now_ns: int) -> None:
+        """Some time has passed; called several times a second."""
+
+
+class Streams:
+    """All streams of one channel."""
+
+    def __init__(
+        self,
+        deliver: Callable[[Result, bytes], Delivery],
+        give_back: Callable[[Delivery], None],
+        put: Callable[[ToWorker], None],
+    ) -> None:
+        """The arguments are the channel's: join a result and its bytes, end its lease, and send a message."""
+        self._deliver, self._give_back, self._put = deliver, give_back, put
+        self.parts: dict[int, Callable[[Delivery], None]] = {}
+        """Who takes the parts of a request, by its id."""
+        self.texts: dict[int, TextTaker] = {}
+        """Who takes the text of a request, by its id."""
+        self._taken: dict[int, int] = {}
+        self.handlers: dict[type, Callable[[Any, bytes], None]] = {
+            Part: self._on_part,
+            Deltas: self._on_deltas,
+        }
+
+    def __len__(self) -> int:
+        return len(self.parts) + len(self.texts)
+
+    def parts_taken(self, request: int, count: int) -> None:
+        """The oldest parts of a stream were taken, so as many more may come."""
+        self._put(PartsConsumed(request, count))
+
+    def text_taken(self, request: int, nbytes: int) -> None:
+        """So many bytes of the text of a stream were taken."""
+        if not self._taken:
+            asyncio.get_running_loop().call_soon(self._tell_taken)
+        self._taken[request] = self._taken.get(request, 0) + nbytes
+
+    def _tell_taken(self) -> None:
+        taken, self._taken = self._taken, {}
+        self._put(DeltasTaken(list(taken), list(taken.values())))
+
+    def look(self) -> None:
+        """Some time has passed."""
+        if self.texts:
+            now_ns = time.monotonic_ns()
+            for taker in list(self.texts.values()):
+                taker.look(now_ns)
+
+    def _on_part(self, part: Part, inline: bytes) -> None:
+        delivery = self._deliver(part.result, inline)
+        take = self.parts.get(part.result.id, self._give_back)
+        take(delivery)
+
+    def _on_deltas(self, deltas: Deltas, _: bytes) -> None:
+        now_ns, texts = time.monotonic_ns(), self.texts
+        for at, request in enumerate(deltas.ids):
+            taker = texts.get(request)
+            if taker is not None:
+                taker.take(deltas, at, now_ns)

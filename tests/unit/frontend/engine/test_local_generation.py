@@ -31,7 +31,7 @@ from frontend.engine.events import (
 )
 from frontend.engine.front import Front
 from frontend.engine.local import channel as channel_module
-from frontend.engine.local import delta_stream, routing, streams
+from frontend.engine.local import delivery, delta_stream, routing
 from frontend.engine.local.channel import EXPIRE_GRACE_NS, Channel
 from frontend.engine.local.client import Client
 from frontend.engine.local.delta_stream import TELL_AFTER
@@ -568,8 +568,8 @@ def test_an_input_that_kills_before_its_first_token_and_then_alone_behind_it_is_
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of streams, turned by hand."""
-    made = Clock.of(streams, monkeypatch)
+    """The clock of delivery, turned by hand."""
+    made = Clock.of(delivery, monkeypatch)
     monkeypatch.setattr(delta_stream, "time", made)
     monkeypatch.setattr(events, "time", made)
     made.now = deadline.after(0) / 1e9

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from frontend.engine.answer import CopyBudget
-from frontend.engine.local.delivery import Delivery
+from frontend.engine.local.delivery import Delivery, Streams
 from frontend.engine.local.part_stream import TELL_AFTER, PartStream
-from frontend.engine.local.streams import Streams
 from ipc.errors import DeadlineExceeded, LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
 from ipc.memory.arena import BLOCKS_OFFSET, Arena, ArenaView, Block, LeaseTable
 from ipc.wire.codec import ToWorker

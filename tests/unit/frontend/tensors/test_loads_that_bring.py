@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frontend.engine.local.directory import LocalDirectory
+from frontend.engine.local.engine import LocalDirectory
 from frontend.http.bodies import BodyReader
 from frontend.tensors import load_parameters
 from frontend.tensors.control import LONG_NBYTES, RepositoryControl

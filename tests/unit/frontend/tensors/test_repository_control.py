@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frontend.engine.local.directory import LocalDirectory
+from frontend.engine.local.engine import LocalDirectory
 from frontend.engine.local.workers import Workers
 from frontend.http.bodies import BodyReader
 from frontend.tensors.control import LEARN_S, UNLOAD_S, RepositoryControl

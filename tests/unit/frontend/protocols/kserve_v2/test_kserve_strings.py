@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.protocols.kserve_v2 import generate, images, rendering, strings
+from frontend.protocols.kserve_v2 import generate, images, rendering
 from frontend.protocols.kserve_v2.management import TensorMetadata, output_metadata
 from frontend.tensors.request import InputTensor
 from frontend.tensors.result import OutputTensor, TensorResult
@@ -52,7 +52,7 @@ def test_an_input_of_one_dimension_gets_strings_packed() -> None:
 
 @pytest.mark.parametrize("config", [model((-1, -1)), model((-1,))])
 def test_what_strings_take_is_bounded(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strings, "MOST_NBYTES", 100)
+    monkeypatch.setattr(images, "MOST_NBYTES", 100)
     with pytest.raises(InvalidInput, match=r"strings take .* bytes as a tensor, the limit is 100"):
         converted(config, b"x" * 99, b"")
 
@@ -129,7 +129,7 @@ def test_many_rows_are_work_for_a_thread_and_too_many_are_refused() -> None:
         TensorResult("m", 1, [output("x_string", np.zeros((count, 8)))], None)  # type: ignore[arg-type]
         for count in (8, 1 << 15)
     )
-    assert (strings.is_long(few), strings.is_long(many)) == (False, True)
+    assert (images.is_long(few), images.is_long(many)) == (False, True)
     with pytest.raises(InvalidInput, match="elements of BYTES"):
         rendering.told(output("x_string", np.zeros(((1 << 20) + 1, 1))), False)
 
