@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from frontend import assembly
 from frontend.engine.interface import NONE_LOADED
-from frontend.protocols.registry import grpc_services
 from frontend.services import Services
 from frontend.status.history import Keeper
 from ipc import addresses, logs, sweep, version
@@ -328,6 +327,7 @@ async def _start_grpc(services: Services) -> GrpcServer | None:
     if not services.settings.grpc.enabled:
         return None
     from frontend.grpc.server import GrpcServer
+    from frontend.protocols.grpc_services import grpc_services
 
     server = GrpcServer(services, grpc_services(services))
     await server.start()

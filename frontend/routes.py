@@ -66,7 +66,7 @@ class Route:
     is not served.
     """
 
-    method: Literal["get", "post", "delete"]
+    method: Literal["get", "post", "put", "delete"]
     path: str
     resource: Callable[[Any], Any]
     summary: str = ""

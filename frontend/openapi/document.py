@@ -35,12 +35,14 @@ from frontend.routes import EVENTS, JSON, Faults, Route
 
 _IN_BRACES = re.compile(r"{(\w+)}")
 _PATH_PARAMETERS = {
+    "approval_id": "Id of a call that waits for a decision, from an event of its run.",
     "container_id": "Id of a container, which belongs to a response.",
     "file_id": "Id of a file.",
     "mode": "`live` or `ready`.",
     "region": "Name of a region of shared memory.",
     "response_id": "Id of a stored response.",
     "rest": "What to do, and with which region, as the contract writes it.",
+    "session_id": "Id of a session. It is the rest of the path, slashes included.",
     "target": "Name of a model, with a slash and its version where one is meant.",
     "version": "The version.",
 }
@@ -52,6 +54,7 @@ SECTIONS = {
     "messages": "Text from a model, in the form of Anthropic.",
     "responses": "Text from a model, in OpenAI's newer form, which can be stored and run in the background.",
     "files": "Files that clients upload and agents make, also in the form of Anthropic.",
+    "agent": "Sessions of runs with tools of the server, and decisions about their calls.",
     "ollama": "The routes that clients of ollama ask.",
     "tei": "The routes that clients of Text Embeddings Inference ask.",
     "vllm": "The routes that clients of vLLM ask.",

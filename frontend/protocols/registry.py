@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import falcon
 import falcon.asgi
@@ -20,10 +20,6 @@ from frontend.routes import METRICS, PAGES, Need, Route, Scopes
 from frontend.services import Services
 from ipc.errors import ConfigError, PenstockError, Unsupported
 from ipc.settings import Server
-
-if TYPE_CHECKING:
-    from frontend.grpc.call import GrpcService
-
 
 MOST_KEPT_PATHS = 1024
 """Paths whose facts are kept; one more, and all are forgotten."""
@@ -259,6 +255,7 @@ def _pattern(row: Route) -> tuple[str, str, str, bool]:
 
 def protocols(compatible: Iterable[str] = ()) -> Protocols:
     """All protocols of this build. Raises `ConfigError` as `Protocols` does."""
+    from frontend.protocols.agent import AgentProtocol
     from frontend.protocols.chat import ChatProtocol
     from frontend.protocols.cohere import CohereProtocol
     from frontend.protocols.files import FilesProtocol
@@ -279,6 +276,7 @@ def protocols(compatible: Iterable[str] = ()) -> Protocols:
         ResponsesProtocol(),
         MessagesProtocol(),
         FilesProtocol(),
+        AgentProtocol(),
         TeiProtocol(),
         VllmProtocol(),
         InfinityProtocol(),
@@ -287,11 +285,3 @@ def protocols(compatible: Iterable[str] = ()) -> Protocols:
         KserveProtocol(),
     ]
     return Protocols(known, compatible)
-
-
-def grpc_services(services: Services) -> list[GrpcService]:
-    """All services of the gRPC server. To be called in frontends only, since it imports gRPC."""
-    from frontend.protocols.kserve_v2.grpc.service import KserveService
-    from frontend.protocols.trtis_v1.grpc import TrtisService
-
-    return [KserveService(services.settings.kserve, services.restrictions), TrtisService(services)]

@@ -27,15 +27,15 @@ MAX_SLICE_CHARS = 65_536
 """Characters that one read of a text returns at most."""
 
 
-async def file_object(files: FileStore, file: File) -> dict[str, Any]:
-    """The File object of answers and events.
+async def file_object(files: FileStore, file: File, *, with_body: bool = True) -> dict[str, Any]:
+    """The File object of answers and events; `with_body` false leaves the body out.
 
     Raises `FileNotFound` for a content that has been deleted, and `StateUnavailable`.
     """
     shown = _described(file)
     if file.placeholder is not None:
         return shown | {"code": file.placeholder.code, "message": file.placeholder.message}
-    if not file.content:
+    if not file.content or not with_body:
         return shown
     return shown | await files.reading(file, lambda descriptor: _body(descriptor, file.nbytes))
 

@@ -19,6 +19,7 @@ from frontend.access.gate import Gate
 from frontend.app import Application, DeadlineMiddleware, ErrorRenderer, RequestMiddleware, access_middleware
 from frontend.engine.events import Called, Ended, Finished, Started, Text
 from frontend.http.listeners import Listeners
+from frontend.protocols.agent import AgentProtocol
 from frontend.protocols.chat import ChatProtocol
 from frontend.protocols.files import FilesProtocol
 from frontend.protocols.messages import MessagesProtocol
@@ -106,6 +107,7 @@ class RecordedServer:
                 ResponsesProtocol(),
                 MessagesProtocol(),
                 FilesProtocol(),
+                AgentProtocol(),
                 OllamaProtocol(),
             ]
         )

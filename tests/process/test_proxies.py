@@ -23,7 +23,8 @@ from typing import ClassVar
 import grpc
 import pytest
 
-from frontend.protocols.registry import grpc_services, protocols
+from frontend.protocols.grpc_services import grpc_services
+from frontend.protocols.registry import protocols
 from ipc.protos import kserve_v2_pb2 as kserve
 from ipc.protos import trtis_v1_pb2 as trtis
 from tests.conformance.required_tool import required_tool
