@@ -61,7 +61,7 @@ LOCAL_ENGINE = "frontend.engine.local"
 MAY_IMPORT_LOCAL_ENGINE = ("frontend/assembly.py", "frontend/engine/local/")
 
 _SEPARATE_DIRECTORIES = {
-    "frontend/protocols": {"registry", "server_routes"},
+    "frontend/protocols": {"grpc_services", "registry", "server_routes"},
     "workers/adapters": {"base", "registry", "shared", "spec"},
 }
 
