@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -67,8 +67,8 @@ class Approvals(Protocol):
     async def announce(self, owner: str, session: str, id: str) -> None:
         """A decision will be waited for."""
 
-    async def wait(self, id: str, timeout_s: float) -> Decision:
-        """The decision."""
+    def wait(self, id: str, timeout_s: float) -> Coroutine[Any, Any, Decision]:
+        """The decision. A wait that is cancelled leaves nothing that could be decided about."""
 
     async def is_remembered(self, owner: str, session: str) -> bool:
         """Whether an earlier decision holds for the whole session."""

@@ -12,9 +12,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -22,7 +24,7 @@ from falcon.asgi import Request
 
 from frontend.agent import results, tools
 from frontend.agent.loop import Loop, Message, spliced
-from frontend.agent.parts import Kept, Parts
+from frontend.agent.parts import Decision, Kept, Parts
 from frontend.agent.results import Answer
 from frontend.agent.tools import TOOLS, Tool
 from frontend.agent.workplace import Workplace, sandbox_of
@@ -39,6 +41,7 @@ from ipc.catalog.entries import ModelEntry
 from ipc.errors import FileNotFound
 from ipc.wire.messages import GenerateCall
 
+T = TypeVar("T")
 APPROVAL_S = 300.0
 """A call that nobody has decided about for so long is denied."""
 
@@ -192,8 +195,9 @@ class AgentRun(Generation):
                     new_id("appr_"), self._session, round_, tool.approval, tools.values_of(call.arguments)
                 )
                 await self._parts.approvals.announce(self._owner, self._session, asked.approval_id)
-                yield [asked]
-                reason = await self._decided(tool, asked.approval_id)
+                async with _at_work(self._parts.approvals.wait(asked.approval_id, APPROVAL_S)) as decision:
+                    yield [asked]
+                    reason = _why_not(tool, await decision)
             if reason:
                 answer, files = _denied(tool, call, reason), list[File]()
             else:
@@ -207,21 +211,32 @@ class AgentRun(Generation):
     async def _is_remembered(self) -> bool:
         return await self._parts.approvals.is_remembered(self._owner, self._session)
 
-    async def _decided(self, tool: Tool, id_: str) -> str:
-        """Wait until somebody has decided; why the call may not run, empty if it may."""
-        decision = await self._parts.approvals.wait(id_, APPROVAL_S)
-        if decision.approve:
-            return ""
-        if decision.timed_out:
-            return f"{tool.label} was denied: the request for approval timed out."
-        return decision.message or f"{tool.label} was denied by the user."
-
     async def _produced(self, files: Sequence[File]) -> list[Event]:
         return [Produced(file) for file in await self._place.shown(files)]
 
     async def _save(self) -> None:
         files = [file.id for file in self._place.files]
         await self._parts.sessions.save(self._owner, self._session, self._loop.messages, files)
+
+
+@asynccontextmanager
+async def _at_work(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """A task that is over when the context is left: a client that goes away leaves no wait behind."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _why_not(tool: Tool, decision: Decision) -> str:
+    """Why a call may not run, empty if it may."""
+    if decision.approve:
+        return ""
+    if decision.timed_out:
+        return f"{tool.label} was denied: the request for approval timed out."
+    return decision.message or f"{tool.label} was denied by the user."
 
 
 def _denied(tool: Tool, call: Called, reason: str) -> Answer:

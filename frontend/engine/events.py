@@ -207,7 +207,7 @@ class Pace:
 
         A reader waits at most `idle_s` seconds between two entries.
         """
-        self._began_ns, self._first_by_ns, self._idle_s, self._meter = began_ns, first_by_ns, idle_s, meter
+        self._began_ns, self.first_by_ns, self._idle_s, self._meter = began_ns, first_by_ns, idle_s, meter
         self.begin()
 
     def begin(self) -> None:
@@ -272,7 +272,7 @@ class Pace:
     def lateness(self, now_ns: int, waits_since_ns: int) -> DeadlineExceeded | None:
         """The error if the text is late, else None. A reader waits since `waits_since_ns`; 0 if no reader waits."""
         if not self._last_ns:
-            if now_ns >= self._first_by_ns:
+            if now_ns >= self.first_by_ns:
                 return DeadlineExceeded("the deadline passed before the first token", retry_after_s=1)
             return None
         # NOTE: a worker sends nothing while the client has enough, so only the time of a waiting reader counts.

@@ -49,12 +49,14 @@ class FakeHost:
     calls: list[tuple[str, Call]] = field(default_factory=list)
     mounted: list[tuple[str, bytes]] = field(default_factory=list)
     cancelled: int = 0
+    waits: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, sandbox: str, call: Call, *, lasting: bool) -> tuple[Done, list[ProducedFile]]:
         """A result of the test; None of `results` never comes."""
         self.calls.append((sandbox, call))
         result = self.results.pop(0) if self.results else said_by(call)
         if result is None:
+            self.waits.set()
             try:
                 await asyncio.Event().wait()
             finally:

@@ -49,6 +49,7 @@ class RecordedEngine(Engine):
     def __init__(self, scripts: Sequence[Sequence[Step] | PenstockError]) -> None:
         self.scripts = list(scripts)
         self.works: list[Work] = []
+        self.paces: list[Pace] = []
         self.blocks = NoBlocks()
         self.ended = 0
         self.queue = threading.Event()
@@ -62,6 +63,7 @@ class RecordedEngine(Engine):
     @asynccontextmanager
     async def generate(self, scope: RequestScope, work: Work, pace: Pace) -> AsyncIterator[Generation]:
         self.works.append(work)
+        self.paces.append(pace)
         if not self.queue.is_set():
             await asyncio.to_thread(self.queue.wait)
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]

@@ -1,0 +1,115 @@
+"""How runs with tools end before their time: clients that leave, models that fail, bounds of each round."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frontend.agent.runner import running
+from frontend.engine.events import Asked, Calling, Event, Generation
+from frontend.generation.hosted import CODE, AgentPlan
+from frontend.scope import RequestScope, plain_scope
+from ipc import deadline
+from ipc.wire.messages import GenerateCall, ToolUse
+from tests.fakes.agent import OFFER
+from tests.fakes.generation_server import CHAT
+from tests.unit.frontend.agent.test_agent_chat import ASKED, EXECUTE, FINAL, AgentServer, calls
+
+CALL = GenerateCall(messages=ASKED, tools=ToolUse([{"type": "function", "function": {"name": EXECUTE}}]))
+_REQUEST: Any = SimpleNamespace(get_header=lambda name: None)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> AgentServer:
+    """A model that makes two calls in a turn, then answers."""
+    return AgentServer(tmp_path, calls((EXECUTE, '{"code":"1"}'), (EXECUTE, '{"code":"2"}')), FINAL)
+
+
+def _scope() -> RequestScope:
+    scope = plain_scope()
+    scope.deadline_ns = deadline.after(60)
+    return scope
+
+
+@asynccontextmanager
+async def _run(
+    server: AgentServer, scope: RequestScope, permission: str = "auto"
+) -> AsyncIterator[Generation]:
+    plan = AgentPlan(OFFER, frozenset((CODE,)), permission, 8, "s")
+    entry = server.services.catalog.find(CHAT)
+    async with running(server.services, _REQUEST, scope, entry, CALL, plan) as run:
+        yield run
+
+
+async def _until(run: Generation, kind: type[Event]) -> None:
+    """Read up to the first event of a kind."""
+    async for events in run:
+        if any(isinstance(event, kind) for event in events):
+            return
+    raise AssertionError("the run ended before")
+
+
+async def _leave(waits: asyncio.Task[Any]) -> None:
+    """What happens to a request whose client goes away."""
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+
+
+def test_a_client_that_leaves_cancels_the_tool_and_nothing_runs_after_it(server: AgentServer) -> None:
+    async def leave() -> None:
+        server.parts.host.results.append(None)
+        async with _run(server, _scope()) as run:
+            await _until(run, Calling)
+            waits = asyncio.ensure_future(anext(run))
+            await server.parts.host.waits.wait()
+            await _leave(waits)
+        assert server.parts.host.cancelled == 1 and len(server.parts.host.calls) == 1
+        assert server.engine.ended == 1 and server.parts.sessions.saved == []
+
+    asyncio.run(leave())
+
+
+@pytest.mark.parametrize("waits_already", [True, False])
+def test_a_client_that_leaves_leaves_no_wait_behind(server: AgentServer, waits_already: bool) -> None:
+    async def leave() -> None:
+        async with _run(server, _scope(), "ask") as run:
+            await _until(run, Asked)
+            if waits_already:
+                waits = asyncio.ensure_future(anext(run))
+                await asyncio.sleep(0)
+                await _leave(waits)
+            else:
+                await asyncio.sleep(0)
+        assert server.parts.approvals.left == 1 and server.parts.host.calls == []
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(leave())
+
+
+def test_bounds_on_times_begin_anew_with_each_round(server: AgentServer) -> None:
+    async def look() -> None:
+        scope = _scope()
+        async with _run(server, scope) as run:
+            first_by_ns = scope.start_by_ns
+            async for _ in run:
+                pass
+        assert server.engine.paces[0].first_by_ns == first_by_ns < server.engine.paces[1].first_by_ns
+        assert scope.session_id == "s" and scope.start_by_ns == first_by_ns
+
+    asyncio.run(look())
+
+
+def test_a_request_without_a_plan_is_the_models_own_generation(server: AgentServer) -> None:
+    async def look() -> None:
+        entry = server.services.catalog.find(CHAT)
+        async with running(server.services, _REQUEST, _scope(), entry, CALL, None) as run:
+            assert type(run).__name__ == "RecordedGeneration"
+
+    asyncio.run(look())
