@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from frontend.agent.host import ProducedFile
-from frontend.generation.hosted import NOTHING, Offer
-from frontend.services import Services
+from frontend.generation.hosted import Offer
 from frontend.state.files import FileStore
 from ipc.wire.tools import Call, Done
 
@@ -109,9 +108,3 @@ class Parts:
     open_skill: OpenSkills
     sessions: Sessions
     approvals: Approvals
-
-
-def offer_of(services: Services) -> Offer:
-    """What this server runs for requests."""
-    parts: Parts | None = services.agent
-    return NOTHING if parts is None else parts.offer

@@ -31,7 +31,7 @@ from frontend.agent.workplace import Workplace, sandbox_of
 from frontend.engine.events import Asked, Called, Calling, Completed, Event, Generation, Produced, Session
 from frontend.generation import running as generation
 from frontend.generation.errors import InvalidField
-from frontend.generation.hosted import AgentPlan
+from frontend.generation.hosted import NOTHING, AgentPlan, Offer
 from frontend.generation.running import new_id
 from frontend.scope import RequestScope
 from frontend.services import Services
@@ -44,6 +44,12 @@ from ipc.wire.messages import GenerateCall
 T = TypeVar("T")
 APPROVAL_S = 300.0
 """A call that nobody has decided about for so long is denied."""
+
+
+def offer_of(services: Services) -> Offer:
+    """What this server runs for requests."""
+    parts: Parts | None = services.agent
+    return NOTHING if parts is None else parts.offer
 
 
 def running(

@@ -373,25 +373,9 @@ def text_of(content: Any, where: str, hosted: Hosted | None = None, *, required:
     texts = []
     for index, part in enumerate(content):
         place = f"{where}[{index}]"
-        inner = _file_in(part, place) if hosted is not None and hosted.offer.takes_files else None
-        if inner is None or hosted is None:
+        if hosted is None or not hosted.take(part, place, required=required):
             texts.append(text_of_part(part, place))
-        else:
-            hosted.add_file(*inner, required=required)
     return " ".join(texts)
-
-
-def _file_in(part: Any, where: str) -> tuple[dict[str, Any], str] | None:
-    """The fields of a file and their path, if a part is a file."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "input_file":
-        return part, where
-    if kind != "file":
-        return None
-    inner = part.get("file")
-    if not isinstance(inner, dict):
-        raise InvalidField(f"{where}.file", "expected an object")
-    return inner, f"{where}.file"
 
 
 def text_of_part(part: Any, where: str) -> str:

@@ -176,6 +176,14 @@ class Hosted:
         content = decoded(data, f"{where}.file_data")
         self.inputs.append(InputFile(f"{where}.file_data", name=name, data=content, required=required))
 
+    def take(self, part: Any, where: str, *, required: bool) -> bool:
+        """Whether a part of a message is a file that runs may have, which becomes an input. Raises `InvalidField`."""
+        found = _file_in(part, where) if self.offer.takes_files else None
+        if found is None:
+            return False
+        self.add_file(*found, required=required)
+        return True
+
     def add_text(self, name: Any, text: str, where: str) -> None:
         """A text as a file. Raises `InvalidField`."""
         if len(self.inputs) == MAX_INPUTS:
@@ -253,6 +261,19 @@ def decoded(data: Any, where: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidField(where, "expected base64, or a data URL with base64") from None
+
+
+def _file_in(part: Any, where: str) -> tuple[dict[str, Any], str] | None:
+    """The fields of a file and their path, if a part is a file."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "input_file":
+        return part, where
+    if kind != "file":
+        return None
+    inner = part.get("file")
+    if not isinstance(inner, dict):
+        raise InvalidField(f"{where}.file", "expected an object")
+    return inner, f"{where}.file"
 
 
 def _list(value: Any, where: str) -> list[Any]:

@@ -19,9 +19,8 @@ import orjson
 from falcon.asgi import Request, Response
 from msgspec import Meta
 
-from frontend.agent.parts import offer_of
 from frontend.agent.rendering import MAX_FILES, framed
-from frontend.agent.runner import running
+from frontend.agent.runner import offer_of, running
 from frontend.agent.tools import with_own
 from frontend.engine.events import (
     Called,
@@ -70,6 +69,7 @@ from frontend.generation.running import (
     send_stream,
 )
 from frontend.http.fields import one_of
+from frontend.protocols.chat.usage import Usage, usage_of
 from frontend.scope import RequestScope
 from frontend.sending import DONE, InferenceRoute, data
 from frontend.services import Services
@@ -113,57 +113,6 @@ class Envelope:
         }
 
 
-class PromptDetails(msgspec.Struct):
-    """Prompt tokens that were found in the prefix cache."""
-
-    cached_tokens: Annotated[int, Meta(description="Tokens that were found in the prefix cache.")]
-
-
-class CompletionDetails(msgspec.Struct):
-    """Generated tokens that are reasoning."""
-
-    reasoning_tokens: Annotated[int, Meta(description="Generated tokens that are reasoning.")]
-
-
-class Usage(msgspec.Struct):
-    """Token counts, times in seconds, tokens per second."""
-
-    prompt_tokens: Annotated[int, Meta(description="Tokens of the inputs.")]
-    completion_tokens: Annotated[int, Meta(description="Generated tokens.")]
-    total_tokens: Annotated[int, Meta(description="Tokens of inputs and answers.")]
-    avg_tok_per_sec: Annotated[float, Meta(description="Tokens a second over the whole request.")]
-    avg_prompt_tok_per_sec: Annotated[
-        float, Meta(description="Tokens of the prompt a second until the first token.")
-    ]
-    avg_compl_tok_per_sec: Annotated[
-        float, Meta(description="Generated tokens a second behind the first token.")
-    ]
-    total_time_sec: Annotated[float, Meta(description="Seconds of the whole request.")]
-    total_prompt_time_sec: Annotated[float, Meta(description="Seconds until the first token.")]
-    total_completion_time_sec: Annotated[float, Meta(description="Seconds behind the first token.")]
-    prompt_tokens_details: Annotated[PromptDetails, Meta(description="Of the tokens of the inputs.")]
-    completion_tokens_details: Annotated[CompletionDetails, Meta(description="Of the generated tokens.")]
-
-
-def usage_of(ended: Ended) -> Usage:
-    """Token counts, times in seconds, and tokens per second (0 where no time passed)."""
-    total = ended.prompt_tokens + ended.completion_tokens
-    total_s = ended.prompt_s + ended.completion_s
-    return Usage(
-        ended.prompt_tokens,
-        ended.completion_tokens,
-        total,
-        _rate(total, total_s),
-        _rate(ended.prompt_tokens, ended.prompt_s),
-        _rate(ended.completion_tokens, ended.completion_s),
-        round(total_s, 6),
-        round(ended.prompt_s, 6),
-        round(ended.completion_s, 6),
-        PromptDetails(ended.cached_tokens),
-        CompletionDetails(ended.reasoning_tokens),
-    )
-
-
 def last_chunks(
     fields: dict[str, Any], last: dict[str, Any] | None, ended: Ended, include_usage: bool
 ) -> list[dict[str, Any]]:
@@ -175,10 +124,6 @@ def last_chunks(
     if include_usage:
         return [*([last] if last else []), {**fields, "choices": [], "usage": usage}]
     return [{**last, "usage": usage}] if last else []
-
-
-def _rate(tokens: int, seconds: float) -> float:
-    return round(tokens / seconds, 3) if seconds > 0 else 0.0
 
 
 def call_of(call: Called) -> ToolCall:

@@ -38,7 +38,8 @@ from frontend.generation.fields import (
 from frontend.generation.nested import grammar_of
 from frontend.generation.outcome import ChoiceOutcome, Outcome, entered, finite, text_of_token
 from frontend.generation.running import decode, gathered, named_model, receive, running, send_json
-from frontend.protocols.chat.chat import Envelope, StreamOptions, Usage, last_chunks, send_events, usage_of
+from frontend.protocols.chat.chat import Envelope, StreamOptions, last_chunks, send_events
+from frontend.protocols.chat.usage import Usage, usage_of
 from frontend.scope import RequestScope
 from frontend.sending import DONE, InferenceRoute, data
 from ipc.catalog.entries import ModelEntry

@@ -19,9 +19,8 @@ from falcon.asgi import Request, Response
 from msgspec import Meta
 
 from frontend.agent import rendering
-from frontend.agent.parts import offer_of
 from frontend.agent.rendering import MAX_FILES
-from frontend.agent.runner import running
+from frontend.agent.runner import offer_of, running
 from frontend.engine.events import (
     Called,
     Ended,

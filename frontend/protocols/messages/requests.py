@@ -32,9 +32,7 @@ from frontend.generation.conversation import (
     mode_of,
     not_offered,
     read_functions,
-    refuse_media,
     text_of,
-    text_of_part,
     tool_use,
 )
 from frontend.generation.errors import InvalidField
@@ -48,210 +46,18 @@ from frontend.generation.fields import (
     variables_of,
 )
 from frontend.generation.hosted import CODE, NOTHING, SHELL, AgentPlan, Hosted, Offer
-from frontend.generation.nested import grammar_of, json_text, kind_of
+from frontend.generation.nested import grammar_of, kind_of
 from frontend.generation.running import decode
-from frontend.http.fields import one_of
+from frontend.protocols.messages.blocks import Message, add_messages, changes_tools
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
 
-_ROLES = ("user", "assistant", "system")
-_DROPPED = frozenset(("thinking", "redacted_thinking", "server_tool_use"))
-_RESULT = "tool_result"
-TOOL_CHANGES = ("tool_addition", "tool_removal")
-"""Blocks of system messages that offer a tool from there on, or withdraw a tool."""
-_CLEARED = "next_user_message"
-_CLEAR_AT = ("never", _CLEARED)
-PLACEHOLDER = "[image]"
-"""What stands for a picture in the result of a tool."""
 _HOSTED = {"web_search": "web search", "code_execution": CODE}
 """Tools that run on the server, by the beginning of their type: what each needs there, or its feature."""
 _MODES = {"auto": "auto", "any": "required"}
 _THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 _NO_THREADS = "the server keeps no conversations: send the whole conversation in messages"
 _NO_THREADS_DETAILS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-
-
-class Message(msgspec.Struct):
-    """One message; `content` is text or a list of content blocks."""
-
-    role: Annotated[Annotated[str, one_of(_ROLES, required=True)], Meta(description="Who speaks.")]
-    content: Annotated[Any, Meta(description="What is said: a text or parts.")]
-    clear_at: Annotated[
-        Annotated[str | None, one_of(_CLEAR_AT)],
-        Meta(
-            description="When the model no longer sees a system message: at the next message of the user, or never."
-        ),
-    ] = None
-    output_config: Annotated[
-        dict[str, Any] | None,
-        Meta(description="Refused unless empty: `output_config` of the request holds for all messages."),
-    ] = None
-
-
-def add_messages(talk: Conversation, messages: list[Message], hosted: Hosted) -> None:
-    """Append what the messages say; `hosted` takes their files. Raises `InvalidField`.
-
-    | block | assistant | user |
-    |---|---|---|
-    | text | text | text |
-    | tool_use | a call | refused |
-    | tool_result | refused | a message of the tool, before the text of the user |
-    | image | refused | refused: the models take text only |
-    | container_upload, document | refused | a file for tools of this server |
-    | tool_addition, tool_removal | refused | refused: system messages change the tools (`_functions`) |
-    | thinking, redacted_thinking, server_tool_use, *_tool_result | dropped | dropped |
-    | anything else | refused | refused |
-
-    Inside of a tool_result an image becomes a placeholder, and what is no text its JSON.
-    """
-    last_turn = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if message.output_config:
-            raise InvalidField(f"{where}.output_config", "not offered: use output_config of the request")
-        if message.clear_at not in (None, *_CLEAR_AT):
-            raise InvalidField(
-                f"{where}.clear_at", f"{message.clear_at[:64]!a} is not one of {', '.join(_CLEAR_AT)}"
-            )
-        if message.clear_at is not None and message.role != "system":
-            raise InvalidField(f"{where}.clear_at", "only system messages are cleared")
-        if message.clear_at != _CLEARED or index > last_turn:
-            _add_message(talk, message, where, hosted)
-
-
-def _add_message(talk: Conversation, message: Message, where: str, hosted: Hosted) -> None:
-    role, content = message.role, message.content
-    if role not in _ROLES:
-        raise InvalidField(f"{where}.role", f"{role[:64]!a} is not one of {', '.join(_ROLES)}")
-    if content is None:
-        raise InvalidField(f"{where}.content", "expected a string or a list of content blocks")
-    if role == "system" and isinstance(content, list):
-        _add_system(talk, content, where)
-        return
-    if isinstance(content, str) or role == "system":
-        talk.add(role, text_of(content, f"{where}.content"), where)
-        return
-    blocks = _blocks(content, f"{where}.content")
-    if role == "user":
-        _add_user(talk, blocks, where, hosted)
-    else:
-        _add_assistant(talk, blocks, where)
-
-
-def changes_tools(block: Any) -> bool:
-    """Whether a block of a system message changes the tools and says nothing."""
-    return isinstance(block, dict) and block.get("type") in TOOL_CHANGES
-
-
-def _add_system(talk: Conversation, content: list[Any], where: str) -> None:
-    texts = [
-        text_of_part(part, f"{where}.content[{index}]")
-        for index, part in enumerate(content)
-        if not changes_tools(part)
-    ]
-    if texts or not content:
-        talk.add("system", " ".join(texts), where)
-
-
-def _blocks(content: Any, where: str) -> list[tuple[str, dict[str, Any], str]]:
-    """(type, block, path) of each block that counts."""
-    if not isinstance(content, list):
-        raise InvalidField(where, "expected a string or a list of content blocks")
-    found = []
-    for index, block in enumerate(content):
-        place = f"{where}[{index}]"
-        kind = block.get("type") if isinstance(block, dict) else None
-        if not isinstance(kind, str):
-            raise InvalidField(f"{place}.type", "expected an object with a type")
-        if kind in _DROPPED or kind.endswith(f"_{_RESULT}"):
-            continue
-        found.append((kind, block, place))
-    return found
-
-
-def _add_user(
-    talk: Conversation, blocks: list[tuple[str, dict[str, Any], str]], where: str, hosted: Hosted
-) -> None:
-    texts = []
-    for kind, block, place in blocks:
-        if kind == _RESULT:
-            call_id = _string(block.get("tool_use_id"), f"{place}.tool_use_id")
-            text = _result_text(block.get("content"), f"{place}.content")
-            talk.add("tool", text, place, call_id=call_id)
-        elif kind == "container_upload" and hosted.offer.takes_files:
-            hosted.add_file({"file_id": block.get("file_id")}, place)
-        elif kind == "document" and hosted.offer.takes_files:
-            _add_document(hosted, block, place)
-        else:
-            texts.append(_text(kind, block, place))
-    if texts or not any(kind == _RESULT for kind, _, _ in blocks):
-        talk.add("user", " ".join(texts), where)
-
-
-def _add_document(hosted: Hosted, block: dict[str, Any], where: str) -> None:
-    """A document is a stored file, base64 or text. Raises `InvalidField`."""
-    source, place = block.get("source"), f"{where}.source"
-    kind, name = kind_of(source, place), block.get("title") or "document"
-    assert isinstance(source, dict)
-    if kind == "file":
-        hosted.add_file({"file_id": source.get("file_id")}, place)
-    elif kind == "base64":
-        hosted.add_file({"filename": name, "file_data": source.get("data")}, place)
-    elif kind == "text":
-        hosted.add_text(name, _string(source.get("data"), f"{place}.data"), place)
-    else:
-        raise InvalidField(f"{place}.type", f"{kind[:64]!a} is not one of file, base64, text")
-
-
-def _add_assistant(talk: Conversation, blocks: list[tuple[str, dict[str, Any], str]], where: str) -> None:
-    texts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for kind, block, place in blocks:
-        if kind != "tool_use":
-            texts.append(_text(kind, block, place))
-            continue
-        if len(calls) == MAX_FUNCTIONS:
-            raise InvalidField(f"{where}.content", f"more than {MAX_FUNCTIONS} tool_use blocks")
-        arguments = block.get("input")
-        if not isinstance(arguments, dict | None):
-            raise InvalidField(f"{place}.input", "expected an object")
-        call_id = _string(block.get("id"), f"{place}.id")
-        calls.append(talk.call(call_id, block.get("name"), arguments, place, "input"))
-    talk.add("assistant", " ".join(texts) if texts or not calls else None, where, calls=calls)
-
-
-def _text(kind: str, block: dict[str, Any], where: str) -> str:
-    """The text of a text block. Raises `InvalidField` for every other kind of block."""
-    if kind == "text":
-        return _string(block.get("text"), f"{where}.text")
-    refuse_media(kind, block, where)
-    raise InvalidField(f"{where}.type", f"{kind[:64]!a} is not accepted in this message")
-
-
-def _result_text(content: Any, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        return json_text(content, where)
-    return " ".join(_result_part(part, f"{where}[{index}]") for index, part in enumerate(content))
-
-
-def _result_part(part: Any, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "image":
-        return PLACEHOLDER
-    if kind == "text" and isinstance(part.get("text"), str):
-        text: str = part["text"]
-        return text
-    return json_text(part, where)
-
-
-def _string(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidField(where, "expected a string")
-    return value
 
 
 def _functions(request: MessagesRequest, hosted: Hosted) -> list[Function] | None:

@@ -35,7 +35,7 @@ from frontend.engine.events import (
 )
 from frontend.generation.errors import error_info, status_of
 from frontend.generation.outcome import entries_of
-from frontend.protocols.responses import tool_items
+from frontend.protocols.responses import items
 from frontend.protocols.responses.requests import Names, ResponsePlan, container_of, item_id
 from ipc.errors import Draining, ModelError, Overloaded, PenstockError, WorkerFault
 from ipc.wire.streams import TokenLogprob
@@ -127,7 +127,7 @@ class Output:
         if isinstance(event, Session):
             self.session_id = event.id
             return
-        is_shell = isinstance(event, Calling | Completed) and tool_items.is_shell(event)
+        is_shell = isinstance(event, Calling | Completed) and items.is_shell(event)
         if isinstance(event, Calling):
             self._close(self._choice(0))
             self._choice(0).opened = True
@@ -138,20 +138,20 @@ class Output:
         elif isinstance(event, Completed):
             self._end_call(event, is_shell)
         elif isinstance(event, Produced) and "code" not in event.file:
-            self._citations.append(tool_items.citation(event.file, self._container))
+            self._citations.append(items.citation(event.file, self._container))
 
     def _begin_call(self, event: Calling, is_shell: bool) -> None:
         index = len(self._items)
         if is_shell:
-            id_ = item_id(tool_items.SHELL_CALL, self._id, str(index))
-            item = tool_items.shell_call(id_, event, "completed")
+            id_ = item_id(items.SHELL_CALL, self._id, str(index))
+            item = items.shell_call(id_, event, "completed")
             self._calls[event.id] = index
             self._items.append(item)
             self._added(index, {**item, "status": "in_progress"})
             self._tell("response.output_item.done", output_index=index, item=item)
-        elif tool_items.is_code(event):
-            id_ = item_id(tool_items.CODE_CALL, self._id, str(index))
-            item = tool_items.code_call(id_, event, self._container, "in_progress")
+        elif items.is_code(event):
+            id_ = item_id(items.CODE_CALL, self._id, str(index))
+            item = items.code_call(id_, event, self._container, "in_progress")
             self._calls[event.id] = index
             self._items.append(item)
             self._added(index, item)
@@ -166,13 +166,13 @@ class Output:
         assert isinstance(begun, dict)
         if is_shell:
             index = len(self._items)
-            id_ = item_id(tool_items.SHELL_OUTPUT, self._id, str(index))
-            item = tool_items.shell_output(id_, event, begun["action"]["max_output_length"])
+            id_ = item_id(items.SHELL_OUTPUT, self._id, str(index))
+            item = items.shell_output(id_, event, begun["action"]["max_output_length"])
             self._items.append(item)
             self._added(index, {**item, "status": "in_progress"})
             self._tell("response.output_item.done", output_index=index, item=item)
             return
-        item = self._items[at] = tool_items.code_done(begun, event)
+        item = self._items[at] = items.code_done(begun, event)
         self._tell_code(item, at, "completed")
         self._tell("response.output_item.done", output_index=at, item=item)
 
@@ -240,9 +240,11 @@ class Output:
         item = choice.open = _Open(kind, index, item_id(kind, self._id, str(index)))
         choice.opened = True
         self._items.append(item)
-        self._added(index, _message(item.id, "in_progress") if kind == "message" else _reasoning(item.id))
+        self._added(
+            index, items.message(item.id, "in_progress") if kind == "message" else items.reasoning(item.id)
+        )
         if kind == "message":
-            self._tell("response.content_part.added", **item.place, part=_text_part(""))
+            self._tell("response.content_part.added", **item.place, part=items.text_part(""))
         return item
 
     def _close(self, choice: _Choice, status: str = "completed") -> None:
@@ -263,9 +265,11 @@ class Output:
     def _whole(self, item: _Open, status: str) -> Item:
         text = "".join(item.texts)
         if item.kind == "reasoning":
-            return _reasoning(item.id, status, {"type": "reasoning_text", "text": text})
+            return items.reasoning(item.id, status, {"type": "reasoning_text", "text": text})
         logprobs = {"logprobs": entries_of(item.logprobs)} if item.logprobs else {}
-        return _message(item.id, status, {**_text_part(text), "annotations": item.annotations, **logprobs})
+        return items.message(
+            item.id, status, {**items.text_part(text), "annotations": item.annotations, **logprobs}
+        )
 
     def _finish(self, event: Finished) -> None:
         choice = self._choice(event.choice)
@@ -298,18 +302,6 @@ class Output:
 
     def _added(self, index: int, item: Item) -> None:
         self._tell("response.output_item.added", output_index=index, item=item)
-
-
-def _message(id_: str, status: str, *parts: dict[str, Any]) -> Item:
-    return {"type": "message", "id": id_, "role": "assistant", "status": status, "content": list(parts)}
-
-
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": []}
-
-
-def _reasoning(id_: str, status: str = "in_progress", *parts: dict[str, Any]) -> Item:
-    return {"type": "reasoning", "id": id_, "status": status, "summary": [], "content": list(parts)}
 
 
 class OutputDetails(msgspec.Struct):

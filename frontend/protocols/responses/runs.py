@@ -20,8 +20,7 @@ from functools import partial
 import msgspec
 from falcon.asgi import Request
 
-from frontend.agent.parts import offer_of
-from frontend.agent.runner import running
+from frontend.agent.runner import offer_of, running
 from frontend.engine.events import Event
 from frontend.generation.errors import InvalidField, status_of
 from frontend.generation.hosted import AgentPlan

@@ -1,4 +1,4 @@
-"""Items of tools that ran on the server, and the citations of their files.
+"""Items of a response: messages, reasoning, tools that ran on the server with the citations of their files.
 
 | item | when |
 |---|---|
@@ -19,6 +19,21 @@ from frontend.engine.events import Calling, Completed
 Item = dict[str, Any]
 SHELL_CALL, SHELL_OUTPUT, CODE_CALL = "shell_call", "shell_call_output", "code_interpreter_call"
 _DENIED_CODE, _FAILED_CODE = 126, 1
+
+
+def message(id_: str, status: str, *parts: dict[str, Any]) -> Item:
+    """A message of the assistant."""
+    return {"type": "message", "id": id_, "role": "assistant", "status": status, "content": list(parts)}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """A text of a message."""
+    return {"type": "output_text", "text": text, "annotations": []}
+
+
+def reasoning(id_: str, status: str = "in_progress", *parts: dict[str, Any]) -> Item:
+    """How the model thought."""
+    return {"type": "reasoning", "id": id_, "status": status, "summary": [], "content": list(parts)}
 
 
 def is_shell(event: Calling | Completed) -> bool:
