@@ -16,12 +16,7 @@ from tools.source_tree import Finding, python_files, report, tree_argument, walk
 MAX_FUNCTION_LINES = 60
 MAX_MODULE_LINES = 500
 LONG_MODULES = {
-    "frontend/generation/conversation.py": "the conversation of all dialects, in the words of chat templates",
-    "frontend/protocols/chat/chat.py": "a dialect in one file: request, answer whole and streamed, resource",
     "frontend/protocols/kserve_v2/routes.py": "the table of KServe's routes, with what answers each row",
-    "frontend/protocols/messages/requests.py": "the request of a dialect, whose fields refuse one another",
-    "frontend/protocols/responses/output.py": "the answer of a dialect, whole and streamed, which must agree",
-    "frontend/protocols/responses/requests.py": "the request of a dialect, whose fields refuse one another",
     "frontend/server/protocol.py": "one connection and its requests, which change each other's states",
     "ipc/wire/messages.py": "all messages between frontends and workers, without logic",
     "workers/adapters/gliner.py": "one family of models, whose classes no other family uses",
