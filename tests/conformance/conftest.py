@@ -62,7 +62,7 @@ def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serv
     """A warm server, its only frontend's pid, and that frontend's memory before the first bad request."""
     settings = {"limits.max_body_bytes": MAX_BODY_BYTES, "server.body_floor_after_s": 1.0}
     models = ("fake/echo", "fake/score")
-    with serving(tmp_path_factory.mktemp("hostile"), models, settings) as server:
+    with serving(tmp_path_factory.mktemp("hostile"), models, settings, supervised=False) as server:
         for form in FORMS:
             for _ in range(20):
                 assert form.post(server, PATH, {"items": [{"text": "warm"}]}).status == 200
@@ -89,7 +89,7 @@ def sie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("sie")
     names = write_catalog(place / "catalog")
     settings = {"cache.embeddings_bytes": 16 << 20}
-    with serving(place, names, settings, catalog=place / "catalog") as server:
+    with serving(place, names, settings, catalog=place / "catalog", supervised=False) as server:
         yield server
 
 
@@ -97,7 +97,7 @@ def sie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Scorers that obey their texts, one with little memory, and models without scores, one of which never loads."""
     models = ("fake/score", "fake/echo", "fake/broken", "fake/small-score")
-    with serving(tmp_path_factory.mktemp("fakes"), models) as server:
+    with serving(tmp_path_factory.mktemp("fakes"), models, supervised=False) as server:
         yield server
 
 
@@ -108,7 +108,7 @@ def minilm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     minilm.write_variants(place / "catalog")
     models = (minilm.MODEL, minilm.HALF, minilm.PROMPTED, "fake/echo", "fake/broken")
     dirs = ",".join(map(str, (ROOT / "config" / "models", place / "catalog", FAKE_CATALOG)))
-    with serving(place, models, {"catalog.dirs": dirs}) as server:
+    with serving(place, models, {"catalog.dirs": dirs}, supervised=False) as server:
         yield server
 
 
@@ -210,7 +210,7 @@ def kserve_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "tracing.endpoint": "http://127.0.0.1:9/v1/traces",
         "log.format": "json",
     }
-    with serving(place, (), grpc_settings(**settings)) as running:
+    with serving(place, (), grpc_settings(**settings), supervised=False) as running:
         yield running
 
 
@@ -218,7 +218,9 @@ def kserve_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def limited_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One frontend with the models of `tests.conformance.kserve_limits`, over HTTP and gRPC, and low limits."""
     place = tmp_path_factory.mktemp("limited")
-    with serving(place, ("fake/echo",), grpc_settings(**kserve_limits.settings(place))) as running:
+    with serving(
+        place, ("fake/echo",), grpc_settings(**kserve_limits.settings(place)), supervised=False
+    ) as running:
         yield running
 
 

@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "shared_memory.enabled": "true",
         "server.frontends": 2,
     }
-    with serving(place, ("fake/echo",), grpc_settings(**settings)) as running:
+    with serving(place, ("fake/echo",), grpc_settings(**settings), supervised=False) as running:
         wait_joined(running)
         yield running
 

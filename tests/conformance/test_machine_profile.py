@@ -29,7 +29,7 @@ def server(place: Path) -> Iterator[Server]:
     """A server whose settings file says nothing yet."""
     config = place / "server.yaml"
     config.write_text("{}")
-    with serving(place, config=config) as running:
+    with serving(place, config=config, supervised=False) as running:
         yield running
 
 

@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     catalog = place / "catalog"
     catalog.mkdir()
     chat_models.write_entry(catalog, MODEL, chat_models.save("qwen3", place / "weights"))
-    with serving(place, (MODEL,), {"limits.load_wait_s": 60}, catalog) as running:
+    with serving(place, (MODEL,), {"limits.load_wait_s": 60}, catalog, supervised=False) as running:
         yield running
 
 

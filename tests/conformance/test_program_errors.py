@@ -85,7 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "catalog.models": "",
         "log.format": "json",
     }
-    with serving(place, (), grpc_settings(**settings)) as running:
+    with serving(place, (), grpc_settings(**settings), supervised=False) as running:
         yield running
 
 

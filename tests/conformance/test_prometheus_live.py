@@ -93,7 +93,7 @@ def test_the_shipped_configuration_scrapes_a_server_evaluates_its_rules_and_sees
     tmp_path: Path,
 ) -> None:
     required_tool("prometheus")
-    with serving(tmp_path) as server, prometheus(tmp_path, server) as found:
+    with serving(tmp_path, supervised=False) as server, prometheus(tmp_path, server) as found:
         for number in range(5):
             assert server.encode("fake/echo", [f"text {number}"]).status == 200
         wait_until(

@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with contextlib.redirect_stdout(said):
         assert tiny_chat.main([str(place / "catalog")]) == 0
     assert said.getvalue() == f"{MODEL} is in {place / 'catalog'}; {tiny_chat.NOTE}\n"
-    with serving(place, (MODEL,), catalog=place / "catalog") as started:
+    with serving(place, (MODEL,), catalog=place / "catalog", supervised=False) as started:
         yield started
 
 

@@ -35,7 +35,9 @@ EXIT_UNFIT = 5
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """An arena for two answers, which slow readers keep for `HOLD_S`."""
     settings = {"arena.bytes": ARENA_NBYTES, "arena.lease_copy_after_s": HOLD_S}
-    with serving(tmp_path_factory.mktemp("full"), models=("fake/large",), settings=settings) as running:
+    with serving(
+        tmp_path_factory.mktemp("full"), models=("fake/large",), settings=settings, supervised=False
+    ) as running:
         pid = running.worker_pid()
         yield running
         assert running.worker_pid() == pid, "the worker did not survive"

@@ -24,7 +24,9 @@ def test_a_bug_in_the_check_of_a_request_is_its_answer_and_the_worker_goes_on(tm
         "adapter": "tests.fakes.faulty:FaultyAdapter",
     }
     models.write_text(MODEL, json.dumps(entry))
-    with serving(tmp_path, models=(), settings=ON_DEMAND, catalog=models.directory) as server:
+    with serving(
+        tmp_path, models=(), settings=ON_DEMAND, catalog=models.directory, supervised=False
+    ) as server:
         assert server.encode(MODEL, ["before"]).status == 200
         pid = server.worker_pid()
         for _ in range(3):

@@ -64,7 +64,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "server.write_stall_s": 600,
     }
     models = ("fake/wide", "fake/echo", "fake/slow")
-    with serving(tmp_path_factory.mktemp("killed"), models=models, settings=settings) as running:
+    with serving(
+        tmp_path_factory.mktemp("killed"), models=models, settings=settings, supervised=False
+    ) as running:
         yield running
 
 

@@ -28,7 +28,7 @@ def test_a_late_reader_is_cut_off_before_it_gets_bytes_of_another_request(tmp_pa
     # No private copy is made for the slow reader, so its lease grows too old.
     settings = {"arena.lease_copy_after_s": 600, "arena.lease_max_age_s": 5, "arena.bytes": 32 << 20}
     own, others = [f"own {n}" for n in range(ITEMS)], [f"other {n}" for n in range(30)]
-    with serving(tmp_path, models=(MODEL,), settings=settings) as server:
+    with serving(tmp_path, models=(MODEL,), settings=settings, supervised=False) as server:
         with RawClient(server.port) as fast:
             fast.encode(MODEL, own)
             status, _, whole = fast.answer()

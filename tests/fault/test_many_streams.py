@@ -88,7 +88,9 @@ def test_ten_thousand_streams_are_answered_or_refused(tmp_path: Path, waiting: i
         "generation.first_token_timeout_s": 1200,
         "limits.request_timeout_s": 1200,
     }
-    with serving(tmp_path, models=(MODEL, "fake/echo", "fake/slow"), settings=settings) as server:
+    with serving(
+        tmp_path, models=(MODEL, "fake/echo", "fake/slow"), settings=settings, supervised=False
+    ) as server:
         frontends = [psutil.Process(pid) for pid in server.frontend_pids()]
         before = [process.num_fds() for process in frontends]
         clients = Clients(server.port)
@@ -106,7 +108,9 @@ def test_ten_thousand_streams_are_answered_or_refused(tmp_path: Path, waiting: i
 
 def test_a_thousand_streams_after_another_leave_no_memory(tmp_path: Path) -> None:
     settings = {"catalog.dirs": chat_catalogs(tmp_path)}
-    with serving(tmp_path, models=(MODEL, "fake/echo", "fake/slow"), settings=settings) as server:
+    with serving(
+        tmp_path, models=(MODEL, "fake/echo", "fake/slow"), settings=settings, supervised=False
+    ) as server:
         worker = server.worker_pid()
         assert worker is not None
         processes = [psutil.Process(pid) for pid in (worker, *server.frontend_pids())]

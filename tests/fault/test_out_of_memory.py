@@ -23,7 +23,9 @@ LONE_TOO_LARGE = "large " * 60
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One worker whose device holds 64 tokens."""
     settings = {"batch.max_tokens": CONFIGURED_TOKENS}
-    with serving(tmp_path_factory.mktemp("memory"), models=("fake/small",), settings=settings) as running:
+    with serving(
+        tmp_path_factory.mktemp("memory"), models=("fake/small",), settings=settings, supervised=False
+    ) as running:
         pid = running.worker_pid()
         wait_until(lambda: budget(running) == CONFIGURED_TOKENS, what="the configured budget")
         yield running

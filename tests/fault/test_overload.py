@@ -66,7 +66,9 @@ async def measure(server: Server) -> Measured:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A device that does about 37 items a second, with a queue of two seconds."""
     settings = {"batch.max_items": 1, "queue.max_wait_s": MAX_WAIT_S}
-    with serving(tmp_path_factory.mktemp("overload"), models=(MODEL,), settings=settings) as running:
+    with serving(
+        tmp_path_factory.mktemp("overload"), models=(MODEL,), settings=settings, supervised=False
+    ) as running:
         yield running
         wait_quiet(running)
 

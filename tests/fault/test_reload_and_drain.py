@@ -41,7 +41,7 @@ def assert_none_failed(load: Load) -> None:
 
 
 def test_reloads_under_load_fail_no_request_and_keep_the_models(tmp_path: Path) -> None:
-    with serving(tmp_path, settings={**PATIENT, "server.frontends": 2}) as server:
+    with serving(tmp_path, settings={**PATIENT, "server.frontends": 2}, supervised=False) as server:
         worker = server.worker_pid()
         with Load(server.port, CLIENTS) as kept, Load(server.port, 4, keep_alive=False) as fresh:
             more_answers(kept)
@@ -86,7 +86,10 @@ def test_a_reload_applies_good_settings_and_refuses_broken_ones_without_a_failed
 ) -> None:
     config = tmp_path / "server.yaml"
     config.write_text("limits: {max_items: 3}\n")
-    with serving(tmp_path, config=config, settings=PATIENT) as server, Load(server.port, CLIENTS) as load:
+    with (
+        serving(tmp_path, config=config, settings=PATIENT, supervised=False) as server,
+        Load(server.port, CLIENTS) as load,
+    ):
         mistakes = ("limits: {max_itmes: 5}\n", "limits: [\n", "limits: {max_items: -1}\n")
         for number, broken in enumerate(mistakes):
             more_answers(load)

@@ -39,7 +39,9 @@ SETTINGS = {
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose clients may stop reading for longer than a test takes."""
     settings = {**SETTINGS, "server.write_stall_s": 600}
-    with serving(tmp_path_factory.mktemp("slow"), models=("fake/large",), settings=settings) as running:
+    with serving(
+        tmp_path_factory.mktemp("slow"), models=("fake/large",), settings=settings, supervised=False
+    ) as running:
         yield running
 
 
@@ -47,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def strict(tmp_path: Path) -> Iterator[Server]:
     """A server that drops clients which have stopped reading for `STALL_S`."""
     settings = {**SETTINGS, "server.write_stall_s": STALL_S}
-    with serving(tmp_path, models=("fake/large",), settings=settings) as running:
+    with serving(tmp_path, models=("fake/large",), settings=settings, supervised=False) as running:
         yield running
 
 

@@ -67,11 +67,13 @@ class Models:
 
 @contextlib.contextmanager
 def serving_models(
-    tmp_path: Path, models: Models, settings: Mapping[str, Any] | None = None
+    tmp_path: Path, models: Models, settings: Mapping[str, Any] | None = None, supervised: bool = True
 ) -> Iterator[Server]:
     """A ready server over these models, which loads none at the start unless the settings say so."""
     chosen = {**ON_DEMAND, **(settings or {})}
-    with serving(tmp_path, models=(), settings=chosen, catalog=models.directory) as server:
+    with serving(
+        tmp_path, models=(), settings=chosen, catalog=models.directory, supervised=supervised
+    ) as server:
         yield server
 
 

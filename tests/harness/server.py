@@ -21,10 +21,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipc.processes.liveness import is_held
 from tests.harness.accounting import count_apart, count_server
+
+if TYPE_CHECKING:
+    from tests.harness.lives import Worker
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_CATALOG = ROOT / "tests" / "fakes" / "catalog"
@@ -173,6 +176,7 @@ class Server:
     """A running server; `run_dir` holds its sockets and locks, `log` everything its processes wrote.
 
     `named` are models for `penstock serve`; without any Gunicorn starts the server, `application` in place of its own.
+    `workers` are those that no supervisor has started.
     """
 
     port: int
@@ -182,6 +186,7 @@ class Server:
     named: Sequence[str] = ()
     application: str = ""
     process: subprocess.Popen[bytes] = field(init=False)
+    workers: list[Worker] = field(init=False, default_factory=list)
 
     @property
     def url(self) -> str:
@@ -204,6 +209,13 @@ class Server:
                 command, cwd=ROOT, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
 
+    def start_workers(self) -> None:
+        """Start the workers of frontends without a supervisor, forked from a process that has imported torch."""
+        from tests.harness.lives import Worker  # needs this module
+
+        for slot in range(int(self.environment["PENSTOCK_WORKER__COUNT"])):
+            self.workers.append(Worker(slot, self.environment, self.log_path))
+
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait for `/readyz`; without workers, which readiness needs, for `/livez`."""
         wait_until(self._ready_or_dead, timeout_s, "readiness")
@@ -214,7 +226,8 @@ class Server:
     def _ready_or_dead(self) -> bool:
         if self.process.poll() is not None:
             return True
-        probe = "/livez" if self.environment.get("PENSTOCK_SUPERVISE") == "0" else "/readyz"
+        alone = self.environment.get("PENSTOCK_SUPERVISE") == "0" and not self.workers
+        probe = "/livez" if alone else "/readyz"
         try:
             return self.get(probe, timeout_s=5).status == 200
         except OSError:
@@ -295,7 +308,7 @@ class Server:
     def pids(self) -> list[int]:
         """Every live process that runs with this server's run directory."""
         mark = f"PENSTOCK_RUN__DIR={self.run_dir}".encode()
-        found = []
+        found = [worker.pid for worker in self.workers if worker.poll() is None]
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if (
@@ -320,6 +333,9 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout_s)
+        for worker in self.workers:
+            count_apart(worker.pid)
+            worker.terminate()
         wait_until(lambda: not self.pids(), timeout_s, "the end of all processes")
         return code
 
@@ -408,19 +424,25 @@ def serving(
     leftovers: bool = False,
     config: Path | None = None,
     workers: bool = True,
+    supervised: bool = True,
     named: Sequence[str] = (),
 ) -> Iterator[Server]:
     """A ready server; afterwards it is stopped, its log has no stack, and nothing may be left (unless `leftovers`).
 
     With `named`, `penstock serve` starts `models` and what these names mean, such as directories.
-    Without `workers` only frontends start, which costs a third: for tests of what no worker takes part in.
+    Without `workers` only frontends start, which costs a third: for tests of what no worker takes part in. Workers that
+    are not `supervised` are started as by systemd, and cost little, as they are forked: for tests that end no worker.
     """
     server = make_server(tmp_path, models, settings, catalog, config)
     server.named = (*models, *named) if named else ()
-    if not workers:
+    # A process that is forked from one with torch cannot be relied on to have a device.
+    forked = workers and not supervised and DEVICE == "cpu"
+    if forked or not workers:
         server.environment["PENSTOCK_SUPERVISE"] = "0"
     server.start()
     try:
+        if forked:
+            server.start_workers()
         server.wait_ready()
         yield server
         if server.process.poll() is None:

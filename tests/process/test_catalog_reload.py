@@ -22,7 +22,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Mo
     models = Models(root / "models")
     for name in ("org/stays", "org/changes", "org/goes", "org/breaks"):
         models.write(name)
-    with serving_models(root, models) as server:
+    with serving_models(root, models, supervised=False) as server:
         for name in ("org/stays", "org/changes", "org/goes"):
             assert server.encode(name, ["x"]).status == 200
         yield server, models

@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         chat_models.write_entry(catalog, name, chat_models.save(kind, root / kind))
     write_keys(root / "keys.json", {"one": {}, "other": {}}, KEYS)
     settings = {"server.compatible": "vllm", "server.keys_file": root / "keys.json"}
-    with serving(root, tuple(KINDS), settings, catalog=catalog) as running:
+    with serving(root, tuple(KINDS), settings, catalog=catalog, supervised=False) as running:
         yield running
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -167,6 +168,15 @@ def free_addresses() -> tuple[str, ...]:
     return ("--bind", f"127.0.0.1:{free_port()}", "--set", f"grpc.bind=127.0.0.1:{free_port()}")
 
 
+@contextlib.contextmanager
+def taken_address() -> Iterator[str]:
+    """An address on which another program listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
 def test_check_accepts_the_shipped_settings_and_names_the_models(environment: dict[str, str]) -> None:
     done = penstock(environment, "check", "--config", ROOT / "config" / "server.yaml", *free_addresses())
     assert done.returncode == 0, done.stderr
@@ -241,17 +251,34 @@ def test_a_mistake_in_the_file_or_the_environment_names_its_place(
 
 
 @pytest.mark.parametrize("setting", ["server.bind", "server.metrics_bind", "server.health_bind", "grpc.bind"])
-def test_a_taken_address_is_one_sentence_for_check_and_serve_before_anything_is_started(
-    here: pytest.CaptureFixture[str], environment: dict[str, str], tmp_path: Path, setting: str
+def test_check_says_in_one_sentence_which_address_is_taken(
+    here: pytest.CaptureFixture[str], tmp_path: Path, setting: str
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with taken_address() as address:
+        flags = (*free_addresses(), "--set", f"{setting}={address}", "--set", f"run.dir={tmp_path / 'run'}")
+        assert main(["check", *FAKES, *flags]) == EXIT_CONFIG
+        said = f"{setting}: {address} cannot be had: another program has it"
+        assert here.readouterr().err == f"penstock: {said}\n"
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "server.bind",
+        pytest.param("server.metrics_bind", marks=LONG),
+        pytest.param("server.health_bind", marks=LONG),
+        pytest.param("grpc.bind", marks=LONG),
+    ],
+)
+def test_serve_says_in_one_sentence_which_address_is_taken_before_anything_is_started(
+    environment: dict[str, str], tmp_path: Path, setting: str
+) -> None:
+    with taken_address() as address:
         flags = (*free_addresses(), "--set", f"{setting}={address}", "--set", f"run.dir={tmp_path / 'run'}")
         said = f"{setting}: {address} cannot be had: another program has it"
-        assert main(["check", *FAKES, *flags]) == EXIT_CONFIG
-        assert here.readouterr().err == f"penstock: {said}\n"
         served = penstock(environment, "serve", *FAKES, *flags, "--set", "log.format=json")
     assert served.returncode == EXIT_CONFIG
     [line] = served.stderr.splitlines()

@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         (repository / name / "1" / program).write_text("")
         config = f"max_batch_size: 1\n{sides}{more} model_transaction_policy {{ decoupled: true }}"
         (repository / name / "config.pbtxt").write_text(config)
-    with serving(place, ("fake/echo",), _settings(repository)) as running:
+    with serving(place, ("fake/echo",), _settings(repository), supervised=False) as running:
         yield running
 
 
@@ -221,7 +221,10 @@ def test_a_client_that_never_reads_is_sent_away_after_its_deadline(tmp_path: Pat
     path = tmp_path / "record"
     noted = record_of(path)
     settings = _settings(write_repository(tmp_path / "models", [MODEL]), **{"limits.request_timeout_s": 6})
-    with serving(tmp_path, ("fake/echo",), settings) as server, Rpc(address_of(server)) as rpc:
+    with (
+        serving(tmp_path, ("fake/echo",), settings, supervised=False) as server,
+        Rpc(address_of(server)) as rpc,
+    ):
         answers = rpc.stream([message(1000, width=MIB // 4, record=path)])
         assert number_of(next(answers)) == 0
         assert server.metric("penstock_requests_in_flight") == 1

@@ -29,6 +29,7 @@ from tools import distributions
 NAME = "penstock_server"
 OTHERS = ("workers", "ipc", "penstock", "frontend")
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+LONG = pytest.mark.long
 WORKER_ONLY = {"torch", "transformers", "tokenizers", "huggingface-hub", "safetensors", "tqdm"}
 
 
@@ -176,36 +177,49 @@ def test_an_extra_brings_what_its_name_says(
     assert there - found == set() and absent & found == set()
 
 
-def test_without_extras_every_command_starts_and_serving_names_the_extra(
+def free_addresses() -> tuple[str, ...]:
+    """Flags for addresses that nobody has."""
+    return ("--bind", f"127.0.0.1:{free_port()}", "--set", f"grpc.bind=127.0.0.1:{free_port()}")
+
+
+def test_without_extras_commands_start_and_a_check_names_the_extra_of_a_model(
     bare: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    there = {"cwd": tmp_path, "env": environment}
-    addresses = ("--bind", f"127.0.0.1:{free_port()}", "--set", f"grpc.bind=127.0.0.1:{free_port()}")
+    there, addresses = {"cwd": tmp_path, "env": environment}, free_addresses()
     assert run(bare, "version", **there) == f"{VERSION}\n"
     assert MODEL in run(bare, "models", "list", **there)
     assert "settings are valid" in run(bare, "check", *addresses, "--models", "BAAI/bge-m3", **there)
     shown = run(bare, "models", "show", "numind/NuNER_Zero", **there)
     assert "pip install 'penstock-server[gliner]'" in shown
     assert "pip install 'penstock-server[demo]') brings it" in run(bare, "check", *addresses, code=3, **there)
-    for command in (
-        ("serve", *addresses),
-        ("serve", MODEL, *addresses),
-        ("serve", "org/name", *addresses),
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve", MODEL),
         ("worker", "--slot", "0"),
-        ("models", "pull", "BAAI/bge-m3"),
-        ("verify", "BAAI/bge-m3"),
-    ):
-        told = run(bare, *command, code=3, **there)
-        assert "the extra worker (pip install 'penstock-server[worker]')" in told, told
-        assert told.startswith("penstock: ") and told.count("\n") == 1, told
+        pytest.param(("serve",), marks=LONG),
+        pytest.param(("serve", "org/name"), marks=LONG),
+        pytest.param(("models", "pull", "BAAI/bge-m3"), marks=LONG),
+        pytest.param(("verify", "BAAI/bge-m3"), marks=LONG),
+    ],
+)
+def test_a_command_that_needs_an_extra_names_the_extra(
+    bare: Path, environment: dict[str, str], tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    addresses = free_addresses() if command[0] == "serve" else ()
+    told = run(bare, *command, *addresses, code=3, cwd=tmp_path, env=environment)
+    assert "the extra worker (pip install 'penstock-server[worker]')" in told, told
+    assert told.startswith("penstock: ") and told.count("\n") == 1, told
 
 
 def test_pip_adds_an_extra_to_an_installed_wheel_without_looking_for_the_wheel(
     built: tuple[Path, ...], tmp_path: Path
 ) -> None:
-    command = environment_of(built[0], tmp_path / "tensors", "tensors")
+    command = environment_of(built[0], tmp_path / "parquet", "parquet")
     pip = (sys.executable, "-m", "pip", "--python", command.parent / "python")
-    assert "Would install" not in run(*pip, "install", "--no-index", "--dry-run", "penstock-server[tensors]")
+    assert "Would install" not in run(*pip, "install", "--no-index", "--dry-run", "penstock-server[parquet]")
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def test_a_key_with_three_times_the_share_gets_three_times_the_throughput(tmp_pa
             name: replies.rate(began, began + SHARE_S) for name, replies in zip(loads, found, strict=True)
         }
 
-    with serving(tmp_path, models=(MODEL,), settings=settings) as server:
+    with serving(tmp_path, models=(MODEL,), settings=settings, supervised=False) as server:
         rates = asyncio.run(measure(server))
         assert 2.5 <= rates["three"] / rates["one"] <= 3.5, rates
 
@@ -73,7 +73,7 @@ def test_a_flood_by_one_key_neither_refuses_nor_delays_another(tmp_path: Path) -
         await quiet.close()
         return flooded, asked
 
-    with serving(tmp_path, models=(MODEL,), settings=settings) as server:
+    with serving(tmp_path, models=(MODEL,), settings=settings, supervised=False) as server:
         flooded, asked = asyncio.run(measure(server))
         assert flooded.of(503), "the flood must fill the queue"
         assert {reply.code for reply in flooded.of(503)} == {"QUEUE_FULL"}

@@ -43,7 +43,7 @@ def budgeted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for name in (*NARROW, PINNED):
         models.write(name, hold_bytes=8 * MIB)
     settings = {**BUDGET, "catalog.pinned": PINNED, "limits.load_wait_s": 30}
-    with serving_models(root, models, settings) as running:
+    with serving_models(root, models, settings, supervised=False) as running:
         yield running
 
 
@@ -123,7 +123,7 @@ def cycled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = Models(root / "models")
     models.write("org/sound", hold_bytes=8 * MIB)
     models.write("org/leaky", hold_bytes=8 * MIB, leak=True)
-    with serving_models(root, models) as server:
+    with serving_models(root, models, supervised=False) as server:
         yield server
 
 

@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models.write("org/half"), os.truncate(models.weights("org/half", 1 << 20) / "model.safetensors", 1000)
     models.write("org/full", oom_file=str(root / "full"))
     (root / "full").touch()
-    with serving_models(root, models) as running:
+    with serving_models(root, models, supervised=False) as running:
         yield running
 
 

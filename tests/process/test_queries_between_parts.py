@@ -41,7 +41,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
         "limits.load_wait_s": 100,
         "limits.request_timeout_s": 200,
     }
-    with serving(tmp_path, models=(), settings=settings, catalog=models.directory) as running:
+    with serving(
+        tmp_path, models=(), settings=settings, catalog=models.directory, supervised=False
+    ) as running:
         for number in range(3):
             assert running.encode(OTHER, [f"warm {number}"]).status == 200
         yield running

@@ -39,7 +39,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
         models.write_text(name, json.dumps(entry))
     waits = {"limits.restart_wait_s": 100, "limits.load_wait_s": 100, "limits.request_timeout_s": 200}
     settings = {"catalog.models": "", **waits}
-    with serving(tmp_path, models=(), settings=settings, catalog=models.directory) as running:
+    with serving(
+        tmp_path, models=(), settings=settings, catalog=models.directory, supervised=False
+    ) as running:
         for number in range(3):
             assert running.encode(OTHER, [f"warm {number}"]).status == 200
         yield running

@@ -45,7 +45,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Pa
     models = programs.write_repository(root / "models", names)
     for name in ("steady", "changing"):
         programs.write_version(models / name, 1, ALL)
-    with serving(root, models=(), settings={**ONLY_REPOSITORY, "repository.dirs": models}) as server:
+    with serving(
+        root, models=(), settings={**ONLY_REPOSITORY, "repository.dirs": models}, supervised=False
+    ) as server:
         yield server, models
 
 
@@ -169,7 +171,7 @@ def by_name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
         "server.frontends": 2,
         "worker.count": 2,
     }
-    with serving(root, models=(), settings=settings) as server:
+    with serving(root, models=(), settings=settings, supervised=False) as server:
         both = {"model": "first@1", "state": "loaded"}
         wait_until(
             lambda: server.metric("penstock_model_state", **both) == 2, what="the model on both workers"

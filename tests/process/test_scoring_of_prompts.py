@@ -50,7 +50,7 @@ def server(root: Path) -> Iterator[Server]:
     for name, kind in KINDS.items():
         chat_models.write_entry(catalog, name, chat_models.save(kind, root / kind))
     settings = {"generation.prefill_tokens": 64, "generation.max_sequences": 6}
-    with serving(root, tuple(KINDS), settings, catalog=catalog) as running:
+    with serving(root, tuple(KINDS), settings, catalog=catalog, supervised=False) as running:
         yield running
 
 

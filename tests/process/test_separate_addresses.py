@@ -30,7 +30,7 @@ def at(server: Server, what: str) -> Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("listeners"), settings=apart()) as running:
+    with serving(tmp_path_factory.mktemp("listeners"), settings=apart(), supervised=False) as running:
         yield running
 
 
@@ -123,7 +123,7 @@ def test_keys_are_asked_for_there_as_elsewhere_and_metrics_may_leave_the_main_ad
 
 def test_a_frontend_that_a_reload_replaces_leaves_its_probes_to_the_next_one(tmp_path: Path) -> None:
     settings = {**apart(), "server.drain_s": 20, "server.frontends": 1}
-    with serving(tmp_path, settings=settings) as server:
+    with serving(tmp_path, settings=settings, supervised=False) as server:
         health = at(server, "health")
         with RawClient(server.port) as polled, RawClient(server.port) as kept:
 

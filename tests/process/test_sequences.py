@@ -61,7 +61,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "worker.count": WORKERS,
         }
     )
-    with serving(place, ("fake/echo",), settings) as running:
+    with serving(place, ("fake/echo",), settings, supervised=False) as running:
         for model in models:
             loaded = {"model": f"{model}@1", "state": "loaded"}
             wait_until(

@@ -49,7 +49,7 @@ def write(root: Path, dims: int = 16, mark: str = "!") -> Path:
 def test_code_beside_the_catalog_runs_where_it_is_allowed_and_is_followed(tmp_path: Path) -> None:
     directory = write(tmp_path)
     settings = {**ON_DEMAND, "worker.trust_remote_code": "true"}
-    with serving(tmp_path, models=(), settings=settings, catalog=directory) as server:
+    with serving(tmp_path, models=(), settings=settings, catalog=directory, supervised=False) as server:
 
         def values(model: str) -> np.ndarray:
             answer = server.encode(model, ["hello"])
@@ -71,7 +71,7 @@ def test_code_beside_the_catalog_is_refused_by_the_setting_that_allows_it(
     directory = write(tmp_path)
     (directory / "adapter.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n" + ADAPTER)
     settings = {**ON_DEMAND, "catalog.preload": preload}
-    with serving(tmp_path, models=(), settings=settings, catalog=directory) as server:
+    with serving(tmp_path, models=(), settings=settings, catalog=directory, supervised=False) as server:
         assert state(server, "org/own") == "available"
         answer = server.encode("org/own", ["hello"])
         assert answer.status == 502, answer.body

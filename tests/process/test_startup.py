@@ -44,7 +44,7 @@ def joined(server: Server) -> bool:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two frontends without gRPC, one model that loads and one that does not."""
     models, settings = ("fake/broken", "fake/echo"), {"server.frontends": 2}
-    with serving(tmp_path_factory.mktemp("startup"), models, settings) as running:
+    with serving(tmp_path_factory.mktemp("startup"), models, settings, supervised=False) as running:
         yield running
 
 

@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "arena.bytes": 64 * MIB,
         "arena.lease_copy_after_s": 0.2,
     }
-    with serving(place, ("fake/echo", "fake/score"), settings) as running:
+    with serving(place, ("fake/echo", "fake/score"), settings, supervised=False) as running:
         yield running
 
 

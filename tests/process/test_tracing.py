@@ -33,7 +33,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, C
             "tracing.service_name": "penstock-test",
             "tracing.headers_file": headers,
         }
-        with serving(place, MODELS, settings) as server:
+        with serving(place, MODELS, settings, supervised=False) as server:
             yield server, collector
 
 

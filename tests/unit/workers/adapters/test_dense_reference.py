@@ -181,6 +181,7 @@ def test_the_real_model_equals_sentence_transformers_and_its_fingerprint() -> No
     assert 80e6 < adapter.memory_bytes < 100e6
 
 
+@pytest.mark.long
 def test_the_real_model_in_bfloat16_stays_close() -> None:
     texts = ["hello world", *mixed_lengths()]
     assert cosine_loss(encode(load(MINILM, torch.bfloat16), texts), encode(load(MINILM), texts)) < 1e-3
