@@ -11,7 +11,7 @@ import torch
 
 from tests.fakes.generating import Answers, Greedy, engine_of, request_of
 from tests.tiny import causal
-from workers.generation import proof
+from workers.generation import building, proof
 from workers.generation.attention import PagedAttention
 from workers.generation.captured import CapturedSteps
 from workers.generation.heads import Heads
@@ -74,7 +74,7 @@ def test_models_with_experts_run_without_captured_steps(family: str) -> None:
     model = causal.make(family).to(DEVICE, torch.bfloat16)
     attention = PagedAttention(16)
     assert proof.packs(model, attention)
-    assert proof.captured_steps(model, attention, 32, 32) is None
+    assert building.captured_steps(model, attention, 32, 32) is None
 
 
 def test_a_model_that_waits_for_the_device_goes_on_in_plain_steps(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ipc import settings, yaml_text
-from ipc.catalog import entries as catalog
+from ipc.catalog import reading as catalog
 from ipc.errors import ConfigError
 
 DEEP = [b"[" * 900_000, b"{a: " * 500_000, b"- " * 100_000 + b"x", b"a: " + b"[" * 5000 + b"]" * 5000]
