@@ -22,6 +22,8 @@ from ipc.setting_sources import PREFIX, Sources
 
 KEEP_ALIVE = "KEEP_ALIVE_INTERVAL"
 """Milliseconds between two comments of an idle stream, by the name that mistral.rs reads."""
+SANDBOX = "MISTRALRS_SANDBOX"
+"""Mode of the sandbox where nothing else sets `agent.sandbox`, by the name that mistral.rs reads."""
 _MILLISECONDS = re.compile(r"[1-9][0-9]{0,8}")
 SIE_NAMES = {
     "SIE_MAX_BATCH_REQUESTS": "batch.max_items",
@@ -49,6 +51,21 @@ FLAGS = {
     "catalog.models": "--models",
     "catalog.dirs": "--catalog",
     "generation.max_sequences": "--max-seqs",
+    "agent.code_execution": "--enable-code-execution",
+    "agent.shell": "--enable-shell",
+    "agent.code_exec_python": "--code-exec-python",
+    "agent.code_exec_timeout_s": "--code-exec-timeout",
+    "agent.shell_path": "--shell-path",
+    "agent.shell_timeout_s": "--shell-timeout",
+    "agent.workdir": "--code-exec-workdir",
+    "agent.sandbox": "--sandbox",
+    "agent.sandbox_profile": "--sandbox-profile",
+    "agent.sandbox_network": "--sandbox-network",
+    "agent.max_memory_bytes": "--sb-max-memory-mb",
+    "agent.max_cpu_s": "--sb-max-cpu-secs",
+    "agent.max_procs": "--sb-max-procs",
+    "agent.permission": "--agent-permission",
+    "agent.max_tool_rounds": "--max-tool-rounds",
 }
 """Settings that have a flag of their own."""
 
@@ -351,6 +368,38 @@ class State(Section, frozen=True):
     approval_wait_s: Seconds = 300.0
 
 
+class Agent(Section, frozen=True):
+    """Tools that run on the server, and their sandbox.
+
+    `code_exec_python` "" = the Python of the server; `workdir` "" = a temporary directory per session.
+    """
+
+    code_execution: bool = False
+    shell: bool = False
+    code_exec_python: str = ""
+    code_exec_timeout_s: Seconds = 60.0
+    shell_path: Annotated[str, msgspec.Meta(pattern=r"^/")] = "/bin/sh"
+    shell_timeout_s: Seconds = 600.0
+    workdir: str = ""
+    max_workdir_bytes: Positive = 1 << 30
+    idle_s: Seconds = 3600.0
+    max_sandboxes: Positive = 64
+    sandbox: Literal["off", "auto", "on"] = "auto"
+    sandbox_profile: Literal["developer", "restricted"] = "developer"
+    sandbox_network: Literal["none", "loopback", "full"] = "loopback"
+    max_memory_bytes: Annotated[int, msgspec.Meta(ge=64 << 20)] = 2 << 30
+    max_cpu_s: Positive = 300
+    max_procs: Positive = 64
+    permission: Literal["auto", "ask", "deny"] = "auto"
+    max_tool_rounds: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 256
+    open_without_keys: bool = False
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the server needs a tool host."""
+        return self.code_execution or self.shell
+
+
 class Settings(Section, frozen=True):
     """The whole tree."""
 
@@ -373,6 +422,7 @@ class Settings(Section, frozen=True):
     generation: Generation = Generation()
     responses: Responses = Responses()
     state: State = State()
+    agent: Agent = Agent()
 
     @property
     def instance(self) -> str:
@@ -445,6 +495,8 @@ def load(
     """
     env = os.environ if environ is None else environ
     sources = Sources(Settings)
+    if SANDBOX in env:
+        sources.put("agent", "sandbox", env[SANDBOX], SANDBOX)
     file = file or env.get(f"{PREFIX}CONFIG")
     if file:
         sources.read_file(Path(file))

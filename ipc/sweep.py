@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ipc.processes.liveness import SlotLock, SlotTaken, is_held
-from ipc.processes.paths import SERVER, RunPaths
+from ipc.processes.paths import SERVER, TOOLS, RunPaths, remove_tree
 from ipc.store import store
 
 _LOCK_NAME = re.compile(r"^(worker|frontend)-(\d+)\.lock$")
@@ -66,6 +66,7 @@ def sweep(paths: RunPaths) -> list[str]:
                 removed += sweep_frontend(paths, slot)
         except SlotTaken:
             continue
+    removed += _sweep_tools(paths)
     # The arbiter that sweeps holds the lock of the server.
     others = set(paths.root.glob("*.lock")) - {paths.lock(SERVER)}
     if not any(is_held(path) for path in others):
@@ -73,6 +74,20 @@ def sweep(paths: RunPaths) -> list[str]:
         paths.metrics().mkdir(mode=0o700, exist_ok=True)
         _unlink(_marks(paths))
     return removed
+
+
+def _sweep_tools(paths: RunPaths) -> list[str]:
+    """Remove sockets and work directories of a dead tool host."""
+    work = paths.tools_work()
+    if not (paths.lock(TOOLS).exists() or work.exists()):
+        return []
+    try:
+        with SlotLock(paths.lock(TOOLS)):
+            found = [work.name] if work.exists() else []
+            remove_tree(work)
+            return found + _unlink([paths.tools_socket(), paths.tools_notify_socket()])
+    except SlotTaken:
+        return []
 
 
 def _is_slot(text: str) -> bool:

@@ -1,8 +1,8 @@
 """The command `penstock` and its subcommands; `penstock --help` lists them.
 
 Flags become settings, and settings travel to Gunicorn and the workers as environment variables. Exit codes: 0 fine,
-2 wrong command line, 3 wrong configuration, 1 anything else. With `serve` and `worker` this process becomes Gunicorn or
-a worker, so that signals and systemd see one main process.
+2 wrong command line, 3 wrong configuration, 1 anything else. With `serve`, `worker` and `tools` this process becomes
+Gunicorn, a worker or the tool host, so that signals and systemd see one main process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ipc.processes import starting
 from ipc.processes.paths import asset
 from ipc.version import VERSION
 from penstock import completion, keys, target, terminal
-from penstock.command_line import COMMANDS, parser
+from penstock.command_line import COMMANDS, TOOL_FLAGS, parser
 from penstock.tuning import command as tuning
 
 EXIT_CONFIG = 3
@@ -65,6 +65,10 @@ _SWITCHES = (
     ("disable_metrics", "server.metrics", "false"),
     ("access_log", "log.access", "true"),
     ("access_log_health", "log.access_health", "true"),
+    ("agent", "agent.code_execution", "true"),
+    ("agent", "agent.shell", "true"),
+    ("enable_code_execution", "agent.code_execution", "true"),
+    ("enable_shell", "agent.shell", "true"),
 )
 """Flags without a value, their settings, and the values that they set."""
 
@@ -78,6 +82,20 @@ def _serving_flags(options: argparse.Namespace) -> dict[str, str]:
             raise ConfigError(f"--prefix-cache-n {prefixes}: expected a number from 0")
         flags["generation.prefix_cache"] = str(int(prefixes) > 0).lower()
     flags |= {setting: value for flag, setting, value in _SWITCHES if getattr(options, flag, False)}
+    return flags | _tool_flags(options)
+
+
+def _tool_flags(options: argparse.Namespace) -> dict[str, str]:
+    """Settings of the flags of tools. Raises `ConfigError` for two work directories, as all tools share one."""
+    flags: dict[str, str] = {}
+    for flag, (setting, _, _) in TOOL_FLAGS.items():
+        value = getattr(options, flag.strip("-").replace("-", "_"), None)
+        if value is None:
+            continue
+        if flag == "--sb-max-memory-mb":
+            value = f"{value}MiB"
+        if flags.setdefault(setting, value) != value:
+            raise ConfigError(f"{flag} {value}: Python and shell share one work directory, {flags[setting]}")
     return flags
 
 
@@ -131,6 +149,8 @@ def _run(options: argparse.Namespace) -> int:
             return serve(options, flags, config)
         if options.command == "worker":
             return work(options, flags)
+        if options.command == "tools":
+            return _become(options, flags, "workers.tools")
         if options.command == "doctor":
             return _doctor(config, as_json=options.json)
         if options.command == "tune":

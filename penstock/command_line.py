@@ -128,6 +128,7 @@ _EXAMPLES = {
         ("doctor --device cuda --json", "with a GPU, for a script"),
     ),
     "worker": (("worker --slot 0 --config settings.yaml", "runs the worker of slot 0"),),
+    "tools": (("tools --config settings.yaml", "runs code and shell commands of models in sandboxes"),),
 }
 
 
@@ -218,6 +219,40 @@ def _named(parser: argparse.ArgumentParser) -> None:
     )
 
 
+TOOL_FLAGS = {
+    "--code-exec-python": ("agent.code_exec_python", "FILE", "Python of the sandbox"),
+    "--code-exec-timeout": ("agent.code_exec_timeout_s", "SECONDS", "time of a call of Python (60)"),
+    "--code-exec-workdir": (
+        "agent.workdir",
+        "DIR",
+        "work directory of all sessions, in place of temporary ones",
+    ),
+    "--shell-path": ("agent.shell_path", "FILE", "shell of the sandbox (/bin/sh)"),
+    "--shell-timeout": ("agent.shell_timeout_s", "SECONDS", "time of a call of the shell (600)"),
+    "--shell-workdir": ("agent.workdir", "DIR", "the same as --code-exec-workdir"),
+    "--agent-permission": ("agent.permission", "MODE", "auto, ask or deny"),
+    "--max-tool-rounds": ("agent.max_tool_rounds", "N", "rounds of tools in a request (256)"),
+    "--sandbox": ("agent.sandbox", "MODE", "auto: what the machine offers; on: all layers or no start; off"),
+    "--sandbox-profile": ("agent.sandbox_profile", "NAME", "developer or restricted"),
+    "--sandbox-network": ("agent.sandbox_network", "NAME", "none, loopback or full"),
+    "--sb-max-memory-mb": ("agent.max_memory_bytes", "N", "memory of a process in MiB (2048)"),
+    "--sb-max-cpu-secs": ("agent.max_cpu_s", "N", "processor time of a process (300)"),
+    "--sb-max-procs": ("agent.max_procs", "N", "processes of a sandbox (64)"),
+}
+"""Flags of tools with a value: the setting, the name of the value, and a help text."""
+
+
+def _tools(group: argparse._ArgumentGroup) -> None:
+    """Flags of tools and their sandbox; `TOOL_FLAGS` has their settings."""
+    group.add_argument(
+        "--agent", action="store_true", help="all tools that this server has: Python and shell"
+    )
+    group.add_argument("--enable-code-execution", action="store_true", help="models may run Python")
+    group.add_argument("--enable-shell", action="store_true", help="models may run shell commands")
+    for flag, (_, metavar, text) in TOOL_FLAGS.items():
+        group.add_argument(flag, metavar=metavar, help=text)
+
+
 def _serving(parser: argparse.ArgumentParser) -> None:
     """Flags of `serve` alone, under the names that mistral.rs gives them."""
     parser.add_argument(
@@ -229,6 +264,7 @@ def _serving(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disable-request-id-header", action="store_true", help="answers without X-Request-ID"
     )
+    _tools(parser.add_argument_group("tools that run on the server"))
     parser.add_argument("--disable-metrics", action="store_true", help="no /metrics, nothing counted for it")
     parser.add_argument("--access-log", action="store_true", help="two lines for each HTTP request")
     parser.add_argument("--access-log-health", action="store_true", help="... also for probes")
@@ -256,12 +292,16 @@ def parser() -> argparse.ArgumentParser:
     worker = commands.add_parser(
         "worker", help="start one worker by hand, for frontends without a supervisor"
     )
+    tools = commands.add_parser(
+        "tools", help="start the tool host by hand, for frontends without a supervisor"
+    )
+    _common(tools)
     for each in (serve, check, look, worker):
         _common(each)
         _named(each)
     _serving(serve)
     worker.add_argument("--slot", type=int, required=True, help="number of the worker, from 0")
-    _examples({"serve": serve, "check": check, "doctor": look, "worker": worker})
+    _examples({"serve": serve, "check": check, "doctor": look, "worker": worker, "tools": tools})
     status.add_sweep_parser(commands, _looking)
     status.add_parsers(commands, _looking)
     run.add_parser(commands)

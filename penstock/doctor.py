@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from frontend.arbiter.configuration import restrictions_of
+from frontend.arbiter.configuration import require_keys_for_tools, restrictions_of
 from frontend.http import listeners
 from frontend.status import health
 from frontend.status.health import Finding
@@ -18,6 +18,7 @@ from ipc.processes.paths import SERVER, prepare_run_dir
 from ipc.settings import Settings
 from ipc.version import VERSION
 from penstock import configuration, families, terminal
+from workers.tools import layers
 
 PACKAGES = (
     "gunicorn",
@@ -133,6 +134,21 @@ def _restricted(config: Settings) -> Iterator[Finding]:
         yield False, error.message
 
 
+def _tools(config: Settings) -> Iterator[Finding]:
+    """The tool host: what is enabled, and each layer of the sandbox, tried out."""
+    if not config.agent.has_tools:
+        yield True, "tools: off (agent.code_execution, agent.shell)"
+        return
+    try:
+        require_keys_for_tools(config)
+        found = layers.find(config.agent)
+    except ConfigError as error:
+        yield False, error.message
+        return
+    for name, state in found.states.items():
+        yield True, f"sandbox {config.agent.sandbox}, layer {name}: {state}"
+
+
 CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
     _versions,
     _devices,
@@ -144,6 +160,7 @@ CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
     _libraries,
     health.keys,
     _restricted,
+    _tools,
 )
 
 

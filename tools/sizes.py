@@ -18,6 +18,7 @@ MAX_MODULE_LINES = 500
 LONG_MODULES = {
     "frontend/protocols/kserve_v2/routes.py": "the table of KServe's routes, with what answers each row",
     "frontend/server/protocol.py": "one connection and its requests, which change each other's states",
+    "ipc/settings.py": "one tree of settings, a section after another",
     "ipc/wire/messages.py": "all messages between frontends and workers, without logic",
     "workers/adapters/gliner.py": "one family of models, whose classes no other family uses",
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from frontend.access.gate import Gate
+from frontend.access.gate import Gate, is_loopback
 from frontend.access.restricted import Restrictions
 from frontend.engine import planning
 from frontend.grpc import port
@@ -18,6 +18,7 @@ from frontend.http import listeners
 from frontend.tensors.request import Forwarding
 from frontend.tracing import otlp
 from ipc import settings
+from ipc.addresses import unix_path
 from ipc.catalog.entries import Catalog
 from ipc.catalog.reading import check_lists, check_lora_dirs, load_served
 from ipc.catalog.repository import check_models, model_directories, names_of, refuse_clash
@@ -45,6 +46,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     otlp.check(config.tracing)
     port.validate_address(config.grpc)
     listeners.check_addresses(config)
+    require_keys_for_tools(config)
     if config.server.compatible:
         # The tables of all protocols take as long to import as the rest of the arbiter.
         from frontend.protocols import registry
@@ -60,6 +62,22 @@ def read(config: settings.Settings | None = None) -> Configuration:
     check_models(config.repository.models, models)
     check_lora_dirs(config.catalog.lora_dirs)
     return Configuration(config, catalog, Gate.of(config.server), restrictions_of(config))
+
+
+def require_keys_for_tools(config: settings.Settings) -> None:
+    """Raise `ConfigError` if strangers could run tools: tools are on, no keys are set, and the address is not local."""
+    bind = config.server.bind
+    local = (
+        bool(unix_path(bind))
+        or is_loopback(bind.rpartition(":")[0].strip("[]"))
+        or bind.startswith("localhost:")
+    )
+    if config.agent.has_tools and not (local or config.server.keys_file or config.agent.open_without_keys):
+        raise ConfigError(
+            f"server.bind = {bind}: tools are enabled and server.keys_file is empty, so whoever reaches the address "
+            "could run code on this machine: set server.keys_file, bind a loopback address, or set "
+            "agent.open_without_keys"
+        )
 
 
 def restrictions_of(config: settings.Settings) -> Restrictions:

@@ -369,6 +369,16 @@ WORKER = (
     gauge("sie_memory", "sie_model_memory_bytes", "Memory per model.", "model device"),
     counter("sie_idle_evictions", "sie_idle_evictions", "Models unloaded for being idle.", "model"),
 )
+TOOLS = (
+    gauge("sandboxes", "penstock_tool_sandboxes", "Sandboxes that are alive."),
+    counter("calls", "penstock_tool_calls", "Calls that the tool host ran, by outcome.", "tool outcome"),
+    histogram(
+        "seconds", "penstock_tool_call_seconds", "Time of a call, waiting included.", "tool", HTTP_BUCKETS
+    ),
+    gauge(
+        "layer", "penstock_tool_sandbox_layer", "1 when this layer of the sandbox is active.", "layer", LATEST
+    ),
+)
 SUPERVISOR = (
     counter("restarts", "penstock_worker_restarts", "Workers started again, by cause.", "worker reason"),
     gauge("quarantined", "penstock_quarantined", "1 when a slot is no longer restarted.", "worker", HIGHEST),

@@ -16,7 +16,7 @@ import contextlib
 import os
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ipc.catalog.ids import NO_VERSION, split_id
@@ -38,6 +38,7 @@ from ipc.metrics.families import (
     SEQUENCE_STATES,
     STATES,
     SUPERVISOR,
+    TOOLS,
     TRACED,
     UNKNOWN,
     UNLOADS,
@@ -264,6 +265,23 @@ class SupervisorMetrics(_Families):
 
     def __init__(self) -> None:
         super().__init__(SUPERVISOR)
+
+
+class ToolsMetrics(_Families):
+    """Families fed by the tool host."""
+
+    def __init__(self) -> None:
+        super().__init__(TOOLS)
+
+    def touch(self, layers: Mapping[str, str]) -> None:
+        """Make the series of all tools, and set the layers of the sandbox; an active one has the state "active"."""
+        self.sandboxes.set(0)
+        for tool in ("python", "shell", "surface", "reset"):
+            self.seconds.labels(tool)
+            for outcome in ("success", "error", "timeout", "failed", "cancelled"):
+                self.calls.labels(tool, outcome)
+        for name, state in layers.items():
+            self.layer.labels(name).set(state == "active")
 
 
 def render(paths: RunPaths, tags: nv_names.Tags = nv_names.NO_TAGS) -> bytes:

@@ -5,9 +5,12 @@ Every path is derived from one `RunPaths`, so that two servers on one host never
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import platform
 import re
+import shutil
 import stat
 import tempfile
 from dataclasses import dataclass
@@ -17,6 +20,8 @@ from ipc.errors import ConfigError
 from ipc.processes.starting import TOP
 
 SHM_ROOT = Path("/dev/shm")
+TOOLS = "tools-0"
+"""Name of the slot of the tool host in locks, metrics and logs."""
 SERVER = "server"
 """Name of the lock that the arbiter holds as the owner of the run directory."""
 _SUN_PATH_MAX = 107
@@ -40,7 +45,19 @@ class RunPaths:
 
     def tools_socket(self) -> Path:
         """Unix stream socket of the tool host (`ipc.wire.tools`)."""
-        return self.root / "tools-0.sock"
+        return self.root / f"{TOOLS}.sock"
+
+    def tools_notify_socket(self) -> Path:
+        """Datagram socket on which the embedded supervisor receives notices of the tool host."""
+        return self.root / f"notify-{TOOLS}.sock"
+
+    def tools_work(self) -> Path:
+        """Directory of the work directories of sandboxes: on disk, and outside of the run directory.
+
+        Code of models works below, and nothing of this server lies there.
+        """
+        digest = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / _user_directory() / f"tools-{digest}"
 
     def lock(self, name: str) -> Path:
         """Lock file that proves that the owner of `name` (`server`, `worker-0`, `frontend-1`, `supervisor`) lives."""
@@ -114,6 +131,30 @@ def _prepare_private(directory: Path, follow_links: bool) -> None:
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         directory.chmod(0o700)
+
+
+def prepare_tools_dir(paths: RunPaths) -> Path:
+    """Create the directory of work directories with mode 0700. Raises `ConfigError` as `prepare_run_dir` does."""
+    root = paths.tools_work()
+    _prepare_private(root.parent, follow_links=False)
+    _prepare_private(root, follow_links=False)
+    return root
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory, also where its owner has closed parts of the tree to himself. Follows no link."""
+
+    def open_up(function: object, name: str, info: object) -> None:
+        entry = Path(name)
+        with contextlib.suppress(OSError):
+            entry.parent.chmod(0o700)
+            if entry.is_dir() and not entry.is_symlink():
+                entry.chmod(0o700)
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+
+    shutil.rmtree(path, onerror=open_up)
 
 
 def make_private(*directories: Path) -> None:

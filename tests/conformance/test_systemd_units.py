@@ -16,7 +16,11 @@ from tools.source_tree import ROOT
 
 DEPLOY = ROOT / "deploy"
 COMMANDS = ("opt/penstock/venv/bin/penstock", "opt/penstock/venv/bin/python", "bin/kill")
-EXPOSURE_LIMITS = {"penstock-frontend.service": 2.5, "penstock-worker@0.service": 4.5}
+EXPOSURE_LIMITS = {
+    "penstock-frontend.service": 2.5,
+    "penstock-worker@0.service": 4.5,
+    "penstock-tools.service": 4.0,
+}
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -46,7 +50,12 @@ def root(tmp_path: Path) -> Path:
 
 def verify(root: Path) -> str:
     """What `systemd-analyze verify` has to say; empty when all is well."""
-    units = ("penstock.target", "penstock-frontend.service", "penstock-worker@0.service")
+    units = (
+        "penstock.target",
+        "penstock-frontend.service",
+        "penstock-worker@0.service",
+        "penstock-tools.service",
+    )
     done = run(required_tool("systemd-analyze"), "verify", f"--root={root}", "--man=no", *units)
     return done.stderr.strip() or ("" if done.returncode == 0 else f"exit status {done.returncode}")
 
@@ -74,7 +83,18 @@ def test_frontends_are_not_held_back_until_workers_have_loaded() -> None:
         assert not [value for value in lines("penstock-frontend.service", name) if "worker" in value]
 
 
-@pytest.mark.parametrize("unit", ["penstock-frontend.service", "penstock-worker@.service"])
+def test_the_tool_host_sees_neither_keys_nor_state_and_may_make_its_sandboxes() -> None:
+    unit = "penstock-tools.service"
+    hidden = lines(unit, "InaccessiblePaths")[0].split()
+    assert {"-/etc/penstock/keys.yaml", "-/var/lib/penstock"} <= {*hidden}
+    for name in ("RestrictNamespaces", "ProtectKernelTunables", "ProtectKernelLogs", "PrivateNetwork"):
+        assert lines(unit, name) == [], f"{name} keeps bubblewrap from its start"
+    assert "@mount" in lines(unit, "SystemCallFilter")[0]
+
+
+@pytest.mark.parametrize(
+    "unit", ["penstock-frontend.service", "penstock-worker@.service", "penstock-tools.service"]
+)
 def test_a_wrong_configuration_is_found_by_the_main_process_whose_exit_status_prevents_a_restart(
     unit: str,
 ) -> None:

@@ -14,7 +14,7 @@ deadline. Five times the time predicted for a batch only lengthens its limit; a 
 seconds as its prediction, and more for what is long. A step of a batch in several, the first too where parts are known
 beforehand, gets its share of that limit, but never less than any step.
 
-A process that is stopped or stuck is noticed elsewhere: it sends no heartbeats (`workers.supervisor.process`). The
+A process that is stopped or stuck is noticed elsewhere: it sends no heartbeats (`workers.supervisor.slots`). The
 unexpected end of a vital thread ends the process: a worker without it would look alive and answer nothing.
 """
 

@@ -144,7 +144,13 @@ def test_settings_that_a_page_names_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_metrics_that_a_page_names_exist(page: Path) -> None:
-    families = (*metric_families.FRONTEND, *metric_families.WORKER, *metric_families.SUPERVISOR)
+    tables = (
+        metric_families.FRONTEND,
+        metric_families.WORKER,
+        metric_families.SUPERVISOR,
+        metric_families.TOOLS,
+    )
+    families = [family for table in tables for family in table]
     known = {f"{one.name}{suffix}" for one in families for suffix in _SUFFIXES[one.kind]}
     named = {name for code in codes(page) for name in _METRIC.findall(code)}
     assert named - known - _FOREIGN_METRICS == set()

@@ -55,6 +55,20 @@ def test_the_keep_alive_of_mistral_rs_counts_where_it_is_a_number(given: str, se
     assert settings.load(environ=environ).generation.keep_alive_s == 3
 
 
+def test_the_sandbox_of_mistral_rs_counts_where_nothing_else_sets_the_mode(tmp_path: Path) -> None:
+    environ = {"MISTRALRS_SANDBOX": "on"}
+    assert settings.load(environ=environ).agent.sandbox == "on"
+    assert (
+        settings.load(server_yaml(tmp_path, "agent: {sandbox: auto}"), environ=environ).agent.sandbox
+        == "auto"
+    )
+    assert settings.load(flags={"agent.sandbox": "off"}, environ=environ).agent.sandbox == "off"
+    with pytest.raises(
+        ConfigError, match=r'agent.sandbox = "maybe" \(MISTRALRS_SANDBOX\): expected auto, off, on'
+    ):
+        settings.load(environ={"MISTRALRS_SANDBOX": "maybe"})
+
+
 def test_no_source_at_all_gives_the_defaults() -> None:
     assert settings.load(environ={}) == settings.Settings()
     assert settings.load(environ={"PATH": "/bin", "PENSTOCK_NOTIFY_SOCKET": "x"}) == settings.Settings()

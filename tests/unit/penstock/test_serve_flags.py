@@ -24,6 +24,17 @@ def settings(*arguments: str) -> dict[str, str]:
         (("--prefix-cache-n", "0"), {"generation.prefix_cache": "false"}),
         (("--prefix-cache-n", "16"), {"generation.prefix_cache": "true"}),
         (("--disable-request-id-header",), {"server.request_id_header": "false"}),
+        (("--agent",), {"agent.code_execution": "true", "agent.shell": "true"}),
+        (("--enable-shell", "--shell-timeout", "9"), {"agent.shell": "true", "agent.shell_timeout_s": "9"}),
+        (
+            ("--enable-code-execution", "--sandbox", "on"),
+            {"agent.code_execution": "true", "agent.sandbox": "on"},
+        ),
+        (
+            ("--sb-max-memory-mb", "512", "--sb-max-procs", "8"),
+            {"agent.max_memory_bytes": "512MiB", "agent.max_procs": "8"},
+        ),
+        (("--code-exec-workdir", "/w", "--shell-workdir", "/w"), {"agent.workdir": "/w"}),
     ],
 )
 def test_flags_become_settings(arguments: tuple[str, ...], expected: dict[str, str]) -> None:
@@ -36,6 +47,7 @@ def test_flags_become_settings(arguments: tuple[str, ...], expected: dict[str, s
         (("--bind", "127.0.0.1:1", "--port", "2"), "--bind"),
         (("--prefix-cache-n", "-1"), "--prefix-cache-n -1"),
         (("--prefix-cache-n", "many"), "--prefix-cache-n many"),
+        (("--code-exec-workdir", "/w", "--shell-workdir", "/v"), "--shell-workdir /v"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(arguments: tuple[str, ...], named: str) -> None:

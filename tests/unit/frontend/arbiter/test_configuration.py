@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from frontend.arbiter import configuration
+from ipc.errors import ConfigError
 from ipc.settings import load
 
 
@@ -26,3 +27,28 @@ def test_a_reload_does_not_change_the_address_that_gunicorn_listens_on(
     assert "server.bind, server.metrics_bind and server.health_bind cannot change" in caplog.text
     found = first
     assert configuration.accept() is first
+
+
+@pytest.mark.parametrize(
+    ("bind", "flags", "refused"),
+    [
+        ("0.0.0.0:8080", {"agent.shell": "true"}, True),
+        ("[::]:8080", {"agent.code_execution": "true"}, True),
+        ("192.0.2.7:8080", {"agent.code_execution": "true"}, True),
+        ("127.0.0.1:8080", {"agent.shell": "true"}, False),
+        ("[::1]:8080", {"agent.shell": "true"}, False),
+        ("unix:/run/p.sock", {"agent.shell": "true"}, False),
+        ("0.0.0.0:8080", {}, False),
+        ("0.0.0.0:8080", {"agent.shell": "true", "agent.open_without_keys": "true"}, False),
+        ("0.0.0.0:8080", {"agent.shell": "true", "server.keys_file": "/etc/penstock/keys.yaml"}, False),
+    ],
+)
+def test_tools_without_keys_are_for_this_machine_unless_a_setting_says_so(
+    bind: str, flags: dict[str, str], refused: bool
+) -> None:
+    config = load(None, {"server.bind": bind, **flags}, {})
+    if refused:
+        with pytest.raises(ConfigError, match=r"tools are enabled and server\.keys_file is empty"):
+            configuration.require_keys_for_tools(config)
+    else:
+        configuration.require_keys_for_tools(config)

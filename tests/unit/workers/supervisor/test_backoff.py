@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.supervisor.process import FAILURES, HEALTHY_S, MAX_DELAY_S, QUARANTINE_S, WINDOW_S, Backoff
+from workers.supervisor.slots import FAILURES, HEALTHY_S, MAX_DELAY_S, QUARANTINE_S, WINDOW_S, Backoff
 
 
 def delays(lives_s: list[float], base_s: float = 1.0) -> list[float]:

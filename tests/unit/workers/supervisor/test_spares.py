@@ -16,8 +16,8 @@ from tests.fakes.child import FakeChild
 from tests.fakes.clock import Clock
 from workers import spare
 from workers.spare import Assignment
-from workers.supervisor import process as module
-from workers.supervisor.process import Spares
+from workers.supervisor import slots as module
+from workers.supervisor.slots import Spares
 
 FIRST = Assignment(0, {"NOTIFY_SOCKET": "/run/notify-0.sock"})
 

@@ -17,16 +17,18 @@ from ipc.settings import load
 from tests.fakes.child import FakeChild
 from tests.fakes.clock import Clock
 from workers.spare import Assignment
-from workers.supervisor import process as slots
-from workers.supervisor.process import REFUSALS, Child, Spares, WorkerSlot
+from workers.supervisor import slots
+from workers.supervisor.slots import REFUSALS, Child, Kind, Slot, Spares
+
+WORKER = Kind("worker", "workers", True, 300.0)
 
 
 @pytest.fixture
-def slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerSlot:
+def slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slot:
     """A slot whose process ends at once, in order."""
     settings = load(None, {"run.dir": str(tmp_path), "worker.device": "cpu"}, {})
     prepare_run_dir(settings.paths)
-    made = WorkerSlot(0, settings, settings.paths, Spares(settings))
+    made = Slot(WORKER, 0, settings, settings.paths.notify_socket(0), Spares(settings))
 
     def start() -> Child:
         process = subprocess.Popen([sys.executable, "-c", ""])
@@ -39,7 +41,7 @@ def slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerSlot:
 
 
 @pytest.mark.parametrize("said", ["STOPPING=1", "READY=1\nSTOPPING=1", "READY=1", ""])
-def test_a_worker_that_said_that_it_stops_ended_in_order(slot: WorkerSlot, said: str) -> None:
+def test_a_worker_that_said_that_it_stops_ended_in_order(slot: Slot, said: str) -> None:
     assert slot.start_if_due()
     worker = Notifier(str(slot.listener.path))
     for line in said.split():
@@ -50,9 +52,7 @@ def test_a_worker_that_said_that_it_stops_ended_in_order(slot: WorkerSlot, said:
     slot.close()
 
 
-def test_a_worker_is_told_how_the_life_before_ended(
-    slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_is_told_how_the_life_before_ended(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
     for code, told in ((-signal.SIGKILL, "signal-9"), (-signal.SIGSEGV, "signal-11"), (70, "exit-70")):
         monkeypatch.setattr(slot, "_start", lambda code=code: FakeChild(-1, code))
         monkeypatch.setattr(slot, "_start_at", 0.0)
@@ -63,7 +63,7 @@ def test_a_worker_is_told_how_the_life_before_ended(
 
 @pytest.mark.parametrize("code", REFUSALS)
 def test_a_worker_that_refuses_to_start_is_told_from_one_that_fails(
-    slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch, code: int
+    slot: Slot, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(slot, "_start", lambda: FakeChild(-1, code))
     assert slot.start_if_due()
@@ -74,7 +74,7 @@ def test_a_worker_that_refuses_to_start_is_told_from_one_that_fails(
 
 
 def test_a_ready_worker_without_heartbeats_is_killed_long_before_a_step_counts_as_a_hang(
-    slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
+    slot: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert slot._settings.worker.heartbeat_timeout_s == 2.0 < slot._settings.worker.hang_timeout_s
     monkeypatch.setattr(slots, "processor_ticks", lambda pid: 7)
@@ -92,7 +92,7 @@ def test_a_ready_worker_without_heartbeats_is_killed_long_before_a_step_counts_a
     slot.close()
 
 
-def _ready(slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Notifier, list[int]]:
+def _ready(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Notifier, list[int]]:
     """The slot's process is ready: the clock, what the process speaks through, and the signals to the process."""
     assert slot.start_if_due()
     clock = Clock.of(slots, monkeypatch)
@@ -106,7 +106,7 @@ def _ready(slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, No
 
 @pytest.mark.parametrize("works_on", [True, False])
 def test_a_silent_worker_that_uses_the_processor_has_the_time_of_a_hang(
-    slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch, works_on: bool
+    slot: Slot, monkeypatch: pytest.MonkeyPatch, works_on: bool
 ) -> None:
     ticks = [0]
     monkeypatch.setattr(slots, "processor_ticks", lambda pid: ticks[0])
@@ -141,7 +141,7 @@ def test_the_processor_time_of_a_process_grows() -> None:
 
 
 def test_a_slot_goes_to_a_spare_before_a_new_process_is_started(
-    slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
+    slot: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spare = FakeChild(7)
 

@@ -1,0 +1,337 @@
+"""Python and shell of the tool host in real sandboxes: results, state, bounds, files, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ipc.settings import Agent
+from ipc.wire.tools import MAX_PRODUCED, ResetCall, SurfaceCall, Wanted
+from tests.harness.sandboxes import Box, found_layers, in_box
+from workers.tools import layers
+from workers.tools.processes import Broken
+
+MODES = ("auto", "off")
+
+
+async def gone(command: list[str]) -> None:
+    """Wait until no process runs this command."""
+    async with asyncio.timeout(30):
+        while any(each.info["cmdline"] == command for each in psutil.process_iter(["cmdline"])):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_interpreter_keeps_its_state_and_tells_output_value_and_error(tmp_path: Path, mode: str) -> None:
+    async def body(box: Box) -> None:
+        first = await box.python("import sys\nx = 41\nprint('out')\nprint('err', file=sys.stderr)\nx + 1")
+        assert (first.status, first.stdout, first.stderr) == ("success", "out\n", "err\n")
+        assert (first.result, first.result_type, first.exception) == ("42", "int", "")
+        assert (await box.python("x")).result == "41"
+        failed = await box.python("def f():\n    return 1 / 0\nf()")
+        assert failed.status == "error"
+        assert failed.exception.endswith("ZeroDivisionError: division by zero")
+        assert "return 1 / 0" in failed.exception
+        assert "inner" not in failed.exception
+        assert (await box.python("def f(:")).exception.endswith("SyntaxError: invalid syntax")
+        assert (await box.python("input()")).exception.endswith("EOFError: EOF when reading a line")
+        assert (await box.python("raise SystemExit(3)")).exception.endswith("SystemExit: 3")
+        assert (await box.python("x")).result == "41"
+        await box.run(ResetCall())
+        assert "NameError" in (await box.python("x")).exception
+
+    in_box(tmp_path / "work", found_layers(sandbox=mode), body)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_shell_tells_output_and_exit_code_and_shares_files_with_python(tmp_path: Path, mode: str) -> None:
+    async def body(box: Box) -> None:
+        result = await box.shell("echo a", "echo b >&2", "cat", "exit 3")
+        assert (result.status, result.stdout, result.stderr, result.exit_code) == ("error", "a\n", "b\n", 3)
+        await box.python("open('from_python.txt', 'w').write('hello')")
+        assert box.produced == {"from_python.txt": b"hello"}
+        assert (await box.shell("cat from_python.txt; pwd")).stdout == f"hello{result.working_directory}\n"
+        assert (await box.shell("kill -9 $$")).exit_code == 137
+        assert (await box.shell("x" * 200_000)).exit_code == 126
+
+    in_box(tmp_path / "work", found_layers(sandbox=mode), body)
+
+
+def test_code_that_overstays_is_interrupted_and_the_interpreter_lives(tmp_path: Path) -> None:
+    async def body(box: Box) -> None:
+        await box.python("x = 1")
+        result = await box.python("print('begun', flush=True)\nwhile True: pass", timeout_s=0.3)
+        assert (result.status, result.interrupted, result.killed) == ("timeout", True, False)
+        assert result.stdout == "begun\n"
+        assert (await box.python("x")).result == "1"
+
+    in_box(tmp_path / "work", found_layers(), body)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_code_that_ignores_the_interrupt_is_killed_and_the_next_call_starts_anew(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.tools.interpreter.GRACE_S", 0.2)
+
+    async def body(box: Box) -> None:
+        code = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('on', flush=True)\nwhile 1: pass"
+        result = await box.python(code, timeout_s=0.5)
+        assert (result.status, result.interrupted, result.killed) == ("timeout", True, True)
+        assert result.stdout == "on\n"
+        assert "NameError" in (await box.python("signal")).exception
+
+    in_box(tmp_path / "work", found_layers(sandbox=mode), body)
+
+
+def test_a_shell_that_overstays_is_killed_and_keeps_its_output(tmp_path: Path) -> None:
+    async def body(box: Box) -> None:
+        result = await box.shell("echo begun; sleep 1000", timeout_s=2.0)
+        assert (result.status, result.exit_code, result.timed_out) == ("timeout", None, True)
+        assert result.stdout == "begun\n"
+
+    in_box(tmp_path / "work", found_layers(), body)
+
+
+def test_children_in_sessions_of_their_own_end_with_the_call(tmp_path: Path) -> None:
+    async def body(box: Box) -> None:
+        await box.shell("setsid sleep 4711 & (setsid setsid sleep 4711 &) ; sleep 0.2")
+        await gone(["sleep", "4711"])
+
+    in_box(tmp_path / "work", found_layers(), body)
+
+
+WRITE = "import os\nfor fd in range(3, 50):\n    try: os.write(fd, {})\n    except OSError: pass"
+"""Writes to every descriptor that may be the channel."""
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("import os\nfor fd in range(3, 50):\n    try: os.close(fd)\n    except OSError: pass", "error"),
+        (WRITE.format("b'x' * 60_000"), "error"),
+        (WRITE.format("b'\\xff\\xff\\xff\\x7f'"), "error"),
+        ("import os\nos._exit(0)", "error"),
+        ("import os\nif os.fork() == 0: 'child'\nelse: os.wait()", "success"),
+        ("import sys\nsys.stdout.close(); sys.stderr = None", "success"),
+        ("import os\nos.close(1); os.close(2)", "success"),
+    ],
+    ids=["closes", "floods", "lies", "exits", "forks", "closes streams", "closes outputs"],
+)
+def test_code_that_breaks_the_protocol_harms_its_own_interpreter_only(
+    tmp_path: Path, code: str, status: str
+) -> None:
+    async def body(box: Box) -> None:
+        assert (await box.python(code, timeout_s=20)).status == status
+        assert (await box.python("1 + 1")).result == "2"
+        assert (await box.python("2 + 2")).result == "4"
+
+    in_box(tmp_path / "work", found_layers(), body)
+
+
+def test_an_answer_that_nobody_asked_for_ends_the_interpreter_before_the_next_call(tmp_path: Path) -> None:
+    forged = WRITE.format("bytes([21, 0, 0, 0]) + b'A' + bytes(16) + b'x'").replace("\n", "\n    ")
+    code = f"import threading, time\ndef f():\n    time.sleep(0.2)\n    {forged}"
+
+    async def body(box: Box) -> None:
+        await box.python(code + "\nt = threading.Thread(target=f); t.start()")
+        await box.shell("sleep 0.6")
+        assert "NameError" in (await box.python("t")).exception
+
+    in_box(tmp_path / "work", found_layers(), body)
+
+
+def test_output_is_bounded_however_much_is_written(tmp_path: Path) -> None:
+    async def body(box: Box) -> None:
+        result = await box.python(
+            "import os\nfor _ in range(1000): os.write(1, b'x' * 100_000)\nprint('end')"
+        )
+        assert result.status == "success"
+        assert len(result.stdout) == 64 << 10
+        shell = await box.shell("head -c 100000000 /dev/zero | tr '\\0' y", max_chars=100)
+        assert (shell.status, shell.stdout) == ("success", "y" * 100)
+        assert len((await box.python("'x' * 10_000_000")).result) == 64 << 10
+
+    in_box(tmp_path / "work", found_layers(), body)
+
+
+def test_figures_arrive_as_png_and_are_closed(tmp_path: Path) -> None:
+    """A stand-in for matplotlib, which the test environment lacks, with the three functions that are called."""
+    fake = """
+import os
+os.makedirs('matplotlib', exist_ok=True)
+open('matplotlib/__init__.py', 'w').close()
+open('matplotlib/pyplot.py', 'w').write('''
+png = b"\\\\x89PNG\\\\r\\\\n\\\\x1a\\\\n"
+open_ = {1: png + b" one", 2: b"no picture", 3: png + bytes(3 << 20)}
+def get_fignums(): return list(open_)
+def figure(number):
+    class Figure:
+        def savefig(self, file, format): file.write(open_[number])
+    return Figure()
+def close(which): open_.clear()
+''')
+"""
+
+    async def body(box: Box) -> None:
+        await box.python(fake)
+        assert (await box.python("import matplotlib.pyplot as plt")).images_png == [b"\x89PNG\r\n\x1a\n one"]
+        assert (await box.python("plt.get_fignums()")).images_png == []
+
+    in_box(tmp_path / "work", found_layers(), body)
+
+
+def test_only_plain_files_of_their_own_are_produced(tmp_path: Path) -> None:
+    code = """
+import os, socket
+open('plain.txt', 'w').write('1'); os.makedirs('a/b'); open('a/b/deep.txt', 'w').write('2')
+for folder in ('skills', '__pycache__', '.hidden'):
+    os.mkdir(folder); open(folder + '/x.txt', 'w').close()
+for name in ('.dot', 'x.pyc', 'y.so', 'new\\nline', 'bell\\a'): open(name, 'w').close()
+os.symlink('/etc/passwd', 'link'); os.symlink('a', 'folder-link'); os.mkfifo('fifo')
+open('one', 'w').write('x'); os.link('one', 'two')
+socket.socket(socket.AF_UNIX).bind('socket')
+with open('sparse', 'wb') as f: f.truncate(200 << 20)
+"""
+
+    async def body(box: Box) -> None:
+        assert (await box.python(code)).status == "success"
+        sparse = box.produced.pop("sparse")
+        assert len(sparse) == 1 << 20
+        assert box.produced == {"plain.txt": b"1", "a/b/deep.txt": b"2", "one": "refused", "two": "refused"}
+        await box.python("open('plain.txt', 'w').write('1')")
+        assert box.produced == {"plain.txt": b"1"}
+        wanted = (
+            "plain.txt",
+            "link",
+            "folder-link/b/deep.txt",
+            "fifo",
+            "../x",
+            "/etc/passwd",
+            "gone",
+            "a",
+            "",
+        )
+        await box.run(SurfaceCall([Wanted(name) for name in wanted]))
+        assert box.produced == {
+            "plain.txt": b"1",
+            "gone": "not_produced",
+            **dict.fromkeys(("link", "fifo", "../x", "/etc/passwd", "a", ""), "refused"),
+            "folder-link/b/deep.txt": "not_produced",
+        }
+
+    in_box(tmp_path / "work", found_layers(), body)
+
+
+def test_files_beyond_the_number_of_a_call_stay_and_are_counted(tmp_path: Path) -> None:
+    async def body(box: Box) -> None:
+        await box.python(f"for n in range({MAX_PRODUCED + 10}): open(f'{{n:03}}.txt', 'w').write(str(n))")
+        assert (len(box.produced), box.left) == (MAX_PRODUCED, 10)
+        await box.run(SurfaceCall([Wanted(f"{MAX_PRODUCED + 5:03}.txt")]))
+        assert box.produced == {f"{MAX_PRODUCED + 5:03}.txt": str(MAX_PRODUCED + 5).encode()}
+
+    in_box(tmp_path / "work", found_layers(), body)
+
+
+def test_mounted_files_are_seen_are_not_produced_and_replace_no_link_target(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("untouched")
+
+    async def body(box: Box) -> None:
+        await box.put("input.csv", b"a,b")
+        await box.put("skills/greet/SKILL.md", b"hello")
+        assert (await box.shell("cat input.csv skills/greet/SKILL.md")).stdout == "a,bhello"
+        assert box.produced == {}
+        await box.python(f"import os\nos.remove('input.csv'); os.symlink({str(victim)!r}, 'input.csv')")
+        await box.put("input.csv", b"new")
+        assert (await box.shell("cat input.csv")).stdout == "new"
+        await box.python(f"import os\nos.symlink({str(tmp_path)!r}, 'folder')")
+        for path in ("folder/victim", "../victim", "a//b", "/x"):
+            await box.put(path, b"bad")
+            with pytest.raises(Broken, match="could not be put into the sandbox"):
+                await box.shell("true")
+        assert victim.read_text() == "untouched"
+
+    in_box(tmp_path / "work", found_layers(), body)
+
+
+def test_a_call_that_fills_the_disk_is_ended(tmp_path: Path) -> None:
+    async def body(box: Box) -> None:
+        with pytest.raises(Broken, match="the work directory takes"):
+            await box.shell("head -c 3000000 /dev/zero > big; sleep 1000")
+        with pytest.raises(Broken, match="the work directory takes"):
+            await box.python("import time; open('more', 'wb').write(bytes(3_000_000)); time.sleep(1000)")
+
+    in_box(tmp_path / "work", found_layers(max_workdir_bytes=1 << 20), body)
+
+
+def test_a_cancelled_call_ends_its_shell_and_leaves_the_sandbox_usable(tmp_path: Path) -> None:
+    async def body(box: Box) -> None:
+        await box.python("x = 7")
+        for call in (box.shell("sleep 4712"), box.python("import time; time.sleep(4712)")):
+            task = asyncio.create_task(call)
+            await asyncio.sleep(0.3)
+            task.cancel()
+            await asyncio.wait([task])
+        await gone(["sleep", "4712"])
+        assert (await box.python("x")).result == "7"
+
+    in_box(tmp_path / "work", found_layers(), body)
+
+
+def test_idle_sandboxes_end_and_the_longest_idle_one_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(box: Box) -> None:
+        boxes = [Box(box.sandboxes, name) for name in "abc"]
+        for number, each in enumerate(boxes[:2]):
+            await each.python(f"x = {number}")
+        await boxes[2].shell("true")
+        assert len(box.sandboxes) == 2
+        assert "NameError" in (await boxes[0].python("x")).exception, "the first sandbox was idle for longest"
+        now = time.monotonic()
+        monkeypatch.setattr("workers.tools.sandboxes.time.monotonic", lambda: now + 3601)
+        await box.sandboxes.end_idle()
+        assert len(box.sandboxes) == 0
+
+    in_box(tmp_path / "work", found_layers(max_sandboxes=2), body)
+
+
+def test_closed_folders_of_an_ordinary_user_are_removed_with_the_sandbox(tmp_path: Path) -> None:
+    async def body(box: Box) -> None:
+        await box.shell("mkdir -p shut/inner && touch shut/inner/x && chmod 000 shut/inner shut")
+
+    in_box(tmp_path / "work", found_layers(), body)
+
+
+def test_a_shell_that_is_not_there_fails_the_sandbox_and_not_the_command(tmp_path: Path) -> None:
+    async def body(box: Box) -> None:
+        with pytest.raises(Broken, match="the shell cannot be started"):
+            await box.shell("true")
+
+    in_box(tmp_path / "work", found_layers(shell_path="/nowhere/sh"), body)
+
+
+def test_the_environment_of_a_tool_has_nothing_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret-token")
+    monkeypatch.setenv("GOROOT", "/nonexistent/go")
+
+    async def body(box: Box) -> None:
+        shown = (await box.shell("env; cat /proc/self/environ /proc/1/environ")).stdout
+        assert "secret-token" not in shown
+        assert "PENSTOCK" not in shown
+        assert ("GOROOT" in shown) == (box.sandboxes._config.sandbox_profile == "developer")
+
+    for profile in ("developer", "restricted"):
+        in_box(tmp_path / "work", found_layers(sandbox_profile=profile), body)
+
+
+def test_an_interpreter_that_does_not_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(layers.MachineUnfit, match=r"agent\.code_exec_python: /bin/false does not run"):
+        layers.find(Agent(code_execution=True, code_exec_python="/bin/false"))

@@ -1,0 +1,113 @@
+"""Work directories: paths that are refused, what counts as a change, bounds of a look."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ipc.wire.tools import Produced, Wanted
+from workers.tools import files
+from workers.tools.files import Refused, WorkDir, changed
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> WorkDir:
+    return WorkDir(tmp_path / "work", shared=False)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/",
+        "/a",
+        "..",
+        "a/..",
+        "a/../b",
+        "a//b",
+        "a/",
+        ".",
+        "a\nb",
+        "a\0b",
+        "\udcff",
+        "x" * 256,
+        "a/" * 40,
+    ],
+)
+def test_a_path_that_leaves_the_directory_or_is_no_plain_name_is_refused(path: str) -> None:
+    with pytest.raises(Refused):
+        files.parts_of(path)
+
+
+def test_changes_are_new_and_different_files_with_the_wanted_ones_first(work: WorkDir) -> None:
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (work.path / name).write_text(name)
+    before = work.look()
+    (work.path / "b.txt").write_text("other")
+    (work.path / "d.txt").write_text("new")
+    assert changed(before, work.look(), [Wanted("./z.png"), Wanted("a.txt")]) == [
+        "z.png",
+        "a.txt",
+        "b.txt",
+        "d.txt",
+    ]
+
+
+def test_a_look_ends_at_its_number_of_entries(work: WorkDir) -> None:
+    for number in range(30):
+        (work.path / f"{number}.txt").touch()
+    assert (work.look(10).complete, len(work.look(10).files)) == (False, 10)
+    assert (work.look().complete, len(work.look().files)) == (True, 30)
+
+
+def test_space_counts_hidden_and_left_out_files_as_well(work: WorkDir) -> None:
+    (work.path / ".hidden").mkdir()
+    (work.path / ".hidden" / "big.bin").write_bytes(bytes(1 << 20))
+    seen = work.look()
+    assert seen.files == {}
+    assert seen.used_nbytes >= 1 << 20
+
+
+def test_files_are_produced_within_the_bytes_of_a_call(
+    work: WorkDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_TOTAL_NBYTES", 10)
+    for name in ("a", "b", "c"):
+        (work.path / name).write_bytes(b"12345")
+    produced, fds, left = work.produce(["a", "b", "c", "d"])
+    assert produced == [
+        Produced("a", 5),
+        Produced("b", 5),
+        Produced("c", 0, "too_large"),
+        Produced("d", 0, "not_produced"),
+    ]
+    assert ([os.pread(fd, 9, 0) for fd in fds], left) == ([b"12345"] * 2, 0)
+    (work.path / "a").write_bytes(b"changed")
+    assert os.pread(fds[0], 9, 0) == b"12345", "the host hands out copies"
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_folder_that_became_a_link_is_not_followed(work: WorkDir, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret.txt").write_text("secret")
+    (work.path / "folder").symlink_to(tmp_path / "outside")
+    assert work.look().files == {}
+    assert work.produce(["folder/secret.txt"])[0] == [Produced("folder/secret.txt", 0, "not_produced")]
+
+
+def test_closing_removes_the_directory_and_nothing_behind_links(work: WorkDir, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "kept.txt").write_text("kept")
+    (work.path / "link").symlink_to(tmp_path / "outside")
+    work.close()
+    assert not work.path.exists()
+    assert (tmp_path / "outside" / "kept.txt").read_text() == "kept"
+
+
+def test_a_shared_directory_stays(tmp_path: Path) -> None:
+    shared = WorkDir(tmp_path, shared=True)
+    shared.close()
+    assert tmp_path.is_dir()

@@ -1,0 +1,10 @@
+"""`python -m workers.tools`: the tool host."""
+
+from __future__ import annotations
+
+import sys
+
+from workers.tools.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""One process in a sandbox: its start, its output within bounds, its end.
+
+All methods belong to the event loop's thread: bubblewrap kills its sandbox when the thread that started it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from workers.tools.layers import Layers, environment
+
+_READ_NBYTES = 64 << 10
+_DRAIN_READS = 64
+"""Reads of what a pipe may still hold once its writer has ended; a pipe holds 1 MiB at most."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+_MOST_GENERATIONS = 1000
+
+
+class Broken(Exception):
+    """The sandbox could not run what was asked; the text is for the caller."""
+
+
+class Output:
+    """What a process writes to one pipe: the first `limit` bytes are kept, the rest is read and dropped."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.read, self.write = os.pipe()
+        os.set_blocking(self.read, False)
+        self._kept = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self.read, self._readable)
+
+    def started(self) -> None:
+        """The process has its own copy of the writing end."""
+        os.close(self.write)
+        self.write = -1
+
+    def _readable(self) -> bool:
+        """Read once; False when nothing was there."""
+        try:
+            data = os.read(self.read, _READ_NBYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.remove_reader(self.read)
+            return False
+        self._kept += data[: max(0, self.limit - len(self._kept))]
+        return True
+
+    def take(self, max_chars: int) -> str:
+        """What has arrived since the last look, cut to `max_chars` characters."""
+        for _ in range(_DRAIN_READS):
+            if not self._readable():
+                break
+        text = self._kept.decode("utf-8", "replace")[:max_chars]
+        self._kept.clear()
+        return text
+
+    def close(self) -> None:
+        """Read nothing more."""
+        self._loop.remove_reader(self.read)
+        os.close(self.read)
+        if self.write >= 0:
+            os.close(self.write)
+
+
+class Process:
+    """A started program; `ended` is done with the exit code once the process has ended."""
+
+    def __init__(
+        self, layers: Layers, directory: Path, mode: str, cpu_s: float, more: Sequence[str], keep: int
+    ) -> None:
+        """Start `mode` of the inner program in `directory`; each output keeps `keep` bytes. Raises `Broken`."""
+        self._isolated = layers.isolated
+        self.stdout, self.stderr = Output(keep), Output(keep)
+        self.channel, far = socket.socketpair()
+        self.channel.setblocking(False)
+        # The first message of the other side then tells its pid in this namespace.
+        self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        try:
+            with far:
+                self._process = subprocess.Popen(
+                    layers.command(directory, far.fileno(), mode, cpu_s, *more),
+                    stdin=subprocess.DEVNULL,
+                    stdout=self.stdout.write,
+                    stderr=self.stderr.write,
+                    pass_fds=(far.fileno(),),
+                    cwd=directory,
+                    env=environment(layers.config, layers.seen(directory)),
+                    start_new_session=True,
+                )
+            _running.add(self._process.pid)
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError as error:
+            self._close()
+            raise Broken(f"the sandbox cannot be started: {error.strerror}") from error
+        self.stdout.started()
+        self.stderr.started()
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[int] = loop.create_future()
+        loop.add_reader(self._pidfd, self._reap)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the outermost process."""
+        return self._process.pid
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        _running.discard(self._process.pid)
+        self.ended.set_result(self._process.wait())
+
+    def kill(self) -> None:
+        """Kill the process; with namespaces every other process of the sandbox ends with it."""
+        if not self.ended.done():
+            if self._isolated:
+                self._process.kill()
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def end(self) -> None:
+        """Kill the process, wait for its end, and close everything. Safe to call twice."""
+        if self._pidfd < 0:
+            return
+        self.kill()
+        await asyncio.wait([self.ended])
+        if not self._isolated:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        _kill_orphans()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+            self._close()
+
+    def _close(self) -> None:
+        self.channel.close()
+        self.stdout.close()
+        self.stderr.close()
+
+
+_running: set[int] = set()
+"""Ids of processes that this one has started and not reaped."""
+
+
+_adopts: list[bool] = []
+"""Not empty once this process adopts orphans."""
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of all orphans below; every child that it has not started itself is killed then.
+
+    With bubblewrap the first process of a killed namespace becomes an orphan. Without, a process that has left its
+    process group is found only as an orphan.
+    """
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _adopts.append(True)
+
+
+def _kill_orphans() -> None:
+    """Kill and reap adopted processes. An orphan of another sandbox without a PID namespace ends as well."""
+    if not _adopts:
+        return
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    for _ in range(_MOST_GENERATIONS):
+        orphans = [pid for pid in map(int, children.read_text().split()) if pid not in _running]
+        if not orphans:
+            return
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
