@@ -23,6 +23,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from frontend import assembly
+from frontend.agent.host import ToolHost
+from frontend.agent.parts import parts_of
 from frontend.engine.interface import NONE_LOADED
 from frontend.services import Services
 from frontend.status.history import Keeper
@@ -287,6 +289,7 @@ class Lifespan:
         services.access.meter.use_row(services.slot)
         self._metrics.tally.follow(asyncio.get_running_loop())
         self._leave = assembly.assemble(services, self._metrics, self._behind)
+        services.agent = parts_of(services.state, ToolHost(settings.paths.tools_socket()))
         await services.extensions.control.begin()
         self._grpc = await _start_grpc(services)
         watch = Watch(services, self._metrics)

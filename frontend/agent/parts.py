@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from frontend.agent.host import ProducedFile
 from frontend.generation.hosted import Offer
 from frontend.state.files import FileStore
+from frontend.state.state import State
+from ipc.errors import InvalidInput
 from ipc.wire.tools import Call, Done
 
 Message = dict[str, Any]
@@ -108,3 +110,12 @@ class Parts:
     open_skill: OpenSkills
     sessions: Sessions
     approvals: Approvals
+
+
+def parts_of(state: State, host: Host) -> Parts:
+    """The parts of a frontend. Files of messages can be read; code, a shell and skills are not offered."""
+    return Parts(Offer(takes_files=True), host, state.files, _no_skill, state.sessions, state.approvals)
+
+
+async def _no_skill(owner: str, skill_id: str, version: int | None) -> OpenSkill:
+    raise InvalidInput("skills are not offered by this server")

@@ -218,7 +218,7 @@ class Hosted:
         if self.inputs:
             self.features.add(FILES)
         runs = bool(self.features or max_rounds)
-        if max_rounds and not self.offer.features:
+        if max_rounds and not (self.offer.features or self.inputs):
             text = "this server runs no tools: use 0, and run the calls in the client, or start the server with --agent"
             raise InvalidField("max_tool_rounds", text)
         files = _requested(requested)

@@ -1,0 +1,95 @@
+"""Tools of the server from end to end: tiny models that a grammar forces to call, real stores, both SDKs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.harness.later import anthropic, openai
+from tests.harness.server import Server, serving
+from tests.tiny import chat_models
+
+MODEL = "tiny/chatml"
+NOTES = base64.b64encode(b"the secret is seven").decode()
+PART = {"type": "file", "file": {"filename": "notes.txt", "file_data": NOTES}}
+FILE_TOOLS = {"mistralrs_read_file", "mistralrs_list_files"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    root = tmp_path_factory.mktemp("agent")
+    catalog = root / "catalog"
+    catalog.mkdir()
+    chat_models.write_entry(catalog, MODEL, chat_models.save("chatml", root / "chatml"))
+    with serving(root, (MODEL,), {"server.frontends": 2}, catalog=catalog) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def _ask(client: openai.OpenAI, **more: Any) -> Any:
+    messages: Any = [{"role": "user", "content": [{"type": "text", "text": "Read."}, PART]}]
+    return client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=400, tool_choice="required", **more
+    )
+
+
+def test_a_forced_model_reads_the_files_of_a_message(client: openai.OpenAI) -> None:
+    answer = _ask(client, extra_body={"max_tool_rounds": 1})
+    more = answer.model_extra
+    assert more["session_id"] and {record["name"] for record in more["agentic_tool_calls"]} <= FILE_TOOLS
+    [first, *_] = more["agentic_tool_calls"]
+    assert first["round"] == 0 and isinstance(json.loads(first["result_content"]), dict)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_has_named_events_and_the_session_on_its_last_chunk(client: openai.OpenAI) -> None:
+    session = "a session"
+    chunks = list(_ask(client, stream=True, extra_body={"max_tool_rounds": 1, "session_id": session}))
+    named = [chunk for chunk in chunks if chunk.choices is None]
+    assert [event.model_extra["phase"] for event in named[:2]] == ["calling", "complete"]
+    assert chunks[-1].model_extra["session_id"] == session and chunks[-1].usage.total_tokens > 0
+
+
+def test_a_response_with_an_input_file(client: openai.OpenAI) -> None:
+    part = {"type": "input_file", "filename": "notes.txt", "file_data": NOTES}
+    items: Any = [{"role": "user", "content": [{"type": "input_text", "text": "Read."}, part]}]
+    response = client.responses.create(model=MODEL, input=items, max_output_tokens=8)
+    assert response.status in ("completed", "incomplete") and response.model_extra is not None
+    assert response.model_extra["session_id"]
+    more = client.responses.create(
+        model=MODEL, input="More.", previous_response_id=response.id, max_output_tokens=8
+    )
+    assert more.usage is not None and more.usage.input_tokens > 0
+
+
+def test_a_message_with_a_document(server: Server) -> None:
+    block: Any = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "seven"}}
+    plain: Any = {"type": "text", "text": "Read."}
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
+        told, bare = (
+            claude.messages.create(model=MODEL, max_tokens=8, messages=[{"role": "user", "content": content}])
+            for content in ([block, plain], [plain])
+        )
+    assert told.usage.input_tokens > bare.usage.input_tokens
+    assert told.model_extra is not None and told.model_extra["session_id"]
+
+
+def test_an_uploaded_file_is_an_input_of_every_frontend(client: openai.OpenAI) -> None:
+    file = client.files.create(file=("table.csv", b"1,2,3"), purpose="user_data")
+    part = {"type": "file", "file": {"file_id": file.id}}
+    messages: Any = [{"role": "user", "content": [part]}]
+    for _ in range(4):
+        answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4)
+        assert answer.model_extra is not None and answer.model_extra["session_id"]
+    client.files.delete(file.id)
+    with pytest.raises(openai.UnprocessableEntityError, match="no file with the id"):
+        client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4)
