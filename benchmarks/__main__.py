@@ -28,6 +28,7 @@ NAMES = (
     "grammars",
     "tensors",
     "cached",
+    "tools",
     "large_tensors",
     "transport",
     "chat",
