@@ -289,12 +289,14 @@ class Lifespan:
         services.access.meter.use_row(services.slot)
         self._metrics.tally.follow(asyncio.get_running_loop())
         self._leave = assembly.assemble(services, self._metrics, self._behind)
-        services.agent = parts_of(services.state, ToolHost(settings.paths.tools_socket()))
+        host = ToolHost(settings.paths.tools_socket())
+        services.agent = parts_of(settings.agent, services.state, host)
         await services.extensions.control.begin()
         self._grpc = await _start_grpc(services)
         watch = Watch(services, self._metrics)
         self._keeper = Keeper(settings.paths, services.directory.workers)
-        self._tasks = [asyncio.get_running_loop().create_task(run()) for run in (watch.run, self._keeper.run)]
+        lasting = [watch.run, self._keeper.run, *([host.run_link] if settings.agent.has_tools else [])]
+        self._tasks = [asyncio.get_running_loop().create_task(run()) for run in lasting]
         # PERF: modules and the application are never garbage, and nearly all objects of a request end without the
         # collector. So the collector looks at new objects only, and seldom.
         gc.freeze()

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from frontend.agent.host import ProducedFile
-from frontend.generation.hosted import Offer
+from frontend.generation.hosted import CODE, SHELL, Offer
 from frontend.state.files import FileStore
 from frontend.state.state import State
 from ipc.errors import InvalidInput
+from ipc.settings import Agent
 from ipc.wire.tools import Call, Done
 
 Message = dict[str, Any]
@@ -112,9 +113,18 @@ class Parts:
     approvals: Approvals
 
 
-def parts_of(state: State, host: Host) -> Parts:
-    """The parts of a frontend. Files of messages can be read; code, a shell and skills are not offered."""
-    return Parts(Offer(takes_files=True), host, state.files, _no_skill, state.sessions, state.approvals)
+def parts_of(agent: Agent, state: State, host: Host) -> Parts:
+    """The parts of a frontend. Files of messages can be read always; skills are not offered."""
+    features = ((CODE, agent.code_execution), (SHELL, agent.shell))
+    offer = Offer(
+        frozenset(feature for feature, is_on in features if is_on),
+        True,
+        agent.permission,
+        agent.max_tool_rounds,
+        agent.code_exec_timeout_s,
+        agent.shell_timeout_s,
+    )
+    return Parts(offer, host, state.files, _no_skill, state.sessions, state.approvals)
 
 
 async def _no_skill(owner: str, skill_id: str, version: int | None) -> OpenSkill:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.required_tool import required_tool
 from tests.harness.later import anthropic, openai
 from tests.harness.server import Server, serving
 from tests.tiny import chat_models
 
 MODEL = "tiny/chatml"
+COMMANDS = json.dumps({"commands": ["echo by a tool > made.txt", "echo done"]})
 NOTES = base64.b64encode(b"the secret is seven").decode()
 PART = {"type": "file", "file": {"filename": "notes.txt", "file_data": NOTES}}
 FILE_TOOLS = {"mistralrs_read_file", "mistralrs_list_files"}
@@ -25,7 +27,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     catalog = root / "catalog"
     catalog.mkdir()
     chat_models.write_entry(catalog, MODEL, chat_models.save("chatml", root / "chatml"))
-    with serving(root, (MODEL,), {"server.frontends": 2}, catalog=catalog) as running:
+    settings = {"server.frontends": 2, "agent.code_execution": "true", "agent.shell": "true"}
+    with serving(root, (MODEL,), settings, catalog=catalog) as running:
         yield running
 
 
@@ -93,3 +96,24 @@ def test_an_uploaded_file_is_an_input_of_every_frontend(client: openai.OpenAI) -
     client.files.delete(file.id)
     with pytest.raises(openai.UnprocessableEntityError, match="no file with the id"):
         client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4)
+
+
+def test_a_call_that_waits_for_the_server_runs_and_its_file_is_stored(client: openai.OpenAI) -> None:
+    required_tool("bwrap")
+    call = {
+        "type": "function",
+        "id": "call-1",
+        "function": {"name": "mistralrs_shell", "arguments": COMMANDS},
+    }
+    messages: Any = [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": [call]}]
+    answer = client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=4, extra_body={"enable_shell": True, "session_id": "shell"}
+    )
+    more = answer.model_extra
+    assert more is not None
+    [record] = more["agentic_tool_calls"]
+    result = json.loads(record["result_content"])
+    assert (result["status"], result["exit_code"], result["stdout"]) == ("success", 0, "done\n")
+    [file] = more["files"]
+    assert (file["name"], file["text"], record["file_ids"]) == ("made.txt", "by a tool\n", [file["id"]])
+    assert client.files.content(file["id"]).read() == b"by a tool\n"
