@@ -138,13 +138,13 @@ class RequestMiddleware:
 
         Raises `InvalidInput` for a path that is refused.
         """
-        made = scope_of_request(req, self._services.settings.limits)
-        req.context.penstock = made
-        made.http = req.scope.get(RECORD_KEY)
-        if made.http is not None:
-            made.http.request_id = made.request_id
-        logs.request_id.set(made.request_id)
-        self._services.finisher.begin(made, req.path)
+        scope = scope_of_request(req, self._services.settings.limits)
+        req.context.penstock = scope
+        scope.http = req.scope.get(RECORD_KEY)
+        if scope.http is not None:
+            scope.http.request_id = scope.request_id
+        logs.request_id.set(scope.request_id)
+        self._services.finisher.begin(scope, req.path)
         check_path(req.scope)
 
     async def process_resource(
@@ -158,9 +158,9 @@ class RequestMiddleware:
 
     async def process_request_ws(self, req: Request, ws: WebSocket) -> None:
         """Ids of a handshake; the common headers go into its answer, whatever it is. Raises `InvalidInput`."""
-        made = scope_of_request(req, self._services.settings.limits)
-        req.context.penstock, req.context.common = made, self._common(made)
-        logs.request_id.set(made.request_id)
+        scope = scope_of_request(req, self._services.settings.limits)
+        req.context.penstock, req.context.common = scope, self._common(scope)
+        logs.request_id.set(scope.request_id)
         check_path(req.scope)
 
     def _common(self, made: RequestScope) -> dict[str, str]:
@@ -170,20 +170,20 @@ class RequestMiddleware:
         self, req: Request, resp: Response, resource: object, req_succeeded: bool
     ) -> None:
         """Common headers and metrics."""
-        made: RequestScope | None = getattr(req.context, "penstock", None)
-        if made is None:
-            made = req.context.penstock = plain_scope()
-        resp.set_headers(self._common(made))
+        scope: RequestScope | None = getattr(req.context, "penstock", None)
+        if scope is None:
+            scope = req.context.penstock = plain_scope()
+        resp.set_headers(self._common(scope))
         status = resp.status_code
-        if made.http is not None:
-            made.http.status = status
-        if made.streams:
+        if scope.http is not None:
+            scope.http.status = status
+        if scope.streams:
             return
         facts = self._known.at(req.path)
-        if made.error and not made.operation:
-            made.operation, made.model = facts.operation, facts.model
+        if scope.error and not scope.operation:
+            scope.operation, scope.model = facts.operation, facts.model
         outcome = Outcome(req.method, req.path, req.uri_template or "", status)
-        self._services.finisher.finish(made, facts.protocol.name, outcome)
+        self._services.finisher.finish(scope, facts.protocol.name, outcome)
 
 
 class DeadlineMiddleware:

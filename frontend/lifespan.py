@@ -124,16 +124,16 @@ def _models(services: Services) -> list[str]:
     A profile has a line of its own where the profile's state differs from that of the model.
     """
     statuses = [each.status for each in folded(_statuses(services))]
-    told = [status for status in statuses if status.state != "available"]
+    listed = [status for status in statuses if status.state != "available"]
     lines = []
-    for status in told[:MOST_MODELS]:
+    for status in listed[:MOST_MODELS]:
         device = f" on {status.device}" if status.device else ""
         note = f" ({status.error_class}: {status.error_message})" if status.state == "failed" else ""
         lines.append(f"  model      {status.name}: {status.state}{device}{note}{_generating(status)}")
-    if rest := Counter(status.state for status in told[MOST_MODELS:]):
+    if rest := Counter(status.state for status in listed[MOST_MODELS:]):
         states = ", ".join(f"{count} {state}" for state, count in rest.items())
         lines.append(f"  models     {rest.total()} more: {states}; see /v1/models")
-    if more := len(statuses) - len(told):
+    if more := len(statuses) - len(listed):
         when = ", loaded when asked for" if services.settings.catalog.on_demand else ""
         lines.append(f"  models     {more}{' more' if lines else ''} in the catalog{when}: see /v1/models")
     return lines

@@ -156,11 +156,11 @@ current_scope: ContextVar[RequestScope | None] = ContextVar("current_scope", def
 
 def scope_of_request(req: Request, limits: Limits) -> RequestScope:
     """Make the scope of an HTTP request, the current scope of its task from now on."""
-    made = scope_of_ids(req.get_header("X-Request-ID") or "", req.get_header("traceparent") or "", limits)
+    scope = scope_of_ids(req.get_header("X-Request-ID") or "", req.get_header("traceparent") or "", limits)
     client = req.scope.get("client")
-    made.host = client[0] if client else ""
-    current_scope.set(made)
-    return made
+    scope.host = client[0] if client else ""
+    current_scope.set(scope)
+    return scope
 
 
 def scope_of_ids(given: str, traceparent: str, limits: Limits) -> RequestScope:

@@ -31,10 +31,10 @@ def parse(bind: str, setting: str) -> tuple[str, int]:
 
     Raises `ConfigError`, which names the setting.
     """
-    found = _ADDRESS.fullmatch(bind)
-    if found is None or found[2] == "*" or not 0 < int(found[3]) < 65536:
+    match = _ADDRESS.fullmatch(bind)
+    if match is None or match[2] == "*" or not 0 < int(match[3]) < 65536:
         raise ConfigError(f"{setting}: expected {FORM}, got {bind!r}")
-    return found[1] or found[2], int(found[3])
+    return match[1] or match[2], int(match[3])
 
 
 def unix_path(bind: str) -> str:

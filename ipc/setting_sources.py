@@ -34,11 +34,11 @@ def is_size(field: str) -> bool:
 
 def size(text: str) -> int | str:
     """`256MiB`, `1.5 GiB`, `64 kB` or `4096` in bytes; the text itself if the text is no size."""
-    found = _SIZE.fullmatch(text)
-    unit = (_UNITS | _DECIMAL).get(found[2].lower()) if found else None
-    if found is None or unit is None:
+    match = _SIZE.fullmatch(text)
+    unit = (_UNITS | _DECIMAL).get(match[2].lower()) if match else None
+    if match is None or unit is None:
         return text
-    nbytes = float(found[1]) * unit if "." in found[1] else int(found[1]) * unit
+    nbytes = float(match[1]) * unit if "." in match[1] else int(match[1]) * unit
     return int(nbytes) if nbytes == int(nbytes) else text
 
 

@@ -510,8 +510,8 @@ def load(
     for name, value in (flags or {}).items():
         section, _, field = name.partition(".")
         sources.put(section, field, value, FLAGS.get(name) or f"--set {name}")
-    found: Settings = sources.convert()
-    return found
+    settings: Settings = sources.convert()
+    return settings
 
 
 def _keep_alive(milliseconds: str) -> str:

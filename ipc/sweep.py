@@ -35,10 +35,10 @@ def _ownerless(paths: RunPaths, slot: int | str = "*") -> list[Path]:
 
 def _unlink(files: list[Path]) -> list[str]:
     """Remove the `files` that exist; returns their names."""
-    found = [path for path in files if path.exists() or path.is_socket()]
-    for path in found:
+    leftovers = [path for path in files if path.exists() or path.is_socket()]
+    for path in leftovers:
         path.unlink(missing_ok=True)
-    return [path.name for path in found]
+    return [path.name for path in leftovers]
 
 
 def sweep(paths: RunPaths) -> list[str]:

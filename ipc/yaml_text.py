@@ -98,10 +98,10 @@ def line_of(data: bytes, path: Sequence[str]) -> int:
         return 1
     line = 1
     for part in path:
-        found = _field(node, part)
-        if found is None:
+        place = _field(node, part)
+        if place is None:
             break
-        line, node = found[0].start_mark.line + 1, found[1]
+        line, node = place[0].start_mark.line + 1, place[1]
     return line
 
 

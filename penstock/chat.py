@@ -275,11 +275,11 @@ def _pieces(response: http.client.HTTPResponse, usage: dict[str, Any]) -> Iterat
             chunk = json.loads(value)
             failed = chunk.get("error")
             deltas = [] if failed else [choice["delta"] for choice in chunk["choices"]]
-            found = [(kind, str(delta[kind])) for delta in deltas for kind in _KINDS if delta.get(kind)]
+            pieces = [(kind, str(delta[kind])) for delta in deltas for kind in _KINDS if delta.get(kind)]
             usage |= chunk.get("usage") or {}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise NoAnswer("the stream cannot be read: this is no server of chat completions") from None
         if failed:
             raise NoAnswer(target.message_of(value) or "the answer failed, and the server did not say why")
-        yield from found
+        yield from pieces
     raise NoAnswer("the stream ended before the answer did")

@@ -59,11 +59,11 @@ def run(config: Settings, *, as_json: bool = False) -> int:
 
 def read(config: Settings) -> Catalog:
     """The catalog of `config`. Raises `ConfigError`, but not for mistakes in single model files (`mistakes`)."""
-    found = open_catalog(config.catalog, config.repository)
-    check_lists(found, config.catalog.preload, config.catalog.pinned)
-    check_models(config.repository.models, found.versions)
+    catalog = open_catalog(config.catalog, config.repository)
+    check_lists(catalog, config.catalog.preload, config.catalog.pinned)
+    check_models(config.repository.models, catalog.versions)
     check_lora_dirs(config.catalog.lora_dirs)
-    return found
+    return catalog
 
 
 def mistakes(catalog: Catalog) -> list[str]:
@@ -71,11 +71,11 @@ def mistakes(catalog: Catalog) -> list[str]:
 
     The module of an adapter that is a dotted path is not imported, as the import may need the model libraries.
     """
-    found = [file.message for file in catalog.reading.bad]
+    messages = [file.message for file in catalog.reading.bad]
     for entry in catalog.sources:
         if not entry.error and "@" not in entry.id:
-            found += [catalog.reading.mistake(entry.id, text).message for text in _of_entry(entry)]
-    return found
+            messages += [catalog.reading.mistake(entry.id, text).message for text in _of_entry(entry)]
+    return messages
 
 
 def _of_entry(entry: ModelEntry) -> Iterator[str]:

@@ -40,13 +40,13 @@ def _versions(config: Settings) -> Iterator[Finding]:
         True,
         f"penstock {VERSION}, python {platform.python_version()}, {platform.system()} {platform.release()}",
     )
-    found = []
+    versions = []
     for name in PACKAGES:
         try:
-            found.append(f"{name} {version(name)}")
+            versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            found.append(f"{name} -")
-    yield True, ", ".join(found)
+            versions.append(f"{name} -")
+    yield True, ", ".join(versions)
 
 
 def _devices(config: Settings) -> Iterator[Finding]:

@@ -139,8 +139,8 @@ def _attempt(entry: ModelEntry, fetch: Callable[[], Path]) -> Path:
     try:
         return fetch()
     except Exception as error:
-        found = failure.classify(error)
-        raise NotPulled(f"{entry.id}: {found.error_class}: {found.message}") from error
+        classified = failure.classify(error)
+        raise NotPulled(f"{entry.id}: {classified.error_class}: {classified.message}") from error
 
 
 def _copy(entry: ModelEntry, to: Path) -> Pulled:

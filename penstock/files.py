@@ -114,14 +114,14 @@ def weights_nbytes(entry: ModelEntry, config: Settings) -> int | None:
 
     Weights have four bytes on CPU and two on a GPU, unless the entry or the settings choose the precision.
     """
-    found = _PARAMETERS.search(entry.description)
-    if found is None:
+    match = _PARAMETERS.search(entry.description)
+    if match is None:
         return None
     precision = entry.precision or config.worker.precision
     if precision == "auto":
         on_gpu = config.worker.device == "cuda" or (config.worker.device == "auto" and count_gpus() > 0)
         precision = "bfloat16" if on_gpu else "float32"
-    return int(float(found[1]) * _SCALES[found[2]]) * (4 if precision == "float32" else 2)
+    return int(float(match[1]) * _SCALES[match[2]]) * (4 if precision == "float32" else 2)
 
 
 def print_list(config: Settings, options: argparse.Namespace) -> int:

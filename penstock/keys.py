@@ -211,14 +211,14 @@ def without_entry(text: str, number: int) -> str | None:
 
 def _replace(path: Path, text: str, expected: list[api_keys.KeyEntry]) -> None:
     """Put `text` in the place of a file in one step, with owner and mode of the file, if `text` holds `expected`."""
-    found, target = path.stat(), path.resolve()
+    status, target = path.stat(), path.resolve()
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "w") as file:
-            if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
-                os.fchown(descriptor, found.st_uid, found.st_gid)
-            os.fchmod(descriptor, found.st_mode & 0o777)
+            if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(descriptor, status.st_uid, status.st_gid)
+            os.fchmod(descriptor, status.st_mode & 0o777)
             file.write(text)
             file.flush()
             os.fsync(descriptor)

@@ -144,8 +144,8 @@ def look(paths: RunPaths, configured: int, timeout_s: float) -> View:
 def programs(paths: RunPaths, configured: int, model: str, timeout_s: float) -> list[ModelStatus]:
     """The loaded versions of a model of named tensors, by version; none where no server can be asked."""
     known = [status for status in _models(paths, configured, timeout_s) if status.config is not None]
-    found = {status.name: status for status in known if model in (status.name, split_id(status.name)[0])}
-    return [found[name] for name in sorted(found, key=split_id)]
+    statuses = {status.name: status for status in known if model in (status.name, split_id(status.name)[0])}
+    return [statuses[name] for name in sorted(statuses, key=split_id)]
 
 
 def loaded(paths: RunPaths, configured: int, model: str, timeout_s: float) -> ModelStatus | None:
@@ -186,24 +186,24 @@ def _holder(paths: RunPaths, name: str) -> Process | None:
 
 
 def _slots(living: dict[str, Process], kind: str) -> dict[int, Process]:
-    found = ((_SLOT.fullmatch(name), process) for name, process in living.items())
-    return {int(match[2]): process for match, process in found if match and match[1] == kind}
+    matches = ((_SLOT.fullmatch(name), process) for name, process in living.items())
+    return {int(match[2]): process for match, process in matches if match and match[1] == kind}
 
 
 def _expected(names: list[str], configured: int, *, supervised: bool) -> set[int]:
     """Slots that should have a worker. A supervisor has a notify socket for each of its slots."""
     if not supervised:
         return set(range(configured))
-    found = (re.fullmatch(r"notify-(\d+)\.sock", name) for name in names)
-    return {int(match[1]) for match in found if match}
+    matches = (re.fullmatch(r"notify-(\d+)\.sock", name) for name in names)
+    return {int(match[1]) for match in matches if match}
 
 
 def _restarts(paths: RunPaths) -> dict[str, int]:
-    found: dict[str, int] = {}
+    restarts: dict[str, int] = {}
     for series, value in MetricFiles(paths).series("penstock_worker_restarts_total").items():
         worker = dict(series.labels).get("worker", "")
-        found[worker] = found.get(worker, 0) + int(value)
-    return found
+        restarts[worker] = restarts.get(worker, 0) + int(value)
+    return restarts
 
 
 @contextmanager
@@ -227,18 +227,18 @@ def _asked(paths: RunPaths, slots: list[int]) -> Iterator[dict[zmq.Socket[bytes]
 
 def _ask(paths: RunPaths, slots: list[int], timeout_s: float) -> dict[int, Looked]:
     """The answers that arrive in time, by slot."""
-    found: dict[int, Looked] = {}
+    answers: dict[int, Looked] = {}
     until = time.monotonic() + timeout_s
     with _asked(paths, slots) as sockets:
         poller = zmq.Poller()
         for socket in sockets:
             poller.register(socket, zmq.POLLIN)
-        while len(found) < len(slots) and (left_s := until - time.monotonic()) > 0:
+        while len(answers) < len(slots) and (left_s := until - time.monotonic()) > 0:
             for socket, _ in poller.poll(int(left_s * 1000) + 1):
                 answer = _read(socket.recv_multipart())
                 if answer is not None:
-                    found[sockets[socket]] = answer
-    return found
+                    answers[sockets[socket]] = answer
+    return answers
 
 
 def _read(frames: list[bytes]) -> Looked | None:

@@ -187,8 +187,8 @@ def _models(workers: list[Worker]) -> Iterator[str]:
 
     A profile has a row of its own where the profile's state differs from that of the model.
     """
-    told = [(worker, model) for worker in workers for model in folded(worker.models)]
-    held = [(worker, model) for worker, model in told if model.status.state != "available"]
+    served = [(worker, model) for worker in workers for model in folded(worker.models)]
+    held = [(worker, model) for worker, model in served if model.status.state != "available"]
     names = {status.name for worker in workers for status in worker.models}
     rows = [_model(worker, model) for worker, model in sorted(held, key=lambda pair: pair[1].status.name)]
     if rows:

@@ -197,9 +197,9 @@ def failure(error: Exception) -> str:
 def message_of(body: bytes) -> str:
     """The message of an error in one line, in the forms of SIE, OpenAI and KServe; "" for a body of another form."""
     try:
-        told = msgspec.json.decode(body)
-        told = told.get("detail") or told.get("error") or told
-        text = told["message"] if isinstance(told, dict) else told
+        answer = msgspec.json.decode(body)
+        answer = answer.get("detail") or answer.get("error") or answer
+        text = answer["message"] if isinstance(answer, dict) else answer
     except (msgspec.DecodeError, ValueError, AttributeError, KeyError, RecursionError):
         return ""
     return terminal.one_line(text) if isinstance(text, str) else ""

@@ -113,9 +113,9 @@ class Payload:
         if opened.mapped and tensor.datatype != BYTES:
             return opened.view()
         # PERF: room that is not cleared first.
-        found = np.empty(opened.nbytes, np.uint8).data
-        opened.read(found)
-        return found
+        copy = np.empty(opened.nbytes, np.uint8).data
+        opened.read(copy)
+        return copy
 
     def targets(self, outputs: Sequence[TensorOutput]) -> dict[str, OpenRegion]:
         """The regions that outputs are written to, by the outputs' names."""
@@ -405,21 +405,21 @@ class ClientMemory:
     def _object(self, region: Region) -> _Object:
         name = object_name(region.key, self._settings.key_prefix)
         # PERF: the tensors of one request, and requests at the same time, share a descriptor.
-        found = self._open.get(name)
-        if found is None or found.identity != _identity(self._objects / name):
+        source = self._open.get(name)
+        if source is None or source.identity != _identity(self._objects / name):
             fd = open_object(self._objects, name, name)
-            found = self._open[name] = _Object(fd, os.fstat(fd))
-        check_size(found.fd, region.offset, region.nbytes, name)
-        return found
+            source = self._open[name] = _Object(fd, os.fstat(fd))
+        check_size(source.fd, region.offset, region.nbytes, name)
+        return source
 
     def _cuda_source(self, region: Region) -> CudaMemory:
         if self._device.type != "cuda":
             raise Unsupported("CUDA shared memory is not offered: this worker runs on the CPU")
-        found = self._cuda.get(region.key)
-        if found is None:
-            found = self._cuda[region.key] = CudaMemory(bytes.fromhex(region.key), self._device)
-        found.check(region.offset, region.nbytes)
-        return found
+        memory = self._cuda.get(region.key)
+        if memory is None:
+            memory = self._cuda[region.key] = CudaMemory(bytes.fromhex(region.key), self._device)
+        memory.check(region.offset, region.nbytes)
+        return memory
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

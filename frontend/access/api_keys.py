@@ -69,8 +69,8 @@ def fresh() -> str:
 
 def id_of(key: str) -> str | None:
     """The public id of a key, or None for a text without the form of a key."""
-    found = KEY_PATTERN.fullmatch(key)
-    return found[1] if found else None
+    match = KEY_PATTERN.fullmatch(key)
+    return match[1] if match else None
 
 
 def digest(key: str) -> str:

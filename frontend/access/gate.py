@@ -224,12 +224,12 @@ def is_loopback(text: str) -> bool:
 
 def presented_key(scope: dict[str, Any]) -> str:
     """The key in the head, "" without a key. Raises `Unauthenticated` for two keys, or an impossible key."""
-    found = set(_sent_keys(scope["headers"], scope["type"] == "websocket"))
-    if not found:
+    sent = set(_sent_keys(scope["headers"], scope["type"] == "websocket"))
+    if not sent:
         return ""
-    if len(found) > 1:
+    if len(sent) > 1:
         raise Unauthenticated("more than one key was sent", presented=True)
-    value = found.pop()
+    value = sent.pop()
     if len(value) > MAX_NBYTES or not value.isascii():
         raise Unauthenticated("the key that was sent is not valid", presented=True)
     return value.decode("ascii")
@@ -389,12 +389,12 @@ class Gate:
     def _find(self, key: str) -> tuple[int, api_keys.KeyEntry]:
         if not key:
             raise Unauthenticated("an API key is needed: send the header 'Authorization: Bearer KEY'")
-        found = self._by_id.get(api_keys.id_of(key) or "")
+        numbered = self._by_id.get(api_keys.id_of(key) or "")
         # NOTE: an unknown id is compared as well, so that the time does not tell which ids exist.
-        known = found[1].digest if found else _NOBODY_DIGEST
-        if not hmac.compare_digest(api_keys.digest(key), known) or found is None:
+        known = numbered[1].digest if numbered else _NOBODY_DIGEST
+        if not hmac.compare_digest(api_keys.digest(key), known) or numbered is None:
             raise Unauthenticated("the key that was sent is not valid", presented=True)
-        return found
+        return numbered
 
     def _limit(self, number: int, entry: api_keys.KeyEntry, need: str, spend: bool) -> AccessRefused | None:
         if need not in entry.scopes:

@@ -55,24 +55,26 @@ class Restrictions:
 
     def require_secret(self, api: Api, header: Callable[[str], str | None]) -> None:
         """Raise `Forbidden` if the group has a secret and `header` does not give it."""
-        found = self._by_api.get(api)
-        if found is None:
+        restriction = self._by_api.get(api)
+        if restriction is None:
             return
-        given = header(found.header) or ""
-        if not hmac.compare_digest(given.encode("utf-8", "replace"), found.value.encode()):
-            raise Forbidden(f"this endpoint is restricted: '{api}' needs the header {found.header}")
+        given = header(restriction.header) or ""
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), restriction.value.encode()):
+            raise Forbidden(f"this endpoint is restricted: '{api}' needs the header {restriction.header}")
 
 
 def _read(path: Path) -> tuple[Restriction, ...]:
     try:
-        found = msgspec.yaml.decode(api_keys.read_private_file(path, SETTING), type=tuple[Restriction, ...])
+        restrictions = msgspec.yaml.decode(
+            api_keys.read_private_file(path, SETTING), type=tuple[Restriction, ...]
+        )
     except msgspec.ValidationError as error:
         raise ConfigError(f"{SETTING} {path}: {error}") from None
     except (msgspec.DecodeError, ValueError, RecursionError):
         # NOTE: the message of the parser would show the secrets of the line.
         raise ConfigError(f"{SETTING} {path}: neither YAML nor JSON") from None
-    apis = [api for one in found for api in one.apis]
+    apis = [api for one in restrictions for api in one.apis]
     twice = next((api for api in apis if apis.count(api) > 1), None)
     if twice is not None:
         raise ConfigError(f"{SETTING} {path}: '{twice}' is restricted twice")
-    return found
+    return restrictions

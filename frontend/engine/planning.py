@@ -55,12 +55,12 @@ def default_model(catalog: Catalog, settings: Settings, outputs: Sequence[str], 
     named = [name for name in settings.server.default_models if _gives(catalog, name, outputs, family)]
     if named or len(known) == 1:
         return (named or known)[0]
-    wanted = f"{' or '.join(outputs)}{f' of {family}' if family else ''}"
+    kind = f"{' or '.join(outputs)}{f' of {family}' if family else ''}"
     if not known:
-        raise ModelNotFound(f"the request names no model, and no served model gives {wanted}")
+        raise ModelNotFound(f"the request names no model, and no served model gives {kind}")
     more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
     raise ModelNotFound(
-        f"the request names no model, and several give {wanted}: {', '.join(known[:_SHOWN])}{more}; "
+        f"the request names no model, and several give {kind}: {', '.join(known[:_SHOWN])}{more}; "
         "server.default_models chooses one"
     )
 

@@ -30,9 +30,9 @@ def reserve(grpc: Grpc) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        kept = socket.socket(family, kind, protocol)
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        kept.bind(address)
+        reserved = socket.socket(family, kind, protocol)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(address)
     except OSError as error:
         raise ConfigError(f"{_SETTING}: {grpc.bind} cannot be had: {error.strerror or error}") from None
-    return kept
+    return reserved

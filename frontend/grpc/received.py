@@ -148,17 +148,17 @@ class Outline:
         known = {} if known is None else known
         if described.full_name in known:
             return known[described.full_name]
-        made = known[described.full_name] = cls()
+        outline = known[described.full_name] = cls()
         for one in described.fields:
             tag = one.number << 3 | _BYTES
             if one.type == FieldDescriptor.TYPE_MESSAGE:
-                made.messages[tag] = cls.of(one.message_type, known)
+                outline.messages[tag] = cls.of(one.message_type, known)
             elif one.is_repeated and one.type not in (
                 FieldDescriptor.TYPE_STRING,
                 FieldDescriptor.TYPE_BYTES,
             ):
-                made.packed.add(tag)
-        return made
+                outline.packed.add(tag)
+        return outline
 
     def refuse_too_many_fields(self, data: bytes) -> None:
         """Raise `InvalidInput` for more than `MAX_FIELDS` fields, `ValueError` for other bytes."""

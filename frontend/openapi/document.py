@@ -200,7 +200,7 @@ def _schemas(table: list[Route]) -> dict[str, Any]:
 
 
 def _operation(route: Route) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
         "tags": [route.tag],
@@ -223,14 +223,14 @@ def _operation(route: Route) -> dict[str, Any]:
         for one in route.parameters
     ]
     if parameters:
-        made["parameters"] = parameters
+        operation["parameters"] = parameters
     if route.body is not None:
         content: dict[str, Any] = {media: {"schema": _struct(route.body)} for media in route.accepts}
         if route.example is not None:
             content[route.accepts[0]]["example"] = route.example
-        made["requestBody"] = {"required": route.body_required, "content": content}
-    made["responses"] = _responses(route)
-    return made
+        operation["requestBody"] = {"required": route.body_required, "content": content}
+    operation["responses"] = _responses(route)
+    return operation
 
 
 def _parameter_schema(choices: Sequence[str] | None) -> dict[str, Any]:
@@ -242,16 +242,16 @@ def _parameter_schema(choices: Sequence[str] | None) -> dict[str, Any]:
 
 def _responses(route: Route) -> dict[str, Any]:
     timed = (*TIME_HEADERS, *SOMETIMES) if route.timed else ()
-    made = {"200": _response(route.answer_text, route.answer, route.media, timed, route.many)}
+    responses = {"200": _response(route.answer_text, route.answer, route.media, timed, route.many)}
     if route.streams:
-        made["200"]["content"][EVENTS] = {"schema": _any_of(EVENTS)}
+        responses["200"]["content"][EVENTS] = {"schema": _any_of(EVENTS)}
     for status, text in route.also.items():
-        made[str(status)] = _response(text, route.answer, route.media, ())
+        responses[str(status)] = _response(text, route.answer, route.media, ())
     for status, struct in route.errors.items():
         text = f"{HTTPStatus(status).phrase}."
         media = route.error_media if struct is None else (JSON,)
-        made[str(status)] = _response(text, struct, media, _error_headers(route, status, struct))
-    return dict(sorted(made.items()))
+        responses[str(status)] = _response(text, struct, media, _error_headers(route, status, struct))
+    return dict(sorted(responses.items()))
 
 
 def _error_headers(route: Route, status: int, struct: Any) -> tuple[str, ...]:
@@ -294,8 +294,8 @@ def _struct(struct: Any) -> dict[str, Any]:
     """A struct by reference, another type by its schema, and a tuple as any of its types."""
     if isinstance(struct, tuple):
         return {"anyOf": [_struct(one) for one in struct]}
-    [found], _ = msgspec.json.schema_components([struct], ref_template=_TEMPLATE)
-    return found
+    [schema], _ = msgspec.json.schema_components([struct], ref_template=_TEMPLATE)
+    return schema
 
 
 def _files() -> dict[str, Path]:

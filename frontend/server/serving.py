@@ -362,14 +362,14 @@ def parent_holds(listener: socket.socket) -> bool:
 
     True where that cannot be seen.
     """
-    wanted = f"socket:[{os.fstat(listener.fileno()).st_ino}]"
+    link = f"socket:[{os.fstat(listener.fileno()).st_ino}]"
     try:
         descriptors = list(Path(f"/proc/{os.getppid()}/fd").iterdir())
     except OSError:
         return True
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
-            if str(descriptor.readlink()) == wanted:
+            if str(descriptor.readlink()) == link:
                 return True
     return False
 

@@ -132,11 +132,11 @@ def restart_fields(totals: Totals) -> dict[str, float]:
 
 
 def _by_label(totals: Totals, family: str, label: str) -> dict[str, float]:
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for labels, value in totals.others.get(family, {}).items():
         key = dict(labels).get(label, "")
-        found[key] = found.get(key, 0.0) + value
-    return found
+        sums[key] = sums.get(key, 0.0) + value
+    return sums
 
 
 DEFAULT_THRESHOLD_PCT = 85.0
@@ -251,8 +251,8 @@ def _batch_fields(batch: BatchRecord) -> list[Any]:
 def model_fields(catalog: Catalog, workers: Sequence[WorkerView], seen: Traffic) -> list[dict[str, Any]]:
     """Every model, by memory in descending order, then as in the catalog."""
     now_ns = time.monotonic_ns()
-    found = [_model(entry, workers, seen, now_ns) for entry in catalog.entries]
-    return sorted(found, key=lambda fields: -fields["memory_bytes"])
+    models = [_model(entry, workers, seen, now_ns) for entry in catalog.entries]
+    return sorted(models, key=lambda fields: -fields["memory_bytes"])
 
 
 def _model(entry: ModelEntry, workers: Sequence[WorkerView], seen: Traffic, now_ns: int) -> dict[str, Any]:

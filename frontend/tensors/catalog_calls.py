@@ -203,16 +203,16 @@ def _encode(asked: _Asked) -> CatalogPlan:
             f"output 'multivector' of model '{asked.model.name}' has rows of its own for each item: send one item a "
             f"request (got {len(items)}), or name the outputs you want without it"
         )
-    found = asked.resolved(len(items))
-    dtype = typed(found.options, "output_dtype", str, "str", BEFORE) or "float32"
+    resolved = asked.resolved(len(items))
+    dtype = typed(resolved.options, "output_dtype", str, "str", BEFORE) or "float32"
     if dtype not in DATATYPES:
         raise InvalidInput(f"{BEFORE}output_dtype: {dtype[:64]!a} is not one of {', '.join(DATATYPES)}")
-    dimensions = typed(found.options, "dimensions", int, "int", BEFORE)
+    dimensions = typed(resolved.options, "dimensions", int, "int", BEFORE)
     dense = asked.model.outputs.get("dense")
     width = dense.dims[0] if dense is not None else 0
     check_dimensions(dimensions, asked.model.entry, width, f"{BEFORE}dimensions")
     return CatalogPlan(
-        found.encode(items, asked.outputs, None, asked.names), asked.outputs, dtype, dimensions
+        resolved.encode(items, asked.outputs, None, asked.names), asked.outputs, dtype, dimensions
     )
 
 
@@ -237,8 +237,8 @@ def _extract(asked: _Asked) -> CatalogPlan:
         raise InvalidInput(f"{field}: expected texts only")
     if metadata is not None:
         items = [msgspec.structs.replace(item, metadata=metadata) for item in items]
-    found = asked.resolved(len(items))
-    call = found.extract(items, check_labels(labels, asked.limits, field), schema, asked.names)
+    resolved = asked.resolved(len(items))
+    call = resolved.extract(items, check_labels(labels, asked.limits, field), schema, asked.names)
     return CatalogPlan(call, asked.outputs)
 
 
@@ -267,12 +267,12 @@ def _structured(name: str, value: Parameter, kind: type, text: str) -> Any:
     if isinstance(value, str) and name == "labels" and not value.lstrip().startswith("["):
         return [label.strip() for label in value.split(",")]
     try:
-        found = msgspec.json.decode(value) if isinstance(value, str) else None
+        decoded = msgspec.json.decode(value) if isinstance(value, str) else None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidInput(f"parameters.{name}: no JSON text: {error}") from error
-    if not isinstance(found, kind):
+    if not isinstance(decoded, kind):
         raise InvalidInput(f"parameters.{name}: expected the JSON text of an {text}")
-    return found
+    return decoded
 
 
 class CatalogCalls:
@@ -313,13 +313,13 @@ _Tensors = dict[str, np.ndarray]
 def _dense(plan: CatalogPlan, answer: Answer, tensors: _Tensors) -> OutputTensor:
     values = tensors["dense"]
     cut = values if plan.dimensions is None else shorten(values, plan.dimensions)
-    made = quantize(cut, plan.output_dtype).values
-    return _fixed("dense", DATATYPES[plan.output_dtype], made, list(made.shape))
+    quantized = quantize(cut, plan.output_dtype).values
+    return _fixed("dense", DATATYPES[plan.output_dtype], quantized, list(quantized.shape))
 
 
 def _multivector(plan: CatalogPlan, answer: Answer, tensors: _Tensors) -> OutputTensor:
-    made = quantize(tensors["multivector"], plan.output_dtype).values
-    return _fixed("multivector", DATATYPES[plan.output_dtype], made, [1, *made.shape])
+    quantized = quantize(tensors["multivector"], plan.output_dtype).values
+    return _fixed("multivector", DATATYPES[plan.output_dtype], quantized, [1, *quantized.shape])
 
 
 def _score_output(plan: CatalogPlan, answer: Answer, tensors: _Tensors) -> OutputTensor:
@@ -402,12 +402,12 @@ def packed_nbytes(request: TensorRequest) -> int:
 
 def unpacked(elements: Sequence[memoryview], where: str) -> list[bytes]:
     """The bytes that each element states in base64. Raises `InvalidInput` that names the element."""
-    found = []
+    texts = []
     for index, element in enumerate(elements):
         try:
-            found.append(base64.b64decode(element, validate=True))
+            texts.append(base64.b64decode(element, validate=True))
         except ValueError as error:
             raise InvalidInput(
                 f"{where} element {index}: no {BASE64}, which {CONTENT_TYPE} states"
             ) from error
-    return found
+    return texts

@@ -33,7 +33,7 @@ def datatype_of(schema: ModuleType, name: str) -> Any:
 
 def configuration(name: str, config: ModelConfig) -> dict[str, Any]:
     """The configuration as JSON, under the name that the client used. Fields that do not apply are left out."""
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": name,
         "platform": config.platform,
         "backend": config.backend,
@@ -43,27 +43,27 @@ def configuration(name: str, config: ModelConfig) -> dict[str, Any]:
         "output": [_output(tensor) for tensor in config.outputs],
     }
     if config.instance_groups:
-        made["instance_group"] = [
+        fields["instance_group"] = [
             {"name": group.name, "kind": group.kind, "count": group.count, "gpus": list(group.gpus)}
             for group in config.instance_groups
         ]
     if config.default_model_filename:
-        made["default_model_filename"] = config.default_model_filename
+        fields["default_model_filename"] = config.default_model_filename
     if config.sequence_batching is not None:
-        made["sequence_batching"] = _sequence_batching(config.sequence_batching)
+        fields["sequence_batching"] = _sequence_batching(config.sequence_batching)
     elif config.dynamic_batching is not None:
-        made["dynamic_batching"] = {
+        fields["dynamic_batching"] = {
             "preferred_batch_size": list(config.dynamic_batching.preferred_batch_sizes),
             "max_queue_delay_microseconds": config.dynamic_batching.max_queue_delay_us,
             "preserve_ordering": config.dynamic_batching.preserve_ordering,
         }
     if config.decoupled:
-        made["model_transaction_policy"] = {"decoupled": True}
+        fields["model_transaction_policy"] = {"decoupled": True}
     if config.metric_tags:
-        made["metric_tags"] = dict(config.metric_tags)
+        fields["metric_tags"] = dict(config.metric_tags)
     if config.parameters:
-        made["parameters"] = {name: {"string_value": value} for name, value in config.parameters.items()}
-    return made
+        fields["parameters"] = {name: {"string_value": value} for name, value in config.parameters.items()}
+    return fields
 
 
 def _version_policy(policy: VersionPolicy) -> dict[str, Any]:

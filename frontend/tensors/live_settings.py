@@ -264,10 +264,10 @@ class TraceSettings:
     def _shown(self, state: TraceState, model: str) -> dict[str, TraceValue]:
         chosen = self._of(state, model)
         rate = chosen.trace_rate or (round(1 / self._ratio) if self._ratio else MAX_RATE)
-        found: dict[str, TraceValue] = {
+        shown: dict[str, TraceValue] = {
             **FIXED,
             "trace_level": [chosen.trace_level or self._level],
             "trace_rate": str(rate),
             "log_frequency": str(chosen.log_frequency or 0),
         }
-        return {name: found[name] for name in NAMES}
+        return {name: shown[name] for name in NAMES}

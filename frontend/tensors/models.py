@@ -268,10 +268,10 @@ class TensorModels:
     def known(self, name: str) -> tuple[str, tuple[int, ...]] | None:
         """Full name and versions of a model, None when there is none."""
         self._refresh()
-        found = self._names.get(name)
-        if found is None:
+        versions = self._names.get(name)
+        if versions is None:
             return None
-        return model_of(found[0][1]), tuple(version for version, _ in found)
+        return model_of(versions[0][1]), tuple(version for version, _ in versions)
 
     def names(self) -> list[str]:
         """Names of all models, sorted; short names are left out."""

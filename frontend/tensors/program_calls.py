@@ -277,11 +277,11 @@ def nbytes_of(tensor: InputTensor) -> int:
 
 def beside(block: Block, inputs: Sequence[InputTensor]) -> tuple[list[int], int, int]:
     """Start of each input if new inputs go behind those in the block; the end of the block's inputs, and of all."""
-    found = [None if tensor.data is None else _place_in(block, tensor.data) for tensor in inputs]
-    ends = [at + len(tensor.data or b"") for tensor, at in zip(inputs, found, strict=True) if at is not None]
+    places = [None if tensor.data is None else _place_in(block, tensor.data) for tensor in inputs]
+    ends = [at + len(tensor.data or b"") for tensor, at in zip(inputs, places, strict=True) if at is not None]
     received = end = max(ends, default=0)
     starts = []
-    for tensor, at in zip(inputs, found, strict=True):
+    for tensor, at in zip(inputs, places, strict=True):
         if at is None or tensor.recipe is not None:
             at = _aligned(end) if nbytes_of(tensor) else 0
             end = max(end, at + nbytes_of(tensor))

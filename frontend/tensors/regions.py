@@ -102,12 +102,12 @@ class ClientRegions:
         self._check_offered(kind)
         if not name:
             return [entry for entry in self._table.entries() if kind in (None, entry.kind)]
-        found = [entry for entry in self.status(None) if entry.name == name]
-        if not found:
+        entries = [entry for entry in self.status(None) if entry.name == name]
+        if not entries:
             raise RegionNotFound(f"Unable to find shared memory region: '{name[:200]}'")
-        if kind not in (None, found[0].kind):
+        if kind not in (None, entries[0].kind):
             raise RegionNotFound(f"Unable to find {kind} shared memory region: '{name[:200]}'")
-        return found
+        return entries
 
     def holding(self, names: Iterable[str]) -> AbstractContextManager[None]:
         """Keep the regions of a request listed inside the context. Raises `RegionNotFound`, `Unsupported`."""

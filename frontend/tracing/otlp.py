@@ -83,11 +83,11 @@ def spans_of(ended: Ended) -> list[Span]:
         server=True,
         failed=ended.status >= 500,
     )
-    found = [root, *_worker_spans(ended)]
+    spans = [root, *_worker_spans(ended)]
     if ended.encode_ms > 0:
         began_ns = max(span.began_ns, ended.ended_ns - round(ended.encode_ms * 1e6))
-        found.append(_child(ended, "encode", began_ns - span.began_ns, ended.ended_ns - span.began_ns))
-    return found
+        spans.append(_child(ended, "encode", began_ns - span.began_ns, ended.ended_ns - span.began_ns))
+    return spans
 
 
 def _http_attributes(ended: Ended) -> Attributes:
@@ -133,12 +133,12 @@ def _worker_spans(ended: Ended) -> Iterator[Span]:
 
 
 def _batch_spans(ended: Ended, batch: BatchTimes, at: Attributes) -> Iterator[Span]:
-    told: Attributes = {
+    attributes: Attributes = {
         "penstock.batch.items": batch.items,
         "penstock.batch.tokens": batch.tokens,
         "penstock.batch.requests": batch.requests,
     }
-    whole = _child(ended, "batch", batch.began_ns, batch.copied_ns, attributes=at | told)
+    whole = _child(ended, "batch", batch.began_ns, batch.copied_ns, attributes=at | attributes)
     yield whole._replace(links=tuple(batch.members))
     yield _child(ended, "device", batch.began_ns, batch.computed_ns, whole.span_id, at)
     yield _child(ended, "copy", batch.computed_ns, batch.copied_ns, whole.span_id, at)
@@ -228,10 +228,10 @@ def check(config: Tracing) -> None:
     url_of(config.endpoint)
     read_headers(config.headers_file)
     try:
-        found = importlib.util.find_spec(f"{_EXPORTER}.trace_exporter")
+        exporter = importlib.util.find_spec(f"{_EXPORTER}.trace_exporter")
     except ModuleNotFoundError:
-        found = None
-    if found is None:
+        exporter = None
+    if exporter is None:
         raise ConfigError(f"tracing.endpoint needs {extras.needed('tracing')}")
 
 
@@ -263,10 +263,10 @@ def read_headers(file: str) -> dict[str, str]:
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
-        found = _HEADER.match(line)
-        if found is None:
+        match = _HEADER.match(line)
+        if match is None:
             raise ConfigError(f"tracing.headers_file: {file} line {number}: expected `Name: value` in ASCII")
-        headers[found[1]] = found[2]
+        headers[match[1]] = match[2]
     return headers
 
 

@@ -271,11 +271,11 @@ class Catalog(Mapping[str, ModelEntry]):
             return self
         good = {e.id: e for e in before if not e.error and "@" not in e.id}
         bad = {file.entry.id for file in bad_files if file.entry is not None}
-        kept = [good.get(entry.id, entry) if entry.id in bad else entry for entry in self.sources]
+        sources = [good.get(entry.id, entry) if entry.id in bad else entry for entry in self.sources]
         if any(file.entry is None for file in bad_files):
             there = {entry.id for entry in self.sources}
-            kept += [entry for name, entry in good.items() if name not in there]
-        return Catalog(kept, self.files, self.reading, self.read_ns, self.names)
+            sources += [entry for name, entry in good.items() if name not in there]
+        return Catalog(sources, self.files, self.reading, self.read_ns, self.names)
 
     def __getitem__(self, name: str) -> ModelEntry:
         return self._named[name]
@@ -374,9 +374,9 @@ def _variants(entry: ModelEntry) -> Iterable[ModelEntry]:
 
 def bad_file(path: Path, text: str, entry: ModelEntry | None) -> BadFile:
     """The mistake `text` with the line of its field."""
-    told = re.findall(r"\bline (\d+)", text)
+    stated = re.findall(r"\bline (\d+)", text)
     try:
-        line = int(told[-1]) if told else yaml_text.line_of(path.read_bytes(), _place_of(text))
+        line = int(stated[-1]) if stated else yaml_text.line_of(path.read_bytes(), _place_of(text))
     except OSError:
         line = 1
     return BadFile(path, line, text, entry)

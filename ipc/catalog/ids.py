@@ -60,7 +60,7 @@ def profiled(entry: str, known: Container[str]) -> str:
 
 def split_served(models: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Ids of `catalog.models` with the names that stand behind them. Raises `ConfigError` for a name of wrong form."""
-    found: dict[str, tuple[str, ...]] = {}
+    names: dict[str, tuple[str, ...]] = {}
     for each in models:
         model, equals, name = each.partition("=")
         if equals and not re.fullmatch(SERVED_NAME, name):
@@ -68,8 +68,8 @@ def split_served(models: Iterable[str]) -> dict[str, tuple[str, ...]]:
                 f"catalog.models: {name[:200]!a} is no name for a model: letters, digits, '.', '_', '-' and '/', "
                 "at most 200, the first a letter or digit"
             )
-        found[model] = (*found.get(model, ()), *([name] if equals else []))
-    return found
+        names[model] = (*names.get(model, ()), *([name] if equals else []))
+    return names
 
 
 def shadowing(names: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -80,13 +80,13 @@ def shadowing(names: Mapping[str, Sequence[str]]) -> dict[str, str]:
         shorts.setdefault(model.rpartition("/")[2], []).append(model)
         for name in dict.fromkeys(own):
             owners.setdefault(name, []).append(model)
-    found: dict[str, str] = {}
+    mistakes: dict[str, str] = {}
     for name, models in owners.items():
         for model in models:
             rivals = [*names.keys() & {name}, *shorts.get(name, ()), *models]
             rival = next((each for each in rivals if each != model), None)
             if name == RESERVED_NAME:
-                found[model] = f"{name!r} stands for the model of generated text that the settings name"
+                mistakes[model] = f"{name!r} stands for the model of generated text that the settings name"
             elif rival is not None:
-                found[model] = f"{name!r} is a name of the model {rival!r}"
-    return found
+                mistakes[model] = f"{name!r} is a name of the model {rival!r}"
+    return mistakes

@@ -60,8 +60,8 @@ def _check(entry: ModelEntry, own_layout: bool) -> None:
         parent = entry.profiles.get(profile.extends) if profile.extends else None
         if profile.extends and (parent is None or parent.extends or profile.extends == name):
             raise ValueError(f"profiles: profile {name!r} must extend one existing profile that extends none")
-        made = {"dense"} if profile.runtime.get("muvera") is not None else set()
-        unknown = {*profile.output_types, *profile.similarity} - {*entry.outputs, *made}
+        added = {"dense"} if profile.runtime.get("muvera") is not None else set()
+        unknown = {*profile.output_types, *profile.similarity} - {*entry.outputs, *added}
         if unknown:
             raise ValueError(f"profiles: profile {name!r} names outputs the model lacks: {sorted(unknown)}")
     for name in entry.loras:
@@ -118,11 +118,9 @@ def read_entry(path: Path) -> ModelEntry:
 def _stand_in(data: bytes, raw: Any) -> ModelEntry | None:
     """An entry with the name that a bad file gives, for requests of every kind; None where the file gives none."""
     stated = raw if isinstance(raw, dict) else {}
-    found = ID_LINE.search(data)
+    line = ID_LINE.search(data)
     name = (
-        stated.get("id")
-        or stated.get(sie_layout.KEY)
-        or (found[1].decode("ascii", "replace") if found else "")
+        stated.get("id") or stated.get(sie_layout.KEY) or (line[1].decode("ascii", "replace") if line else "")
     )
     if not (isinstance(name, str) and re.fullmatch(ID, name)):
         return None
@@ -195,11 +193,11 @@ def _beside(path: Path, source: Any) -> Any:
 
 def files_below(root: Path, endings: tuple[str, ...] = (".yaml",)) -> list[Path]:
     """Files below a directory with one of these endings, sorted; directories that vanish are passed over."""
-    found: list[Path] = []
+    paths: list[Path] = []
     # NOTE: Path.rglob raises when a directory vanishes between being listed and being opened.
     for directory, _, names in os.walk(root):
-        found += [Path(directory, name) for name in names if name.endswith(endings)]
-    return sorted(found)
+        paths += [Path(directory, name) for name in names if name.endswith(endings)]
+    return sorted(paths)
 
 
 def read_entries(dirs: Iterable[str]) -> Reading:
@@ -209,8 +207,8 @@ def read_entries(dirs: Iterable[str]) -> Reading:
     directory `replaces` the other. Raises `ConfigError` for a missing directory.
     """
     roots = [Path(d) for d in dirs] or [asset("config/models")]
-    found = Reading({}, {}, [])
-    entries, places, bad = found
+    reading = Reading({}, {}, [])
+    entries, places, bad = reading
     for root in roots:
         if not root.is_dir():
             raise ConfigError(f"catalog directory {root} does not exist")
@@ -229,7 +227,7 @@ def read_entries(dirs: Iterable[str]) -> Reading:
                 entry = bad[-1].entry or entry
             places[entry.id] = path if replacing else places.get(entry.id, path)
             entries[entry.id] = entry
-    return found
+    return reading
 
 
 def _check_known(names: Iterable[str], known: Collection[str], setting: str, otherwise: str = "") -> None:
@@ -268,19 +266,19 @@ def _with_names(
     An entry whose file states a name of another model is a mistake of `reading`. Raises `ConfigError` for such a name
     in `catalog.models`.
     """
-    found = [
+    renamed = [
         msgspec.structs.replace(entry, served_name=(*entry.served_names, *more))
         if (more := named.get(entry.id))
         else entry
         for entry in chosen
     ]
-    wrong = ids.shadowing({entry.id: entry.served_names for entry in found})
+    wrong = ids.shadowing({entry.id: entry.served_names for entry in renamed})
     for model, text in wrong.items():
         if named.get(model):
             raise ConfigError(f"catalog.models: {text}")
         reading.bad.append(reading.mistake(model, f"served_name: {text}"))
     refused = {file.entry.id: file.entry for file in reading.bad if file.entry is not None}
-    return [refused[entry.id] if entry.id in wrong else entry for entry in found]
+    return [refused[entry.id] if entry.id in wrong else entry for entry in renamed]
 
 
 def load_served(chosen: CatalogSettings, repository: Repository, vanished_ok: bool = False) -> Catalog:
@@ -315,12 +313,12 @@ def preloaded_names(
     `auto` means all of `catalog.models`, or every served model without such a list, but none with `catalog.serve_all`
     and none whose entry says `preload: false`. Of repository models their own section of the settings decides.
     """
-    wanted = set(preload)
-    if AUTO in wanted:
-        wanted |= ids.split_served(models).keys()
-    if ALL in wanted:
-        wanted |= set(catalog)
-    if AUTO in wanted and not any(models) and not serve_all:
-        wanted |= {name for name, entry in catalog.items() if entry.preload}
+    chosen = set(preload)
+    if AUTO in chosen:
+        chosen |= ids.split_served(models).keys()
+    if ALL in chosen:
+        chosen |= set(catalog)
+    if AUTO in chosen and not any(models) and not serve_all:
+        chosen |= {name for name, entry in catalog.items() if entry.preload}
     own = {name for name, entry in catalog.items() if entry.preload}
-    return [n for n in catalog if (n in own if "@" in n else n in wanted or n.partition(":")[0] in wanted)]
+    return [n for n in catalog if (n in own if "@" in n else n in chosen or n.partition(":")[0] in chosen)]

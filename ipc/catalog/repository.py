@@ -150,7 +150,7 @@ def with_retained(
     def is_there(name: str) -> bool:
         return is_loaded(name, new[name].code)
 
-    kept = [
+    retained = [
         entry
         for entry in served
         if isinstance(entry, VersionEntry)
@@ -159,6 +159,6 @@ def with_retained(
         and entry.model in new.versions
         and not any(is_there(id_of(entry.model, version)) for version in new.versions[entry.model])
     ]
-    if not kept:
+    if not retained:
         return new
-    return Catalog([*new.sources, *kept], new.files, new.reading, new.read_ns, new.names)
+    return Catalog([*new.sources, *retained], new.files, new.reading, new.read_ns, new.names)

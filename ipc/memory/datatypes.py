@@ -96,12 +96,12 @@ def split(data: bytes | memoryview, count: int, where: str) -> list[memoryview]:
 def objects(data: bytes | memoryview, count: int, where: str) -> np.ndarray:
     """The `count` elements of a tensor as an array of `bytes`, objects [count]. Raises as `split`."""
     view = memoryview(data).cast("B")
-    found = np.empty(count, dtype=object)
+    array = np.empty(count, dtype=object)
     # PERF: one copy of many short elements costs less than a view of each.
     source = bytes(view) if len(view) < _SHORT_NBYTES * count else view
     for index, (start, stop) in enumerate(_bounds(view, count, where)):
-        found[index] = bytes(source[start:stop])
-    return found
+        array[index] = bytes(source[start:stop])
+    return array
 
 
 def _bounds(view: memoryview, count: int, where: str) -> Iterator[tuple[int, int]]:

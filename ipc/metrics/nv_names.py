@@ -95,11 +95,11 @@ LOAD_RATIO = NvFamily(
 
 def text(families: Iterable[Any], tags: Tags = NO_TAGS) -> bytes:
     """Exposition of all these families, from the families that prometheus_client collects."""
-    wanted = {source for family in (*INFERENCE, *GPU) for source in family.sources}
-    samples: _Samples = {source: [] for source in wanted}
+    sources = {source for family in (*INFERENCE, *GPU) for source in family.sources}
+    samples: _Samples = {source: [] for source in sources}
     for family in families:
         for sample in family.samples:
-            if sample.name in wanted:
+            if sample.name in sources:
                 samples[sample.name].append((sample.labels, sample.value))
     lines: list[str] = []
     for row in INFERENCE:

@@ -223,7 +223,7 @@ def default_cache_root() -> Path:
 
 def asset(name: str) -> Path:
     """A file that ships with Penstock (`gunicorn.conf.py`, `config/models`), in the source tree or installed."""
-    found = TOP / name
-    if not found.exists():
+    path = TOP / name
+    if not path.exists():
         raise ConfigError(f"{name} is missing from this installation")
-    return found
+    return path

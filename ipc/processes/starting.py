@@ -43,9 +43,9 @@ def ended_by() -> str:
 
 def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
     """`given`, or this process's environment, changed so that a child imports our modules and none by its directory."""
-    found = dict(os.environ if given is None else given)
-    places = [part for part in found.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(TOP)]
-    return found | {
+    variables = dict(os.environ if given is None else given)
+    places = [part for part in variables.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(TOP)]
+    return variables | {
         "PYTHONPATH": os.pathsep.join([str(TOP), *places]),
         "PYTHONSAFEPATH": "1",
         _KEEP_ENVIRONMENT: "1",

@@ -242,10 +242,10 @@ def sayable(status: ModelStatus) -> ModelStatus:
 
 def _field_of(status: ModelStatus, error: Exception) -> str:
     """What is wrong, with the name of the field. Only decoding tells the place, encoding does not."""
-    found = _place.search(str(error))
-    if found is not None:
-        name = ModelStatus.__struct_fields__[int(found[1])]
-        return f"{name}{found[2]}: {str(error).partition(' - at ')[0]}"
+    match = _place.search(str(error))
+    if match is not None:
+        name = ModelStatus.__struct_fields__[int(match[1])]
+        return f"{name}{match[2]}: {str(error).partition(' - at ')[0]}"
     for name, value in msgspec.structs.asdict(status).items():
         try:
             _encoder.encode(value)
@@ -277,8 +277,8 @@ def _read_state(state: Any) -> ModelStatus:
         return msgspec.convert(state, ModelStatus)
     except msgspec.ValidationError as error:
         name = msgspec.convert(state[:1], list[str])[0]
-        found = _place.search(str(error))
-        field = f"{ModelStatus.__struct_fields__[int(found[1])]}{found[2]}: " if found else ""
+        match = _place.search(str(error))
+        field = f"{ModelStatus.__struct_fields__[int(match[1])]}{match[2]}: " if match else ""
         reason = field + str(error).partition(" - at ")[0]
         log.error("what a worker tells of model %a cannot be read: %s", name, reason)
         return _unsayable(name, f"the worker's word about this model cannot be read: {reason}")

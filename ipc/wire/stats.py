@@ -124,12 +124,12 @@ class Folded(msgspec.Struct, frozen=True):
 def folded(statuses: Collection[ModelStatus]) -> list[Folded]:
     """The statuses of one worker or server; a profile that says the same as its model is folded under the model."""
     by_name = {status.name: status for status in statuses}
-    found: dict[str, Folded] = {}
+    models: dict[str, Folded] = {}
     for status in statuses:
         model = profiled(status.name, by_name)
         shown = model if _told(by_name[model]) == _told(status) else status.name
-        found.setdefault(shown, Folded(by_name[shown], [])).names.append(status.name)
-    return list(found.values())
+        models.setdefault(shown, Folded(by_name[shown], [])).names.append(status.name)
+    return list(models.values())
 
 
 def _told(status: ModelStatus) -> tuple[object, ...]:

@@ -123,8 +123,8 @@ def run(options: argparse.Namespace, config: Settings) -> int:
     rows, failed = output.progress.rows, len(output.progress.failed)
     width, file = output.progress.width, str(options.output)
     if options.json:
-        found = {"output": file, "lines": rows, "vectors": rows - failed, "failed": failed, "values": width}
-        print(terminal.as_json(found))
+        summary = {"output": file, "lines": rows, "vectors": rows - failed, "failed": failed, "values": width}
+        print(terminal.as_json(summary))
     else:
         print(f"{rows - failed} vectors of {width} values in {file}")
     if failed:

@@ -95,17 +95,17 @@ class Job:
 
     async def _write(self, window: Window, task: asyncio.Task[_Found]) -> Window:
         """Append the rows of one window; tell its errors."""
-        found = await task
-        refused = [message for place, message in found.errors.items() if place not in window.errors]
-        if len(refused) > 1 and len(found.errors) == len(window.texts) and not self._output.progress.width:
+        results = await task
+        refused = [message for place, message in results.errors.items() if place not in window.errors]
+        if len(refused) > 1 and len(results.errors) == len(window.texts) and not self._output.progress.width:
             raise Stopped(f"the server took no text of the first {len(window.texts)} lines: {refused[0]}")
-        for place, message in sorted(found.errors.items()):
+        for place, message in sorted(results.errors.items()):
             self._shown.error(window.first + place + 1, message)
-        places = sorted(found.vectors)
+        places = sorted(results.vectors)
         try:
-            vectors = np.stack([found.vectors[place] for place in places]) if places else None
-            scales = np.asarray([found.scales.get(place, 1.0) for place in places], np.float32)
-            self._output.append(vectors, len(window.texts), sorted(found.errors), scales)
+            vectors = np.stack([results.vectors[place] for place in places]) if places else None
+            scales = np.asarray([results.scales.get(place, 1.0) for place in places], np.float32)
+            self._output.append(vectors, len(window.texts), sorted(results.errors), scales)
         except ValueError as error:
             raise Stopped(f"vectors of different widths: {error}") from error
         progress = self._output.progress
@@ -117,21 +117,21 @@ class Job:
         return window
 
     async def _vectors(self, asker: Asker, turns: asyncio.Semaphore, window: Window) -> _Found:
-        found = _Found(errors=dict(window.errors))
+        results = _Found(errors=dict(window.errors))
 
         # Bytes of the input for each character of a text: the share of a request in its window.
         share = (window.end - window.begin) / max(1, sum(len(text) for text in window.texts if text))
 
         async def one(texts: list[Text]) -> None:
             async with turns:
-                await self._ask(asker, texts, found)
+                await self._ask(asker, texts, results)
             self._shown.answered(len(texts), share * sum(len(text) for _, text in texts))
 
         self._shown.answered(len(window.errors), 0.0)
         async with asyncio.TaskGroup() as group:
             for texts in window.requests(self._options.batch):
                 group.create_task(one(texts))
-        return found
+        return results
 
     async def _ask(self, asker: Asker, texts: list[Text], found: _Found) -> None:
         """Ask for vectors; a request that is refused for one of its texts is split."""

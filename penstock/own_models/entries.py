@@ -117,7 +117,7 @@ def _find(model: str, names: Sequence[str], reading: Reading) -> Own:
 
 def _write(config: Settings, own: Sequence[Own]) -> Path:
     """The directory that holds the entries of these models."""
-    texts = [found.text for found in own]
+    texts = [model.text for model in own]
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
     try:
         prepare_run_dir(config.paths)
@@ -184,7 +184,7 @@ def write_entry(options: argparse.Namespace, config: Settings, catalog: Catalog)
 
 def _fields(own: Own, path: Path | None) -> dict[str, Any]:
     """What was written, and from where each choice was read."""
-    read = [told._asdict() for told in own.told]
+    read = [choice._asdict() for choice in own.told]
     return {
         "id": own.entry["id"],
         "file": None if path is None else str(path),
@@ -195,13 +195,13 @@ def _fields(own: Own, path: Path | None) -> dict[str, Any]:
 
 def _stated(pairs: Sequence[str]) -> dict[str, Any]:
     """`a.b=value` as nested fields; values are YAML. Raises `ConfigError`."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         *above, last = name.split(".")
         if not equals or not all([*above, last]):
             raise ConfigError(f"--field {pair}: expected NAME=VALUE")
-        place = found
+        place = fields
         for part in above:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
@@ -211,10 +211,10 @@ def _stated(pairs: Sequence[str]) -> dict[str, Any]:
         except ValueError as error:
             raise ConfigError(f"--field {pair}: {error}") from error
     try:
-        msgspec.convert({"id": "model", "source": {"kind": "directory", "path": "."}, **found}, ModelEntry)
+        msgspec.convert({"id": "model", "source": {"kind": "directory", "path": "."}, **fields}, ModelEntry)
     except msgspec.ValidationError as error:
         raise ConfigError(f"--field: {error}") from error
-    return found
+    return fields
 
 
 def _place_of(output: str | None, config: Settings, model: str) -> Path:

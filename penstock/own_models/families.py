@@ -78,9 +78,9 @@ def choose(files: ModelFiles) -> Choice:
         return _gliner2(files.object("config.json"))
     _refuse_vision_language(files)
     _refuse_packed(files)
-    found = _by_modules(files) or _model2vec(files.object("config.json")) or _by_architecture(files)
-    if found is not None:
-        return found
+    choice = _by_modules(files) or _model2vec(files.object("config.json")) or _by_architecture(files)
+    if choice is not None:
+        return choice
     if "model.bin" in files.names and any("vocabulary." in name for name in files.names):
         raise CannotTell(
             "model.bin and vocabulary: a model in the form of CTranslate2, which is not read. Name the model in "

@@ -72,17 +72,17 @@ class ModelFiles:
 
     def object(self, name: str) -> dict[str, Any]:
         """The JSON object in a file; empty without the file. Raises `CannotTell`."""
-        found = self._json(name, {})
-        if not isinstance(found, dict):
-            raise CannotTell(f"{name}: expected a JSON object, got {type(found).__name__}")
-        return found
+        content = self._json(name, {})
+        if not isinstance(content, dict):
+            raise CannotTell(f"{name}: expected a JSON object, got {type(content).__name__}")
+        return content
 
     def list(self, name: str) -> list[dict[str, Any]]:
         """The JSON list of objects in a file; empty without the file. Raises `CannotTell`."""
-        found = self._json(name, [])
-        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        content = self._json(name, [])
+        if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
             raise CannotTell(f"{name}: expected a JSON list of objects")
-        return found
+        return content
 
     def _json(self, name: str, absent: Any) -> Any:
         path = self.root / name

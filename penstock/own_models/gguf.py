@@ -23,8 +23,8 @@ _MOST_SHOWN = 8
 
 def split_tag(name: str) -> tuple[str, str]:
     """`owner/name:Q4_K_M` as repository and tag; the tag is empty where the name has none."""
-    found = _TAGGED.match(name)
-    return (found["repo"], found["tag"]) if found else (name, "")
+    match = _TAGGED.match(name)
+    return (match["repo"], match["tag"]) if match else (name, "")
 
 
 def chosen(names: Collection[str], tag: str, how: str) -> str:

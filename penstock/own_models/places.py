@@ -248,13 +248,13 @@ def _unfitting_layers(config: dict[str, Any], shapes: Mapping[str, list[int]]) -
     Layers beyond may be those that guess the next tokens (`num_nextn_predict_layers`), which are not run.
     """
     key = next((key for key in _LAYERS if number_of(config, key)), "")
-    found = [match for tensor in shapes if (match := _LAYER.match(tensor))]
-    if not key or len({match[1] for match in found}) != 1:
+    matches = [match for tensor in shapes if (match := _LAYER.match(tensor))]
+    if not key or len({match[1] for match in matches}) != 1:
         return ""
-    stored = 1 + max(int(match[2]) for match in found)
+    stored = 1 + max(int(match[2]) for match in matches)
     if stored == config[key] or (stored > config[key] and any("nextn" in name for name in config)):
         return ""
-    last = max((match.string for match in found if int(match[2]) == stored - 1), key=len)
+    last = max((match.string for match in matches if int(match[2]) == stored - 1), key=len)
     return f"{key} is {config[key]}, and the weights have {stored} layers, the last with {shown(last)}"
 
 
@@ -283,12 +283,12 @@ def _bounded_yaml(path: Path) -> dict[str, Any]:
         data = stream.read(_MOST_ENTRY_BYTES + 1)
     if len(data) > _MOST_ENTRY_BYTES:
         raise ValueError(f"larger than {_MOST_ENTRY_BYTES} bytes")
-    found = yaml_text.decode(data)
+    content = yaml_text.decode(data)
     if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(data)):
         raise ValueError("aliases (*name) are not allowed")
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError("expected a map")
-    return found
+    return content
 
 
 def _refuse_reaching_out(entry: ModelEntry, root: Path) -> None:

@@ -50,10 +50,10 @@ class Choice(msgspec.Struct, frozen=True):
     @property
     def settings(self) -> dict[str, str | int]:
         """Settings, by `section.field`."""
-        found: dict[str, str | int] = {"worker.count": self.workers}
+        values: dict[str, str | int] = {"worker.count": self.workers}
         if self.threads:
-            found["worker.torch_threads"] = self.threads
-        return found | {"batch.max_tokens": self.tokens, "worker.precision": self.precision}
+            values["worker.torch_threads"] = self.threads
+        return values | {"batch.max_tokens": self.tokens, "worker.precision": self.precision}
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -82,15 +82,15 @@ def topologies(cores: int, *, quick: bool) -> list[tuple[int, int]]:
 
     With more than two cores also those that leave one core to the frontends. A quick search skips them.
     """
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     workers = 1
     while workers <= cores:
-        found.append((workers, cores // workers))
+        pairs.append((workers, cores // workers))
         spared = (cores - 1) // workers
         if not quick and cores > 2 and 0 < spared != cores // workers:
-            found.append((workers, spared))
+            pairs.append((workers, spared))
         workers *= 2
-    return found
+    return pairs
 
 
 def search(space: Space, run: Callable[[Choice], Result]) -> Iterator[Result]:
@@ -101,11 +101,11 @@ def search(space: Space, run: Callable[[Choice], Result]) -> Iterator[Result]:
         done.append(run(msgspec.structs.replace(first, workers=workers, threads=threads)))
         yield done[-1]
     for field, values in (("tokens", space.tokens[1:]), ("precision", space.precisions[1:])):
-        found = best(done)
-        for value in values if found is not None else ():
-            assert found is not None
+        leader = best(done)
+        for value in values if leader is not None else ():
+            assert leader is not None
             changed: dict[str, Any] = {field: value}
-            done.append(run(msgspec.structs.replace(found.choice, **changed)))
+            done.append(run(msgspec.structs.replace(leader.choice, **changed)))
             yield done[-1]
 
 
@@ -180,8 +180,8 @@ def run(options: argparse.Namespace, config: Settings, flags: Mapping[str, str])
         progress.done(_told(result, OPERATIONS[operation]))
     chosen = best([one for one in results if one.choice.precision == space.precisions[0]])
     if options.json:
-        found = {"model": entry.id, "unit": OPERATIONS[operation], "results": results}
-        print(terminal.as_json(found | {"settings": chosen.choice.settings if chosen else None}))
+        summary = {"model": entry.id, "unit": OPERATIONS[operation], "results": results}
+        print(terminal.as_json(summary | {"settings": chosen.choice.settings if chosen else None}))
         return 0 if chosen else 1
     print(table(results, OPERATIONS[operation]))
     if chosen is None:
@@ -375,10 +375,10 @@ def write_settings(path: Path, text: str, values: Values) -> None:
         draft.write_text(text)
         if path.exists():
             draft.chmod(path.stat().st_mode & 0o777)
-        found = msgspec.to_builtins(settings.load(draft, None, {}))
+        loaded = msgspec.to_builtins(settings.load(draft, None, {}))
         for name, value in values.items():
             section, _, field = name.partition(".")
-            if found[section][field] != value:
+            if loaded[section][field] != value:
                 raise ConfigError(f"{path}: {name} cannot be changed line by line; set it to {value} by hand")
         draft.replace(path)
     except OSError as error:

@@ -93,8 +93,8 @@ def run(entry: ModelEntry, settings: Settings, *, as_json: bool) -> int:
         print(f"penstock: {entry.id}: {error}", file=sys.stderr)
         return 1
     except BaseException as raised:
-        found = failure.classify(foreign.error_of(raised))
-        print(f"penstock: {entry.id}: {found.error_class}: {found.message}", file=sys.stderr)
+        failed = failure.classify(foreign.error_of(raised))
+        print(f"penstock: {entry.id}: {failed.error_class}: {failed.message}", file=sys.stderr)
         return 1
     _print(report, as_json=as_json)
     return 0 if report.fine else 1
@@ -205,19 +205,19 @@ def answers(side: Any, entry: ModelEntry) -> Answers:
 
     Scores of models that also give vectors follow from the vectors and are not asked for.
     """
-    found = Answers()
+    collected = Answers()
     queries = [InputItem(text) for text in samples.QUERIES]
     documents = [InputItem(text) for text in samples.DOCUMENTS]
     if "image" in entry.inputs and entry.encode_outputs:
         documents = [InputItem(images=[data]) for data in drawn()]
     for output in entry.encode_outputs:
-        found.queries[output] = side.encode(queries, output, is_query=True)
-        found.documents[output] = side.encode(documents, output, is_query=False)
+        collected.queries[output] = side.encode(queries, output, is_query=True)
+        collected.documents[output] = side.encode(documents, output, is_query=False)
     if "score" in entry.outputs and not entry.encode_outputs:
-        found.scores = np.stack([side.score(query, samples.DOCUMENTS) for query in SCORED_QUERIES])
+        collected.scores = np.stack([side.score(query, samples.DOCUMENTS) for query in SCORED_QUERIES])
     if "json" in entry.outputs:
-        found.findings = side.extract(*_labelled(entry.adapter))
-    return found
+        collected.findings = side.extract(*_labelled(entry.adapter))
+    return collected
 
 
 def _labelled(adapter: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -229,12 +229,12 @@ def _labelled(adapter: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def compared(mine: Answers, theirs: Answers, entry: ModelEntry, limits: Limits) -> list[Agreement]:
     """One `Agreement` per output."""
-    found = [_vectors(output, mine, theirs, entry, limits) for output in mine.queries]
+    agreements = [_vectors(output, mine, theirs, entry, limits) for output in mine.queries]
     if mine.scores is not None and theirs.scores is not None:
-        found.append(_scores(mine.scores, theirs.scores, limits))
+        agreements.append(_scores(mine.scores, theirs.scores, limits))
     if mine.findings:
-        found.append(_findings(mine.findings, theirs.findings, limits))
-    return found
+        agreements.append(_findings(mine.findings, theirs.findings, limits))
+    return agreements
 
 
 def _vectors(output: str, mine: Answers, theirs: Answers, entry: ModelEntry, limits: Limits) -> Agreement:

@@ -65,13 +65,13 @@ class Ours:
         items = [InputItem(text) for text in texts]
         call = ExtractCall(items, list(labels), options=self.entry.runtime)
         operations.check(self.adapter, call)
-        found: list[Extraction] = []
+        extractions: list[Extraction] = []
         for batch in self._batches(call):
             for one in self.adapter.extract(self.adapter.collate(batch)):
                 if isinstance(one, ItemFailure):
                     raise InferenceFailed(one.message)
-                found.append(one)
-        return found
+                extractions.append(one)
+        return extractions
 
     def _each(
         self, call: Call, read: Callable[[Results, list[Prepared]], list[np.ndarray[Any, Any]]]

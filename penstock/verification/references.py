@@ -161,8 +161,8 @@ class Reranker(Conversations):
         rows = [self.last(_JUDGE_SEEN, text, lambda kept: [*before, _said(kept)]) for text in texts]
         yes, no = self._model.lm_head(torch.stack(rows))[:, answers].float().T
         sigmoid = self._options.get("activation", "sigmoid") == "sigmoid"
-        found: np.ndarray[Any, Any] = (torch.sigmoid(yes - no) if sigmoid else yes - no).cpu().numpy()
-        return found
+        scores: np.ndarray[Any, Any] = (torch.sigmoid(yes - no) if sigmoid else yes - no).cpu().numpy()
+        return scores
 
 
 def _said(text: str) -> dict[str, Any]:
@@ -379,8 +379,8 @@ class Encoder:
             inputs = opened([item.images[0] for item in items])
         elif prompt is None:
             inputs = self._opening.prompted(inputs, is_query=is_query)
-        found = encode(inputs, batch_size=8, show_progress_bar=False, prompt_name=prompt)
-        return [_array(one.to_dense() if output == "sparse" else one) for one in found]
+        vectors = encode(inputs, batch_size=8, show_progress_bar=False, prompt_name=prompt)
+        return [_array(one.to_dense() if output == "sparse" else one) for one in vectors]
 
     def _stored_prompt(self, is_query: bool) -> str | None:
         """The name of the stored prompt of a side.
@@ -402,8 +402,8 @@ class Pairs:
 
     def score(self, query: str, texts: Sequence[str]) -> Array:
         """float32 [texts]."""
-        found = self._model.predict([(query, text) for text in texts], batch_size=8, show_progress_bar=False)
-        return _array(found)
+        scores = self._model.predict([(query, text) for text in texts], batch_size=8, show_progress_bar=False)
+        return _array(scores)
 
 
 def _array(values: Any) -> Array:

@@ -141,9 +141,9 @@ class Infer:
         if len(arrays) > 1:
             arrays = {name: arrays[name] for name in signature.inputs if name in arrays}
         adapter.refuse_arrays(arrays)
-        wanted = [output.name for output in call.outputs]
+        names = [output.name for output in call.outputs]
         inputs = NamedInputs(
-            arrays, call.rows, wanted, call.parameters, call.step, payload.targets(call.outputs)
+            arrays, call.rows, names, call.parameters, call.step, payload.targets(call.outputs)
         )
         return [Prepared(inputs, ROW_COST * call.rows)]
 

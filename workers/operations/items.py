@@ -360,8 +360,8 @@ class Tokenize(ItemOperation):
             # NOTE: two threads may make one each; the copy of a tokenizer is made at the first use.
             reader = self._readers.setdefault(adapter, TokenReader(adapter.tokenizer))
         if call.prompt is not None:
-            found = reader.named(adapter.prompt_ids(call.prompt))
-            return [Prepared(_bytes(tokens.pack(found)), len(found.ids))]
+            named = reader.named(adapter.prompt_ids(call.prompt))
+            return [Prepared(_bytes(tokens.pack(named)), len(named.ids))]
         return [_prepared(reader, item, call.special) for item in call.items[start:stop]]
 
     def run(self, adapter: Adapter, batch: Any, call: TokenizeCall) -> Results:

@@ -170,8 +170,8 @@ class Channel:
     def wait_s(self, lane: str) -> float:
         """Predicted time until the device has begun all that waits before a new request of a lane."""
         # NOTE: the worker's word is up to a tick old, and a burst is quicker.
-        told = self.credits.bulk_wait_s if lane == "bulk" else self.credits.wait_s
-        return max(told, self._outstanding.before(lane))
+        announced = self.credits.bulk_wait_s if lane == "bulk" else self.credits.wait_s
+        return max(announced, self._outstanding.before(lane))
 
     def has_credit(self, work: Work) -> bool:
         """Whether this frontend may send more work of that lane, model and caller."""
@@ -354,8 +354,8 @@ class Channel:
 
     def _on_models(self, message: Models, _: bytes) -> None:
         changed = {status.name: status for status in message.models}
-        kept = {name: status for name, status in self.models.items() if name not in message.gone}
-        self._set_models(kept | changed, message)
+        remaining = {name: status for name, status in self.models.items() if name not in message.gone}
+        self._set_models(remaining | changed, message)
 
     def _on_entries(self, message: Entries, _: bytes) -> None:
         self.catalog = self.catalog.after(message)

@@ -278,8 +278,8 @@ class LocalEngine(Engine):
         chosen = self._settings.catalog
         first = preloaded_names(self._catalog, chosen.preload, chosen.models, chosen.serve_all)
         # PERF: every probe asks this, so one look ends at the first model that has not failed.
-        found = (self.directory.status(name) for name in first)
-        if first and all(each.error_class and each.state != "loaded" for each in found):
+        statuses = (self.directory.status(name) for name in first)
+        if first and all(each.error_class and each.state != "loaded" for each in statuses):
             return False, NONE_LOADED
         return True, "ok"
 

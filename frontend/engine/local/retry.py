@@ -176,8 +176,8 @@ class PoisonList:
 
         def note(rows: dict[str, _Judged]) -> None:
             fresh = [each for each in rows if rows[each].at >= judged.at - self._ttl_s]
-            kept = set(sorted(fresh, key=lambda each: rows[each].at)[1 - MOST :])
-            for each in rows.keys() - kept:
+            newest = set(sorted(fresh, key=lambda each: rows[each].at)[1 - MOST :])
+            for each in rows.keys() - newest:
                 del rows[each]
             if name not in rows or _RANK[verdict] >= _RANK[rows[name].verdict]:
                 rows[name] = judged

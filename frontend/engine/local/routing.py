@@ -142,8 +142,8 @@ def sequence_slot(
 
 def _config(channels: Sequence[Channel], model: str) -> ModelConfig | None:
     """The configuration of a model, by the first worker that tells it."""
-    told = [c.models[model].config for c in channels if model in c.models]
-    return next((config for config in told if config is not None), None)
+    configs = [c.models[model].config for c in channels if model in c.models]
+    return next((config for config in configs if config is not None), None)
 
 
 def keeper(
@@ -197,14 +197,14 @@ def keeper(
 def explain(channels: Sequence[Channel], model: str, *, on_demand: bool = True) -> PenstockError:
     """Why no worker can run `model` now; `on_demand`: a model that is only available is loaded when asked for."""
     up = [c for c in channels if c.state == "ready"]
-    found = [c.models[model] for c in up if model in c.models]
-    if not up or any(status.state == "loaded" for status in found):
+    statuses = [c.models[model] for c in up if model in c.models]
+    if not up or any(status.state == "loaded" for status in statuses):
         return NoReplica("no worker is up", retry_after_s=2)
-    loading = [status for status in found if status.state == "loading"]
-    available = [status for status in found if status.state == "available"]
-    failed = [status for status in found if status.state == "failed"]
+    loading = [status for status in statuses if status.state == "loading"]
+    available = [status for status in statuses if status.state == "available"]
+    failed = [status for status in statuses if status.state == "failed"]
     lasting = [status for status in failed if status.permanent]
-    leaving = any(status.state == "unloading" for status in found)
+    leaving = any(status.state == "unloading" for status in statuses)
     if loading:
         return _loading(model, loading)
     if lasting or (failed and not (available or leaving)):
@@ -213,7 +213,7 @@ def explain(channels: Sequence[Channel], model: str, *, on_demand: bool = True) 
         return _loading(model, available)
     if available:
         return ModelNotLoaded(f"Model '{model}' is not loaded and is not loaded on demand", retry_after_s=5)
-    why = "is being unloaded" if found else "is not known to the workers yet"
+    why = "is being unloaded" if statuses else "is not known to the workers yet"
     return ModelNotLoaded(f"Model '{model}' {why}", retry_after_s=1)
 
 

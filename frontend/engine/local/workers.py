@@ -71,9 +71,9 @@ class Workers:
     def _discover(self) -> None:
         known = {channel.slot for channel in self.channels}
         for path in self._paths.root.iterdir():
-            found = _SOCKET_NAME.match(path.name)
-            if found and int(found[1]) not in known:
-                channel = Channel(self._context, self._paths, int(found[1]), self._name, self.changed)
+            match = _SOCKET_NAME.match(path.name)
+            if match and int(match[1]) not in known:
+                channel = Channel(self._context, self._paths, int(match[1]), self._name, self.changed)
                 channel.on_suspect = self.on_suspect
                 self.channels.append(channel)
                 self.channels.sort(key=lambda channel: channel.slot)

@@ -191,8 +191,8 @@ async def _only(texts: AsyncGenerator[bytes, None], model: str) -> bytes:
     async with aclosing(texts):
         first = await anext(texts, None)
         if first is None or await anext(texts, None) is not None:
-            found = "none" if first is None else "more than one"
+            number = "none" if first is None else "more than one"
             raise InvalidInput(
-                f"generate expects exactly one response, model {model[:200]!a} gave {found}: use generate_stream"
+                f"generate expects exactly one response, model {model[:200]!a} gave {number}: use generate_stream"
             )
     return first

@@ -321,9 +321,9 @@ def defer(config: ModelConfig, inputs: list[InputTensor], limits: Limits) -> Non
 
     Raises `InvalidInput` for an input that can be no image or string for the model, whatever its elements are.
     """
-    found = to_convert(config, inputs)
-    datatypes.check_counts((_where(tensor), math.prod(tensor.shape)) for tensor, _ in found)
-    for tensor, expected in found:
+    converted = to_convert(config, inputs)
+    datatypes.check_counts((_where(tensor), math.prod(tensor.shape)) for tensor, _ in converted)
+    for tensor, expected in converted:
         _defer(tensor, expected, config.batches, limits)
 
 

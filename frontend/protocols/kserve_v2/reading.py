@@ -343,8 +343,8 @@ class Targets:
         return self._kept(tail) if len(tail) <= _CACHED_CHARACTERS else self._read(tail)
 
     def _read(self, tail: str) -> Target | None:
-        found = self._pattern.fullmatch(tail)
-        if found is None or _VERSIONS in found["name"]:
+        match = self._pattern.fullmatch(tail)
+        if match is None or _VERSIONS in match["name"]:
             return None
-        version = int(found["version"]) if found["version"] else None
-        return Target(found["name"], version, found["action"] or "")
+        version = int(match["version"]) if match["version"] else None
+        return Target(match["name"], version, match["action"] or "")

@@ -242,12 +242,12 @@ async def _change_regions(kind: Kind, services: Services, req: Request, tail: st
 
 def _region_at(tail: str) -> tuple[str, str]:
     """Name of the region, "" for none, and the action."""
-    found = _REGION.fullmatch(tail)
-    if found is None:
+    match = _REGION.fullmatch(tail)
+    if match is None:
         raise falcon.HTTPNotFound
-    if found["name"] == "":
+    if match["name"] == "":
         raise InvalidInput("the path has an empty name for the region: .../region/NAME/...")
-    return found["name"] or "", found["action"]
+    return match["name"] or "", match["action"]
 
 
 async def _log_settings(services: Services, req: Request, tail: None) -> dict[str, Any]:

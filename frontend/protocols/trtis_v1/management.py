@@ -177,9 +177,9 @@ def _add_model(
     unversioned = statistics.of(full, UNVERSIONED)
     if unversioned.by_request_size:
         _add_requests(message.version_status[UNVERSIONED], unversioned)
-    found = _config_of(services, name)
-    if found is not None:
-        message.config.CopyFrom(_rendered(found, name))
+    config = _config_of(services, name)
+    if config is not None:
+        message.config.CopyFrom(_rendered(config, name))
 
 
 def _refuse_unknown(services: Services, name: str) -> None:
@@ -194,8 +194,8 @@ def _refuse_unknown(services: Services, name: str) -> None:
 def _states(services: Services, name: str) -> list[VersionState]:
     """The versions of a model, without the state of a model that has none."""
     with contextlib.suppress(UnavailableModel):
-        found = services.tensor_models.states(name)
-        return [state for state in found if state.is_version]
+        states = services.tensor_models.states(name)
+        return [state for state in states if state.is_version]
     return []
 
 

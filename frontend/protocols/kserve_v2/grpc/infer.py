@@ -84,14 +84,14 @@ def refuse_too_many_values(data: bytes) -> None:
 
 def message_nbytes(message: pb.ModelInferRequest) -> int:
     """About what the typed contents of a request take, parsed and made into raw bytes."""
-    found = 0
+    nbytes = 0
     for tensor in message.inputs:
         if not tensor.HasField("contents"):
             continue
         for field, values in tensor.contents.ListFields():
             each = STRING_NBYTES if field.number == _typed.BYTES_CONTENTS_FIELD_NUMBER else NUMBER_NBYTES
-            found += each * len(values)
-    return found
+            nbytes += each * len(values)
+    return nbytes
 
 
 def _check_counts(numbers: int, single: int) -> None:

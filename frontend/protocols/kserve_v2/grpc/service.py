@@ -82,8 +82,8 @@ async def model_metadata(call: Call, message: pb.ModelMetadataRequest) -> pb.Mod
 async def model_config(call: Call, message: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
     """ModelConfig."""
     call.context.model = message.name
-    found = call.services.tensor_models.find(message.name, version_of(message.version))
-    return pb.ModelConfigResponse(config=message_of(model_config_pb2, found.config, message.name))
+    model = call.services.tensor_models.find(message.name, version_of(message.version))
+    return pb.ModelConfigResponse(config=message_of(model_config_pb2, model.config, message.name))
 
 
 async def model_statistics(call: Call, message: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
