@@ -120,13 +120,14 @@ class Process:
         self.ended.set_result(self._process.wait())
 
     def kill(self) -> None:
-        """Kill the process; with namespaces every other process of the sandbox ends with it."""
+        """Kill the process; with namespaces every other process of the sandbox ends with it.
+
+        NOTE: the first process of a new namespace follows the death of bubblewrap only after some steps of the start.
+        Until then the process is in the same group.
+        """
         if not self.ended.done():
-            if self._isolated:
-                self._process.kill()
-            else:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def end(self) -> None:
         """Kill the process, wait for its end, and close everything. Safe to call twice."""
