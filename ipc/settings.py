@@ -354,7 +354,8 @@ class Responses(Section, frozen=True):
 class State(Section, frozen=True):
     """Files, skills and sessions of clients, in `run.state_dir`.
 
-    `max_files` and `max_sessions` hold for each key. Whatever exceeds a bound is deleted, oldest first.
+    `max_files`, `max_sessions` and `max_skills` hold for each key. Files and sessions that exceed a bound are deleted,
+    oldest first; a skill that exceeds a bound is refused.
     """
 
     max_file_bytes: Positive = 64 << 20
@@ -366,6 +367,9 @@ class State(Section, frozen=True):
     session_idle_s: Seconds = 1800.0
     match_sessions: bool = True
     approval_wait_s: Seconds = 300.0
+    max_skills: Positive = 256
+    max_skill_versions: Positive = 100
+    max_skills_bytes: Positive = 8 << 30
 
 
 class Agent(Section, frozen=True):

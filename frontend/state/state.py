@@ -13,6 +13,7 @@ import logging
 from frontend.state.approvals import ApprovalStore
 from frontend.state.files import FileStore
 from frontend.state.sessions import SessionStore
+from frontend.state.skills import SkillStore
 from ipc.errors import PenstockError
 from ipc.settings import Settings
 
@@ -30,6 +31,7 @@ class State:
         self.files = FileStore(root, bounds)
         self.sessions = SessionStore(root, bounds)
         self.approvals = ApprovalStore(root, bounds)
+        self.skills = SkillStore(root, bounds)
         self._sweeping: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -43,7 +45,7 @@ class State:
 
     async def _sweep(self) -> None:
         while True:
-            for store in (self.files, self.sessions, self.approvals):
+            for store in (self.files, self.sessions, self.approvals, self.skills):
                 try:
                     await store.sweep()
                 except (OSError, PenstockError) as error:
