@@ -12,7 +12,7 @@ schemas are refused before llguidance sees them.
 
 Errors are told in the words of schemas, without names of the library's own parts:
 
-1. `plain` replaces the errors that speak of registries, biases or doubles. Any other error stays as found.
+1. `plain` replaces the errors that speak of parts or types of a program. Any other error stays as found.
 2. `of_function` leaves out the line and the place of an error in a grammar that no client has written.
 """
 
@@ -260,10 +260,7 @@ _WORDS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     ),
     (
         r"oneOf constraints are not supported.*",
-        lambda _: (
-            "'oneOf' needs schemas of which no value fits two; 'anyOf', or 'coerce_one_of' in 'x-guidance', "
-            "allows such values"
-        ),
+        lambda _: "'oneOf' needs schemas of which no value fits two; 'anyOf' allows such values",
     ),
     (
         r"Unsatisfiable schema: Regex is empty: .*",
@@ -271,8 +268,37 @@ _WORDS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     ),
     (r"Unsatisfiable schema: (.*)", lambda found: f"no value fits the schema: {found[1]}"),
     (r"Expected f64 (.*)", lambda found: f"expected a number {found[1]}"),
+    (
+        r"(.*?)invalid type: (.*), expected ([^,]*?)( at line [0-9]+ column [0-9]+)?",
+        lambda found: f"{found[1]}expected {_kind(found[3])}, got {found[2].replace('`', '')}{found[4] or ''}",
+    ),
+    (
+        r'unknown special token: (".*?"); following special tokens are available: .*',
+        lambda found: f"the model has no special token {found[1]}",
+    ),
+    (
+        r"regex parse error:\s*\(\?s:\.\{.*decimal literal invalid",
+        lambda _: "'minLength' or 'maxLength' is too large",
+    ),
+    (r'invalid regex ".*" \(in .*?\): (.*)', lambda found: _of_expression(found[1])),
+    (r"(lookarounds not supported yet; .*)", lambda found: _of_expression(found[1])),
+    (r"(.*) \(at \".*\" \(.*\)\)", lambda found: found[1].replace(r"found '\n'", "found the end of the line")),
+    (r"panic: .*", lambda _: "the grammar is too large, or of a form that cannot be compiled"),
 )
 _RULES = [(re.compile(pattern, re.DOTALL), words) for pattern, words in _WORDS]
+_LOOK_AROUND = re.compile(r"lookarounds not supported yet; \w+ in regex (.*)", re.DOTALL)
+_KINDS = {"usize": "a whole number", "a sequence": "a list", "a map": "an object"}
+"""Types of a program, and their names in JSON."""
+
+
+def _kind(expected: str) -> str:
+    """The type of JSON for a type of llguidance."""
+    return "an object" if expected.startswith("struct ") else _KINDS.get(expected, expected)
+
+
+def _of_expression(error: str) -> str:
+    """An error in a regular expression."""
+    return _LOOK_AROUND.sub(r"look-around, such as a word boundary, is not supported: \1", error)
 
 
 def plain(error: str) -> str:
