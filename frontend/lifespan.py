@@ -4,8 +4,9 @@
    (which finds the workers) and the watch. Workers that are up already tell their models before the first request.
 2. Twice a second the watch writes readiness, joined workers and memory into metrics and to systemd. A frontend without
    a supervisor ends after `SUPERVISOR_GRACE_S`, so that the server ends as a unit.
-3. The first frontend that is ready prints the block: addresses, models, devices, limits, and what is off. The first
-   that learns that no model of the start could be loaded prints what failed and what helps.
+3. The first frontend that is ready prints the block: addresses, models, devices, limits, and what is off. Where a
+   model answers before the others are loaded, a short block says so. The first frontend that learns that no model of
+   the start could be loaded prints what failed and what helps.
 4. Every ten seconds one frontend adds a point to the history of the last hour (`frontend.status.history`).
 5. End: say goodbye to the workers, give the slot back.
 """
@@ -20,12 +21,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from frontend import assembly
 from frontend.agent.host import ToolHost
 from frontend.agent.parts import parts_of
-from frontend.engine.interface import NONE_LOADED
+from frontend.engine.interface import LOADING, NONE_LOADED
 from frontend.services import Services
 from frontend.status.history import Keeper
 from ipc import addresses, logs, sweep, version
@@ -44,6 +45,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_HEADS = {
+    "first": "answers; the start goes on with the models that are not loaded yet",
+    "ready": "is ready",
+    "failure": f"is not ready: {NONE_LOADED}",
+}
 MOST_MODELS = 12
 """Models with a line of their own."""
 WATCH_EVERY_S = 0.5
@@ -58,35 +64,46 @@ def summary(services: Services) -> str:
     return f"{models_ready(_statuses(services))}, {up} workers up"
 
 
-def is_over(ready: bool, why: str) -> bool:
-    """Whether the start is over, by the readiness of the engine: with a model, or without any."""
-    return ready or why == NONE_LOADED
+Stage = Literal["first", "ready", "failure"]
+"""Of a start: a first model answers and others load; all models of the start were tried; none could be loaded."""
 
 
-def started(services: Services, *, ready: bool = True) -> None:
-    """Print the block, as the first frontend of a server that is ready, or whose models all failed.
+def stage_of(services: Services, ready: bool, why: str) -> Stage | None:
+    """The stage that the start has reached, by the readiness of the engine; None before the first stage."""
+    if ready:
+        return "ready"
+    if why == LOADING:
+        states = {status.state for status in _statuses(services)}
+        return "first" if {"loaded", "loading"} <= states else None
+    return "failure" if why == NONE_LOADED else None
+
+
+def started(services: Services, stage: Stage = "ready") -> None:
+    """Print the block of a stage, as the first frontend of a server that gets there.
 
     In JSON logs the block is one line.
     """
     try:
-        os.close(os.open(services.settings.paths.announced(ready=ready), os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(services.settings.paths.announced(stage), os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         return
-    text = block(services, ready=ready)
+    text = block(services, stage)
     if logs.is_text(services.settings.log, sys.stderr):
         logs.write(text)
     else:
-        line = "; ".join(" ".join(line.split()) for line in text.splitlines())
-        log.log(logging.INFO if ready else logging.ERROR, line)
+        line = "; ".join(" ".join(line.split()) for line in text.replace("\\\n", "").splitlines())
+        log.log(logging.ERROR if stage == "failure" else logging.INFO, line)
 
 
-def block(services: Services, *, ready: bool = True) -> str:
-    """Text of the block."""
+def block(services: Services, stage: Stage = "ready") -> str:
+    """Text of the block of a stage."""
     settings = services.settings
     url = _url(settings.server.bind)
     page = "" if addresses.unix_path(settings.server.bind) else " (in a browser: the live page)"
-    head = "is ready" if ready else f"is not ready: {NONE_LOADED}"
+    head = _HEADS[stage]
     lines = [f"Penstock {VERSION} {head}", f"  url        {url}{page}"]
+    if stage == "first":
+        return "\n".join([*lines, *_models(services), *_example(services, url)])
     if settings.grpc.enabled:
         lines.append(f"  gRPC       {settings.grpc.bind}")
     for what, apart in (("metrics", settings.server.metrics_bind), ("health", settings.server.health_bind)):
@@ -107,7 +124,7 @@ def block(services: Services, *, ready: bool = True) -> str:
         f"  off        {', '.join(_off(services))}",
         "  not built  several hosts",
     ]
-    return "\n".join([*lines, *(_example(services, url) if ready else _ways(services))])
+    return "\n".join([*lines, *(_ways(services) if stage == "failure" else _example(services, url))])
 
 
 def _url(bind: str) -> str:
@@ -175,7 +192,10 @@ def _example(services: Services, url: str) -> list[str]:
             continue
         key = "-H 'Authorization: Bearer KEY' " if services.access.closed else ""
         body = json.dumps(asked)
-        return [f"  try        curl {url}/v1/{path} {key}-H 'Content-Type: application/json' -d '{body}'"]
+        return [
+            f"  try        curl {url}/v1/{path} {key}-H 'Content-Type: application/json' \\",
+            f"             -d '{body}'",
+        ]
     return []
 
 
@@ -203,8 +223,8 @@ class Watch:
         self._services, self._metrics = services, families
         self._notifier = Notifier(os.environ.get("PENSTOCK_NOTIFY_SOCKET", ""))
         self._told = False
-        self._announced = set[bool]()
-        """Start-up blocks that are out: true for that of a ready server, false for that of a failed start."""
+        self._announced = set[Stage]()
+        """Stages whose blocks are out."""
         self._copied = copies.Reported()
         self._unsupervised_s = 0.0
 
@@ -229,9 +249,12 @@ class Watch:
             self._notifier.send(watchdog=1, status=summary(self._services) if ready else why)
         if supervised:
             await self._check_supervisor()
-        if is_over(ready, why) and ready not in self._announced:
-            started(self._services, ready=ready)
-            self._announced.add(ready)
+        stage = stage_of(self._services, ready, why)
+        # After the start a worker that comes back loads all models again.
+        known = self._announced | ({"first"} if self._announced else set())
+        if stage is not None and stage not in known:
+            started(self._services, stage)
+            self._announced.add(stage)
 
     def _follow(self) -> None:
         """Follow changes that operators made at other frontends. Unreadable state must not end the watch."""
@@ -250,7 +273,7 @@ class Watch:
 
     def _report(self, ready: bool) -> None:
         self._metrics.ready.set(ready)
-        if ready and True not in self._announced:
+        if ready and "ready" not in self._announced:
             # The models of repositories are known now, since a worker has told them.
             self._metrics.touch_models(self._services.catalog)
         name = f"frontend-{self._services.slot}"

@@ -97,7 +97,7 @@ def _is_slot(text: str) -> bool:
 
 def _marks(paths: RunPaths) -> list[Path]:
     """Files that say which start-up blocks were printed."""
-    return [paths.announced(), paths.announced(ready=False)]
+    return [paths.announced(stage) for stage in ("first", "ready", "failure")]
 
 
 def forget(paths: RunPaths, dirs: Collection[str] = ()) -> None:

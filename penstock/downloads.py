@@ -22,6 +22,7 @@ from penstock.files import directory_of, located, nbytes
 from penstock.own_models import places
 from penstock.own_models.files import CannotTell
 from workers.loading import failure, source
+from workers.loading.stored_files import weight_files
 
 
 class ProgressLine:
@@ -169,7 +170,7 @@ def _filled(entry: ModelEntry, target: Path) -> Path:
         return located(entry, line, on_bytes=line.count, to=target)
     files = [path for path in here.rglob("*") if path.is_file() and path.name != places.OWN_ENTRY]
     if gguf := gguf_of(entry):
-        files = source.weight_files(here, gguf)
+        files = weight_files(here, gguf)
     _refuse_links_out(entry.id, here, files)
     total, done = sum(path.stat().st_size for path in files), 0
     for path in files:

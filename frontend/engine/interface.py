@@ -27,6 +27,7 @@ from ipc.errors import PenstockError, Unsupported
 from ipc.wire.messages import Credits, ModelStatus, Work
 from ipc.wire.stats import Stats
 
+LOADING = "models are loading"
 NONE_LOADED = "no model could be loaded"
 """Why a server is not ready: all models of its start failed to load."""
 STATE_ORDER = ("loaded", "loading", "unloading", "failed", "available")

@@ -12,6 +12,7 @@ import falcon
 import orjson
 from falcon.asgi import Request, Response
 
+from frontend.engine.interface import LOADING
 from frontend.openapi.document import SchemaResource, SwaggerResource, document
 from frontend.protocols.sie import faults
 from frontend.protocols.sie.errors import ErrorResponse
@@ -39,7 +40,10 @@ class LivenessResource:
 
 
 class ReadinessResource:
-    """200 when a proven model can be reached, 503 before that and while draining. `?model=` asks for one model."""
+    """200 when all models of the start were tried and one is proven, 503 before that and while draining.
+
+    `?model=` asks for one model, which may be loaded before the others.
+    """
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -49,7 +53,7 @@ class ReadinessResource:
         resp.content_type = falcon.MEDIA_TEXT
         model = req.get_param("model")
         ready, why = self._services.engine.ready()
-        if ready and model is not None:
+        if model is not None and (ready or why == LOADING):
             state = self._services.directory.status(self._services.directory.find(model).id).state
             ready, why = state == "loaded", f"model is {state}"
         resp.status = falcon.HTTP_200 if ready else falcon.HTTP_503

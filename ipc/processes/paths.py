@@ -67,9 +67,9 @@ class RunPaths:
         """Directory of the per-slot metric files."""
         return self.root / "metrics"
 
-    def announced(self, *, ready: bool = True) -> Path:
-        """File that exists once a frontend has printed the start-up block, of a server with or without a model."""
-        return self.root / ("announced" if ready else "announced-failure")
+    def announced(self, stage: str = "ready") -> Path:
+        """File that exists once a frontend has printed the block of a stage of the start (`frontend.lifespan`)."""
+        return self.root / ("announced" if stage == "ready" else f"announced-{stage}")
 
     def store(self) -> Path:
         """Directory of the small state that the processes of this server share (`ipc.store`)."""

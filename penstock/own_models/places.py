@@ -30,11 +30,12 @@ from penstock.own_models.files import (
     MOST_FILES,
     CannotTell,
     ModelFiles,
-    number_of,
     shown,
 )
+from penstock.own_models.fitting import refuse_unfitting
 from penstock.own_models.programs import FILES as PROGRAMS
 from penstock.own_models.readers import describe
+from workers.loading import stored_files
 from workers.loading.gguf_file import SUFFIX, parts_of, stem_of
 
 OWN_ENTRY = "penstock.yaml"
@@ -42,17 +43,6 @@ OWN_ENTRY = "penstock.yaml"
 _PATH = re.compile(r"^(\.{0,2}/|~)|^\.{1,2}$")
 _REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
 _MOST_ENTRY_BYTES = 64 << 10
-_OVER_WORDS = frozenset(
-    {"dense", "bge_m3", "splade", "colbert", "cross_encoder", "qwen3_reranker", "causal", "ner"}
-    | {"text_classification", "nli_zero_shot"}
-)
-"""Families of transformers over words, as transformers names their tensors."""
-_CONFIG = re.compile(r"(?:[^/]+/)?config\.json")
-_TABLES = ("word_embeddings.weight", "embed_tokens.weight", "wte.weight", "tok_embeddings.weight")
-"""Ends of the names of the embeddings of words."""
-_TABLE_WIDTHS = ("embedding_size", "word_embed_proj_dim", "hidden_size", "d_model", "n_embd", "dim")
-_LAYER = re.compile(r"(.*?(?:^|\.)(?:layers?|h|blocks?))\.(\d+)\.")
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WEIGHTS = (".safetensors", ".bin")
 _VOCABULARIES = ("tokeniz*", "*vocab*", "*.model", "*.tiktoken", "*.spm", "tekken*")
 """Patterns of the names of files, one of which a tokenizer has."""
@@ -167,8 +157,7 @@ def _directory(name: str, root: Path, alias: str, stated: Mapping[str, Any]) -> 
     )
     if "gguf" not in own.entry["source"]:
         _refuse_damaged(name, root)
-        if own.entry["adapter"] in _OVER_WORDS:
-            _refuse_unfitting(name, files)
+        refuse_unfitting(name, files)
     return own
 
 
@@ -197,65 +186,19 @@ def _id_of(name: str, model: str) -> str:
     return model
 
 
-def _refuse_damaged(name: str, root: Path) -> None:
-    """Raise `CannotTell` for weights that a load would refuse, as far as no model library is needed to see them."""
-    from workers.loading import source
+def _refuse_damaged(name: str, root: Path, *, whole: bool = True) -> None:
+    """Raise `CannotTell` for files that a load would refuse, as far as no model library is needed to see them.
 
+    Files that are not `whole` may lack weights, which are still to be downloaded.
+    """
     try:
-        source.check_whole(root)
-    except source.DamagedWeightsError as error:
+        if whole:
+            stored_files.check_whole(root)
+        stored_files.check_tokenizer(root)
+    except (stored_files.DamagedWeightsError, stored_files.DamagedTokenizerError) as error:
         raise CannotTell(f"{name}: {error}") from error
     except OSError as error:
         raise CannotTell(f"{name}: the weights cannot be read: {error.strerror}") from error
-
-
-def _refuse_unfitting(name: str, files: ModelFiles) -> None:
-    """Raise `CannotTell` for a config.json that contradicts the table of words, or counts other layers than there are.
-
-    Only headers of safetensors are read. The load compares all other tensors.
-    """
-    from workers.loading.source import tensor_shapes
-
-    folders = {file.removesuffix("config.json") for file in files.names if _CONFIG.fullmatch(file)}
-    for folder in sorted(folders):
-        config = files.object(f"{folder}config.json")
-        shapes: dict[str, list[int]] = {}
-        for path in sorted((files.root / folder).glob("*.safetensors")):
-            shapes |= tensor_shapes(path)
-        if "model_type" not in config or "auto_map" in config or not shapes:
-            continue
-        for unfitting in (_unfitting_table(config, shapes), _unfitting_layers(config, shapes)):
-            if unfitting:
-                raise CannotTell(f"{name}: {folder}config.json does not fit the weights: {unfitting}")
-
-
-def _unfitting_table(config: dict[str, Any], shapes: Mapping[str, list[int]]) -> str:
-    """How the embeddings of words contradict a configuration; empty if they do not, or the table is not known."""
-    vocabulary = number_of(config, "vocab_size")
-    widths = [stated for key in _TABLE_WIDTHS if (stated := number_of(config, key))]
-    table = next((tensor for tensor in sorted(shapes) if tensor.endswith(_TABLES)), "")
-    if not table or not vocabulary or not widths:
-        return ""
-    rows, *width = shapes[table]
-    if rows == vocabulary and width and width[0] in widths:
-        return ""
-    return f"{shown(table)} is {shapes[table]} in the weights and [{vocabulary}, {widths[0]}] by config.json"
-
-
-def _unfitting_layers(config: dict[str, Any], shapes: Mapping[str, list[int]]) -> str:
-    """How the number of layers contradicts a configuration; empty if it does not, or the model has layers of two kinds.
-
-    Layers beyond may be those that guess the next tokens (`num_nextn_predict_layers`), which are not run.
-    """
-    key = next((key for key in _LAYERS if number_of(config, key)), "")
-    matches = [match for tensor in shapes if (match := _LAYER.match(tensor))]
-    if not key or len({match[1] for match in matches}) != 1:
-        return ""
-    stored = 1 + max(int(match[2]) for match in matches)
-    if stored == config[key] or (stored > config[key] and any("nextn" in name for name in config)):
-        return ""
-    last = max((match.string for match in matches if int(match[2]) == stored - 1), key=len)
-    return f"{key} is {config[key]}, and the weights have {stored} layers, the last with {shown(last)}"
 
 
 def _with_own_entry(name: str, root: Path, alias: str) -> Own:
@@ -373,5 +316,10 @@ def _repository(repo: str, tag: str, stated: Mapping[str, Any]) -> Own:
         found = failure.classify(error)
         kind = CannotTell if found.error_class == "UNKNOWN" else NotFetched
         raise kind(f"{repo}: {found.error_class}: {found.message}") from error
-    source_fields = {"kind": "hub", "repo": repo}
-    return _own(repo, repo, source_fields, ModelFiles(root, sizes), stated, f"{repo}:{{}}", tag)
+    files = ModelFiles(root, sizes)
+    own = _own(repo, repo, {"kind": "hub", "repo": repo}, files, stated, f"{repo}:{{}}", tag)
+    if "gguf" not in own.entry["source"]:
+        # What an earlier start has downloaded lies beside the small files.
+        _refuse_damaged(repo, root, whole=False)
+        refuse_unfitting(repo, files)
+    return own

@@ -149,7 +149,7 @@ def _static_embedding(model: Description) -> None:
 
 def _table_width(directory: Path) -> int | None:
     """Width of the table in a directory, by the header of its file; None for a file that is elsewhere or damaged."""
-    from workers.loading.source import DamagedWeightsError, tensor_shapes
+    from workers.loading.stored_files import DamagedWeightsError, tensor_shapes
 
     try:
         shapes = tensor_shapes(directory / "model.safetensors")

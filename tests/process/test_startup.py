@@ -11,13 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.server import ROOT, Server, alive, free_port, make_server, serving, wait_until
+from tests.harness.lifecycle import Models
+from tests.harness.server import (
+    FAKE_CATALOG,
+    ROOT,
+    Server,
+    alive,
+    free_port,
+    make_server,
+    serving,
+    wait_until,
+)
 
 
 @contextlib.contextmanager
-def starting(tmp_path: Path, models: tuple[str, ...], **settings: object) -> Iterator[Server]:
+def starting(
+    tmp_path: Path, models: tuple[str, ...], catalog: Path = FAKE_CATALOG, **settings: object
+) -> Iterator[Server]:
     """A server whose frontend answers, while its models may still load."""
-    server = make_server(tmp_path, models, settings)
+    server = make_server(tmp_path, models, settings, catalog)
     server.start()
     try:
         wait_until(lambda: answers(server), what="a frontend")
@@ -94,6 +106,22 @@ def test_a_server_none_of_whose_models_loads_is_alive_but_not_ready(tmp_path: Pa
         wait_until(lambda: "is not ready: no model could be loaded\n" in server.log, what="the block")
         wait_until(lambda: "  help  " in server.log, what="the end of the block")
         assert "  model      fake/broken: failed" in server.log and " is ready\n" not in server.log
+
+
+def test_a_model_that_is_loaded_answers_while_another_of_the_start_loads(tmp_path: Path) -> None:
+    models = Models(tmp_path / "models")
+    models.write("org/early"), models.write("org/long", load_s=60)
+    both = ("org/early", "org/long")
+    with starting(tmp_path, both, models.directory, **{"worker.load_threads": 1}) as server:
+        wait_until(lambda: server.get("/readyz?model=org/early").status == 200, what="the first model")
+        assert server.encode("org/early", ["served"]).status == 200
+        assert b"models are loading" in server.get("/readyz").body
+        assert server.get("/readyz?model=org/long").status == 503
+        wait_until(lambda: "  try  " in server.log, what="the first block")
+        head, _, block = server.log.partition(" answers; the start goes on with ")
+        assert head.endswith("Penstock 0.1.0") and " is ready\n" not in server.log
+        assert "  model      org/early: loaded on cpu\n" in block
+        assert "  model      org/long: loading on cpu\n" in block
 
 
 @pytest.mark.long

@@ -270,7 +270,9 @@ _WORDS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     (r"Expected f64 (.*)", lambda found: f"expected a number {found[1]}"),
     (
         r"(.*?)invalid type: (.*), expected ([^,]*?)( at line [0-9]+ column [0-9]+)?",
-        lambda found: f"{found[1]}expected {_kind(found[3])}, got {found[2].replace('`', '')}{found[4] or ''}",
+        lambda found: (
+            f"{found[1]}expected {_kind(found[3])}, got {found[2].replace('`', '')}{found[4] or ''}"
+        ),
     ),
     (
         r'unknown special token: (".*?"); following special tokens are available: .*',
@@ -282,7 +284,10 @@ _WORDS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     ),
     (r'invalid regex ".*" \(in .*?\): (.*)', lambda found: _of_expression(found[1])),
     (r"(lookarounds not supported yet; .*)", lambda found: _of_expression(found[1])),
-    (r"(.*) \(at \".*\" \(.*\)\)", lambda found: found[1].replace(r"found '\n'", "found the end of the line")),
+    (
+        r"(.*) \(at \".*\" \(.*\)\)",
+        lambda found: found[1].replace(r"found '\n'", "found the end of the line"),
+    ),
     (r"panic: .*", lambda _: "the grammar is too large, or of a form that cannot be compiled"),
 )
 _RULES = [(re.compile(pattern, re.DOTALL), words) for pattern, words in _WORDS]

@@ -31,7 +31,7 @@ from workers.adapters.base import Adapter
 from workers.device.devices import Device
 from workers.loading.gguf_file import read_model
 from workers.loading.program_files import external_files, nbytes_of
-from workers.loading.source import weight_files
+from workers.loading.stored_files import weight_files
 
 TRIM_AFTER_BYTES = 128 << 20
 TRIM_EVERY_S = 600.0

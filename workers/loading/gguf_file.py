@@ -31,6 +31,7 @@ VOCABULARIES = ("gpt2", "llama")
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 """Values of `<architecture>.rope.scaling.type`."""
 _PART = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
+_BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 _MAGIC, _POINTER = b"GGUF", b"version "
 _VERSIONS = (2, 3)
 _NUMBERS = {
@@ -169,6 +170,24 @@ def refuse_unserved(model: GgufModel) -> None:
     lacking += [name for name in ("token_embd.weight",) if name not in model.tensors]
     if lacking:
         raise GgufRefused(f"{model.name}: there is no {lacking[0]}, so the file describes no whole model")
+    _refuse_unfitting(model)
+
+
+def _refuse_unfitting(model: GgufModel) -> None:
+    """Raise `GgufRefused` for fields that contradict the tensors, with both shapes or counts."""
+    architecture, blocks = model.architecture, model.get("block_count")
+    table = list(model.tensors["token_embd.weight"].shape)
+    described = [len(model.fields["tokenizer.ggml.tokens"]), model.get("embedding_length")]
+    if table != described:
+        raise GgufRefused(
+            f"{model.name}: token_embd.weight is {table}, and {described} by tokenizer.ggml.tokens and "
+            f"{architecture}.embedding_length"
+        )
+    stored = 1 + max((int(found[1]) for name in model.tensors if (found := _BLOCK.match(name))), default=-1)
+    if stored != blocks:
+        raise GgufRefused(
+            f"{model.name}: {architecture}.block_count is {blocks}, and there are {stored} blocks of tensors"
+        )
 
 
 class _Head:

@@ -4,16 +4,12 @@
    the loaders read are downloaded: configs, tokenizers, safetensors, and files that the caller names. Pickled weights
    are downloaded only if a repository has no others. `progress(phase, fraction)` reports the share of the bytes. With
    `gguf` the model is that GGUF file, of a model in parts the first, and no other file is read.
-2. Weight files are checked without building a model. A safetensors file is 8 bytes of header length (little-endian), a
-   JSON header with the byte range of each tensor, and the tensors. So the size alone shows a file that was cut off, or
-   a file of another format. Pickled files are used only without others, and only if torch reads them with
-   `weights_only`, which runs no code.
+2. `workers.loading.stored_files` checks weights and tokenizer without building a model.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -24,20 +20,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ipc import extras
+from workers.loading import stored_files
 from workers.loading.gguf_file import GgufRefused, parts_of, read_model, refuse_unserved
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
 
-PICKLED = "pytorch_model*.bin"
-_WEIGHTED = ("Transformer", "StaticEmbedding", "Dense", "LayerNorm")
-"""Ends of the kinds of modules that have weights."""
-_KEPT_STEPS = "checkpoint-"
-_LENGTH_BYTES = 8
-_MOST_HEADER_BYTES = 100_000_000
-_POINTER = b"version "
-_MOST_POINTER_BYTES = 1024
-"""First bytes and size of the text file that Git LFS leaves in place of a large file."""
 
 Progress = Callable[[str, float], None]
 OnBytes = Callable[[int, int], None]
@@ -48,153 +36,6 @@ _LIST_TIMEOUT_S = 10.0
 _DESCRIBING = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
 _CONFIGS = ("config.json", "modules.json", "gliner_config.json")
 _UNWANTED = ("onnx/*", "openvino/*", "consolidated*", "original/*")
-
-
-class DamagedWeightsError(Exception):
-    """A weight file is missing, cut off or not in the safetensors format; the message names the file only."""
-
-
-def weight_files(directory: Path, gguf: str = "") -> list[Path]:
-    """All safetensors files under `directory`, and pickled weights of modules that have no others; sorted.
-
-    Files that a trainer kept of its steps, in `checkpoint-...`, are no part of the model. With `gguf` the weight files
-    are this file and its other parts.
-    """
-    if gguf:
-        return [directory / name for name in parts_of(gguf)]
-    files = sorted(path for path in directory.rglob("*.safetensors") if _belongs(path, directory))
-    having = {path.parent for path in files}
-    without = [place for place in _module_directories(directory) if place not in having]
-    return files + sorted(path for place in without for path in place.glob(PICKLED) if path.is_file())
-
-
-def _belongs(path: Path, directory: Path) -> bool:
-    parts = path.relative_to(directory).parts[:-1]
-    return path.is_file() and not any(part.startswith(_KEPT_STEPS) for part in parts)
-
-
-def _module_directories(directory: Path) -> list[Path]:
-    """The directories of the modules with weights that modules.json names; `directory` without such modules."""
-    stored = directory / "modules.json"
-    try:
-        listed = _bounded_json(stored) if stored.is_file() else []
-        paths = [Path(str(each["path"])) for each in listed if str(each["type"]).endswith(_WEIGHTED)]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        paths = []
-    inside = [path for path in paths if not path.is_absolute() and ".." not in path.parts]
-    return [directory / path for path in dict.fromkeys(inside)] or [directory]
-
-
-def is_plain(path: Path) -> bool:
-    """Whether a pickled file is a map of names to tensors and nothing else."""
-    import torch
-
-    try:
-        # On the device "meta" tensors have no data, so only what describes them is read.
-        stored = torch.load(path, map_location="meta", weights_only=True)
-    except Exception:
-        return False
-    return isinstance(stored, dict) and all(isinstance(value, torch.Tensor) for value in stored.values())
-
-
-def check_weights(directory: Path) -> None:
-    """Raise DamagedWeightsError unless every weight file is whole and every shard of an index exists."""
-    files = weight_files(directory)
-    pickled = [path for path in files if path.suffix == ".bin"]
-    unusable = next((path.name for path in pickled if not is_plain(path)), None)
-    if unusable is not None:
-        raise DamagedWeightsError(
-            f"the model has no safetensors weights; {unusable} is damaged or holds more than tensors and is not loaded"
-        )
-    check_whole(directory)
-
-
-def check_whole(directory: Path) -> None:
-    """As `check_weights`, without a look into pickled files and without an import of a model library."""
-    files = weight_files(directory)
-    if not files:
-        other = sorted(path.name for pattern in ("*.bin", "*.pt", "*.h5") for path in directory.glob(pattern))
-        more = f"; {other[0]} is in a format that is not loaded" if other else ""
-        raise DamagedWeightsError(f"the model has no safetensors weights{more}")
-    pickled = {path.parent for path in files if path.suffix == ".bin"}
-    indices = [*directory.rglob("*.safetensors.index.json")]
-    indices += [path for place in pickled for path in place.glob("*.bin.index.json")]
-    for index in indices:
-        if _belongs(index, directory):
-            _refuse_incomplete(index)
-    for path in files:
-        if path.suffix != ".bin":
-            _refuse_damaged(path)
-
-
-def _refuse_incomplete(index: Path) -> None:
-    """Raise DamagedWeightsError unless every shard of an index exists."""
-    try:
-        shards = set(_bounded_json(index)["weight_map"].values())
-        missing = sorted(shard for shard in shards if not (index.parent / shard).is_file())
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise DamagedWeightsError(f"{index.name} is damaged: no map of weights to files") from error
-    if missing:
-        raise DamagedWeightsError(
-            f"{len(missing)} of {len(shards)} weight files are missing, first {missing[0]}"
-        )
-
-
-def _bounded_json(path: Path) -> Any:
-    """The content of a file about weights. Raises `ValueError` for a file that is no JSON, or larger than any such."""
-    with path.open("rb") as stream:
-        data = stream.read(_MOST_HEADER_BYTES + 1)
-    if len(data) > _MOST_HEADER_BYTES:
-        raise ValueError(f"larger than {_MOST_HEADER_BYTES} bytes")
-    return json.loads(data)
-
-
-def tensor_shapes(path: Path) -> dict[str, list[int]]:
-    """The shape of each tensor of a safetensors file, by its header. Raises DamagedWeightsError."""
-    header, _ = _read_header(path)
-    try:
-        return {name: [int(size) for size in entry["shape"]] for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedWeightsError(f"{path.name} is not a safetensors file") from error
-
-
-def _refuse_damaged(path: Path) -> None:
-    """Raise DamagedWeightsError unless the file has the size that its header promises."""
-    header, start = _read_header(path)
-    try:
-        ends = [entry["data_offsets"][1] for entry in header.values()]
-        promised, size = start + max(ends, default=0), path.stat().st_size
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedWeightsError(f"{path.name} is not a safetensors file") from error
-    if promised != size:
-        raise DamagedWeightsError(
-            f"{path.name} is damaged: {size} bytes where its header promises {promised}"
-        )
-
-
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """What the header of a safetensors file says of each tensor, and where the tensors begin.
-
-    Raises DamagedWeightsError.
-    """
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        first = stream.read(_LENGTH_BYTES)
-        length = int.from_bytes(first, "little")
-        if first == _POINTER and size < _MOST_POINTER_BYTES:
-            raise DamagedWeightsError(
-                f"{path.name} is a pointer of Git LFS, not a safetensors file: fetch the file with `git lfs pull`"
-            )
-        if size < _LENGTH_BYTES or length > _MOST_HEADER_BYTES:
-            raise DamagedWeightsError(f"{path.name} is not a safetensors file")
-        if size < _LENGTH_BYTES + length:
-            raise DamagedWeightsError(f"{path.name} is cut off inside its header")
-        try:
-            header = json.loads(stream.read(length))
-            tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        except (ValueError, AttributeError) as error:
-            raise DamagedWeightsError(f"{path.name} is not a safetensors file") from error
-    return tensors, _LENGTH_BYTES + length
 
 
 class SourceError(Exception):
@@ -271,11 +112,11 @@ def from_hub(
 
 def _without_weights(directory: Path) -> list[str]:
     """Patterns of the pickled weights of modules that have no safetensors; empty where all have some."""
-    having = {path.parent for path in weight_files(directory)}
+    having = {path.parent for path in stored_files.weight_files(directory)}
     if having and not (directory / "modules.json").is_file():
         return []
-    places = [place for place in _module_directories(directory) if place not in having]
-    return [str(place.relative_to(directory) / PICKLED) for place in places]
+    places = [place for place in stored_files.module_directories(directory) if place not in having]
+    return [str(place.relative_to(directory) / stored_files.PICKLED) for place in places]
 
 
 def ignore_bytes(done: int, total: int) -> None:
@@ -293,7 +134,7 @@ def size_in_hub(repo: str, revision: str | None, gguf: str = "") -> tuple[int, i
     cached: list[Path] = []
     with suppress(LocalEntryNotFoundError):
         root = Path(snapshot_download(repo, revision=revision, allow_patterns=[], local_files_only=True))
-        cached = [path for path in weight_files(root, gguf) if path.is_file()]
+        cached = [path for path in stored_files.weight_files(root, gguf) if path.is_file()]
     if cached:
         return sum(path.stat().st_size for path in cached), 0
     ends = parts_of(gguf) if gguf else (".safetensors",)
@@ -383,7 +224,7 @@ def from_package(package: str, path: str = "model", gguf: str = "") -> Path:
 
 def read_ahead(directory: Path, progress: Progress, gguf: str = "") -> int:
     """Read the weight files once, so that loading finds them in memory; returns the number of bytes read."""
-    files = weight_files(directory, gguf)
+    files = stored_files.weight_files(directory, gguf)
     total = sum(path.stat().st_size for path in files)
     done = 0
     buffer = bytearray(CHUNK_BYTES)
@@ -403,8 +244,9 @@ def _checked(directory: Path, gguf: str = "") -> Path:
     if not any((directory / name).is_file() for name in _CONFIGS):
         raise SourceError("the model directory has no config.json")
     try:
-        check_weights(directory)
-    except DamagedWeightsError as error:
+        stored_files.check_weights(directory)
+        stored_files.check_tokenizer(directory)
+    except (stored_files.DamagedWeightsError, stored_files.DamagedTokenizerError) as error:
         raise SourceError(str(error), "UNKNOWN") from error
     return directory
 

@@ -18,6 +18,7 @@ import msgspec
 from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.events import Generation, Pace
 from frontend.engine.interface import (
+    LOADING,
     NONE_LOADED,
     STATE_ORDER,
     Control,
@@ -274,7 +275,7 @@ class LocalEngine(Engine):
         if not up:
             return False, "no worker is up"
         if not any(channel.preloaded for channel in up):
-            return False, "models are loading"
+            return False, LOADING
         chosen = self._settings.catalog
         first = preloaded_names(self._catalog, chosen.preload, chosen.models, chosen.serve_all)
         # PERF: every probe asks this, so one look ends at the first model that has not failed.

@@ -43,7 +43,7 @@ def test_a_reader_of_the_log_that_stands_still_keeps_no_frontend_waiting(
     root, stuck = logging.getLogger(), Stuck()
     monkeypatch.setattr(root, "handlers", list(root.handlers))
     monkeypatch.setattr(sys, "stderr", stuck)
-    monkeypatch.setattr(lifespan, "block", lambda services, ready: "the block")
+    monkeypatch.setattr(lifespan, "block", lambda services, stage: "the block")
     logs.configure(settings.log, "frontend-0", stuck)
     services: Any = SimpleNamespace(settings=settings)
     telling = threading.Thread(target=lifespan.started, args=(services,), daemon=True)
@@ -60,11 +60,11 @@ def block(
     closed: bool = False,
     bind: str = "127.0.0.1:8080",
     output: str = "dense",
-    ready: bool = True,
+    stage: lifespan.Stage = "ready",
 ) -> list[str]:
-    """The lines for models in these states."""
+    """The lines for models in these states; a line that goes on behind a backslash is one."""
     services = services_of(states, closed=closed, bind=bind, output=output)
-    return lifespan.block(services, ready=ready).splitlines()
+    return lifespan.block(services, stage).replace("\\\n", "").splitlines()
 
 
 def services_of(
@@ -172,9 +172,18 @@ def test_profiles_are_told_where_their_state_is_another_and_do_not_count_as_mode
     ("failed", "advice"), [("failed: OOM", "tries models that failed"), ("failed: GATED", "start again")]
 )
 def test_a_start_without_a_model_says_what_failed_and_what_helps(failed: str, advice: str) -> None:
-    lines = block({"org/a": failed, "org/a:x": failed}, ready=False)
+    lines = block({"org/a": failed, "org/a:x": failed}, stage="failure")
     assert lines[0].endswith("is not ready: no model could be loaded")
     assert lines[1].startswith("  url        http://localhost:8080")
     assert sum(failed.partition(": ")[2] in line for line in lines if line.startswith("  model ")) == 1
     [next_] = [line for line in lines if line.startswith("  next")]
     assert advice in next_ and lines[-1].startswith("  help") and not any("curl" in line for line in lines)
+
+
+def test_the_first_model_that_answers_is_told_with_a_request_to_paste_before_the_others_are_loaded() -> None:
+    lines = block({"org/a": "loading", "org/b": "loaded"}, stage="first")
+    assert lines[0].endswith("answers; the start goes on with the models that are not loaded yet")
+    assert lines[1].startswith("  url        http://localhost:8080")
+    assert lines[2:4] == ["  model      org/a: loading on cpu", "  model      org/b: loaded on cpu"]
+    [paste] = lines[4:]
+    assert json.loads(shlex.split(paste)[-1])["model"] == "org/b"

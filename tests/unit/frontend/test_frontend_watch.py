@@ -13,7 +13,7 @@ import pytest
 
 from frontend import lifespan
 from frontend.access.gate import Gate
-from frontend.engine.interface import NONE_LOADED
+from frontend.engine.interface import LOADING, NONE_LOADED
 from frontend.engine.local import engine as local_engine
 from frontend.engine.local.engine import LocalEngine
 from frontend.lifespan import Watch
@@ -67,7 +67,7 @@ def test_a_lack_of_descriptors_does_not_end_the_watch_of_the_supervisor(
             return True
 
         monkeypatch.setattr(local_engine, "is_held", is_held)
-        monkeypatch.setattr(lifespan, "started", lambda services, ready: None)
+        monkeypatch.setattr(lifespan, "started", lambda services, stage: None)
         await watch_until(watched, seen)
 
     with caplog.at_level(logging.ERROR):
@@ -81,7 +81,7 @@ def test_a_start_up_block_that_cannot_be_written_keeps_nothing_else_from_being_t
     async def scenario() -> None:
         seen, looks = asyncio.Event(), 0
 
-        def started(services: Services, *, ready: bool) -> None:
+        def started(services: Services, stage: str) -> None:
             nonlocal looks
             looks += 1
             if looks <= TURNS:
@@ -113,7 +113,7 @@ def test_state_that_cannot_be_read_keeps_nothing_else_from_being_told(
 
         watched._services.extensions = SimpleNamespace(apply=apply)  # type: ignore[assignment]
         monkeypatch.setattr(local_engine, "is_held", is_held)
-        monkeypatch.setattr(lifespan, "started", lambda services, ready: announced.set())
+        monkeypatch.setattr(lifespan, "started", lambda services, stage: announced.set())
         await watch_until(watched, supervised)
         await watch_until(watched, announced)
 
@@ -128,17 +128,54 @@ def test_a_start_without_a_model_is_announced_and_a_model_that_loads_later_as_we
     answers = iter([(False, "models are loading"), *[(False, NONE_LOADED)] * 3])
     monkeypatch.setattr(LocalEngine, "ready", lambda self: next(answers, (True, "ok")))
     monkeypatch.setattr(local_engine, "is_held", lambda path: True)
+    monkeypatch.setattr(lifespan, "_statuses", lambda services: [])
 
-    async def scenario() -> list[bool]:
-        ended, told = asyncio.Event(), list[bool]()
+    async def scenario() -> list[str]:
+        ended, told = asyncio.Event(), list[str]()
 
-        def started(services: Services, *, ready: bool) -> None:
-            told.append(ready)
-            if ready:
+        def started(services: Services, stage: str) -> None:
+            told.append(stage)
+            if stage == "ready":
                 ended.set()
 
         monkeypatch.setattr(lifespan, "started", started)
         await watch_until(watched, ended)
         return told
 
-    assert asyncio.run(scenario()) == [False, True]
+    assert asyncio.run(scenario()) == ["failure", "ready"]
+
+
+def test_a_model_that_answers_before_the_others_are_loaded_is_announced_once(
+    watched: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[str]()
+    monkeypatch.setattr(lifespan, "started", lambda services, stage: told.append(stage))
+    loading, ready = (False, LOADING), (True, "ok")
+    steps = (
+        (loading, {"available", "loading"}, []),
+        (loading, {"loaded", "loading"}, ["first"]),
+        (loading, {"loaded", "loading"}, ["first"]),
+        (loading, {"loaded"}, ["first"]),
+        (ready, {"loaded"}, ["first", "ready"]),
+        (loading, {"loaded", "loading"}, ["first", "ready"]),
+        ((False, NONE_LOADED), {"failed"}, ["first", "ready", "failure"]),
+    )
+    for answer, states, expected in steps:
+        statuses = [SimpleNamespace(state=state) for state in states]
+        monkeypatch.setattr(LocalEngine, "ready", lambda self, answer=answer: answer)
+        monkeypatch.setattr(lifespan, "_statuses", lambda services, statuses=statuses: statuses)
+        asyncio.run(watched._look(supervised=False))
+        assert told == expected
+
+
+def test_a_worker_that_comes_back_to_a_running_server_announces_no_first_model(
+    watched: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[str]()
+    monkeypatch.setattr(lifespan, "started", lambda services, stage: told.append(stage))
+    asyncio.run(watched._look(supervised=False))
+    statuses = [SimpleNamespace(state=state) for state in ("loaded", "loading")]
+    monkeypatch.setattr(LocalEngine, "ready", lambda self: (False, LOADING))
+    monkeypatch.setattr(lifespan, "_statuses", lambda services: statuses)
+    asyncio.run(watched._look(supervised=False))
+    assert told == ["ready"]

@@ -30,7 +30,7 @@ DENSE = {
     "config.json": json.dumps(BERT).encode(),
     "modules.json": json.dumps(modules("Transformer", "Pooling")).encode(),
     "1_Pooling/config.json": json.dumps(POOLING).encode(),
-    "tokenizer.json": b"{}",
+    "tokenizer.json": b'{"model": {"vocab": {}}}',
     "model.safetensors": WEIGHTS,
     "onnx/model.onnx": b"never",
 }

@@ -30,7 +30,7 @@ from workers.adapters.shared.packing import COUNTED, Positions
 from workers.adapters.shared.transformer_settings import scaled_positions
 from workers.device.oom import is_out_of_memory
 from workers.loading.reading import safe_open
-from workers.loading.source import PICKLED, is_plain
+from workers.loading.stored_files import PICKLED, is_plain
 
 _OURS = frozenset(
     {"dtype", "torch_dtype", "attn_implementation", "local_files_only", "device_map", "use_safetensors"}

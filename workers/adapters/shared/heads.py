@@ -25,7 +25,7 @@ from torch import nn
 from workers.adapters.base import SparseRows
 from workers.adapters.shared.packing import Layout
 from workers.loading.reading import load_file
-from workers.loading.source import is_plain
+from workers.loading.stored_files import is_plain
 
 _SUMMING = frozenset({"mean", "mean_sqrt_len_tokens", "weightedmean", "max"})
 Float32Array = npt.NDArray[np.float32]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import os
 import re
 import shlex
@@ -23,13 +25,14 @@ from ipc.errors import ConfigError
 from ipc.settings import Settings, load
 from penstock import downloads
 from penstock.cli import main
-from penstock.own_models import entries
-from penstock.own_models.files import MOST_BYTES, CannotTell
+from penstock.own_models import entries, fitting
+from penstock.own_models.files import MOST_BYTES, CannotTell, ModelFiles
 from penstock.own_models.places import OWN_ENTRY, Own, find
 from tests.conformance.minilm import DIRECTORY as MINILM
 from tests.conformance.minilm import reference
 from tests.fakes.hub import Files, hub
 from tests.harness.server import FAKE_CATALOG
+from tests.tiny import models as tiny
 from tests.tiny import onnx_files
 from tests.unit.workers.adapters.test_dense_reference import encode
 from tests.unit.workers.adapters.test_dense_reference import load as load_adapter
@@ -370,6 +373,7 @@ def test_a_directory_without_weights_or_with_a_million_files_is_refused(
         ({"embedding_size": 4, "num_hidden_layers": 9}, {"embeddings.word_embeddings.weight": [30, 4],
           "decoder.layer.0.bias": [1]}, ""),
         ({"vocab_size": 31, "auto_map": {}}, {}, ""),
+        ({"vocab_size": 31, "quantization_config": {"quant_method": "mxfp4"}}, {}, ""),
         ({}, {}, ""),
     ],
 )  # fmt: skip
@@ -395,6 +399,47 @@ def test_a_config_that_contradicts_the_headers_of_its_weights_is_refused_before_
     assert f"config.json does not fit the weights: {why}" in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("family", "field", "why"),
+    [
+        (
+            "clip",
+            "vision_config.hidden_size",
+            r"vision_model.encoder.layers.0.mlp.fc1.weight is \[64, 32\] in",
+        ),
+        (
+            "colpali",
+            "vlm_config.text_config.num_hidden_layers",
+            "num_hidden_layers is 3, and the weights have 2 ",
+        ),
+        ("donut", "decoder.vocab_size", "decoder.model.decoder.embed_tokens.weight is "),
+        ("florence2", "text_config.vocab_size", r"shared.weight is |embed_tokens.weight is "),
+        ("gliclass", "encoder_config.vocab_size", "word_embeddings.weight is "),
+        ("layoutlmv3", "intermediate_size", "intermediate.dense.weight is "),
+        ("lighton_ocr", "text_config.intermediate_size", "mlp.down_proj.weight is "),
+        ("nli_bart", "decoder_layers", "decoder_layers is 2, and the weights have 1 layers"),
+        ("qwen3_vl", "text_config.hidden_size", r"embed_tokens.weight is \["),
+    ],
+)
+def test_weights_of_every_family_are_held_against_their_config(
+    family: str, field: str, why: str, tmp_path: Path
+) -> None:
+    root = tiny.build(family, tmp_path / "m")
+    fitting.refuse_unfitting("m", ModelFiles.of_directory(root))
+    stored = json.loads((root / "config.json").read_text())
+    *around, name = field.split(".")
+    functools.reduce(operator.getitem, around, stored)[name] += 1
+    (root / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(CannotTell, match=f"m: config.json does not fit the weights: .*(?:{why})"):
+        fitting.refuse_unfitting("m", ModelFiles.of_directory(root))
+
+
+@pytest.mark.parametrize("family", ["dense_t5", "grounding_dino", "rtdetr", "colqwen2"])
+def test_weights_with_parts_of_several_kinds_fit_their_config(family: str, tmp_path: Path) -> None:
+    root = tiny.build(family, tmp_path / "m")
+    fitting.refuse_unfitting("m", ModelFiles.of_directory(root))
+
+
 def test_weights_that_are_cut_off_or_missing_are_refused_before_the_start(tmp_path: Path) -> None:
     root = write(tmp_path / "m", config=architecture("BertForTokenClassification"))
     (root / "model.safetensors").write_bytes(NO_TENSORS[:-1])
@@ -413,7 +458,7 @@ def test_an_index_of_weights_is_read_within_bounds(tmp_path: Path, monkeypatch: 
     root = write(tmp_path / "m", config=architecture("BertForTokenClassification"))
     write(root, **{"model.safetensors.index": {"weight_map": {"a": "model.safetensors"}}})
     assert find(str(root)).entry["adapter"] == "ner"
-    monkeypatch.setattr("workers.loading.source._MOST_HEADER_BYTES", 40)
+    monkeypatch.setattr("workers.loading.stored_files._MOST_HEADER_BYTES", 40)
     with pytest.raises(CannotTell, match=r"model\.safetensors\.index\.json is damaged"):
         find(str(root))
 
@@ -535,10 +580,10 @@ def test_a_repository_of_the_hub_is_read_by_its_small_files(
     found = near_hub(
         {
             "org/new": {
-                "config.json": json.dumps(BERT).encode(),
+                "config.json": json.dumps(BERT | {"model_type": "bert"}).encode(),
                 "modules.json": json.dumps(modules("Transformer", "Pooling")).encode(),
                 "1_Pooling/config.json": json.dumps(POOLING).encode(),
-                "tokenizer.json": b"never",
+                "tokenizer.json": b'{"model": {"vocab": {}}}',
                 "model.safetensors": b"never",
                 "sparse_linear.pt": b"never",
                 "colbert_linear.pt": b"never",
@@ -574,9 +619,17 @@ def test_a_repository_of_the_hub_is_read_by_its_small_files(
     ):
         find("org/new")
     [cached] = tmp_path.glob("hub/models--org--new/snapshots/*")
-    for name in ("model.safetensors", "tokenizer.json", "sparse_linear.pt", "colbert_linear.pt"):
+    for name in ("sparse_linear.pt", "colbert_linear.pt"):
         (cached / name).touch()
+    (cached / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
+    save_file({"a": torch.zeros(1)}, cached / "model.safetensors")
     assert find("org/new").entry == own.entry, "the cache serves while the hub is away"
+    save_file({"embed_tokens.weight": torch.zeros(5, 8)}, cached / "model.safetensors")
+    with pytest.raises(CannotTell, match=r"org/new: config.json does not fit .* is \[5, 8\] in the weights"):
+        find("org/new")
+    (cached / "tokenizer.json").write_text("{}")
+    with pytest.raises(CannotTell, match=r"org/new: tokenizer\.json is no tokenizer: .*`model`"):
+        find("org/new")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CannotTell, match="org/absent is not in the hub cache, and HF_HUB_OFFLINE forbids"):
         find("org/absent")

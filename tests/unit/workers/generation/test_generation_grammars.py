@@ -267,7 +267,10 @@ def test_pieces_of_sentencepiece_follow_grammars(is_unigram: bool) -> None:
         (Grammar("json_schema", "false"), "grammar: "),
         (Grammar("llguidance", '{"grammars":[]}'), "empty grammars"),
         (Grammar("llguidance", '{"grammars":[5]}'), "expected an object, got integer 5 at line 1"),
-        (Grammar("llguidance", '{"max_tokens":"a, b","grammars":[]}'), 'a whole number, got string "a, b" at'),
+        (
+            Grammar("llguidance", '{"max_tokens":"a, b","grammars":[]}'),
+            'a whole number, got string "a, b" at',
+        ),
         (Grammar("llguidance", '{"grammars":5}'), "expected a list, got integer 5 at line 1"),
         (Grammar("llguidance", "{"), "grammar: "),
         (Grammar("llguidance", "[]"), "grammar: "),
@@ -370,7 +373,9 @@ def test_grammars_that_explode_are_refused_and_harm_nobody(
     hostile = {
         "takes more than": Grammar("json_schema", '{"type":"integer","multipleOf":9999991,"maximum":1e15}'),
         "nested too deeply": Grammar("lark", f'start: r0\n{rules}r8000: "z"'),
-        "of a form that cannot be compiled|takes more": Grammar("lark", "start: " + '%json {"type":"object"} ' * 3000),
+        "of a form that cannot be compiled|takes more": Grammar(
+            "lark", "start: " + '%json {"type":"object"} ' * 3000
+        ),
     }
     for words, grammar in hostile.items():
         for _ in range(2):

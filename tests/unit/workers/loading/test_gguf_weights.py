@@ -174,7 +174,8 @@ def test_factors_that_are_not_llama_3s_are_refused(tmp_path: Path) -> None:
             {"blk.0.attn_q.bias": np.zeros(256, np.float32)},
             r"llama has no place for the tensor blk\.0\.attn_q\.bias",
         ),
-        ({"llama.block_count": 3}, {}, r"the tensor blk\.2\.\w+\.weight is missing"),
+        ({"llama.block_count": 3}, {}, r"llama\.block_count is 3, and there are 2 blocks of tensors"),
+        ({"llama.block_count": 1}, {}, r"llama\.block_count is 1, and there are 2 blocks of tensors"),
         (
             {"llama.feed_forward_length": 128},
             {},

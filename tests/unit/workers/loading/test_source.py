@@ -28,8 +28,8 @@ from workers.loading.source import (
     from_package,
     read_ahead,
     size_in_hub,
-    weight_files,
 )
+from workers.loading.stored_files import DamagedWeightsError, tensor_shapes, weight_files
 
 
 def silent(phase: str, fraction: float) -> None:
@@ -116,6 +116,59 @@ def test_a_cut_off_file_in_a_module_directory_is_found_too(model: Path) -> None:
 def test_a_file_in_another_format_is_refused(model: Path, content: bytes) -> None:
     (model / "model.safetensors").write_bytes(content)
     with pytest.raises(SourceError, match="not a safetensors file"):
+        from_directory(model)
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ("[1, ", "the header is no JSON"),
+        ("[" * 100_000, "the header is no JSON"),
+        ("9" * 10_000, "the header is no JSON"),
+        ("[]", "the header is no object, but []"),
+        ('{"a": 1}', "the tensor 'a': expected an object, got 1"),
+        ('{"a": {"shape": [1]}}', "the tensor 'a': data_offsets: expected 2 whole numbers of 0 to"),
+        ('{"a": {"shape": [1], "data_offsets": []}}', "data_offsets: expected 2 whole numbers of 0 to"),
+        ('{"a": {"shape": [1], "data_offsets": [0]}}', "9223372036854775807, got [0]"),
+        ('{"a": {"shape": [1], "data_offsets": [0, 1e400]}}', "got [0, inf]"),
+        ('{"a": {"shape": [1], "data_offsets": [0, NaN]}}', "got [0, nan]"),
+        ('{"a": {"shape": [1], "data_offsets": [0, true]}}', "got [0, True]"),
+        ('{"a": {"shape": [1], "data_offsets": [5, 4]}}', "data_offsets: 5 is behind 4"),
+        ('{"a": {"shape": [1e400], "data_offsets": [0, 4]}}', "the tensor 'a': shape: expected a list of"),
+        ('{"a": {"shape": [-1], "data_offsets": [0, 4]}}', "got [-1]"),
+        ('{"a": {"shape": 9, "data_offsets": [0, 4]}}', "got 9"),
+        ('{"a": {"shape": [9223372036854775808], "data_offsets": [0, 4]}}', "got [9223372036854775808]"),
+        ('{"\\u001b' + "a" * 1000 + '": 1}', "the tensor '\\x1b" + "a" * 75 + "...: expected"),
+    ],
+)
+def test_a_hostile_header_is_refused_by_tensor_field_and_value(model: Path, header: str, why: str) -> None:
+    data = header.encode()
+    (model / "model.safetensors").write_bytes(struct.pack("<Q", len(data)) + data)
+    for read in (from_directory, lambda place: tensor_shapes(place / "model.safetensors")):
+        with pytest.raises((SourceError, DamagedWeightsError)) as caught:
+            read(model)
+        assert str(caught.value).startswith("model.safetensors is not a safetensors file: ")
+        assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["tokenizer.json", "0_Transformer/tokenizer.json"])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "Input data was truncated"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"{}", "missing required field `model`"),
+        (b'{"model": {}}', "missing required field `vocab`"),
+        (b'{"model": {"vocab": 5}}', r"got `int` - at `\$.model.vocab`"),
+        (b'{"model": {"vocab": {"a": ' + b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_tokenizer_that_is_none_is_refused_by_name(
+    model: Path, place: str, content: bytes, why: str
+) -> None:
+    (model / place).parent.mkdir(exist_ok=True)
+    (model / place).write_bytes(content)
+    with pytest.raises(SourceError, match=f"{place} is no tokenizer: .*{why}"):
         from_directory(model)
 
 
