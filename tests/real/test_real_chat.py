@@ -234,6 +234,17 @@ def test_answers_are_those_of_generate_alone_and_in_company(chat: Chat) -> None:
 
 @pytest.mark.parametrize("chat", [smollm2], indirect=True)
 def test_pages_show_the_answer_of_the_model(chat: Chat) -> None:
-    answer = chat.ask("What is the capital of France?").text
-    assert f'"content": "{answer}"' in (ROOT / "docs" / "chat.md").read_text()
+    answered = chat.ask("What is the capital of France?")
+    answer, asked, written = answered.text, answered.prompt_tokens, len(answered.ids)
+    for page, shown in {
+        "chat": '"content": "{}"',
+        "messages": '"text": "{}"',
+        "responses": '"text": "{}", "annotations"',
+        "ollama": '"content": "{}"',
+    }.items():
+        assert shown.format(answer) in (ROOT / "docs" / f"{page}.md").read_text()
+    assert f'"input_tokens": {asked}, "output_tokens": {written}}}' in (ROOT / "docs/messages.md").read_text()
+    assert f'"total_tokens": {asked + written}}}' in (ROOT / "docs/responses.md").read_text()
+    ollama = (ROOT / "docs" / "ollama.md").read_text()
+    assert f'"prompt_eval_count": {asked}' in ollama and f'"eval_count": {written}' in ollama
     assert f"`{answer}`" in (ROOT / "README.md").read_text()
