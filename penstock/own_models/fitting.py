@@ -7,8 +7,7 @@
    Of several stacks one is refused only if a number of layers that the configuration states is left over.
 
 A model of code of its own (`auto_map`) names its fields as it likes, and quantised weights (`quantization_config`) are
-packed; both are not compared. The load compares all tensors
-with those of the model that transformers builds.
+packed; both are not compared. The load compares all tensors with those of the model that transformers builds.
 """
 
 from __future__ import annotations
