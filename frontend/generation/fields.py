@@ -335,16 +335,19 @@ class HostedFields(SamplingFields, kw_only=True):
         Meta(description="Most turns of the model whose calls run on the server; 0: none."),
     ] = None
 
+    def refuse_unserved(self) -> None:
+        """Raise `InvalidField` for a field of which the protocol offers nothing."""
+        for name, reason in self.unserved.items():
+            value = getattr(self, name)
+            if not (value is None or value is False or value == []):
+                raise InvalidField(name, reason)
+
     def plan(self, hosted: Hosted, streams: bool) -> AgentPlan | None:
         """How tools of this server run for the request; None where none do.
 
         `hosted` has what messages and tools ask for. Raises `InvalidField` for a feature that this server does not
         offer, and for a permission that cannot hold.
         """
-        for name, reason in self.unserved.items():
-            value = getattr(self, name)
-            if not (value is None or value is False or value == []):
-                raise InvalidField(name, reason)
         for name, feature in (("enable_shell", SHELL), ("enable_code_execution", CODE)):
             if getattr(self, name) not in (None, False):
                 hosted.use(feature, name, name)

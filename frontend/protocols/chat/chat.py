@@ -209,6 +209,7 @@ def parse(body: bytes, limits: Limits, offer: Offer = NOTHING) -> ChatPlan:
     Messages become a `Conversation`; a bare string is one message of a user.
     """
     request = decode(body, ChatRequest, limits.max_items, _ALIASES)
+    request.refuse_unserved()
     streams = bool(request.stream)
     if any(kind not in _MODALITIES for kind in request.modalities or ()):
         raise InvalidField("modalities", "the models of this server answer with text only")

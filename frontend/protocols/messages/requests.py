@@ -253,6 +253,7 @@ class MessagesPlan:
 def parse(body: bytes, limits: Limits, offer: Offer = NOTHING) -> MessagesPlan:
     """The plan of a body; `offer` is what this server runs. Raises `MalformedBody` and `InvalidField`."""
     request = decode(body, MessagesRequest, limits.max_items)
+    request.refuse_unserved()
     streams = bool(request.stream)
     if request.thread is not None:
         raise InvalidField("thread", _NO_THREADS, details=_NO_THREADS_DETAILS)

@@ -257,8 +257,8 @@ class ResponsePlan:
     """What to generate, on which model (None: the default), and in which form the answer goes out.
 
     `call` lacks its messages and tools; `functions` are those of the client, and `hosted` has what `tools` ask of this
-    server. `items` are the new input as the store keeps items; `fields` are those that the answer
-    repeats. `id` is that of the response.
+    server. `items` are the new input as the store keeps items; `fields` are those that the answer repeats. `id` is that
+    of the response.
     """
 
     id: str
@@ -311,6 +311,7 @@ def container_of(response: str) -> str:
 def parse(body: bytes, limits: Limits, offer: Offer = NOTHING) -> ResponsePlan:
     """The plan of a body; `offer` is what this server runs. Raises `MalformedBody` and `InvalidField`."""
     request = decode(body, ResponseRequest, limits.max_items, (LIMITS,))
+    request.refuse_unserved()
     background = bool(request.background)
     streams = bool(request.stream) and not background
     hosted = Hosted(offer)

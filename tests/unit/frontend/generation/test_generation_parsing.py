@@ -372,7 +372,9 @@ def test_an_effort_that_contradicts_or_is_unknown_is_refused(thinking: bool | No
 )
 def test_what_needs_tools_on_the_server_is_refused(fields: dict[str, Any], refused: str) -> None:
     with pytest.raises(errors.InvalidField) as caught:
-        msgspec.convert(fields, HostedFields).plan(Hosted(), streams=False)
+        request = msgspec.convert(fields, HostedFields)
+        request.refuse_unserved()
+        request.plan(Hosted(), streams=False)
     assert caught.value.field == refused
 
 
