@@ -10,7 +10,6 @@ from frontend.agent.host import ProducedFile
 from frontend.generation.hosted import CODE, SHELL, Offer
 from frontend.state.files import FileStore
 from frontend.state.state import State
-from ipc.errors import InvalidInput
 from ipc.settings import Agent
 from ipc.wire.tools import Call, Done
 
@@ -114,7 +113,7 @@ class Parts:
 
 
 def parts_of(agent: Agent, state: State, host: Host) -> Parts:
-    """The parts of a frontend. Files of messages can be read always; skills are not offered."""
+    """The parts of a frontend. Files of messages can be read always; skills need a shell."""
     features = ((CODE, agent.code_execution), (SHELL, agent.shell))
     offer = Offer(
         frozenset(feature for feature, is_on in features if is_on),
@@ -124,8 +123,4 @@ def parts_of(agent: Agent, state: State, host: Host) -> Parts:
         agent.code_exec_timeout_s,
         agent.shell_timeout_s,
     )
-    return Parts(offer, host, state.files, _no_skill, state.sessions, state.approvals)
-
-
-async def _no_skill(owner: str, skill_id: str, version: int | None) -> OpenSkill:
-    raise InvalidInput("skills are not offered by this server")
+    return Parts(offer, host, state.files, state.skills.open, state.sessions, state.approvals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Iterator
@@ -9,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from frontend.state.archives import GUIDE, from_parts
+from frontend.state.skills import SkillStore
+from ipc.settings import State
 from tests.conformance.required_tool import required_tool
 from tests.harness.later import anthropic, openai
 from tests.harness.server import Server, serving
@@ -26,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("agent")
     catalog = root / "catalog"
     catalog.mkdir()
-    chat_models.write_entry(catalog, MODEL, chat_models.save("chatml", root / "chatml"))
+    chat_models.write_entry(catalog, MODEL, chat_models.save("chatml", root / "chatml", context=4096))
     settings = {"server.frontends": 2, "agent.code_execution": "true", "agent.shell": "true"}
     with serving(root, (MODEL,), settings, catalog=catalog) as running:
         yield running
@@ -117,3 +121,60 @@ def test_a_call_that_waits_for_the_server_runs_and_its_file_is_stored(client: op
     [file] = more["files"]
     assert (file["name"], file["text"], record["file_ids"]) == ("made.txt", "by a tool\n", [file["id"]])
     assert client.files.content(file["id"]).read() == b"by a tool\n"
+
+
+@pytest.fixture(scope="module")
+def skill(server: Server) -> str:
+    """The id of a skill that the server keeps."""
+    guide = b"---\nname: Plot\ndescription: Draws.\n---\n"
+    files = from_parts([(f"plot/{GUIDE}", guide), ("plot/draw.sh", b"echo drawn > plot.txt\n")])
+    return asyncio.run(SkillStore(server.run_dir / "state", State()).add("", files)).id
+
+
+DRAWS = json.dumps({"commands": ["sh skills/Plot/draw.sh"]})
+
+
+def test_a_skill_of_a_response_makes_a_file_that_is_cited_and_lies_in_its_container(
+    server: Server, skill: str
+) -> None:
+    required_tool("bwrap")
+    called = {"type": "function_call", "call_id": "call-1", "name": "mistralrs_shell", "arguments": DRAWS}
+    items: Any = [{"role": "user", "content": "Draw."}, called]
+    use = {"type": "skill_reference", "skill_id": skill, "version": "1"}
+    tools: Any = [{"type": "shell", "environment": {"type": "container_auto", "skills": [use]}}]
+
+    async def act() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            stream = await client.responses.create(
+                model=MODEL, input=items, tools=tools, max_output_tokens=4, stream=True
+            )
+            *_, last = [event async for event in stream]
+            parts = [part for item in last.response.output if item.type == "message" for part in item.content]
+            [cited] = [note for part in parts for note in part.annotations]
+            assert (cited.type, cited.filename) == ("container_file_citation", "plot.txt")
+            place = client.containers.files
+            [listed] = [file async for file in place.list(cited.container_id)]
+            content = await place.content.retrieve(cited.file_id, container_id=cited.container_id)
+            assert (listed.id, content.content) == (cited.file_id, b"drawn\n")
+
+    asyncio.run(act())
+
+
+def test_a_skill_of_a_message_runs(server: Server, skill: str) -> None:
+    required_tool("bwrap")
+    look = {"type": "tool_use", "id": "call-0", "name": "look", "input": {}}
+    draw = {"type": "tool_use", "id": "call-1", "name": "mistralrs_shell", "input": json.loads(DRAWS)}
+    looked = {"type": "tool_result", "tool_use_id": "call-0", "content": "a page"}
+    messages: Any = [
+        {"role": "user", "content": "Draw."},
+        {"role": "assistant", "content": [look, draw]},
+        {"role": "user", "content": [looked]},
+    ]
+    container = {"skills": [{"type": "custom", "skill_id": skill}]}
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
+        answer = claude.messages.create(
+            model=MODEL, max_tokens=4, messages=messages, extra_body={"container": container}
+        )
+    assert answer.model_extra is not None
+    [file] = answer.model_extra["files"]
+    assert (file["name"], file["text"]) == ("plot.txt", "drawn\n")
