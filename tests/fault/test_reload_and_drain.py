@@ -41,7 +41,7 @@ def assert_none_failed(load: Load) -> None:
 
 
 def test_reloads_under_load_fail_no_request_and_keep_the_models(tmp_path: Path) -> None:
-    with serving(tmp_path, settings={**PATIENT, "server.frontends": 2}, supervised=False) as server:
+    with serving(tmp_path, settings={**PATIENT, "server.frontends": 2}) as server:
         worker = server.worker_pid()
         with Load(server.port, CLIENTS) as kept, Load(server.port, 4, keep_alive=False) as fresh:
             more_answers(kept)

@@ -20,7 +20,7 @@ from frontend.grpc.received import Form, split
 from frontend.http import media
 from frontend.http.rendering import at_once
 from frontend.protocols.chat import chat, completions
-from frontend.protocols.kserve_v2 import generate, images, infer, reading
+from frontend.protocols.kserve_v2 import conversions, generate, infer, reading
 from frontend.protocols.kserve_v2.grpc import infer as counting
 from frontend.protocols.kserve_v2.grpc import reading as grpc_reading
 from frontend.protocols.kserve_v2.schemas import CONTROL
@@ -177,7 +177,7 @@ def kserve_request(data: bytes) -> None:
                 else:
                     found = reading.parse(model.name, None, head, tail)
                 orjson.dumps([found.id, found.request.parameters])
-                images.defer(model.config, found.request.inputs, LIMITS)
+                conversions.defer(model.config, found.request.inputs, LIMITS)
                 _check(model, found.request)
                 made = [finish(given) for given in found.request.inputs if given.recipe is not None]
                 assert not made or checking.check(model, found.request)

@@ -199,9 +199,9 @@ def test_without_extras_commands_start_and_a_check_names_the_extra_of_a_model(
     [
         ("serve", MODEL),
         ("worker", "--slot", "0"),
+        ("models", "pull", "BAAI/bge-m3"),
         pytest.param(("serve",), marks=LONG),
         pytest.param(("serve", "org/name"), marks=LONG),
-        pytest.param(("models", "pull", "BAAI/bge-m3"), marks=LONG),
         pytest.param(("verify", "BAAI/bge-m3"), marks=LONG),
     ],
 )

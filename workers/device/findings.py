@@ -126,18 +126,18 @@ class Proof:
             self._findings.write(kind, facts, Proven(finding, dict(values)))
 
 
-def read_small(path: Path) -> bytes:
+def read_small(path: Path, most_nbytes: int = _MOST_NBYTES) -> bytes:
     """The bytes of a small file of ours, which counts as used now. Raises OSError for anything else."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as stream:
         status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_NBYTES:
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most_nbytes:
             raise OSError("no small file")
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise OSError("others can write to the file")
         with contextlib.suppress(OSError):
             os.utime(handle)
-        return stream.read(_MOST_NBYTES)
+        return stream.read(most_nbytes)
 
 
 def write_small(root: Path, path: Path, content: bytes) -> None:

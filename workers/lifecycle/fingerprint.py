@@ -40,6 +40,9 @@ FINDINGS = "extraction"
 VARYING = (FINDINGS, "sparse.values")
 """Names of the results whose number of values is not fixed; their highest values come first."""
 
+_MOST_NBYTES = 64 << 20
+"""Of a file. A program has values of each output of each run of its warm-up."""
+
 
 class FingerprintMismatch(Exception):
     """A model gives other values than before or than its catalog entry states."""
@@ -148,7 +151,7 @@ def _versions() -> list[str]:
 
 def _read(path: Path) -> dict[str, list[float]] | None:
     try:
-        return msgspec.json.decode(read_small(path), type=dict[str, list[float]])
+        return msgspec.json.decode(read_small(path, _MOST_NBYTES), type=dict[str, list[float]])
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -20,7 +20,7 @@ class Kinds:
     """One strategy for each kind of job of a worker."""
 
     def __init__(self, context: Context, unload_idle: Callable[[str, float], bool]) -> None:
-        """`unload_idle` is that of `oom.Eviction`."""
+        """`unload_idle` is that of `one_shot.Eviction`."""
         self.one_shot = OneShot(context, unload_idle)
         self.sequences = Sequences(context, unload_idle)
         self.streams = Streams(context)

@@ -1,4 +1,4 @@
-"""The engine of this host: `directory` looks models up, `workers` waits for models, `demand` asks for their loads.
+"""The engine of this host: `engine` also looks models up, `workers` waits for models, `demand` asks for loads.
 
 Only the start of a frontend imports this package; all others use `frontend.engine.interface`.
 """

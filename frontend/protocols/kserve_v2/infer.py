@@ -4,7 +4,7 @@
 2. A small binary request may have a plan: the head (JSON) equals the head of an earlier request, whose plan the model
    kept. The plan runs over the new bytes (`frontend.tensors.program_calls`). All other requests go on with 3.
 3. Read the body (`Arriving`). Parse the JSON and split the bytes behind the JSON (`reading`). Mark the inputs that
-   are encoded images or strings (`images`).
+   are encoded images or strings (`conversions`).
 4. Run the request (`frontend.tensors.inference`), and keep the plan of a plain request.
 5. Render the result (`rendering`), packed for clients that ask for a packed body.
 
@@ -26,7 +26,7 @@ from frontend.access.restricted import Restrictions
 from frontend.engine.interface import Block
 from frontend.http.bodies import HeldBody
 from frontend.http.rendering import Steps, at_once, in_steps, off_loop
-from frontend.protocols.kserve_v2 import images, reading, rendering
+from frontend.protocols.kserve_v2 import conversions, reading, rendering
 from frontend.protocols.kserve_v2.reading import InferRequest, Target
 from frontend.scope import RequestScope
 from frontend.sending import InferenceRoute, send_parts
@@ -267,7 +267,7 @@ class InferResource(InferenceRoute):
                 request.block = arrived.block
                 if self._forwarding.active:
                     self._forwarding.apply(req.headers_lower, request)
-                images.defer(model.config, request.inputs, self.services.settings.limits)
+                conversions.defer(model.config, request.inputs, self.services.settings.limits)
                 result = await self.services.tensor_inference.run(scope, model, request)
                 if arrived.head_nbytes > 0 and not given_id and not self._forwarding.active:
                     self._keep(model, arrived, wanted)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.protocols.kserve_v2 import images
+from frontend.protocols.kserve_v2 import conversions
 from frontend.records.statistics import Duration, ModelStatistics
 from frontend.services import Services
 from frontend.tensors.models import VersionState
@@ -206,7 +206,7 @@ def _tensor(tensor: TensorConfig, config: ModelConfig) -> TensorMetadata:
 def output_metadata(tensor: TensorConfig, config: ModelConfig) -> TensorMetadata:
     """An output in the form of answers: BYTES for an output whose name marks text."""
     plain = _tensor(tensor, config)
-    if images.is_marked(tensor.name, tensor.datatype, len(plain.shape)):
+    if conversions.is_marked(tensor.name, tensor.datatype, len(plain.shape)):
         return TensorMetadata(tensor.name, BYTES, plain.shape[:1])
     return plain
 

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from frontend.http.rendering import Steps
-from frontend.protocols.kserve_v2 import images
+from frontend.protocols.kserve_v2 import conversions
 from frontend.protocols.kserve_v2.reading import InferRequest
 from frontend.tensors.result import OutputTensor, TensorResult, TopClass
 from ipc.errors import InvalidInput
@@ -89,15 +89,15 @@ def is_long(result: TensorResult, wanted: InferRequest) -> bool:
         for output in result.outputs
         if output.data is not None and not wanted.binary.get(output.name, wanted.binary_default)
     )
-    return nbytes > LONG_NBYTES or result.has_many_classes or images.is_long(result)
+    return nbytes > LONG_NBYTES or result.has_many_classes or conversions.is_long(result)
 
 
 def told(output: OutputTensor, batches: bool) -> tuple[str, list[int], memoryview | None]:
     """Datatype, shape and raw bytes of an output in the answer: classes and marked strings are BYTES."""
     if output.classes is not None:
         return BYTES, *classes_tensor(output.classes, output.datatype, batches)
-    if output.data is not None and images.is_marked(output.name, output.datatype, len(output.shape)):
-        return images.texts_of(output)
+    if output.data is not None and conversions.is_marked(output.name, output.datatype, len(output.shape)):
+        return conversions.texts_of(output)
     return output.datatype, output.shape, output.data
 
 

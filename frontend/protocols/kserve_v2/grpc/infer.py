@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from frontend.grpc import received
 from frontend.grpc.call import Call, Several
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.kserve_v2 import images, rendering
+from frontend.protocols.kserve_v2 import conversions, rendering
 from frontend.protocols.kserve_v2.errors import text_of
 from frontend.protocols.kserve_v2.grpc.reading import EMPTY_FINAL, request_of, version_of
 from frontend.protocols.kserve_v2.reading import identified, identifying
@@ -177,7 +177,7 @@ def _plain_head(model: str, version: int, shown: tuple[Shown, ...]) -> bytes:
 
 def is_long(result: TensorResult) -> bool:
     """Whether that is work for a thread."""
-    return result.has_many_classes or images.is_long(result)
+    return result.has_many_classes or conversions.is_long(result)
 
 
 def bare_message(model: str, version: str, given_id: str, *, final: bool = True, error: str = "") -> bytes:
@@ -279,7 +279,7 @@ class Infer:
 
     def _completed(self, call: Call, request: TensorRequest, model: TensorModel) -> TensorRequest:
         """`request` with what the model and the metadata of the rpc add."""
-        images.defer(model.config, request.inputs, call.services.settings.limits)
+        conversions.defer(model.config, request.inputs, call.services.settings.limits)
         self._forwarding.apply(call.metadata, request)
         return request
 

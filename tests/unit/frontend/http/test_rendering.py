@@ -17,7 +17,7 @@ import pytest
 
 from frontend.http import media, rendering, tracebacks
 from frontend.http.rendering import Line, Steps, in_steps, off_loop
-from frontend.protocols.kserve_v2 import images
+from frontend.protocols.kserve_v2 import conversions
 from frontend.scope import current_scope, plain_scope
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, TensorRequest
@@ -238,7 +238,7 @@ def eye(root: Path, **settings: str) -> Services:
 def looking(made: Services, count: int) -> Coroutine[Any, Any, Any]:
     """A request of so many pictures."""
     given = InputTensor("A", "BYTES", [count], elements(*[encoded(picture(1, 8, 8))] * count))
-    images.defer(PICTURES, [given], made.settings.limits)
+    conversions.defer(PICTURES, [given], made.settings.limits)
     made_context = plain_scope()
     made_context.deadline_ns = deadline.after(30)
     return run(made, made_context, TensorRequest("eye", None, [given], None))
@@ -247,13 +247,13 @@ def looking(made: Services, count: int) -> Coroutine[Any, Any, Any]:
 def test_pictures_hold_up_no_large_body_and_end_with_their_client(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, decode = eye(tmp_path), images.decode
+    made, decode = eye(tmp_path), conversions.decode
 
     def gated(data: bytes, where: str) -> np.ndarray:
         gate.wait(where)
         return decode(data, where)
 
-    monkeypatch.setattr(images, "decode", gated)
+    monkeypatch.setattr(conversions, "decode", gated)
     monkeypatch.setattr(rendering, "PIECE_S", 0.0)
 
     async def test() -> None:
@@ -299,9 +299,9 @@ def test_pixels_are_bounded_for_all_requests(
 ) -> None:
     made, decode = (
         eye(tmp_path, limits__max_image_pixels="64", limits__max_images="1"),
-        images.decode,
+        conversions.decode,
     )
-    monkeypatch.setattr(images, "decode", lambda data, where: (gate.wait(), decode(data, where))[1])
+    monkeypatch.setattr(conversions, "decode", lambda data, where: (gate.wait(), decode(data, where))[1])
     assert made.tensor_inference.inputs.pixels.limit == 256
 
     async def test() -> None:

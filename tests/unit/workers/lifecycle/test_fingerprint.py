@@ -45,6 +45,15 @@ def test_the_first_load_records_and_later_ones_compare(tmp_path: Path) -> None:
         check([float("nan"), *VALUES[1:]], path)
 
 
+def test_the_fingerprint_of_many_outputs_and_runs_is_compared_too(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "f.json"
+    values = {f"infer.{number}.OUTPUT": [number + 0.123456789] * 8 for number in range(1000)}
+    fingerprint.check(ENTRY, values, torch.float32, path)
+    values["infer.999.OUTPUT"] = [0.0] * 8
+    with pytest.raises(FingerprintMismatch):
+        fingerprint.check(ENTRY, values, torch.float32, path)
+
+
 def test_only_the_fingerprints_that_were_used_last_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,13 +207,13 @@ def test_typed_contents_are_held_while_they_are_in_work(
 ) -> None:
     made = services(tmp_path)
     held: list[int] = []
-    defer = infer.images.defer
+    defer = infer.conversions.defer
 
     def noting(*given: Any) -> None:
         held.append(made.bodies.held_nbytes)
         defer(*given)
 
-    monkeypatch.setattr(infer.images, "defer", noting)
+    monkeypatch.setattr(infer.conversions, "defer", noting)
     message, _ = sent_as_bytes("strings", "S", [b"a", b"b"], False)
     answered(made, message)
     assert held == [2 * STRING_NBYTES] and not made.bodies.held_nbytes

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.http.rendering import at_once
-from frontend.protocols.kserve_v2 import elements, images, infer, reading
+from frontend.protocols.kserve_v2 import conversions, elements, infer, reading
 from frontend.tensors.request import InputTensor
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
@@ -90,10 +90,10 @@ def test_packed_bodies_that_are_anything(body: bytes, encoding: str) -> None:
 )
 def test_images_that_are_anything(data: bytes, start: bytes) -> None:
     with contextlib.suppress(InvalidInput):
-        images.decode(start + data, "x")
+        conversions.decode(start + data, "x")
     tensor = InputTensor("x", "BYTES", [1], datatypes.join([start + data]))
     with contextlib.suppress(InvalidInput):
-        images.defer(MODEL, [tensor], Limits())
+        conversions.defer(MODEL, [tensor], Limits())
         finish(tensor)
 
 
@@ -102,7 +102,7 @@ def test_images_that_are_anything(data: bytes, start: bytes) -> None:
 def test_prefixes_that_lie(data: bytes, count: int) -> None:
     tensor = InputTensor("x", "BYTES", [count], data)
     with contextlib.suppress(InvalidInput):
-        images.defer(MODEL, [tensor], Limits())
+        conversions.defer(MODEL, [tensor], Limits())
         finish(tensor)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from frontend.protocols.kserve_v2 import images
-from frontend.protocols.kserve_v2.images import decode, resize
+from frontend.protocols.kserve_v2 import conversions
+from frontend.protocols.kserve_v2.conversions import decode, resize
 from frontend.tensors.request import InputTensor
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import BodyTooLarge, InvalidInput
@@ -155,7 +155,7 @@ def converted(
     config: ModelConfig, *elements: bytes, limits: Limits = LIMITS
 ) -> tuple[InputTensor, np.ndarray[Any, Any]]:
     given = InputTensor("x", "BYTES", [len(elements)], datatypes.join(elements))
-    images.defer(config, [given], limits)
+    conversions.defer(config, [given], limits)
     data = finish(given)
     kind = {"FP32": "<f4", "UINT8": "u1", "INT8": "i1", "UINT16": "<u2", "FP16": "<f2"}[given.datatype]
     return given, np.frombuffer(data, kind).reshape(given.shape)
@@ -221,13 +221,13 @@ def test_images_that_do_not_fit_are_refused(config: ModelConfig, elements: list[
 
 def test_lying_lengths_are_refused() -> None:
     given = InputTensor("x", "BYTES", [1], b"\xff\0\0\0abc")
-    images.defer(model((7, 6, 3)), [given], LIMITS)
+    conversions.defer(model((7, 6, 3)), [given], LIMITS)
     with pytest.raises(InvalidInput, match="says 255 bytes, but 3 are left"):
         finish(given)
 
 
 def test_pixels_are_bounded_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "decode", lambda *_: pytest.fail("it was decoded"))
+    monkeypatch.setattr(conversions, "decode", lambda *_: pytest.fail("it was decoded"))
     large = png(pixels(3, False, 20, 20))
     with pytest.raises(InvalidInput, match="20 x 20 pixels, the limit is 399"):
         converted(model((7, 6, 3)), large, limits=Limits(max_image_pixels=399))
@@ -254,23 +254,23 @@ def test_channels_are_known_by_the_header(mode: str) -> None:
     more: Any = {"transparency": 1} if ";t" in mode else {}
     image.save(file, "JPEG" if mode == "CMYK" else "PNG", **more)
     found = file.getvalue()
-    assert images.channels_of(found, "x") == decode(found, "x").shape[2]
+    assert conversions.channels_of(found, "x") == decode(found, "x").shape[2]
     with pytest.raises(InvalidInput, match="cannot be decoded"):
-        images.channels_of(found[:30], "x")
+        conversions.channels_of(found[:30], "x")
 
 
 def test_what_cannot_fit_is_refused_before_any_header_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images.media, "check_image", lambda *_: pytest.fail("a header was read"))
+    monkeypatch.setattr(conversions.media, "check_image", lambda *_: pytest.fail("a header was read"))
     with pytest.raises(BodyTooLarge, match=r"2 images take 1008 bytes or more"):
         converted(model((7, 6, 3)), b"one", b"two", limits=Limits(max_body_bytes=1007))
     many = InputTensor("x", "BYTES", [datatypes.MOST_ELEMENTS + 1], b"")
     with pytest.raises(InvalidInput, match="elements of BYTES"):
-        images.defer(model((-1, 7, 6, 3), batch=0), [many], LIMITS)
+        conversions.defer(model((-1, 7, 6, 3), batch=0), [many], LIMITS)
 
 
 def test_inputs_that_are_no_images_stay_as_they_are() -> None:
     plain = InputTensor("x", "FP32", [1, 7, 6, 3], b"")
     strings = InputTensor("x", "BYTES", [1], b"")
-    assert images.to_convert(model((7, 6, 3)), [plain]) == []
-    assert images.to_convert(model((1,), "BYTES"), [strings]) == []
-    assert images.to_convert(model((1, 2), "FP32"), [strings]) == []
+    assert conversions.to_convert(model((7, 6, 3)), [plain]) == []
+    assert conversions.to_convert(model((1,), "BYTES"), [strings]) == []
+    assert conversions.to_convert(model((1, 2), "FP32"), [strings]) == []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.protocols.kserve_v2 import generate, images, rendering
+from frontend.protocols.kserve_v2 import conversions, generate, rendering
 from frontend.protocols.kserve_v2.management import TensorMetadata, output_metadata
 from frontend.tensors.request import InputTensor
 from frontend.tensors.result import OutputTensor, TensorResult
@@ -26,7 +26,7 @@ def model(dims: tuple[int, ...], datatype: str = "UINT8", batch: int = 0) -> Mod
 def converted(config: ModelConfig, *texts: bytes) -> tuple[str, list[int], bytes]:
     """Datatype, shape and bytes of the input after these strings were given for it."""
     given = InputTensor("x", "BYTES", [len(texts)], elements(*texts))
-    images.defer(config, [given], Limits())
+    conversions.defer(config, [given], Limits())
     data = finish(given)
     return given.datatype, given.shape, data
 
@@ -52,7 +52,7 @@ def test_an_input_of_one_dimension_gets_strings_packed() -> None:
 
 @pytest.mark.parametrize("config", [model((-1, -1)), model((-1,))])
 def test_what_strings_take_is_bounded(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "MOST_NBYTES", 100)
+    monkeypatch.setattr(conversions, "MOST_NBYTES", 100)
     with pytest.raises(InvalidInput, match=r"strings take .* bytes as a tensor, the limit is 100"):
         converted(config, b"x" * 99, b"")
 
@@ -67,7 +67,7 @@ def test_one_long_string_does_not_make_many_rows_long() -> None:
 def test_other_models_get_no_strings() -> None:
     given = [InputTensor("x", "BYTES", [1], elements(b"a"))]
     for config in (model((4,)), model((-1,), "FP32"), model((-1,), "BYTES"), model((-1, -1, -1))):
-        assert images.to_convert(config, given) == []
+        assert conversions.to_convert(config, given) == []
     with pytest.raises(InvalidInput, match="UINT8 or BYTES, not FP32"):
         converted(model((-1, -1), "FP32"), b"a")
 
@@ -129,7 +129,7 @@ def test_many_rows_are_work_for_a_thread_and_too_many_are_refused() -> None:
         TensorResult("m", 1, [output("x_string", np.zeros((count, 8)))], None)  # type: ignore[arg-type]
         for count in (8, 1 << 15)
     )
-    assert (images.is_long(few), images.is_long(many)) == (False, True)
+    assert (conversions.is_long(few), conversions.is_long(many)) == (False, True)
     with pytest.raises(InvalidInput, match="elements of BYTES"):
         rendering.told(output("x_string", np.zeros(((1 << 20) + 1, 1))), False)
 

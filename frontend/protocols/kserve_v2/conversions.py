@@ -1,4 +1,4 @@
-"""BYTES elements as encoded images, and strings as padded rows, for model inputs that take neither.
+"""Conversions between BYTES and numbers, for models that take or give images and strings as numbers.
 
 1. A model input of four dimensions that is sent as BYTES holds one JPEG or PNG image per element. Headers are looked at
    first: size and pixels of each image and of all of them are bounded before anything is decoded
