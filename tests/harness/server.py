@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipc.processes.liveness import is_held
+from ipc.processes.paths import TOOLS
 from tests.harness.accounting import count_apart, count_server
 
 if TYPE_CHECKING:
@@ -284,6 +285,10 @@ class Server:
     def worker_pid(self, slot: int = 0) -> int | None:
         """Pid of the worker that holds the slot."""
         return self._lock_pid(f"worker-{slot}")
+
+    def tool_host_pid(self) -> int | None:
+        """Pid of the tool host."""
+        return self._lock_pid(TOOLS)
 
     def starts(self, slot: int) -> int:
         """How often a worker of the slot has become ready, by what the supervisor wrote.

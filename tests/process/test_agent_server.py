@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import http.client
 import json
-from collections.abc import Iterator
-from typing import Any
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any, Self
+from uuid import uuid4
 
+import psutil
 import pytest
 
 from frontend.state.archives import GUIDE, from_parts
@@ -15,7 +22,7 @@ from frontend.state.skills import SkillStore
 from ipc.settings import State
 from tests.conformance.required_tool import required_tool
 from tests.harness.later import anthropic, openai
-from tests.harness.server import Server, serving
+from tests.harness.server import Answer, Server, serving, stopped, wait_until
 from tests.tiny import chat_models
 
 MODEL = "tiny/chatml"
@@ -31,7 +38,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     catalog = root / "catalog"
     catalog.mkdir()
     chat_models.write_entry(catalog, MODEL, chat_models.save("chatml", root / "chatml", context=4096))
-    settings = {"server.frontends": 2, "agent.code_execution": "true", "agent.shell": "true"}
+    settings: dict[str, Any] = {"server.frontends": 2, "agent.code_execution": "true", "agent.shell": "true"}
+    settings["server.graceful_timeout_s"] = 4
     with serving(root, (MODEL,), settings, catalog=catalog) as running:
         yield running
 
@@ -178,3 +186,162 @@ def test_a_skill_of_a_message_runs(server: Server, skill: str) -> None:
     assert answer.model_extra is not None
     [file] = answer.model_extra["files"]
     assert (file["name"], file["text"]) == ("plot.txt", "drawn\n")
+
+
+class Run:
+    """A streamed run of chat whose model has called the shell with each of `commands`, and that asks before a call."""
+
+    def __init__(
+        self, server: Server, session: str, commands: Sequence[str], permission: str = "ask"
+    ) -> None:
+        calls = [
+            {
+                "type": "function",
+                "id": f"call-{number}",
+                "function": {"name": "mistralrs_shell", "arguments": json.dumps({"commands": [command]})},
+            }
+            for number, command in enumerate(commands)
+        ]
+        asked = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": calls}],
+            "max_tokens": 4,
+            "stream": True,
+            "enable_shell": True,
+            "agent_permission": permission,
+            "session_id": session,
+        }
+        self._server = server
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        self._connection.request(
+            "POST", "/v1/chat/completions", json.dumps(asked), {"Content-Type": "application/json"}
+        )
+        self.local_port: int = self._connection.sock.getsockname()[1]
+        self._response = self._connection.getresponse()
+        assert self._response.status == 200, self._response.read()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._response.close()
+        self._connection.close()
+
+    @property
+    def pid(self) -> int:
+        """The frontend of the stream."""
+        [found] = [
+            pid
+            for pid in self._server.frontend_pids()
+            for connection in psutil.Process(pid).net_connections("tcp")
+            if connection.raddr and connection.raddr.port == self.local_port
+        ]
+        return found
+
+    def until(self, name: str) -> dict[str, Any]:
+        """The data of the next event of a name, or with a key of this name."""
+        while line := self._response.readline():
+            told, _, text = line.decode().strip().partition(": ")
+            if told == "data" and text != "[DONE]":
+                data: dict[str, Any] = json.loads(text)
+                if data.get("type") == name or name in data:
+                    return data
+        raise AssertionError(f"the stream has ended without {name}")
+
+    def asked(self) -> str:
+        """The id of the next approval, once the run waits for a decision."""
+        id_: str = self.until("agentic_tool_approval_required")["approval_id"]
+        wait_until(lambda: (id_, 1) in approvals(self._server), what="the wait")
+        return id_
+
+    def result(self) -> dict[str, Any]:
+        """What the next call has given."""
+        data = self.until("agentic_tool_call_progress")
+        while data["phase"] != "complete":
+            data = self.until("agentic_tool_call_progress")
+        found: dict[str, Any] = data["data"]
+        return found
+
+    def rest(self) -> bytes:
+        """All that is left of the stream."""
+        return self._response.read()
+
+
+def approvals(server: Server) -> list[tuple[str, int]]:
+    """Ids of calls that nobody has decided about, each with 1 once a run waits."""
+    with closing(sqlite3.connect(server.run_dir / "state" / "approvals-1.db")) as connection:
+        return connection.execute("SELECT id, waits FROM approvals").fetchall()
+
+
+def decide(server: Server, id_: str, decision: str, **more: Any) -> Answer:
+    """A decision about a call."""
+    return server.post(f"/v1/agent/approvals/{id_}", {"decision": decision, **more})
+
+
+def test_calls_are_decided_about_at_the_other_frontend(server: Server) -> None:
+    required_tool("bwrap")
+    with Run(server, "asks", ["echo one", "echo two", "echo three"]) as run:
+        first = run.asked()
+        with stopped(run.pid):
+            denied = decide(server, first, "deny", message="Not this one.")
+        assert (denied.status, denied.json()) == (200, {"status": "resolved"})
+        told = run.result()
+        assert (told["status"], told["stderr"]) == ("denied", "Not this one.")
+        second = run.asked()
+        assert decide(server, first, "approve").status == 404
+        with stopped(run.pid):
+            assert decide(server, second, "approve", remember_for_session=True).json() == {
+                "status": "resolved"
+            }
+        assert [run.result()["stdout"] for _ in range(2)] == ["two\n", "three\n"]
+        assert run.rest().endswith(b"data: [DONE]\n\n")
+    assert approvals(server) == []
+
+
+def test_a_client_that_leaves_while_a_call_waits_leaves_nothing(server: Server) -> None:
+    with Run(server, "leaves", ["echo one"]) as run:
+        id_ = run.asked()
+    wait_until(lambda: not approvals(server), what="the end of the wait")
+    assert decide(server, id_, "approve").status == 404
+    wait_until(lambda: server.metric("penstock_requests_in_flight") == 0, what="the end of the run")
+
+
+def test_a_tool_host_that_dies_in_a_call_fails_the_call_once_and_the_run_goes_on(server: Server) -> None:
+    required_tool("bwrap")
+    with Run(server, "dies", ["sleep 4321"], permission="auto") as run:
+        host = psutil.Process(server.tool_host_pid())
+        wait_until(lambda: ["sleep", "4321"] in map(psutil.Process.cmdline, below(host)), what="the call")
+        sandbox = below(host)
+        host.kill()
+        told = run.result()
+        assert told["status"] == "error" and "the call is not repeated" in told["stderr"]
+        rest = run.rest()
+        assert rest.endswith(b"data: [DONE]\n\n") and b"agentic_tool_call_progress" not in rest
+    psutil.wait_procs(sandbox, timeout=60)
+    assert not any(map(psutil.Process.is_running, sandbox))
+    wait_until(lambda: server.tool_host_pid() not in (None, host.pid), what="a new host")
+    wait_until(lambda: output(server, "echo again") == "again\n", what="a call of the new host")
+
+
+def below(process: psutil.Process) -> list[psutil.Process]:
+    """All processes below a process that are no zombies."""
+    found = process.children(recursive=True)
+    return [each for each in found if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+def output(server: Server, command: str) -> str:
+    """What a run of a new session reads of a command."""
+    with Run(server, uuid4().hex, [command], permission="auto") as run:
+        text: str = run.result().get("stdout", "")
+        run.rest()
+    return text
+
+
+def test_a_drain_ends_a_wait_with_one_error_that_names_the_session(server: Server) -> None:
+    with Run(server, "outlasts", ["echo one"]) as run:
+        id_ = run.asked()
+        os.kill(run.pid, signal.SIGTERM)
+        message = run.until("error")["error"]["message"]
+        assert "continue session outlasts" in message and run.rest().count(b"error") == 0
+        wait_until(lambda: not approvals(server), what="the end of the wait")
+        assert decide(server, id_, "approve").status == 404
