@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from ipc.processes.liveness import SlotLock, SlotTaken, is_held
+from ipc.processes.liveness import SlotLock, SlotTaken, is_held, kill_sandboxes
 from ipc.processes.paths import SERVER, TOOLS, RunPaths, remove_tree
 from ipc.store import store
 
@@ -84,6 +84,7 @@ def _sweep_tools(paths: RunPaths) -> list[str]:
     try:
         with SlotLock(paths.lock(TOOLS)):
             found = [work.name] if work.exists() else []
+            kill_sandboxes(work)
             remove_tree(work)
             return found + _unlink([paths.tools_socket(), paths.tools_notify_socket()])
     except SlotTaken:

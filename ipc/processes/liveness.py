@@ -5,6 +5,7 @@
 - `open_pidfd`: a descriptor that becomes readable when the process dies, checked against its start time so that a
   recycled pid is never taken for the old process.
 - `own_identity`: a process that other processes can ask after, by pid, start time and boot.
+- `kill_sandboxes`: ends what a dead tool host may have left.
 - `life_pipe`: EOF on the read end comes exactly when every holder of the write end is gone.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -165,6 +167,30 @@ def open_pidfd(pid: int, ticks: int) -> int:
         os.close(fd)
         raise ProcessLookupError(pid)
     return fd
+
+
+def kill_sandboxes(work: Path) -> None:
+    """Kill each bubblewrap that a dead tool host started with a directory below `work`, the host's work directory.
+
+    A kill of the host in the first moments of a start leaves a process that waits for its parent for ever: until the
+    namespace is ready the process does not follow the death of its parent. Sandboxes over a directory of the operator
+    (`agent.workdir`) are not found.
+    """
+    below = os.fsencode(work) + b"/"
+    for directory in Path("/proc").glob("[1-9]*"):
+        try:
+            pidfd = os.pidfd_open(int(directory.name))
+        except (OSError, ValueError):
+            continue
+        try:
+            program, *words = (directory / "cmdline").read_bytes().split(b"\0")
+            if program.rpartition(b"/")[2] == b"bwrap" and any(word.startswith(below) for word in words):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except OSError:
+            # The process has ended, or is of another user.
+            continue
+        finally:
+            os.close(pidfd)
 
 
 def life_pipe() -> tuple[int, int]:

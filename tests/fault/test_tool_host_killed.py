@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -56,8 +58,10 @@ def test_the_death_of_the_host_fails_its_calls_once_and_ends_all_their_processes
     async def body(host: HostProcess) -> None:
         async with client(host) as tools:
             calls = [asyncio.create_task(tools.run(name, LONG, lasting=True)) for name in "abc"]
-            calls.append(asyncio.create_task(tools.run("d", PythonCall("while True: pass"), lasting=False)))
+            code = PythonCall("open('begun', 'w').close()\nwhile True: pass")
+            calls.append(asyncio.create_task(tools.run("d", code, lasting=False)))
             await until(lambda: len(running_sleeps(host)) == 3)
+            await until(lambda: bool(list(host.paths.tools_work().glob("*/begun"))))
             below = host.tree()
             host.process.kill()
             for call in calls:
@@ -107,6 +111,26 @@ def test_the_death_of_a_frontend_ends_its_calls_and_throw_away_sandboxes_only(tm
         asyncio.run(body(host))
 
 
+def test_the_clean_up_of_a_cancelled_call_ends_before_the_next_call_of_the_sandbox(tmp_path: Path) -> None:
+    """The call is cancelled and its frontend ends meanwhile: both want the same end."""
+    code = "import time\nopen('begun', 'w').close()\ntry: time.sleep(1000)\n"
+    code += "except KeyboardInterrupt:\n  time.sleep(0.3)\n  x = 9"
+
+    async def body(host: HostProcess) -> None:
+        async with client(host) as stays:
+            async with client(host) as dies:
+                call = asyncio.create_task(dies.run("kept", PythonCall(code), lasting=True))
+                await until(lambda: bool(list(host.paths.tools_work().glob("*/begun"))))
+                call.cancel()
+                await asyncio.wait([call])
+            done, _ = await stays.run("kept", PythonCall("x"), lasting=True)
+            assert isinstance(done.result, PythonResult)
+            assert done.result.result == "9"
+
+    with tool_host(tmp_path) as host:
+        asyncio.run(body(host))
+
+
 def test_a_host_that_is_told_to_end_finishes_its_calls(tmp_path: Path) -> None:
     async def body(host: HostProcess) -> None:
         async with client(host) as tools:
@@ -147,9 +171,10 @@ def test_without_namespaces_children_that_leave_their_group_end_with_the_call(tm
     async def body(host: HostProcess) -> None:
         async with client(host) as tools:
             await tools.run(
-                "a", ShellCall(["(setsid sleep 4713 &) ; setsid sleep 4713 & sleep 0.2"]), lasting=True
+                "a", ShellCall(["(setsid sleep 4714 &) ; setsid sleep 4714 & sleep 0.2"]), lasting=True
             )
-            assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4713"]]
+            # The number is of this test alone, as others run at the same time.
+            assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4714"]]
 
     with tool_host(tmp_path, sandbox="off") as host:
         asyncio.run(body(host))
@@ -183,6 +208,20 @@ def test_a_missing_layer_is_fatal_with_on_and_named_with_auto(
     assert "the sandbox lacks the layer namespaces: bubblewrap (bwrap) is not installed" in host.log
     assert host.stop() == 0
     host.assert_nothing_left()
+
+
+def test_a_host_ends_the_starts_that_the_one_before_has_left(tmp_path: Path) -> None:
+    host = HostProcess(tmp_path, sandbox="off")
+    idle = "import time; print('up', flush=True); time.sleep(1000)"
+    words = ["bwrap", "-c", idle, "--bind", f"{host.paths.tools_work()}/0123", "/mnt/data"]
+    with subprocess.Popen(words, executable=sys.executable, stdout=subprocess.PIPE) as left:
+        try:
+            assert left.stdout is not None
+            left.stdout.readline()
+            with tool_host(tmp_path, sandbox="off"):
+                assert left.wait(30) == -signal.SIGKILL
+        finally:
+            left.kill()
 
 
 def test_a_second_host_of_a_run_directory_is_refused(tmp_path: Path) -> None:

@@ -12,17 +12,21 @@ import psutil
 
 from ipc.settings import Agent
 from ipc.wire.tools import Call, PythonCall, PythonResult, ShellCall, ShellResult, close_all
-from tests.conformance.required_tool import required_tool
+from tests.conformance.required_tool import lacking, required_tool
 from workers.tools import layers
-from workers.tools.layers import Layers
+from workers.tools.layers import ACTIVE, Layers
 from workers.tools.sandboxes import Outcome, Sandboxes
 
 
 @functools.cache
 def found_layers(**settings: object) -> Layers:
-    """The layers of this machine under settings of `agent`. Skips a test where bubblewrap is missing."""
+    """The layers of this machine under settings of `agent`. Skips a test where one is missing that tests need."""
     required_tool("bwrap")
-    return layers.find(Agent(code_execution=True, shell=True, **settings))  # type: ignore[arg-type]
+    found = layers.find(Agent(code_execution=True, shell=True, **settings))  # type: ignore[arg-type]
+    for name in ("namespaces", "seccomp", "landlock", "limits"):
+        if found.states[name] not in (ACTIVE, "off by agent.sandbox"):
+            lacking(f"the sandbox lacks the layer {name}: {found.states[name]}")
+    return found
 
 
 class Box:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import subprocess
 import tempfile
@@ -20,6 +21,7 @@ import pytest
 
 from tests.harness.sandboxes import Box, found_layers, in_box
 from workers.tools import layers
+from workers.tools.inner import landlock_version
 from workers.tools.layers import ACTIVE, Layers
 
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -84,13 +86,13 @@ ATTEMPTS = {
     "mount": SYSCALL + "r = libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)" + CHECK,
     "unmount": SYSCALL + "r = libc.umount2(b'/usr', 2)" + CHECK,
     "new user namespace": SYSCALL + "r = libc.unshare(0x10000000)" + CHECK,
-    "new user namespace by clone": SYSCALL + "r = libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0)" + CHECK,
+    "new user namespace by clone": SYSCALL + "r = libc.syscall(CLONE, 0x10000000 | 17, 0, 0, 0, 0)" + CHECK,
     "change the root": "import os; os.chroot('/tmp')",
     "become root": "import os; os.setuid(0)",
     "join a namespace": SYSCALL + "r = libc.setns(os.open('/proc/1/ns/net', os.O_RDONLY), 0)" + CHECK,
-    "bpf": SYSCALL + "r = libc.syscall(321, 0, 0, 0)" + CHECK,
+    "bpf": SYSCALL + "r = libc.syscall(BPF, 0, 0, 0)" + CHECK,
     "io_uring": SYSCALL + "r = libc.syscall(425, 1, ctypes.create_string_buffer(256))" + CHECK,
-    "the kernel's keys": SYSCALL + "r = libc.syscall(250, 0, -3, 0)" + CHECK,
+    "the kernel's keys": SYSCALL + "r = libc.syscall(KEYCTL, 0, -3, 0)" + CHECK,
     "write a sysctl": "open('/proc/sys/kernel/core_pattern', 'w').write('|/bin/sh')",
     "push input into a terminal": "import fcntl, os; fcntl.ioctl(os.open('/dev/ptmx', 2), 0x5412, b'x')",
     "allocate 10 GB": "bytearray(10 << 30)",
@@ -102,8 +104,19 @@ ATTEMPTS = {
 """Code that raises if the escape fails. Capital words stand for what the fixture `outside` has."""
 
 
+NUMBERS = {
+    "x86_64": {"CLONE": "56", "BPF": "321", "KEYCTL": "250"},
+    "aarch64": {"CLONE": "220", "BPF": "280", "KEYCTL": "219"},
+}
+"""Numbers of system calls by machine; all machines of the table share that of io_uring_setup."""
+
+
 def filled(code: str, outside: dict[str, str]) -> str:
-    for name, value in outside.items():
+    """The code with what `outside` has; skips a test whose system calls have no known number on this machine."""
+    machine = platform.machine()
+    if "libc.syscall" in code and machine not in NUMBERS:
+        pytest.skip(f"no numbers of system calls are known for {machine}")
+    for name, value in (outside | NUMBERS.get(machine, {})).items():
         code = code.replace(name, value)
     return code
 
@@ -210,6 +223,8 @@ def test_each_layer_alone_stops_its_attempts(
         assert (await box.python(code)).status == "error", f"{layer} alone lets this through: {attempt}"
 
     chosen = alone(layer)
+    if (layer, attempt) == ("landlock", "connect to a port of loopback") and landlock_version() < 4:
+        pytest.skip("Landlock of this kernel has no rules for TCP, which came with Linux 6.7")
     (tmp_path / "work").mkdir()
     in_box(tmp_path / "work", chosen, body)
 

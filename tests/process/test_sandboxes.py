@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil
 import pytest
 
 from ipc.settings import Agent
 from ipc.wire.tools import MAX_PRODUCED, ResetCall, SurfaceCall, Wanted
+from tests.fakes.tool_host import until
 from tests.harness.sandboxes import Box, found_layers, in_box
 from workers.tools import layers
 from workers.tools.processes import Broken
+
+T = TypeVar("T")
 
 MODES = ("auto", "off")
 
@@ -23,6 +28,21 @@ async def gone(command: list[str]) -> None:
     async with asyncio.timeout(30):
         while any(each.info["cmdline"] == command for each in psutil.process_iter(["cmdline"])):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+
+def exists(root: Path, name: str) -> bool:
+    """Whether a sandbox has left a file."""
+    return bool(list((root / "work").glob(f"*/{name}")))
+
+
+async def overstayed(root: Path, call: Coroutine[Any, Any, T]) -> T:
+    """Run a call, and let its time pass once its code has made the file `begun`."""
+    task = asyncio.create_task(call)
+    await until(lambda: task.done() or exists(root, "begun"))
+    loop = asyncio.get_running_loop()
+    real = loop.time
+    loop.time = lambda: real() + 1000  # type: ignore[method-assign]
+    return await task
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -64,7 +84,8 @@ def test_a_shell_tells_output_and_exit_code_and_shares_files_with_python(tmp_pat
 def test_code_that_overstays_is_interrupted_and_the_interpreter_lives(tmp_path: Path) -> None:
     async def body(box: Box) -> None:
         await box.python("x = 1")
-        result = await box.python("print('begun', flush=True)\nwhile True: pass", timeout_s=0.3)
+        code = "print('begun', flush=True)\nopen('begun', 'w').close()\nwhile True: pass"
+        result = await overstayed(tmp_path, box.python(code))
         assert (result.status, result.interrupted, result.killed) == ("timeout", True, False)
         assert result.stdout == "begun\n"
         assert (await box.python("x")).result == "1"
@@ -79,8 +100,8 @@ def test_code_that_ignores_the_interrupt_is_killed_and_the_next_call_starts_anew
     monkeypatch.setattr("workers.tools.interpreter.GRACE_S", 0.2)
 
     async def body(box: Box) -> None:
-        code = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('on', flush=True)\nwhile 1: pass"
-        result = await box.python(code, timeout_s=0.5)
+        code = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('on', flush=True)\n"
+        result = await overstayed(tmp_path, box.python(f"{code}open('begun', 'w').close()\nwhile 1: pass"))
         assert (result.status, result.interrupted, result.killed) == ("timeout", True, True)
         assert result.stdout == "on\n"
         assert "NameError" in (await box.python("signal")).exception
@@ -90,7 +111,7 @@ def test_code_that_ignores_the_interrupt_is_killed_and_the_next_call_starts_anew
 
 def test_a_shell_that_overstays_is_killed_and_keeps_its_output(tmp_path: Path) -> None:
     async def body(box: Box) -> None:
-        result = await box.shell("echo begun; sleep 1000", timeout_s=2.0)
+        result = await overstayed(tmp_path, box.shell("echo begun; touch begun; sleep 1000"))
         assert (result.status, result.exit_code, result.timed_out) == ("timeout", None, True)
         assert result.stdout == "begun\n"
 
@@ -135,11 +156,13 @@ def test_code_that_breaks_the_protocol_harms_its_own_interpreter_only(
 
 def test_an_answer_that_nobody_asked_for_ends_the_interpreter_before_the_next_call(tmp_path: Path) -> None:
     forged = WRITE.format("bytes([21, 0, 0, 0]) + b'A' + bytes(16) + b'x'").replace("\n", "\n    ")
-    code = f"import threading, time\ndef f():\n    time.sleep(0.2)\n    {forged}"
+    code = "import threading, time\ndef f():\n    import os\n    while not os.path.exists('go'): time.sleep(0.001)\n"
+    code += f"    {forged}\n    open('forged', 'w').close()"
 
     async def body(box: Box) -> None:
         await box.python(code + "\nt = threading.Thread(target=f); t.start()")
-        await box.shell("sleep 0.6")
+        await box.put("go", b"")
+        await until(lambda: exists(tmp_path, "forged"))
         assert "NameError" in (await box.python("t")).exception
 
     in_box(tmp_path / "work", found_layers(), body)
@@ -269,12 +292,37 @@ def test_a_call_that_fills_the_disk_is_ended(tmp_path: Path) -> None:
     in_box(tmp_path / "work", found_layers(max_workdir_bytes=1 << 20), body)
 
 
+def test_a_directory_with_more_than_can_be_counted_ends_the_call(tmp_path: Path) -> None:
+    deep = f"mkdir -p {'d/' * 40}; sleep 1000"
+
+    async def body(box: Box) -> None:
+        with pytest.raises(Broken, match="the work directory has over"):
+            await box.shell(deep)
+
+    in_box(tmp_path / "work", found_layers(), body)
+
+
+def test_an_end_whose_waiter_is_cancelled_still_ends_the_sandbox(tmp_path: Path) -> None:
+    async def body(box: Box) -> None:
+        await box.python("x = 1")
+        sandbox = await box.sandboxes.get(None, "one")
+        async with sandbox.turn():
+            ending = asyncio.create_task(box.sandboxes.end(None, "one"))
+            await until(lambda: len(box.sandboxes) == 0)
+            ending.cancel()
+        await asyncio.wait([ending])
+        assert not list((tmp_path / "work").iterdir())
+
+    in_box(tmp_path / "work", found_layers(), body)
+
+
 def test_a_cancelled_call_ends_its_shell_and_leaves_the_sandbox_usable(tmp_path: Path) -> None:
     async def body(box: Box) -> None:
         await box.python("x = 7")
-        for call in (box.shell("sleep 4712"), box.python("import time; time.sleep(4712)")):
+        python = box.python("import time; open('python', 'w').close(); time.sleep(4712)")
+        for name, call in (("shell", box.shell("touch shell; sleep 4712")), ("python", python)):
             task = asyncio.create_task(call)
-            await asyncio.sleep(0.3)
+            await until(lambda name=name: exists(tmp_path, name))  # type: ignore[misc]
             task.cancel()
             await asyncio.wait([task])
         await gone(["sleep", "4712"])

@@ -47,6 +47,7 @@ class Snapshot(NamedTuple):
     files: dict[str, Seen]
     used_nbytes: int
     complete: bool
+    """False if there were more entries or deeper folders than a look goes through, or folders that cannot be read."""
 
 
 class Refused(Exception):
@@ -89,37 +90,53 @@ class WorkDir:
     def look(self, limit: int = MAX_ENTRIES) -> Snapshot:
         """A snapshot of at most `limit` entries."""
         files: dict[str, Seen] = {}
-        used = count = 0
+        used = 0
+        complete = True
         for prefix, name, status in self._walk(limit):
-            count += 1
+            if status is None:
+                complete = False
+                continue
             used += status.st_blocks * _BLOCK_NBYTES
             if prefix is not None and stat.S_ISREG(status.st_mode) and _is_offered(name):
                 files[f"{prefix}{name}"] = Seen(status.st_size, status.st_mtime_ns, status.st_ino)
-        return Snapshot(files, used, count < limit)
+        return Snapshot(files, used, complete)
 
-    def _walk(self, limit: int) -> Iterator[tuple[str | None, str, os.stat_result]]:
-        """(path of the directory, name, status) of each entry; None as the path below folders that are left out."""
-        stack: list[tuple[int, str | None, int]] = [(os.dup(self._fd), "", 0)]
+    def _walk(self, limit: int) -> Iterator[tuple[str | None, str, os.stat_result | None]]:
+        """(path of the directory, name, status) of each entry; None as the path below folders that are left out.
+
+        The status is None for a folder that is not entered, and once beyond `limit`. Only the folders from the top to
+        the current one are open, however many there are.
+        """
+        stack: list[_Folder] = []
         try:
+            try:
+                stack.append(_opened(".", self._fd, ""))
+            except OSError:
+                yield None, "", None
             while stack:
-                fd, prefix, depth = stack.pop()
+                fd, entries, prefix = stack[-1]
+                entry = next(entries, None)
+                if entry is None:
+                    _close(stack.pop())
+                    continue
+                limit -= 1
+                if limit < 0:
+                    yield None, "", None
+                    return
                 try:
-                    with os.scandir(fd) as entries:
-                        for entry in entries:
-                            limit -= 1
-                            if limit < 0:
-                                return
-                            with contextlib.suppress(OSError):
-                                status = entry.stat(follow_symlinks=False)
-                                yield prefix, entry.name, status
-                                if stat.S_ISDIR(status.st_mode) and depth < MAX_DEPTH:
-                                    inner = os.open(entry.name, _DIRECTORY, dir_fd=fd)
-                                    stack.append((inner, _below(prefix, entry.name), depth + 1))
-                finally:
-                    os.close(fd)
+                    status = entry.stat(follow_symlinks=False)
+                    yield prefix, entry.name, status
+                    if stat.S_ISDIR(status.st_mode):
+                        if len(stack) > MAX_DEPTH:
+                            raise OSError(errno.ELOOP, "too many levels")
+                        stack.append(_opened(entry.name, fd, _below(prefix, entry.name)))
+                except FileNotFoundError:
+                    continue
+                except OSError:
+                    yield None, entry.name, None
         finally:
-            for fd, _, _ in stack:
-                os.close(fd)
+            for folder in stack:
+                _close(folder)
 
     def put(self, source: int, path: str) -> None:
         """Copy the regular file behind `source` to `path`, in place of what is there. Raises `OSError`, `Refused`."""
@@ -187,7 +204,8 @@ class WorkDir:
                 raise Refused("refused")
             if status.st_size > min(room, MAX_FILE_NBYTES):
                 raise Refused("too_large")
-            copy = os.open(self.path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            # Beside the file: the folder above a shared work directory need not be writable.
+            copy = os.open(".", os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
             nbytes = _copy(source, copy, status.st_size)
             os.lseek(copy, 0, os.SEEK_SET)
         except BaseException as error:
@@ -199,6 +217,29 @@ class WorkDir:
         finally:
             os.close(source)
         return copy, nbytes
+
+
+class _Folder(NamedTuple):
+    """A folder on the way of a look; `prefix` is its path with a slash, None for what is never produced."""
+
+    fd: int
+    entries: os._ScandirIterator[str]
+    prefix: str | None
+
+
+def _opened(name: str, above: int, prefix: str | None) -> _Folder:
+    """Open a folder of the folder `above`. Raises `OSError`."""
+    fd = os.open(name, _DIRECTORY, dir_fd=above)
+    try:
+        return _Folder(fd, os.scandir(fd), prefix)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _close(folder: _Folder) -> None:
+    folder.entries.close()
+    os.close(folder.fd)
 
 
 def _below(prefix: str | None, name: str) -> str | None:

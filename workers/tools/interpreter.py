@@ -18,7 +18,7 @@ from pathlib import Path
 from ipc.wire.tools import PythonResult
 from workers.tools.inner import MAX_FIELD_NBYTES, MAX_FIGURE_NBYTES, MAX_FIGURES
 from workers.tools.layers import Layers
-from workers.tools.processes import Broken, Process
+from workers.tools.processes import Broken, Process, unbroken
 
 START_S = 30.0
 """Longest time from the start of the process to its readiness."""
@@ -64,6 +64,9 @@ class Interpreter:
 
     async def end(self) -> None:
         """Kill the interpreter with all of its sandbox. Safe to call twice."""
+        await unbroken(self._end())
+
+    async def _end(self) -> None:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1

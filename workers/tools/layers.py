@@ -41,6 +41,8 @@ _ETC = (
     *("/etc/ssl/certs", "/etc/ca-certificates", "/etc/pki/tls/certs"),
 )
 _ETC_NETWORK = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+"""Devices of the host that a program may open where bubblewrap does not make a `/dev`."""
 _TOOLCHAINS = ("GOROOT", "JAVA_HOME", "RUSTUP_HOME")
 """Variables of toolchains that the profile `developer` passes on, with their directories. None holds a token."""
 _SCRATCH_NBYTES = 256 << 20
@@ -99,7 +101,9 @@ class Layers:
         readable, writable = "", ""
         if self.states["landlock"] == ACTIVE:
             readable = ":".join((*self._readable(), "/proc", self._inner()))
-            writable = ":".join((self.seen(directory), "/tmp" if self.bwrap else "", "/dev"))
+            # Without bubblewrap `/dev` is the host's, and `/dev/shm` has the memory of other processes.
+            devices = ("/tmp", "/dev") if self.bwrap else _DEVICES
+            writable = ":".join((self.seen(directory), *devices))
         no_tcp = "1" if not self.bwrap and self.config.sandbox_network != "full" else ""
         arguments = (mode, str(channel), self._limits(cpu_s), readable, writable, no_tcp, self.program.hex())
         # The shell needs nothing of `site`, which takes time.

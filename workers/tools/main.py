@@ -20,7 +20,7 @@ from ipc import logs, settings
 from ipc.errors import ConfigError, MachineUnfit
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
-from ipc.processes.liveness import SlotLock, SlotTaken
+from ipc.processes.liveness import SlotLock, SlotTaken, kill_sandboxes
 from ipc.processes.paths import TOOLS, prepare_run_dir, prepare_tools_dir, remove_tree
 from ipc.settings import Settings
 from workers.tools import layers
@@ -68,6 +68,7 @@ def _serve(config: Settings, life_fd: int) -> None:
     if not config.agent.has_tools:
         raise ConfigError("no tool is enabled: set agent.code_execution or agent.shell")
     root = prepare_tools_dir(config.paths)
+    kill_sandboxes(root)
     for left in root.iterdir():
         remove_tree(left)
     metrics.configure(config.paths, TOOLS)

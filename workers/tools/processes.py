@@ -11,10 +11,13 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from workers.tools.layers import Layers, environment
+
+T = TypeVar("T")
 
 _READ_NBYTES = 64 << 10
 _DRAIN_READS = 64
@@ -26,6 +29,18 @@ _MOST_GENERATIONS = 1000
 
 class Broken(Exception):
     """The sandbox could not run what was asked; the text is for the caller."""
+
+
+async def unbroken(work: Awaitable[T], discard: Callable[[T], None] = lambda _: None) -> T:
+    """Do `work` to its end, also for a caller that is cancelled meanwhile; `discard` then frees the result."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if task.exception() is None:
+            discard(task.result())
+        raise
 
 
 class Output:
@@ -116,6 +131,9 @@ class Process:
 
     def _reap(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
+        if not self._isolated:
+            # Before the process is reaped its id cannot belong to another group.
+            self.kill()
         _running.discard(self._process.pid)
         self.ended.set_result(self._process.wait())
 
@@ -131,13 +149,12 @@ class Process:
 
     async def end(self) -> None:
         """Kill the process, wait for its end, and close everything. Safe to call twice."""
-        if self._pidfd < 0:
-            return
+        if self._pidfd >= 0:
+            await unbroken(self._end())
+
+    async def _end(self) -> None:
         self.kill()
         await asyncio.wait([self.ended])
-        if not self._isolated:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
         _kill_orphans()
         if self._pidfd >= 0:
             os.close(self._pidfd)

@@ -33,10 +33,10 @@ from ipc.wire.tools import (
     SurfaceResult,
     close_all,
 )
-from workers.tools.files import Refused, Snapshot, WorkDir, changed
+from workers.tools.files import MAX_DEPTH, MAX_ENTRIES, Refused, Snapshot, WorkDir, changed
 from workers.tools.interpreter import Interpreter
 from workers.tools.layers import Layers
-from workers.tools.processes import Broken, Process
+from workers.tools.processes import Broken, Process, unbroken
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -67,14 +67,7 @@ async def _in_thread(
 
     `discard` frees a result that nobody takes.
     """
-    task = asyncio.ensure_future(asyncio.to_thread(function, *args))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if task.exception() is None:
-            discard(task.result())
-        raise
+    return await unbroken(asyncio.to_thread(function, *args), discard)
 
 
 class Sandbox:
@@ -149,9 +142,7 @@ class Sandbox:
             while not task.done():
                 await asyncio.wait([task], timeout=LOOK_EVERY_S)
                 if not task.done():
-                    used = (await _in_thread(self._dir.look)).used_nbytes
-                    if used > limit:
-                        raise Broken(f"the work directory takes {used} bytes, {limit} are allowed")
+                    self._require_room(await _in_thread(self._dir.look), limit)
             return task.result()
         except (asyncio.CancelledError, Broken) as error:
             task.cancel()
@@ -159,6 +150,15 @@ class Sandbox:
             if isinstance(error, Broken):
                 await self._end_interpreter()
             raise
+
+    def _require_room(self, seen: Snapshot, limit: int) -> None:
+        """Raise `Broken` if the work directory takes more than `limit` bytes, or has more than can be counted."""
+        if seen.used_nbytes > limit:
+            raise Broken(f"the work directory takes {seen.used_nbytes} bytes, {limit} are allowed")
+        if not seen.complete:
+            raise Broken(
+                f"the work directory has over {MAX_ENTRIES} entries, {MAX_DEPTH} levels, or folders that are closed"
+            )
 
     async def _python(self, call: PythonCall) -> PythonResult:
         if self._interpreter is not None and not self._interpreter.alive:
@@ -190,7 +190,9 @@ class Sandbox:
             _require_start(process, stderr)
         finally:
             await process.end()
-        self._next_shell = self._start_shell()
+        with contextlib.suppress(Broken):
+            # A start that fails is the next call's to tell; this one has its result.
+            self._next_shell = self._start_shell()
         return _shell_result(seen, process.ended.result(), stdout, stderr, timed_out)
 
     def _start_shell(self) -> Process:
@@ -217,6 +219,9 @@ class Sandbox:
 
     async def end(self) -> None:
         """End the processes and remove the work directory, after the calls that came before."""
+        await unbroken(self._end())
+
+    async def _end(self) -> None:
         async with self.turn():
             await self._end_processes()
             await _in_thread(self._dir.close)
@@ -300,7 +305,8 @@ class Sandboxes:
         """End lasting sandboxes that were idle for too long."""
         limit = time.monotonic() - self._config.idle_s
         for key, sandbox in list(self._found.items()):
-            if key[0] is None and not sandbox.users and sandbox.used_at < limit:
+            idle = not sandbox.users and sandbox.used_at < limit
+            if key[0] is None and idle and self._found.get(key) is sandbox:
                 await self._end(key)
 
     async def close(self) -> None:

@@ -64,9 +64,10 @@ class Connection:
             self._start(self._put(message, fds[0]))
         elif isinstance(message, Cancel):
             if (task := self._calls.get(message.id)) is not None:
-                task.cancel()
+                _cancel(task)
         else:
-            self._start(self._end(message))
+            # The end of a sandbox outlives the connection.
+            self._server.start(self._end(message))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -108,7 +109,7 @@ class Connection:
         """Cancel all calls, and end the sandboxes of this connection."""
         self.link.close()
         for task in self._tasks:
-            task.cancel()
+            _cancel(task)
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self._server.sandboxes.end_all(self)
@@ -117,6 +118,12 @@ class Connection:
         """Wait for the calls under way."""
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancel once: a second time would interrupt the clean-up, and the next call would begin before its end."""
+    if not task.cancelling():
+        task.cancel()
 
 
 class ToolServer:

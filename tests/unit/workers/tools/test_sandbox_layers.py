@@ -70,6 +70,12 @@ def test_without_bubblewrap_landlock_forbids_connections_unless_the_network_is_f
     assert command(made(bwrap="", sandbox_network="full"))[-2] == ""
 
 
+def test_without_bubblewrap_the_devices_and_shared_memory_of_the_host_cannot_be_written() -> None:
+    writable = command(made(bwrap=""))[-3].split(":")
+    assert writable[0] == "/var/tmp/box"
+    assert {*writable[1:]} == {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
+
+
 def test_a_shell_starts_without_the_packages_of_the_interpreter() -> None:
     assert "-S" in command(made(), "shell")
     assert "-S" not in command(made(), "python")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from ipc.wire.tools import Produced, Wanted
 from workers.tools import files
 from workers.tools.files import Refused, WorkDir, changed
+
+FDS = Path("/proc/self/fd")
 
 
 @pytest.fixture
@@ -96,6 +99,45 @@ def test_a_folder_that_became_a_link_is_not_followed(work: WorkDir, tmp_path: Pa
     (work.path / "folder").symlink_to(tmp_path / "outside")
     assert work.look().files == {}
     assert work.produce(["folder/secret.txt"])[0] == [Produced("folder/secret.txt", 0, "not_produced")]
+
+
+def test_a_look_has_few_descriptors_open_however_many_folders_there_are(work: WorkDir) -> None:
+    for number in range(200):
+        (work.path / f"{number}" / "inner").mkdir(parents=True)
+    before, most = len(list(FDS.iterdir())), 0
+    for _ in work._walk(1000):
+        most = max(most, len(list(FDS.iterdir())) - before)
+    assert most <= 8
+    assert len(list(FDS.iterdir())) == before
+
+
+def test_a_look_that_cannot_see_everything_says_so(work: WorkDir) -> None:
+    assert work.look().complete
+    deep = work.path.joinpath(*["d"] * (files.MAX_DEPTH + 1))
+    deep.mkdir(parents=True)
+    assert not work.look().complete
+
+
+def test_copies_need_no_access_to_the_folder_above(work: WorkDir) -> None:
+    (work.path / "a").write_bytes(b"x")
+    _, (fd,), _ = work.produce(["a"])
+    assert (FDS / str(fd)).readlink().is_relative_to(work.path)
+    os.close(fd)
+
+
+def test_a_directory_deeper_than_the_recursion_of_python_is_removed() -> None:
+    # PERF: other file systems take milliseconds to remove a folder.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
+        work = WorkDir(Path(root) / "work", shared=False)
+        above = os.open(work.path, os.O_RDONLY)
+        for _ in range(1500):
+            os.mkdir("d", dir_fd=above)
+            inner = os.open("d", os.O_RDONLY, dir_fd=above)
+            os.close(above)
+            above = inner
+        os.close(above)
+        work.close()
+        assert not work.path.exists()
 
 
 def test_closing_removes_the_directory_and_nothing_behind_links(work: WorkDir, tmp_path: Path) -> None:
