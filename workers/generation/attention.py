@@ -19,8 +19,11 @@ Models that index the mask fail with a rule and get none (`PagedAttention.passes
 from __future__ import annotations
 
 import itertools
+import math
+import mmap
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -132,6 +135,18 @@ class Plan:
     layouts: dict[Kind, StepLayout] = field(default_factory=dict)
     decoding: DecodeLayout | None = None
     lengths: Lengths | None = None
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros of a cache. PERF: on CPU the kernel gives each page when the page is first written, already zeroed."""
+    numbers = math.prod(shape)
+    if device.type != "cpu" or not numbers:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, numbers * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):
+        # Kernels without huge pages refuse the advice.
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def plan_of(spans: Sequence[Span], block_tokens: int, device: torch.device) -> Plan:
@@ -246,9 +261,7 @@ class PagedAttention:
         return self._select(widths.device, widths.dtype, widths.heads, heads, dim, self.block_tokens)
 
     def _pool(self, place: int, shape: torch.Size, widths: Widths) -> Pool:
-        tokens = torch.zeros(
-            (self._blocks * self.block_tokens, *shape), dtype=widths.dtype, device=widths.device
-        )
+        tokens = _zeros((self._blocks * self.block_tokens, *shape), widths.dtype, widths.device)
         heads = tokens.transpose(0, 1)[None]
         return Pool(place, (shape[0], shape[1]), tokens, tokens.view(self._blocks, -1), heads)
 
