@@ -59,7 +59,7 @@ _SIZES: tuple[tuple[re.Pattern[str], Sequence[str], Sequence[str]], ...] = (
     ),
 )
 """Names of tensors, and for rows and columns the fields that give their number."""
-_LAYER = re.compile(r"(.*?(?:^|\.)(?:layers?|h|blocks?))\.(\d+)\.")
+_LAYER = re.compile(r"(.*?(?:^|\.)(?:layers?|h|blocks?))\.(0|[1-9][0-9]{0,8})\.")
 _ATTENTION = re.compile(r"att(?:n|ention)", re.IGNORECASE)
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _SIDES = ("encoder_layers", "decoder_layers")

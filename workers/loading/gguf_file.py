@@ -166,7 +166,8 @@ def refuse_unserved(model: GgufModel) -> None:
         )
     needed = ("block_count", "context_length", "embedding_length", "attention.head_count")
     lacking = [f"{architecture}.{name}" for name in needed if not isinstance(model.get(name), int)]
-    lacking += [name for name in ("tokenizer.ggml.tokens",) if not model.fields.get(name)]
+    tokens = model.fields.get("tokenizer.ggml.tokens")
+    lacking += [] if tokens and isinstance(tokens, list) else ["tokenizer.ggml.tokens"]
     lacking += [name for name in ("token_embd.weight",) if name not in model.tensors]
     if lacking:
         raise GgufRefused(f"{model.name}: there is no {lacking[0]}, so the file describes no whole model")

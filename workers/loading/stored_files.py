@@ -233,7 +233,7 @@ def check_tokenizer(directory: Path) -> None:
             if len(data) > _MOST_HEADER_BYTES:
                 raise DamagedTokenizerError(f"{name} is larger than {_MOST_HEADER_BYTES} bytes")
             msgspec.json.decode(data, type=_TokenizerFile)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DamagedTokenizerError(f"{name} is no tokenizer: {error}") from error
         except RecursionError as error:
             raise DamagedTokenizerError(f"{name} is no tokenizer: nested too deeply") from error

@@ -369,6 +369,8 @@ def test_a_directory_without_weights_or_with_a_million_files_is_refused(
             "num_hidden_layers is 3, and the weights have 2 layers, the last with encoder.layer.1.bias",
         ),
         ({"num_hidden_layers": 1}, {}, "num_hidden_layers is 1, and the weights have 2 layers"),
+        ({}, {"encoder.layer.02.bias": [8]}, ""),
+        ({}, {f"encoder.layer.{'9' * 5000}.bias": [8]}, ""),
         ({"num_hidden_layers": 1, "num_nextn_predict_layers": 1}, {}, ""),
         ({"embedding_size": 4, "num_hidden_layers": 9}, {"embeddings.word_embeddings.weight": [30, 4],
           "decoder.layer.0.bias": [1]}, ""),

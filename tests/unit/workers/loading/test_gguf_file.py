@@ -106,6 +106,7 @@ def test_a_damaged_head_is_refused_with_the_reason(data: bytes, why: str, tmp_pa
         ({"qwen2.rope.scaling.type": "twisted"}, "rope.scaling.type 'twisted' is not served"),
         ({"qwen2.block_count": None}, "there is no qwen2.block_count"),
         ({"tokenizer.ggml.tokens": None}, "there is no tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.tokens": 5}, "there is no tokenizer.ggml.tokens"),
     ],
 )
 def test_what_no_family_runs_is_refused_by_field(fields: dict[str, Any], why: str, tmp_path: Path) -> None:

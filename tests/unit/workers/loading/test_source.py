@@ -161,6 +161,7 @@ def test_a_hostile_header_is_refused_by_tensor_field_and_value(model: Path, head
         (b'{"model": {}}', "missing required field `vocab`"),
         (b'{"model": {"vocab": 5}}', r"got `int` - at `\$.model.vocab`"),
         (b'{"model": {"vocab": {"a": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"model": {"vocab": {"\xff": 1}}}', "invalid start byte"),
     ],
 )
 def test_a_tokenizer_that_is_none_is_refused_by_name(
