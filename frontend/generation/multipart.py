@@ -1,6 +1,7 @@
 """Bodies of multipart/form-data (RFC 7578), taken apart while they arrive.
 
 1. `parts_of` yields (part, data): once with empty data when a part begins, then the data of the part in pieces.
+   `held_parts` gives the same to a function that keeps the data in memory.
 2. A part is known by its name, and by its file name where the part is a file. Names are UTF-8.
 3. The body has a limit of its own, beside that of all bodies. Number and size of the heads of parts are bounded.
 4. A body without its last boundary is refused, so that a client that was cut off stores nothing.
@@ -8,7 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from falcon.asgi import Request
 
 from frontend.generation.errors import MalformedBody, WrongContentType
 from frontend.http.bodies import BodyReader
+from ipc.errors import BodyTooLarge
 
 FRAMING_NBYTES = 1 << 20
 """Bytes of a body beside its files: boundaries, heads, small fields."""
@@ -47,6 +50,36 @@ async def parts_of(
         for found in parser.taken():
             yield found
     parser.end()
+
+
+@asynccontextmanager
+async def held_parts(
+    req: Request,
+    bodies: BodyReader,
+    deadline_ns: int,
+    max_nbytes: int,
+    take: Callable[[Part, bytes], object],
+) -> AsyncGenerator[None, None]:
+    """Give `take` the parts of a body, whose bytes count in the budget of bodies until the context ends.
+
+    Entering raises as `parts_of` does.
+    """
+    parser, nbytes = _Parser(_boundary(req)), 0
+
+    def parse(piece: bytes) -> None:
+        nonlocal nbytes
+        nbytes += len(piece)
+        if nbytes > max_nbytes:
+            raise BodyTooLarge(f"body: more than {max_nbytes} bytes")
+        parser.take(piece)
+        for part, data in parser.taken():
+            take(part, data)
+
+    if req.content_length is not None and req.content_length > max_nbytes:
+        raise BodyTooLarge(f"body: {req.content_length} bytes, the limit is {max_nbytes}")
+    async with bodies.pour(req, deadline_ns, parse):
+        parser.end()
+        yield
 
 
 def _boundary(req: Request) -> bytes:

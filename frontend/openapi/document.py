@@ -43,6 +43,7 @@ _PATH_PARAMETERS = {
     "response_id": "Id of a stored response.",
     "rest": "What to do, and with which region, as the contract writes it.",
     "session_id": "Id of a session. It is the rest of the path, slashes included.",
+    "skill_id": "Id of a skill.",
     "target": "Name of a model, with a slash and its version where one is meant.",
     "version": "The version.",
 }
@@ -54,6 +55,7 @@ SECTIONS = {
     "messages": "Text from a model, in the form of Anthropic.",
     "responses": "Text from a model, in OpenAI's newer form, which can be stored and run in the background.",
     "files": "Files that clients upload and agents make, also in the form of Anthropic.",
+    "skills": "Skills of clients with their versions, for runs with tools; also in the form of Anthropic.",
     "agent": "Sessions of runs with tools of the server, and decisions about their calls.",
     "ollama": "The routes that clients of ollama ask.",
     "tei": "The routes that clients of Text Embeddings Inference ask.",

@@ -265,6 +265,7 @@ def protocols(compatible: Iterable[str] = ()) -> Protocols:
     from frontend.protocols.ollama import OllamaProtocol
     from frontend.protocols.responses import ResponsesProtocol
     from frontend.protocols.sie import SieProtocol
+    from frontend.protocols.skills import SkillsProtocol
     from frontend.protocols.tei import TeiProtocol
     from frontend.protocols.trtis_v1 import TrtisProtocol
     from frontend.protocols.vllm import VllmProtocol
@@ -276,6 +277,7 @@ def protocols(compatible: Iterable[str] = ()) -> Protocols:
         ResponsesProtocol(),
         MessagesProtocol(),
         FilesProtocol(),
+        SkillsProtocol(),
         AgentProtocol(),
         TeiProtocol(),
         VllmProtocol(),

@@ -234,3 +234,29 @@ class Contents:
                     continue
                 locked[name] = descriptor
         return locked
+
+
+class StoredBytes:
+    """Bytes of an open content in pieces, as an asynchronous iterator; `close` closes the descriptor."""
+
+    def __init__(self, descriptor: int, span: range) -> None:
+        self._descriptor, self._at, self._stop = descriptor, span.start, span.stop
+
+    def __aiter__(self) -> StoredBytes:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next piece. Raises `StateUnavailable` for a file that has become shorter."""
+        if self._at >= self._stop:
+            raise StopAsyncIteration
+        piece = await in_thread(
+            os.pread, self._descriptor, min(PIECE_NBYTES, self._stop - self._at), self._at
+        )
+        if not piece:
+            raise StateUnavailable("the file became shorter while it was being sent")
+        self._at += len(piece)
+        return piece
+
+    async def close(self) -> None:
+        """Close the file. Called by Falcon when the response is over or was cut."""
+        os.close(self._descriptor)

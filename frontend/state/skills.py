@@ -1,7 +1,8 @@
 """Skills with their versions: rows of a SQLite file in the state directory, and a zip for each version.
 
 1. A version is a checked set of files (`frontend.state.archives`), stored as one zip, then its row.
-2. Versions count 1, 2, 3, ... and no number comes twice. The newest version gives the skill name and description.
+2. Versions count 1, 2, 3, ... and no number comes twice. The newest version gives the skill name and description. The
+   last version goes with its skill; where the default version goes, the newest takes its place.
 3. A skill has an owner, the public id of an API key. To everybody else the skill does not exist.
 4. Skills do not expire. Where a bound is reached, a new skill or version is refused.
 5. `open` copies the files of a version into memory files, so that a run keeps them though the version is deleted.
@@ -12,13 +13,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from frontend.state.archives import SkillFiles, packed, unpacked
+from frontend.state import archives
+from frontend.state.archives import SkillFiles, unpacked
 from frontend.state.content import Contents, Draft, completed, in_thread
 from frontend.state.errors import reached
 from ipc import settings
@@ -48,6 +50,7 @@ AND latest.version = (SELECT max(version) FROM versions WHERE skill = skills.id)
 WHERE owner = ?
 """
 _VERSION = "skill, version, created, name, description, directory, content, nbytes"
+_OWNED = "SELECT 1 FROM skills WHERE owner = ? AND id = ?"
 
 
 class SkillNotFound(InvalidInput):
@@ -123,7 +126,7 @@ class SkillStore:
         return await self._store(owner, id, files, lambda connection: None, default=default)
 
     async def _store(self, owner: str, id_: str, files: SkillFiles, begin: Any, *, default: bool) -> Version:
-        body = await in_thread(packed, files)
+        body = await in_thread(archives.packed, files)
 
         def write(connection: sqlite3.Connection, draft: Draft) -> Version:
             begin(connection)
@@ -184,6 +187,59 @@ class SkillStore:
             raise _not_found(id)
         return Skill(*row)
 
+    async def page(
+        self, owner: str, *, after: str = "", limit: int, order: str = "asc"
+    ) -> tuple[list[Skill], bool]:
+        """Skills behind the id `after` in the `order` of their adding, and whether there are more.
+
+        Raises `SkillNotFound` for an unknown `after`.
+        """
+
+        def read(connection: sqlite3.Connection) -> list[Any]:
+            where, values = "", list[Any]()
+            if after:
+                query = "SELECT number FROM skills WHERE owner = ? AND id = ?"
+                found = connection.execute(query, (owner, after)).fetchone()
+                if found is None:
+                    raise _not_found(after)
+                where, values = f"AND skills.number {'>' if order == 'asc' else '<'} ?", list(found)
+            query = f"{_SKILL} {where} ORDER BY skills.number {'asc' if order == 'asc' else 'desc'} LIMIT ?"
+            return connection.execute(query, (owner, *values, limit + 1)).fetchall()
+
+        rows = await reached(self._rows.read(read))
+        return [Skill(*row) for row in rows[:limit]], len(rows) > limit
+
+    async def versions(
+        self, owner: str, id: str, *, after: int | None = None, limit: int, order: str = "asc"
+    ) -> tuple[list[Version], bool]:
+        """Versions of a skill behind the number `after`, and whether there are more. Raises `SkillNotFound`."""
+
+        def read(connection: sqlite3.Connection) -> list[Any]:
+            if connection.execute(_OWNED, (owner, id)).fetchone() is None:
+                raise _not_found(id)
+            behind = "" if after is None else f"AND version {'>' if order == 'asc' else '<'} ?"
+            values = () if after is None else (after,)
+            direction = "asc" if order == "asc" else "desc"
+            query = f"SELECT {_VERSION} FROM versions WHERE skill = ? {behind} ORDER BY version {direction} LIMIT ?"
+            return connection.execute(query, (id, *values, limit + 1)).fetchall()
+
+        rows = await reached(self._rows.read(read))
+        return [Version(*row) for row in rows[:limit]], len(rows) > limit
+
+    async def choose(self, owner: str, id: str, number: int) -> Skill:
+        """Make a version the default one. Raises `SkillNotFound`."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            change = (
+                "UPDATE skills SET chosen = ?1, updated = ?2 WHERE owner = ?3 AND id = ?4 "
+                "AND EXISTS (SELECT 1 FROM versions WHERE skill = ?4 AND version = ?1)"
+            )
+            if not connection.execute(change, (number, time.time(), owner, id)).rowcount:
+                raise _not_found(id, number)
+
+        await reached(self._rows.write(write))
+        return await self.get(owner, id)
+
     async def version(self, owner: str, id: str, number: int | None = None) -> Version:
         """A version of a skill, by default the default one. Raises `SkillNotFound`."""
 
@@ -203,15 +259,41 @@ class SkillStore:
     async def open(self, owner: str, id: str, number: int | None = None) -> OpenSkill:
         """The files of a version, by default of the default one. Raises `SkillNotFound`."""
         version = await self.version(owner, id, number)
-        try:
-            descriptor = self._contents.open(version.content, version.nbytes)
-        except OSError as error:
-            raise _not_found(id, number) from error
+        descriptor = self.packed(version)
         try:
             files = await in_thread(_in_memory, descriptor, version.nbytes)
         finally:
             os.close(descriptor)
         return OpenSkill(version.name, version.description, files)
+
+    def packed(self, version: Version) -> int:
+        """A descriptor to read the zip of a version from, which the caller closes. Raises `SkillNotFound`."""
+        try:
+            return self._contents.open(version.content, version.nbytes)
+        except OSError as error:
+            raise _not_found(version.skill, version.number) from error
+
+    async def delete_version(self, owner: str, id: str, number: int) -> None:
+        """Delete a version, and the skill with its last version. Raises `SkillNotFound`."""
+
+        def write(connection: sqlite3.Connection) -> list[str]:
+            owned = connection.execute(_OWNED, (owner, id)).fetchone()
+            values = (id, number)
+            query = "SELECT content FROM versions WHERE skill = ? AND version = ?"
+            found = connection.execute(query, values).fetchone() if owned else None
+            if found is None:
+                raise _not_found(id, number)
+            connection.execute("DELETE FROM versions WHERE skill = ? AND version = ?", values)
+            query = "SELECT max(version) FROM versions WHERE skill = ?"
+            (newest,) = connection.execute(query, (id,)).fetchone()
+            if newest is None:
+                connection.execute("DELETE FROM skills WHERE id = ?", (id,))
+            else:
+                change = "UPDATE skills SET chosen = iif(chosen = ?1, ?2, chosen), updated = ?3 WHERE id = ?4"
+                connection.execute(change, (number, newest, time.time(), id))
+            return list(found)
+
+        await self._delete(write)
 
     async def delete(self, owner: str, id: str) -> None:
         """Delete a skill with its versions. Raises `SkillNotFound`."""
@@ -222,6 +304,11 @@ class SkillStore:
             found = connection.execute("SELECT content FROM versions WHERE skill = ?", (id,)).fetchall()
             connection.execute("DELETE FROM versions WHERE skill = ?", (id,))
             return [content for (content,) in found]
+
+        await self._delete(write)
+
+    async def _delete(self, write: Callable[[sqlite3.Connection], list[str]]) -> None:
+        """Delete rows by `write`, then the contents that they named."""
 
         async def deleted() -> None:
             await self._contents.delete(await reached(self._rows.write(write)))

@@ -45,8 +45,8 @@ def _registry() -> Registry:
 
 @cache
 def _patterns() -> list[tuple[re.Pattern[str], str]]:
-    """Patterns of described paths, the most special first."""
-    paths = sorted(_document()["paths"], key=lambda path: (path.count("{"), -len(path)))
+    """Patterns of described paths, those with the most fixed text first."""
+    paths = sorted(_document()["paths"], key=lambda path: -len(re.sub(r"{\w+}", "", path)))
     return [(re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(path))), path) for path in paths]
 
 

@@ -27,6 +27,7 @@ from frontend.protocols.ollama import OllamaProtocol
 from frontend.protocols.registry import Protocols
 from frontend.protocols.responses import ResponsesProtocol
 from frontend.protocols.sie import SieProtocol
+from frontend.protocols.skills import SkillsProtocol
 from frontend.services import Services
 from frontend.state.state import State
 from ipc.catalog.entries import OutputSpec
@@ -107,6 +108,7 @@ class RecordedServer:
                 ResponsesProtocol(),
                 MessagesProtocol(),
                 FilesProtocol(),
+                SkillsProtocol(),
                 AgentProtocol(),
                 OllamaProtocol(),
             ]

@@ -6,15 +6,14 @@ May be imported by `frontend.protocols.registry`. Imports no other protocol.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import falcon
 import falcon.asgi
-import msgspec
 
 from frontend.generation import anthropic_errors, errors
-from frontend.generation.anthropic_errors import MessagesError
-from frontend.generation.errors import ErrorAnswer
+from frontend.generation.anthropic_errors import BOTH_FORMS, stored
 from frontend.generation.parameters import is_anthropic
 from frontend.protocols.files.resources import (
     ContainerContentResource,
@@ -61,34 +60,7 @@ _LISTING = (
 _RANGE = Parameter("Range", "header", "One range of bytes, as in `bytes=0-99`.")
 _FORM = "multipart/form-data"
 _OCTETS = "application/octet-stream"
-
-
-def _route(
-    method: Literal["get", "post", "delete"],
-    path: str,
-    resource: Any,
-    summary: str,
-    answer: Any,
-    *,
-    statuses: tuple[int, ...] = (),
-    faults: tuple[type[msgspec.Struct], ...] = (ErrorAnswer,),
-    **more: Any,
-) -> Route:
-    known = (400, 401, 403, 404, 422, 429, 503, *statuses)
-    return Route(
-        method,
-        path,
-        resource,
-        summary,
-        "files",
-        answer=answer,
-        errors=dict.fromkeys(known, faults if len(faults) > 1 else faults[0]),
-        error_code_header=False,
-        **more,
-    )
-
-
-_BOTH = (ErrorAnswer, MessagesError)
+_route = partial(stored, tag="files")
 
 ROUTES = (
     _route(
@@ -98,7 +70,7 @@ ROUTES = (
         "Store a file of the client.",
         (FileMetadata, MessagesFile),
         statuses=(408, 413, 415, 504, 507),
-        faults=_BOTH,
+        faults=BOTH_FORMS,
         body=FileUpload,
         request_media=(_FORM,),
     ),
@@ -108,13 +80,20 @@ ROUTES = (
         FilesResource,
         "The files of the caller, a page at a time.",
         (FileList, MessagesFileList),
-        faults=_BOTH,
+        faults=BOTH_FORMS,
         parameters=_LISTING,
     ),
     _route(
-        "get", _ONE, FileResource, "A file, without its bytes.", (FileMetadata, MessagesFile), faults=_BOTH
+        "get",
+        _ONE,
+        FileResource,
+        "A file, without its bytes.",
+        (FileMetadata, MessagesFile),
+        faults=BOTH_FORMS,
     ),
-    _route("delete", _ONE, FileResource, "Delete a file.", (DeletedFile, MessagesDeletedFile), faults=_BOTH),
+    _route(
+        "delete", _ONE, FileResource, "Delete a file.", (DeletedFile, MessagesDeletedFile), faults=BOTH_FORMS
+    ),
     _route(
         "get",
         f"{_ONE}/content",
@@ -122,7 +101,7 @@ ROUTES = (
         "The bytes of a file.",
         None,
         statuses=(410, 416),
-        faults=_BOTH,
+        faults=BOTH_FORMS,
         media=(_OCTETS,),
         also={206: "A part of the bytes."},
         parameters=(_RANGE,),

@@ -34,8 +34,7 @@ from frontend.protocols.files.schemas import (
 )
 from frontend.sending import answer_json
 from frontend.services import Services
-from frontend.state.content import PIECE_NBYTES, Draft, in_thread
-from frontend.state.errors import StateUnavailable
+from frontend.state.content import PIECE_NBYTES, Draft, StoredBytes
 from frontend.state.files import USER_DATA, File, Origin
 from ipc.errors import BodyTooLarge, FileNotFound, InvalidInput, Unsupported
 
@@ -77,7 +76,7 @@ class _Resource:
             span = _span(req, file.nbytes)
             _describe(resp, file, span)
             if req.method != "HEAD":
-                resp.stream = _Body(descriptor, span)
+                resp.stream = StoredBytes(descriptor, span)
                 descriptor = -1
         finally:
             if descriptor >= 0:
@@ -324,29 +323,3 @@ def _describe(resp: Response, file: File, span: range) -> None:
     if len(span) < file.nbytes:
         resp.status = falcon.HTTP_206
         resp.set_header("Content-Range", f"bytes {span.start}-{span.stop - 1}/{file.nbytes}")
-
-
-class _Body:
-    """Bytes of an open file as an asynchronous iterator, which closes the descriptor in the end."""
-
-    def __init__(self, descriptor: int, span: range) -> None:
-        self._descriptor, self._at, self._stop = descriptor, span.start, span.stop
-
-    def __aiter__(self) -> _Body:
-        return self
-
-    async def __anext__(self) -> bytes:
-        """The next piece. Raises `StateUnavailable` for a file that has become shorter."""
-        if self._at >= self._stop:
-            raise StopAsyncIteration
-        piece = await in_thread(
-            os.pread, self._descriptor, min(PIECE_NBYTES, self._stop - self._at), self._at
-        )
-        if not piece:
-            raise StateUnavailable("the file became shorter while it was being sent")
-        self._at += len(piece)
-        return piece
-
-    async def close(self) -> None:
-        """Close the file. Called by Falcon when the response is over or was cut."""
-        os.close(self._descriptor)

@@ -46,7 +46,7 @@ UNDOCUMENTED = {
 }
 OTHER_ERRORS = ("/v2", "/v1/config", "/v1/chat", "/v1/completions", "/v1/models/unload", "/v1/models/reload")
 OTHER_ERRORS += ("/v1/models/status", "/v1/system", "/v1/messages", "/v1/responses", "/api/", "/v1/files")
-OTHER_ERRORS += ("/v1/containers", "/v1/agent", "/v1/sessions")
+OTHER_ERRORS += ("/v1/containers", "/v1/agent", "/v1/sessions", "/v1/skills")
 REFUSED = {("post", "/v1/containers/{container_id}/files")}
 """Methods that a described path refuses with a reason."""
 FOREIGN = (
@@ -237,7 +237,7 @@ FREE_TEXTS = {
     "include", "max_tool_calls", "response_format", "stream_options", "summary", "thinking", "tool_choice", "type",
     "web_search_options", "messages", "audio", "conversation", "function_call", "functions", "mcp_servers",
     "output_format", "thread", "cache_salt", "keep_alive", "template", "think", "tool_name", "file", "purpose",
-    "message",
+    "message", "files", "default_version", "display_name", "display_title",
 }  # fmt: skip
 
 

@@ -86,6 +86,56 @@ def test_versions_count_and_the_default_stays_unless_a_version_takes_its_place(t
     _run(act())
 
 
+def test_pages_of_skills_and_versions_end_in_both_orders(tmp_path: Path) -> None:
+    async def act() -> None:
+        kept = _made(tmp_path)
+        skills = [await kept.add("a", _files()) for _ in range(3)]
+        await kept.add("b", _files())
+        assert await kept.page("a", limit=3) == (skills, False)
+        assert await kept.page("a", limit=2) == (skills[:2], True)
+        assert await kept.page("a", after=skills[1].id, limit=2) == (skills[2:], False)
+        assert await kept.page("a", after=skills[1].id, limit=2, order="desc") == (skills[:1], False)
+        with pytest.raises(SkillNotFound):
+            await kept.page("b", after=skills[1].id, limit=2)
+        id_ = skills[0].id
+        for _ in range(2):
+            await kept.add_version("a", id_, _files())
+        versions, has_more = await kept.versions("a", id_, limit=2)
+        assert ([version.number for version in versions], has_more) == ([1, 2], True)
+        versions, has_more = await kept.versions("a", id_, after=2, limit=2, order="desc")
+        assert ([version.number for version in versions], has_more) == ([1], False)
+        with pytest.raises(SkillNotFound):
+            await kept.versions("b", id_, limit=2)
+
+    _run(act())
+
+
+def test_the_default_version_is_chosen_and_moves_when_it_is_deleted(tmp_path: Path) -> None:
+    async def act() -> None:
+        kept = _made(tmp_path)
+        id_ = (await kept.add("", _files())).id
+        for name in ("Second", "Third"):
+            await kept.add_version("", id_, _files(name))
+        assert (await kept.choose("", id_, 2)).default == 2
+        for refused in (kept.choose, kept.delete_version):
+            for owner, number in (("b", 2), ("", 4)):
+                with pytest.raises(SkillNotFound):
+                    await refused(owner, id_, number)
+        await kept.delete_version("", id_, 2)
+        found = await kept.get("", id_)
+        assert (found.default, found.latest, len(_contents(tmp_path))) == (3, 3, 2)
+        await kept.delete_version("", id_, 3)
+        found = await kept.get("", id_)
+        assert (found.default, found.latest, found.name) == (1, 1, "Plot")
+        assert (await kept.add_version("", id_, _files())).number == 4
+        for number in (1, 4):
+            await kept.delete_version("", id_, number)
+        assert await kept.page("", limit=1) == ([], False)
+        assert not _contents(tmp_path)
+
+    _run(act())
+
+
 def test_an_opened_skill_is_read_after_it_was_deleted(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)

@@ -15,20 +15,12 @@ from frontend.state import content
 from frontend.state import files as stored
 from frontend.state.files import CONTENTS, File, Origin, Placeholder
 from tests.fakes.generation_server import RecordedServer
+from tests.harness.multipart import BOUNDARY, END, FORM, part
 
-BOUNDARY = "a-boundary"
 ANTHROPIC = {"anthropic-version": "2026-10-21"}
 MIB = 1 << 20
 
 
-def part(name: str, data: bytes | str, filename: str | None = None) -> bytes:
-    """One part with its head."""
-    named = "" if filename is None else f'; filename="{filename}"'
-    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{named}\r\n\r\n'
-    return head.encode() + (data if isinstance(data, bytes) else data.encode()) + b"\r\n"
-
-
-END = f"--{BOUNDARY}--\r\n".encode()
 PURPOSE = part("purpose", "user_data")
 FILE = part("file", "hello", "a.txt")
 
@@ -38,7 +30,7 @@ class Server(RecordedServer):
 
     def upload(self, body: bytes, headers: dict[str, str] | None = None, media: str = "") -> Any:
         """The answer to a body of multipart/form-data."""
-        media = media or f"multipart/form-data; boundary={BOUNDARY}"
+        media = media or FORM
         return self.client.simulate_post(
             "/v1/files", body=body, headers={"Content-Type": media, **(headers or {})}
         )

@@ -3,98 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from frontend.access import api_keys
-from frontend.access.api_keys import KeyEntry
-from frontend.access.gate import Gate
 from frontend.state.files import Origin
-from tests.fakes.generation_server import RecordedServer
-from tests.harness import sdks
+from tests.fakes.two_frontends import OURS, THEIRS, Pair, Sdk, sdk_of, two_frontends
 from tests.harness.later import anthropic, openai
-from tests.harness.sdks import Clients
-
-OURS, THEIRS = api_keys.fresh(), api_keys.fresh()
-
-
-class Pair(NamedTuple):
-    """Two frontends of one server, by address; the first also as an object."""
-
-    server: RecordedServer
-    urls: tuple[str, str]
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Two frontends that share a state directory and ask for a key."""
-    root = tmp_path_factory.mktemp("files")
-    gate = Gate(tuple(KeyEntry(name, api_keys.hashed(key)) for name, key in (("a", OURS), ("b", THEIRS))))
-    with ExitStack() as stack:
-        servers = [
-            RecordedServer(_made(root / name), gate, run__state_dir=str(root / "state")) for name in "12"
-        ]
-        urls = [stack.enter_context(server.listening()) for server in servers]
-        yield Pair(servers[0], (urls[0], urls[1]))
-
-
-def _made(place: Path) -> Path:
-    place.mkdir()
-    return place
-
-
-class Sdk:
-    """The two frontends through clients of one SDK, in turn."""
-
-    def __init__(self, first: Clients, second: Clients) -> None:
-        self._clients = [first, second]
-
-    def call(self, path: str, *given: Any, **fields: Any) -> Any:
-        """What a method of the SDK returns; each call asks the other frontend than the call before."""
-        self._clients.reverse()
-        return self._clients[0].call(lambda client: _method(client, path)(*given, **fields))
-
-    def content(self, path: str, *given: Any, **fields: Any) -> bytes:
-        """The bytes that a method of the SDK fetches."""
-        self._clients.reverse()
-        found: bytes = self._clients[0].call(lambda client: _fetched(_method(client, path)(*given, **fields)))
-        return found
-
-    def items(self, path: str, *given: Any, **fields: Any) -> list[Any]:
-        """All entries of all pages of a list."""
-        self._clients.reverse()
-        return self._clients[0].items(lambda client: _method(client, path)(*given, **fields))
-
-
-def _method(client: Any, path: str) -> Any:
-    for name in path.split("."):
-        client = getattr(client, name)
-    return client
-
-
-def _fetched(found: Any) -> Any:
-    if inspect.isawaitable(found):
-        return _awaited(found)
-    return found.read()
-
-
-async def _awaited(asked: Any) -> Any:
-    content = (await asked).read()
-    return await content if inspect.isawaitable(content) else content
-
-
-def _sdk(stack: ExitStack, pair: Pair, kind: Any, is_async: bool, key: str, suffix: str = "") -> Sdk:
-    options = {"api_key": key, "max_retries": 0}
-    made = [
-        stack.enter_context(sdks.clients(kind, is_async=is_async, base_url=f"{url}{suffix}", **options))
-        for url in pair.urls
-    ]
-    return Sdk(*made)
+    with two_frontends(tmp_path_factory.mktemp("files")) as found:
+        yield found
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
@@ -102,7 +26,7 @@ def ours(pair: Pair, request: Any) -> Iterator[Sdk]:
     """OpenAI's SDK with our key, and no file left of the tests before."""
     with ExitStack() as stack:
         kind = openai.AsyncOpenAI if request.param else openai.OpenAI
-        sdk = _sdk(stack, pair, kind, request.param, OURS, "/v1")
+        sdk = sdk_of(stack, pair, kind, request.param, OURS, "/v1")
         for file in sdk.items("files.list"):
             sdk.call("files.delete", file.id)
         yield sdk
@@ -113,7 +37,7 @@ def claude(pair: Pair, request: Any) -> Iterator[Sdk]:
     """Anthropic's SDK with the same key."""
     with ExitStack() as stack:
         kind = anthropic.AsyncAnthropic if request.param else anthropic.Anthropic
-        sdk = _sdk(stack, pair, kind, request.param, OURS)
+        sdk = sdk_of(stack, pair, kind, request.param, OURS)
         for file in sdk.items("beta.files.list"):
             sdk.call("beta.files.delete", file.id)
         yield sdk
@@ -194,8 +118,8 @@ def test_anthropic_uploads_lists_reads_and_deletes(claude: Sdk) -> None:
 
 def test_files_of_one_key_do_not_exist_for_another(pair: Pair) -> None:
     with ExitStack() as stack:
-        ours = _sdk(stack, pair, openai.OpenAI, False, OURS, "/v1")
-        theirs = _sdk(stack, pair, openai.OpenAI, False, THEIRS, "/v1")
+        ours = sdk_of(stack, pair, openai.OpenAI, False, OURS, "/v1")
+        theirs = sdk_of(stack, pair, openai.OpenAI, False, THEIRS, "/v1")
         file = ours.call("files.create", file=("a.txt", b"secret"), purpose="user_data")
         assert theirs.items("files.list") == []
         for method in ("files.retrieve", "files.content", "files.delete"):

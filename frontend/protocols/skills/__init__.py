@@ -1,0 +1,144 @@
+"""Skills of clients with their versions, in the forms of OpenAI and Anthropic.
+
+May be imported by `frontend.protocols.registry`. Imports no other protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import falcon
+import falcon.asgi
+
+from frontend.generation import anthropic_errors, errors
+from frontend.generation.anthropic_errors import BOTH_FORMS, stored
+from frontend.protocols.skills import schemas
+from frontend.protocols.skills.resources import (
+    SOURCES,
+    ZIP,
+    SkillContentResource,
+    SkillResource,
+    SkillsResource,
+    VersionContentResource,
+    VersionResource,
+    VersionsResource,
+    wants_anthropic,
+)
+from frontend.routes import Parameter, Route
+from frontend.services import Services
+from ipc.errors import PenstockError
+
+PROTOCOL = "skills"
+_ROOT = "/v1/skills"
+_ONE = f"{_ROOT}/{{skill_id}}"
+_VERSIONS = f"{_ONE}/versions"
+_VERSION = f"{_VERSIONS}/{{version}}"
+_LISTING = (
+    Parameter("after", "query", "Id of the last entry of the page before."),
+    Parameter("page", "query", "`after`, by the name that Anthropic gives it."),
+    Parameter(
+        "limit",
+        "query",
+        "Most entries of a page.",
+        {"type": "integer", "minimum": 1, "maximum": schemas.MOST_LISTED},
+    ),
+    Parameter("order", "query", "Oldest or newest first.", {"type": "string", "enum": ["asc", "desc"]}),
+)
+_SOURCE = Parameter(
+    "source",
+    "query",
+    "Where skills come from; switches to the form of Anthropic.",
+    {"type": "string", "enum": list(SOURCES)},
+)
+_UPLOAD: dict[str, Any] = {
+    "statuses": (408, 413, 415, 504, 507),
+    "request_media": ("multipart/form-data",),
+}
+_ZIP: dict[str, Any] = {"media": (ZIP,)}
+_SKILL_FORMS = (schemas.SkillObject, schemas.MessagesSkill)
+_VERSION_FORMS = (schemas.SkillVersion, schemas.MessagesSkillVersion)
+_route = partial(stored, tag="skills", faults=BOTH_FORMS)
+
+ROUTES = (
+    _route(
+        "post", _ROOT, SkillsResource, "Store a skill.", _SKILL_FORMS, body=schemas.SkillUpload, **_UPLOAD
+    ),
+    _route(
+        "get",
+        _ROOT,
+        SkillsResource,
+        "The skills of the caller, a page at a time.",
+        (schemas.SkillList, schemas.MessagesSkillList),
+        parameters=(*_LISTING, _SOURCE),
+    ),
+    _route("get", _ONE, SkillResource, "A skill.", _SKILL_FORMS),
+    _route(
+        "post",
+        _ONE,
+        SkillResource,
+        "Choose the default version of a skill.",
+        _SKILL_FORMS,
+        body=schemas.SkillChange,
+        request_media=("application/json",),
+        statuses=(408, 413, 415, 504),
+        example={"default_version": "2"},
+    ),
+    _route(
+        "delete",
+        _ONE,
+        SkillResource,
+        "Delete a skill with its versions.",
+        (schemas.DeletedSkill, schemas.MessagesDeletedSkill),
+    ),
+    _route("get", f"{_ONE}/content", SkillContentResource, "The zip of the default version.", None, **_ZIP),
+    _route(
+        "post",
+        _VERSIONS,
+        VersionsResource,
+        "Store a new version of a skill.",
+        _VERSION_FORMS,
+        body=schemas.VersionUpload,
+        **_UPLOAD,
+    ),
+    _route(
+        "get",
+        _VERSIONS,
+        VersionsResource,
+        "The versions of a skill, a page at a time.",
+        (schemas.SkillVersionList, schemas.MessagesSkillVersionList),
+        parameters=_LISTING,
+    ),
+    _route("get", _VERSION, VersionResource, "A version of a skill.", _VERSION_FORMS),
+    _route(
+        "delete",
+        _VERSION,
+        VersionResource,
+        "Delete a version; the last one with its skill.",
+        (schemas.DeletedSkillVersion, schemas.MessagesDeletedSkillVersion),
+    ),
+    _route("get", f"{_VERSION}/content", VersionContentResource, "The zip of a version.", None, **_ZIP),
+)
+
+
+class SkillsProtocol:
+    """Routes of skills. Errors have the form of Anthropic where answers have that form."""
+
+    name = PROTOCOL
+    routes: Sequence[Route] = ROUTES
+    folders: Sequence[str] = ()
+
+    def context(self, services: Services) -> Services:
+        """What resources are made from."""
+        return services
+
+    def render_error(
+        self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
+    ) -> tuple[int, dict[str, Any], dict[str, str]]:
+        """(status, JSON body, headers) of an error on `path`."""
+        return anthropic_errors.render(error) if wants_anthropic(req) else errors.render(error)
+
+    def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+        """(status, JSON body, headers) of an error of the framework."""
+        return errors.render_http(error)

@@ -1,0 +1,92 @@
+"""Two frontends that share a state directory and ask for a key, through the SDKs of OpenAI and Anthropic."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from frontend.access import api_keys
+from frontend.access.api_keys import KeyEntry
+from frontend.access.gate import Gate
+from tests.fakes.generation_server import RecordedServer
+from tests.harness import sdks
+from tests.harness.sdks import Clients
+
+OURS, THEIRS = api_keys.fresh(), api_keys.fresh()
+
+
+class Pair(NamedTuple):
+    """Two frontends of one server, by address; the first also as an object."""
+
+    server: RecordedServer
+    urls: tuple[str, str]
+
+
+@contextmanager
+def two_frontends(root: Path) -> Iterator[Pair]:
+    """The frontends, which know the keys `OURS` and `THEIRS`."""
+    gate = Gate(tuple(KeyEntry(name, api_keys.hashed(key)) for name, key in (("a", OURS), ("b", THEIRS))))
+    with ExitStack() as stack:
+        servers = [
+            RecordedServer(_made(root / name), gate, run__state_dir=str(root / "state")) for name in "12"
+        ]
+        urls = [stack.enter_context(server.listening()) for server in servers]
+        yield Pair(servers[0], (urls[0], urls[1]))
+
+
+def _made(place: Path) -> Path:
+    place.mkdir()
+    return place
+
+
+class Sdk:
+    """The two frontends through clients of one SDK, in turn."""
+
+    def __init__(self, first: Clients, second: Clients) -> None:
+        self._clients = [first, second]
+
+    def call(self, path: str, *given: Any, **fields: Any) -> Any:
+        """What a method of the SDK returns; each call asks the other frontend than the call before."""
+        self._clients.reverse()
+        return self._clients[0].call(lambda client: _method(client, path)(*given, **fields))
+
+    def content(self, path: str, *given: Any, **fields: Any) -> bytes:
+        """The bytes that a method of the SDK fetches."""
+        self._clients.reverse()
+        found: bytes = self._clients[0].call(lambda client: _fetched(_method(client, path)(*given, **fields)))
+        return found
+
+    def items(self, path: str, *given: Any, **fields: Any) -> list[Any]:
+        """All entries of all pages of a list."""
+        self._clients.reverse()
+        return self._clients[0].items(lambda client: _method(client, path)(*given, **fields))
+
+
+def _method(client: Any, path: str) -> Any:
+    for name in path.split("."):
+        client = getattr(client, name)
+    return client
+
+
+def _fetched(found: Any) -> Any:
+    if inspect.isawaitable(found):
+        return _awaited(found)
+    return found.read()
+
+
+async def _awaited(asked: Any) -> Any:
+    content = (await asked).read()
+    return await content if inspect.isawaitable(content) else content
+
+
+def sdk_of(stack: ExitStack, pair: Pair, kind: Any, is_async: bool, key: str, suffix: str = "") -> Sdk:
+    """Clients of the SDK `kind`, which `stack` closes."""
+    options = {"api_key": key, "max_retries": 0}
+    made = [
+        stack.enter_context(sdks.clients(kind, is_async=is_async, base_url=f"{url}{suffix}", **options))
+        for url in pair.urls
+    ]
+    return Sdk(*made)
