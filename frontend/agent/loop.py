@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,8 @@ import msgspec
 import orjson
 
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.generation.errors import InvalidField
+from frontend.generation.nested import arguments_of, values_of
 from ipc.wire.messages import GenerateCall
 
 Message = dict[str, Any]
@@ -151,13 +154,12 @@ class Loop:
 
 
 def _call_entry(call: Called) -> Message:
-    """A call in the form of templates; arguments that are no object stay text."""
-    try:
-        arguments: Any = orjson.loads(call.arguments)
-    except orjson.JSONDecodeError:
-        arguments = call.arguments
-    if not isinstance(arguments, dict):
-        arguments = call.arguments
+    """A call in the form of templates. Arguments that are no object stay text, and numbers that no message has."""
+    arguments: Any = call.arguments
+    with suppress(InvalidField):
+        values = values_of(call.arguments, "arguments")
+        if isinstance(values, dict):
+            arguments, _ = arguments_of(values, "arguments")
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 

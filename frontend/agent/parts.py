@@ -122,5 +122,6 @@ def parts_of(agent: Agent, state: State, host: Host) -> Parts:
         agent.max_tool_rounds,
         agent.code_exec_timeout_s,
         agent.shell_timeout_s,
+        has_network=agent.sandbox == "off" or agent.sandbox_network == "full",
     )
     return Parts(offer, host, state.files, state.skills.open, state.sessions, state.approvals)

@@ -33,12 +33,12 @@ class Answer:
     images: list[str] = field(default_factory=list)
 
 
-def python(result: PythonResult, timeout_s: float, files: Sequence[str]) -> Answer:
-    """The answer of code; `files` are names of what the code has made."""
+def python(result: PythonResult, timeout_s: float, files: Sequence[str], pictures: Sequence[bytes]) -> Answer:
+    """The answer of code; `files` are names of what the code has made, `pictures` the figures that clients get."""
     exception = result.exception
     if result.status == "timeout" and not exception:
         exception = f"the code ran for more than {timeout_s:g} s"
-    images = [base64.b64encode(image).decode() for image in result.images_png]
+    images = [base64.b64encode(picture).decode() for picture in pictures]
     read: Data = {"status": result.status, "execution_time_ms": result.execution_time_ms}
     read["working_directory"] = result.working_directory
     read |= _present(stdout=result.stdout, stderr=result.stderr)
@@ -54,7 +54,7 @@ def python(result: PythonResult, timeout_s: float, files: Sequence[str]) -> Answ
             exception=exception,
             result=result.result,
             result_type=result.result_type,
-            images_generated=len(images),
+            images_generated=len(result.images_png),
             files=list(files),
         )
     told = _present(stdout=result.stdout, stderr=result.stderr, exception=exception)

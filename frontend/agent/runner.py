@@ -38,12 +38,10 @@ from frontend.services import Services
 from frontend.state.files import File
 from ipc import deadline
 from ipc.catalog.entries import ModelEntry
-from ipc.errors import FileNotFound
+from ipc.errors import DeadlineExceeded, FileNotFound
 from ipc.wire.messages import GenerateCall
 
 T = TypeVar("T")
-APPROVAL_S = 300.0
-"""A call that nobody has decided about for so long is denied."""
 
 
 def offer_of(services: Services) -> Offer:
@@ -87,6 +85,7 @@ class AgentRun(Generation):
         self._services, self._req, self._scope, self._entry, self._plan = services, req, scope, entry, plan
         self._parts: Parts = services.agent
         self._owner = scope.grant.caller
+        self._has_deadline = req.get_header("X-Request-Timeout") is not None
         self._stack, self._opened = AsyncExitStack(), AsyncExitStack()
         self._session = ""
         self._loop: Loop
@@ -144,7 +143,8 @@ class AgentRun(Generation):
         scope = self._scope
         if self._loop.round:
             # NOTE: the record of the request keeps its own beginning; a deadline that the caller named holds on.
-            by_ns = min(scope.deadline_ns, deadline.after(self._services.settings.limits.request_timeout_s))
+            request_s = self._services.settings.limits.request_timeout_s
+            by_ns = scope.deadline_ns if self._has_deadline else deadline.after(request_s)
             scope = msgspec.structs.replace(
                 scope, started=time.perf_counter(), start_by_ns=0, deadline_ns=by_ns
             )
@@ -201,18 +201,34 @@ class AgentRun(Generation):
                     new_id("appr_"), self._session, round_, tool.approval, tools.values_of(call.arguments)
                 )
                 await self._parts.approvals.announce(self._owner, self._session, asked.approval_id)
-                async with _at_work(self._parts.approvals.wait(asked.approval_id, APPROVAL_S)) as decision:
+                wait_s = self._services.settings.state.approval_wait_s
+                async with _at_work(self._parts.approvals.wait(asked.approval_id, wait_s)) as decision:
                     yield [asked]
-                    reason = _why_not(tool, await decision)
+                    async with self._in_time():
+                        reason = _why_not(tool, await decision)
             if reason:
                 answer, files = _denied(tool, call, reason), list[File]()
             else:
-                answer, files = await self._place.run(tool, call.arguments, round_)
+                async with self._in_time():
+                    answer, files = await self._place.run(tool, call.arguments, round_)
             self._loop.answer(call, answer.text)
             arguments, ids = tools.recorded(tool, call.arguments), [file.id for file in files]
             record = results.record(round_, call.name, arguments, answer, ids)
             completed = Completed(round_, call.id, call.name, answer.data, record)
             yield [*await self._produced(files), completed]
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """A wait for a tool or a decision. Raises `DeadlineExceeded` at the deadline that the caller named."""
+        left_s = max(deadline.remaining_s(self._scope.deadline_ns), 0.0) if self._has_deadline else None
+        bound = asyncio.timeout(left_s)
+        try:
+            async with bound:
+                yield
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise DeadlineExceeded("the deadline passed between two turns of the model") from None
 
     async def _is_remembered(self) -> bool:
         return await self._parts.approvals.is_remembered(self._owner, self._session)

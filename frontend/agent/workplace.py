@@ -27,9 +27,16 @@ from frontend.agent.tools import Tool
 from frontend.generation.errors import InvalidField
 from frontend.generation.hosted import CODE, SHELL, AgentPlan, InputFile, SkillUse
 from frontend.state.errors import FilePlaceholder
-from frontend.state.file_objects import MAX_SLICE_CHARS, PREVIEW_NBYTES, file_object, preview, text_slice
+from frontend.state.file_objects import (
+    INLINE_NBYTES,
+    MAX_SLICE_CHARS,
+    PREVIEW_NBYTES,
+    file_object,
+    preview,
+    text_slice,
+)
 from frontend.state.files import AGENT_OUTPUT, USER_DATA, File, FileStore, Origin, Placeholder, clean_name
-from ipc.errors import FileNotFound, InvalidInput, ToolFault
+from ipc.errors import FileNotFound, InvalidInput, StateFull, ToolFault, ToolHostLost
 from ipc.wire.tools import (
     NOT_PRODUCED,
     Call,
@@ -47,11 +54,15 @@ MAX_INPUT_CHARS, MAX_PREVIEW_CHARS = 4096, 32768
 """Characters of text that the model is shown of one input file, and of all of a request."""
 SHELL_CHARS, MOST_SHELL_CHARS = 4096, 1 << 20
 """Characters of each stream of a shell: those of a call that names no number, and the most."""
+MAX_BODIES_NBYTES = 64 << 20
+"""Bytes of all files and figures that stand in the events and the answer of one run."""
 MAX_SKILL_FILES, SKILL_LEVELS = 80, 4
 """Files of a skill that the model is shown, and their depth."""
 _LEAST_TIMEOUT_S = 0.001
+_NO_ROOM = "no_room"
 _REASONS = {
     NOT_PRODUCED: "the file was not produced",
+    _NO_ROOM: "the server has no room for the file",
     "too_large": "the file is too large",
     "refused": "the path is no regular file of its own name",
     "unreadable": "the file cannot be read",
@@ -85,6 +96,7 @@ class Workplace:
     _round: int = 0
     _index: int = 0
     _is_mounted: bool = False
+    _room_nbytes: int = field(default_factory=lambda: MAX_BODIES_NBYTES)
 
     async def prepare(self) -> str:
         """Find the files and skills of the request; what the model is told, which may be nothing.
@@ -137,7 +149,7 @@ class Workplace:
             skill = await self.open_skill(self.owner, use.skill_id, use.version)
         except InvalidInput as error:
             raise InvalidField(use.field, error.message) from None
-        folder = _unique(clean_name(skill.name).replace(" ", "-"), {name for name, _ in self._skills})
+        folder = _unique(clean_name(skill.name).replace(" ", "-"), {name.lower() for name, _ in self._skills})
         self._skills.append((folder, skill))
         paths = [path for path, _ in skill.files if len(PurePosixPath(path).parts) <= SKILL_LEVELS]
         tree = "\n".join(f"  skills/{folder}/{path}" for path in sorted(paths)[:MAX_SKILL_FILES])
@@ -183,7 +195,8 @@ class Workplace:
             shown = results.surfaced(list(map(_surfaced, files)), tools.values_of_outputs(given))
         elif isinstance(done.result, PythonResult):
             made = [file.name for file in files if file.placeholder is None]
-            shown = results.python(done.result, self.plan.offer.code_timeout_s, made)
+            images = [image for image in done.result.images_png if self._takes(len(image))]
+            shown = results.python(done.result, self.plan.offer.code_timeout_s, made, images)
         else:
             assert isinstance(done.result, ShellResult) and isinstance(given, tools.ShellArguments)
             shown = results.shell(done.result, given.commands)
@@ -203,7 +216,12 @@ class Workplace:
         if not self._is_mounted:
             await self._mount()
             self._is_mounted = True
-        return await self.host.run(self.sandbox, call, lasting=True)
+        try:
+            return await self.host.run(self.sandbox, call, lasting=True)
+        except ToolHostLost:
+            # NOTE: the sandbox begins anew in the next host, without files.
+            self._is_mounted = False
+            raise
 
     async def _mount(self) -> None:
         for path, file in self._mounts:
@@ -241,7 +259,11 @@ class Workplace:
     async def _store(self, tool: Tool, produced: ProducedFile, format_: str | None) -> File:
         reason = _REASONS.get(produced.error, "the file cannot be had")
         placeholder = Placeholder(produced.error, reason) if produced.fd is None else None
-        return await self._add(tool.name, produced.path, produced.fd, format_, placeholder)
+        try:
+            return await self._add(tool.name, produced.path, produced.fd, format_, placeholder)
+        except StateFull:
+            placeholder = Placeholder(_NO_ROOM, _REASONS[_NO_ROOM])
+            return await self._add(tool.name, produced.path, None, format_, placeholder)
 
     async def _add(
         self, tool: str, path: str, source: int | None, format_: str | None, placeholder: Placeholder | None
@@ -274,8 +296,23 @@ class Workplace:
         ]
 
     async def shown(self, files: Iterable[File]) -> list[dict[str, Any]]:
-        """The File objects of files that a call has made."""
-        return [await file_object(self.store, file) for file in files]
+        """The File objects of files that a call has made, with bodies while the answer has room."""
+        return [await self._shown(file) for file in files]
+
+    async def _shown(self, file: File) -> dict[str, Any]:
+        has_room = self._takes(file.nbytes) if file.nbytes <= INLINE_NBYTES else True
+        try:
+            return await file_object(self.store, file, with_body=has_room)
+        except FileNotFound:
+            # NOTE: where a store is full, newer files of the same call displace older ones.
+            return await file_object(self.store, file, with_body=False)
+
+    def _takes(self, nbytes: int) -> bool:
+        """Whether the answer has room for so many bytes, which are taken then."""
+        if nbytes > self._room_nbytes:
+            return False
+        self._room_nbytes -= nbytes
+        return True
 
     async def _with_files(self, answer: Answer, files: Sequence[File], left: int) -> Answer:
         """The answer with what the model reads of the files: their metadata and the beginning of texts."""
@@ -285,9 +322,9 @@ class Workplace:
                 texts.append(f"File {file.name}: {file.placeholder.message}.")
                 continue
             texts.append(f"File {_described(file)} is given to the user.")
-            beginning = await preview(self.store, file, PREVIEW_NBYTES)
-            if beginning:
-                texts.append(beginning.replace("\0", ""))
+            with suppress(FileNotFound):
+                if beginning := await preview(self.store, file, PREVIEW_NBYTES):
+                    texts.append(beginning.replace("\0", ""))
         if left:
             texts.append(f"{left} more new files stay in the work directory.")
         return Answer("\n".join(texts), answer.data, answer.content, answer.images)

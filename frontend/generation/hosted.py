@@ -36,7 +36,7 @@ MAX_DESCRIPTION = 1024
 class Offer:
     """What this server runs for requests, under which permission and for how many rounds; times are in seconds.
 
-    `takes_files`: files of messages are inputs of a run.
+    `takes_files`: files of messages are inputs of a run. `has_network`: tools reach more than themselves.
     """
 
     features: frozenset[str] = frozenset()
@@ -45,6 +45,7 @@ class Offer:
     max_rounds: int = 256
     code_timeout_s: float = 60.0
     shell_timeout_s: float = 600.0
+    has_network: bool = False
 
 
 NOTHING = Offer()
@@ -149,6 +150,9 @@ class Hosted:
             raise InvalidField(
                 f"{place}.network_policy", "a request may only take the network away: 'disabled'"
             )
+        if network is not None and self.offer.has_network:
+            text = "'disabled' is not offered: tools of this server reach the network (agent.sandbox_network)"
+            raise InvalidField(f"{place}.network_policy", text)
         for index, file_id in enumerate(_list(environment.get("file_ids"), f"{place}.file_ids")):
             self.add_file({"file_id": file_id}, f"{place}.file_ids[{index}]")
         for index, skill in enumerate(_list(environment.get("skills"), f"{place}.skills")):

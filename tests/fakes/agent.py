@@ -132,6 +132,7 @@ class FakeApprovals:
     decisions: list[FakeDecision] = field(default_factory=list)
     announced: list[tuple[str, str, str]] = field(default_factory=list)
     remembered: set[tuple[str, str]] = field(default_factory=set)
+    waited_s: list[float] = field(default_factory=list)
     left: int = 0
 
     async def announce(self, owner: str, session: str, id: str) -> None:
@@ -140,6 +141,7 @@ class FakeApprovals:
 
     async def wait(self, id: str, timeout_s: float) -> FakeDecision:
         """The next decision."""
+        self.waited_s.append(timeout_s)
         if not self.decisions:
             try:
                 await asyncio.Event().wait()

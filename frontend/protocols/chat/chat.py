@@ -216,10 +216,8 @@ def parse(body: bytes, limits: Limits, offer: Offer = NOTHING) -> ChatPlan:
     options = request.stream_options
     usage = streams and options is not None and bool(options.include_usage)
     hosted = Hosted(offer)
-    functions, messages = (
-        functions_of(request.tools, _HINTS, hosted),
-        messages_of(request.messages, limits, hosted),
-    )
+    functions = functions_of(request.tools, _HINTS, hosted)
+    messages = messages_of(request.messages, limits, hosted)
     agent = request.plan(hosted, streams)
     call = _call(request, with_own(functions, agent), [function.name for function in functions], messages)
     return ChatPlan(request.model, call, streams, usage, agent)

@@ -253,8 +253,11 @@ class MessagesPlan:
 def parse(body: bytes, limits: Limits, offer: Offer = NOTHING) -> MessagesPlan:
     """The plan of a body; `offer` is what this server runs. Raises `MalformedBody` and `InvalidField`."""
     request = decode(body, MessagesRequest, limits.max_items)
+    return _planned(request, limits, offer, streams=bool(request.stream))
+
+
+def _planned(request: MessagesRequest, limits: Limits, offer: Offer, *, streams: bool) -> MessagesPlan:
     request.refuse_unserved()
-    streams = bool(request.stream)
     if request.thread is not None:
         raise InvalidField("thread", _NO_THREADS, details=_NO_THREADS_DETAILS)
     hosted = Hosted(offer)
@@ -283,7 +286,8 @@ def _add_skills(hosted: Hosted, container: Any) -> None:
 
 def parse_count(body: bytes, limits: Limits, offer: Offer = NOTHING) -> MessagesPlan:
     """The plan of a body whose prompt tokens are to be counted. Raises as `parse` does."""
-    plan = parse(body, limits, offer)
+    # NOTE: nothing runs, so a permission of `ask` needs no stream here.
+    plan = _planned(decode(body, MessagesRequest, limits.max_items), limits, offer, streams=True)
     return MessagesPlan(plan.model, msgspec.structs.replace(plan.call, counts_only=True), streams=False)
 
 

@@ -5,6 +5,9 @@
 | shell_call, shell_call_output | before and after commands of the shell, in place of progress events |
 | code_interpreter_call | opened before the code, done after the code, beside the progress events |
 
+A model may call with arguments of wrong types, and tools may give NUL. Items have neither: clients, and the server
+itself, take items back as input.
+
 Entries of a shell's output serve two dialects: `type` with `text`, and `stdout`, `stderr` and `outcome` of OpenAI. Each
 text stands once in each dialect. A call that was denied has the exit code 126 of a shell.
 """
@@ -50,7 +53,12 @@ def shell_call(id_: str, event: Calling, status: str) -> Item:
     """The commands that a shell is given."""
     values = values_of(event.arguments)
     given = values if isinstance(values, dict) else {}
-    action = {"commands": given.get("commands", [])}
+    commands = given.get("commands")
+    action: dict[str, Any] = {
+        "commands": [_plain(each) for each in commands if isinstance(each, str)]
+        if isinstance(commands, list)
+        else []
+    }
     action |= {name: given.get(name) for name in ("timeout_ms", "max_output_length")}
     begun = {"type": SHELL_CALL, "id": id_, "call_id": event.id}
     return {**begun, "action": action, "environment": None, "status": status}
@@ -66,7 +74,7 @@ def shell_output(id_: str, event: Completed, most_characters: Any) -> Item:
         outcome = {"type": "exit", "exit_code": data.get("exit_code", default)}
     silent = {"stdout": "", "stderr": "", "outcome": outcome}
     for name in ("stdout", "stderr"):
-        if text := data.get(name):
+        if text := _plain(data.get(name)):
             entries.append({"type": name, "text": text, **silent, name: text})
     ended = {"type": "outcome", "status": data.get("status", "error")}
     if "exit_code" in outcome:
@@ -80,16 +88,26 @@ def shell_output(id_: str, event: Completed, most_characters: Any) -> Item:
 
 def code_call(id_: str, event: Calling, container: str, status: str) -> Item:
     """Code that runs; `code_done` adds what the code gave."""
-    code = event.data.get("code", "")
+    code = _plain(event.data.get("code"))
     begun = {"type": CODE_CALL, "id": id_, "call_id": event.id, "code": code, "container_id": container}
     return {**begun, "outputs": None, "status": status}
 
 
 def code_done(item: Item, event: Completed) -> Item:
     """The item of code that has run, with its output as logs."""
-    texts = [event.data[name] for name in ("stdout", "stderr", "exception") if event.data.get(name)]
-    logs = [{"type": "logs", "logs": "".join(texts)}] if texts else []
+    text = "".join(_plain(event.data.get(name)) for name in ("stdout", "stderr", "exception"))
+    logs = [{"type": "logs", "logs": text}] if text else []
     return {**item, "outputs": logs, "status": "failed" if event.data.get("exception") else "completed"}
+
+
+def _plain(value: Any) -> str:
+    """A text without NUL; empty for all that is no text."""
+    return value.replace("\0", "") if isinstance(value, str) else ""
+
+
+def settled(item: Item) -> Item:
+    """An item of a response that has ended: what has not ended by then never will."""
+    return {**item, "status": "incomplete"} if item["status"] == "in_progress" else item
 
 
 def citation(file: dict[str, Any], container: str) -> dict[str, Any]:

@@ -185,8 +185,11 @@ class Output:
             self._close(choice, "incomplete")
 
     def items(self) -> list[Item]:
-        """All items; those that still grow are incomplete."""
-        return [self._whole(item, "incomplete") if isinstance(item, _Open) else item for item in self._items]
+        """All items; those that have not ended are incomplete."""
+        return [
+            self._whole(item, INCOMPLETE) if isinstance(item, _Open) else items.settled(item)
+            for item in self._items
+        ]
 
     @property
     def text(self) -> str:
@@ -417,7 +420,8 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
         int | msgspec.UnsetType, Meta(description="Number of alternatives beside each token, 0 to 20.")
     ] = msgspec.UNSET
     session_id: Annotated[
-        str | msgspec.UnsetType, Meta(description="The session that the request named.")
+        str | msgspec.UnsetType,
+        Meta(description="Session of the tools, or the one that was named."),
     ] = msgspec.UNSET
 
 

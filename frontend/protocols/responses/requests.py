@@ -238,7 +238,9 @@ class ResponseRequest(ChoiceFields, kw_only=True):
     metadata: Annotated[dict[str, Any] | None, Meta(description="Values of the caller, by name.")] = None
     include: Annotated[Any, Meta(description="Ignored.")] = None
     max_output_tokens: Annotated[int | None, Meta(description="Most tokens to generate, at least 1.")] = None
-    max_tool_calls: Annotated[Any, Meta(description="Refused: no tool runs on the server.")] = None
+    max_tool_calls: Annotated[
+        Any, Meta(description="Refused: `max_tool_rounds` bounds the turns with calls.")
+    ] = None
     conversation: Annotated[Any, Meta(description="Refused: the server keeps no conversations.")] = None
     prompt: Annotated[Any, Meta(description="Refused: the server keeps no prompts.")] = None
     reasoning: Annotated[ReasoningOptions | None, Meta(description="How the model thinks.")] = None

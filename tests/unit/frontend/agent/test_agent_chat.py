@@ -11,9 +11,12 @@ from typing import Any
 import orjson
 import pytest
 
+from frontend.agent import workplace
 from frontend.engine.events import Called, Ended, Finished, Started, Text
 from frontend.generation.hosted import CODE, NOTHING, Offer
+from frontend.state.files import FileStore
 from ipc.errors import InferenceFailed, ToolHostLost
+from ipc.settings import State
 from ipc.wire.tools import PythonCall, PythonResult, ShellCall, ShellResult, SurfaceCall, Wanted
 from tests.fakes.agent import FakeDecision, FakeParts, FakeSession
 from tests.fakes.generation import Step
@@ -475,3 +478,54 @@ def test_a_forced_call_needs_no_function_of_the_client(server: AgentServer) -> N
 
 def test_the_model_name_is_that_of_the_catalog(server: AgentServer) -> None:
     assert server.chat().json["model"] == CHAT
+
+
+def test_a_decision_is_waited_for_as_long_as_the_settings_say(tmp_path: Path) -> None:
+    script = calls((EXECUTE, '{"code":"1"}'))
+    server = AgentServer(tmp_path, script, FINAL, state__approval_wait_s=7.0)
+    server.parts.approvals.decisions.append(FakeDecision(True))
+    server.events(agent_permission="ask")
+    assert server.parts.approvals.waited_s == [7.0]
+
+
+def test_files_that_newer_ones_displace_are_told_without_bodies(server: AgentServer) -> None:
+    server.parts.files = FileStore(server.parts.root, State(max_files=1))
+    server.services.agent = server.parts.parts
+    server.parts.host.files.append({"a.csv": b"1", "b.csv": b"2"})
+    body = server.chat().json
+    assert [(file["name"], file.get("text")) for file in body["files"]] == [("a.csv", None), ("b.csv", "2")]
+    assert body["choices"][0]["message"]["content"] == "It is 42."
+
+
+def test_a_file_without_room_is_a_placeholder_and_the_run_goes_on(server: AgentServer) -> None:
+    server.parts.files = FileStore(server.parts.root, State(max_files_bytes=4096))
+    server.services.agent = server.parts.parts
+    server.parts.host.files.append({"a.bin": bytes(5000), "b.csv": b"2"})
+    body = server.chat().json
+    assert [(file["name"], file.get("code")) for file in body["files"]] == [
+        ("a.bin", "no_room"),
+        ("b.csv", None),
+    ]
+    assert "no room for the file" in (server.engine.calls[-1].messages or [])[-1]["content"]
+
+
+def test_bodies_and_figures_of_a_run_are_bounded_together(
+    server: AgentServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workplace, "MAX_BODIES_NBYTES", 12)
+    result = PythonResult("success", 1, "/w", images_png=[b"1234", b"5678", b"9"])
+    server.parts.host.results.append(result)
+    server.parts.host.files.append({"a.csv": b"1234", "b.csv": b"123"})
+    body = server.chat().json
+    [record] = body["agentic_tool_calls"]
+    assert len(record["result_images_base64"]) == 3
+    assert [file.get("text") for file in body["files"]] == [None, "123"]
+
+
+def test_input_files_are_mounted_again_in_the_next_host(server: AgentServer) -> None:
+    server.parts.host.results.append(ToolHostLost("the tool host ended"))
+    server.script(calls((EXECUTE, '{"code":"1"}'), (EXECUTE, '{"code":"2"}')), FINAL)
+    data = base64.b64encode(b"1").decode()
+    part = {"type": "file", "file": {"filename": "a.csv", "file_data": data}}
+    server.chat(messages=[{"role": "user", "content": [part]}])
+    assert server.parts.host.mounted == [("a.csv", b"1")] * 2

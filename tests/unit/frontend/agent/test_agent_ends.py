@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from frontend.agent.runner import running
-from frontend.engine.events import Asked, Calling, Event, Generation
+from frontend.engine.events import Asked, Calling, Completed, Event, Generation
 from frontend.generation.hosted import CODE, AgentPlan
 from frontend.scope import RequestScope, plain_scope
 from ipc import deadline
+from ipc.errors import DeadlineExceeded
 from ipc.wire.messages import GenerateCall, ToolUse
 from tests.fakes.agent import OFFER
 from tests.fakes.generation_server import CHAT
@@ -23,6 +24,7 @@ from tests.unit.frontend.agent.test_agent_chat import ASKED, EXECUTE, FINAL, Age
 
 CALL = GenerateCall(messages=ASKED, tools=ToolUse([{"type": "function", "function": {"name": EXECUTE}}]))
 _REQUEST: Any = SimpleNamespace(get_header=lambda name: None)
+_WITH_DEADLINE: Any = SimpleNamespace(get_header=lambda name: "60" if name == "X-Request-Timeout" else None)
 
 
 @pytest.fixture
@@ -39,11 +41,11 @@ def _scope() -> RequestScope:
 
 @asynccontextmanager
 async def _run(
-    server: AgentServer, scope: RequestScope, permission: str = "auto"
+    server: AgentServer, scope: RequestScope, permission: str = "auto", request: Any = _REQUEST
 ) -> AsyncIterator[Generation]:
     plan = AgentPlan(OFFER, frozenset((CODE,)), permission, 8, "s")
     entry = server.services.catalog.find(CHAT)
-    async with running(server.services, _REQUEST, scope, entry, CALL, plan) as run:
+    async with running(server.services, request, scope, entry, CALL, plan) as run:
         yield run
 
 
@@ -91,6 +93,35 @@ def test_a_client_that_leaves_leaves_no_wait_behind(server: AgentServer, waits_a
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(leave())
+
+
+@pytest.mark.parametrize(("permission", "event"), [("auto", Calling), ("ask", Asked)])
+def test_tools_and_decisions_end_at_the_deadline_that_the_caller_named(
+    server: AgentServer, permission: str, event: type[Event]
+) -> None:
+    async def wait() -> None:
+        server.parts.host.results.append(None)
+        scope = _scope()
+        async with _run(server, scope, permission, _WITH_DEADLINE) as run:
+            await _until(run, event)
+            scope.deadline_ns = deadline.after(0)
+            with pytest.raises(DeadlineExceeded):
+                await anext(run)
+        assert server.parts.host.cancelled + server.parts.approvals.left == 1
+        assert server.parts.sessions.saved == [] and len(asyncio.all_tasks()) == 1
+
+    asyncio.run(wait())
+
+
+def test_a_caller_without_a_deadline_waits_for_tools(server: AgentServer) -> None:
+    async def wait() -> None:
+        scope = _scope()
+        async with _run(server, scope) as run:
+            await _until(run, Calling)
+            scope.deadline_ns = deadline.after(0)
+            await _until(run, Completed)
+
+    asyncio.run(wait())
 
 
 def test_bounds_on_times_begin_anew_with_each_round(server: AgentServer) -> None:

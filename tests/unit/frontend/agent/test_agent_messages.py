@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,10 @@ def test_tokens_are_counted_with_the_tools_of_the_server(server: MessagesServer)
     assert server.post("/v1/messages/count_tokens", body).json == {"input_tokens": 30}
     [call] = server.engine.calls
     assert call.counts_only and call.tools is not None and len(call.tools.functions) == 4
+
+
+def test_tokens_of_a_stream_with_approvals_are_counted(server: MessagesServer) -> None:
+    server.offers(replace(server.parts.offer, permission="ask"))
+    server.script(FINAL)
+    body = {"messages": ASKED, "tools": [CODE_TOOL]}
+    assert server.post("/v1/messages/count_tokens", body).json == {"input_tokens": 30}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from frontend.engine.events import Calling
+from frontend.protocols.responses.output import Output
+from ipc.wire.tools import PythonResult, ShellResult
 from tests.fakes.agent import FakeDecision
 from tests.unit.frontend.agent.test_agent_chat import EXECUTE, FINAL, SHELL, AgentServer, calls, events_of
 
@@ -228,3 +232,55 @@ def test_what_cannot_run_is_refused_with_its_field(
 ) -> None:
     response = server.respond(**fields)
     assert (response.status_code, response.json["error"]["param"]) == (422, param), response.text
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        (EXECUTE, '{"code":5}'),
+        (EXECUTE, "[]"),
+        (SHELL, '{"commands":"ls"}'),
+        (SHELL, '{"commands":[1,"ls"]}'),
+    ],
+)
+def test_calls_that_break_the_schema_can_be_gone_on_from(
+    server: ResponsesServer, name: str, arguments: str
+) -> None:
+    server.script(calls((name, arguments)), FINAL)
+    first = server.respond().json
+    assert first["status"] == "completed"
+    server.script(FINAL)
+    response = server.respond(input="Sure?", previous_response_id=first["id"])
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    ("script", "result"),
+    [
+        (calls((SHELL, COMMANDS)), ShellResult("success", "/w", stdout="a\0b", exit_code=0)),
+        (calls((EXECUTE, '{"code":"1"}')), PythonResult("success", 1, "/w", stdout="a\0b")),
+    ],
+)
+def test_output_with_nul_can_be_gone_on_from(server: ResponsesServer, script: Any, result: Any) -> None:
+    server.script(script, FINAL)
+    server.parts.host.results.append(result)
+    first = server.respond().json
+    server.script(FINAL)
+    response = server.respond(input="Sure?", previous_response_id=first["id"])
+    assert response.status_code == 200, response.text
+    assert "ab" in (server.engine.calls[-1].messages or [])[2]["content"]
+
+
+def test_code_that_is_cut_off_is_incomplete() -> None:
+    output = Output({"id": "resp_1", "tools": []})
+    output.take([Calling(0, "c", EXECUTE, '{"code":"1"}', {"tool_type": "code_execution", "code": "1"})])
+    assert [item["status"] for item in output.items()] == ["incomplete"]
+
+
+def test_a_network_that_tools_have_cannot_be_taken_away(server: ResponsesServer) -> None:
+    environment = {"type": "container_auto", "network_policy": {"type": "disabled"}}
+    tool = {"type": "shell", "environment": environment}
+    assert server.respond(tools=[tool]).status_code == 200
+    server.offers(replace(server.parts.offer, has_network=True))
+    response = server.respond(tools=[tool])
+    assert response.json["error"]["param"] == "tools[0].environment.network_policy"

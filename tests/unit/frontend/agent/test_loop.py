@@ -196,3 +196,11 @@ def test_calls_that_come_back_one_by_one_are_those_of_the_session() -> None:
     alone = {**_RAN, "content": None}
     told = [*ASKED, alone, {**_RESULT, "content": "{}"}, _CLIENTS, _CLIENTS_RESULT, _REPLY, _MORE]
     assert spliced(stored, told) == [*stored, _MORE]
+
+
+def test_arguments_keep_the_digits_of_long_numbers() -> None:
+    loop = _loop()
+    text = '{"code":"1","n":123456789012345678901234567890}'
+    _round(loop, _called(0, CODE, text))
+    loop.turn()
+    assert loop.messages[-1]["tool_calls"][0]["function"]["arguments"] == text
