@@ -24,13 +24,14 @@ Data = dict[str, Any]
 class Answer:
     """`text` is what the model reads; `data` completes the progress event; `content` stands in the record.
 
-    `images` are figures as base64 of PNG.
+    `images` are figures as base64 of PNG. `status` is success, error, timeout or denied.
     """
 
     text: str
     data: Data
     content: str
     images: list[str] = field(default_factory=list)
+    status: str = SUCCESS
 
 
 def python(result: PythonResult, timeout_s: float, files: Sequence[str], pictures: Sequence[bytes]) -> Answer:
@@ -64,7 +65,7 @@ def python(result: PythonResult, timeout_s: float, files: Sequence[str], picture
         **_present(images_base64=images, working_directory=result.working_directory),
         "execution_time_ms": result.execution_time_ms,
     }
-    return Answer(_json(read), data, _lines(told), images)
+    return Answer(_json(read), data, _lines(told), images, result.status)
 
 
 def shell(result: ShellResult, commands: Sequence[str]) -> Answer:
@@ -79,38 +80,40 @@ def shell(result: ShellResult, commands: Sequence[str]) -> Answer:
     }
     read = {"status": result.status, "commands": list(commands), **ended}
     told = {name: value for name, value in ended.items() if value is not None}
-    return Answer(_json(read), {"tool_type": "shell", "commands": list(commands), **told}, _json(told))
+    data = {"tool_type": "shell", "commands": list(commands), **told}
+    return Answer(_json(read), data, _json(told), status=result.status)
 
 
 def reset(status: str) -> Answer:
     """The answer of a new interpreter."""
     text = _json({"status": status})
-    return Answer(text, {"tool_type": "code_execution"}, text)
+    return Answer(text, {"tool_type": "code_execution"}, text, status=status)
 
 
 def surfaced(files: Sequence[Data], arguments: Any) -> Answer:
     """The answer of files that were asked for, each with name, format, bytes and status."""
     status = SUCCESS if all(each["status"] == SUCCESS for each in files) else ERROR
     text = _json({"status": status, "files": list(files)})
-    return Answer(text, {"tool_type": "custom", "arguments": arguments, "content": text}, text)
+    return Answer(text, {"tool_type": "custom", "arguments": arguments, "content": text}, text, status=status)
 
 
-def content(value: Any) -> Answer:
-    """The answer of a tool whose result is JSON."""
-    text = _json(value)
-    return Answer(text, {"tool_type": "custom", "content": text}, text)
+def content(value: Data) -> Answer:
+    """The answer of a tool whose result is JSON, with an `error` where the tool failed."""
+    text, status = _json(value), ERROR if "error" in value else SUCCESS
+    return Answer(text, {"tool_type": "custom", "content": text}, text, status=status)
 
 
 def refused(tool: Tool, status: str, reason: str, commands: Sequence[str] | None = None) -> Answer:
     """The answer of a call that was denied, or that failed before its tool ran; `reason` is for the model too."""
     text = _json({"status": status, "exception": reason})
     if tool.tool_type == "code_execution":
-        return Answer(text, {"tool_type": tool.tool_type, "exception": reason}, f"exception: {reason}")
+        data = {"tool_type": tool.tool_type, "exception": reason}
+        return Answer(text, data, f"exception: {reason}", status=status)
     if tool.tool_type == "shell":
         told = {"stderr": reason, "status": status, "timed_out": False}
         given = {} if commands is None else {"commands": list(commands)}
-        return Answer(text, {"tool_type": tool.tool_type, **given, **told}, _json(told))
-    return Answer(text, {"tool_type": tool.tool_type, "content": text}, text)
+        return Answer(text, {"tool_type": tool.tool_type, **given, **told}, _json(told), status=status)
+    return Answer(text, {"tool_type": tool.tool_type, "content": text}, text, status=status)
 
 
 def record(round_: int, name: str, arguments: str, answer: Answer, file_ids: Sequence[str]) -> Data:

@@ -141,6 +141,7 @@ class AgentRun(Generation):
     def _round(self) -> AbstractAsyncContextManager[Generation]:
         """The model's turn, with bounds on its times that begin now."""
         scope = self._scope
+        self._services.recorder.agent_round(self._entry.id)
         if self._loop.round:
             # NOTE: the record of the request keeps its own beginning; a deadline that the caller named holds on.
             request_s = self._services.settings.limits.request_timeout_s
@@ -201,16 +202,16 @@ class AgentRun(Generation):
                     new_id("appr_"), self._session, round_, tool.approval, tools.values_of(call.arguments)
                 )
                 await self._parts.approvals.announce(self._owner, self._session, asked.approval_id)
-                wait_s = self._services.settings.state.approval_wait_s
-                async with _at_work(self._parts.approvals.wait(asked.approval_id, wait_s)) as decision:
+                async with _at_work(self._decision(asked.approval_id)) as decision:
                     yield [asked]
                     async with self._in_time():
                         reason = _why_not(tool, await decision)
             if reason:
                 answer, files = _denied(tool, call, reason), list[File]()
+                self._services.recorder.agent_call(tool.name, answer.status, None)
             else:
                 async with self._in_time():
-                    answer, files = await self._place.run(tool, call.arguments, round_)
+                    answer, files = await self._result(tool, call, round_)
             self._loop.answer(call, answer.text)
             arguments, ids = tools.recorded(tool, call.arguments), [file.id for file in files]
             record = results.record(round_, call.name, arguments, answer, ids)
@@ -229,6 +230,30 @@ class AgentRun(Generation):
             if not bound.expired():
                 raise
             raise DeadlineExceeded("the deadline passed between two turns of the model") from None
+
+    async def _decision(self, id_: str) -> Decision:
+        """The decision about a call; the wait is counted."""
+        began, outcome = time.perf_counter(), "cancelled"
+        try:
+            wait_s = self._services.settings.state.approval_wait_s
+            decision = await self._parts.approvals.wait(id_, wait_s)
+            outcome = "approved" if decision.approve else "timed_out" if decision.timed_out else "denied"
+        finally:
+            self._services.recorder.agent_wait(outcome, time.perf_counter() - began)
+        return decision
+
+    async def _result(self, tool: Tool, call: Called, round_: int) -> tuple[Answer, list[File]]:
+        """What a call gives; the call is counted."""
+        began, outcome = time.perf_counter(), "failed"
+        try:
+            answer, files = await self._place.run(tool, call.arguments, round_)
+            outcome = answer.status
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            self._services.recorder.agent_call(tool.name, outcome, time.perf_counter() - began)
+        return answer, files
 
     async def _is_remembered(self) -> bool:
         return await self._parts.approvals.is_remembered(self._owner, self._session)

@@ -14,7 +14,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 from uuid import uuid4
@@ -327,7 +327,7 @@ class Workplace:
                     texts.append(beginning.replace("\0", ""))
         if left:
             texts.append(f"{left} more new files stay in the work directory.")
-        return Answer("\n".join(texts), answer.data, answer.content, answer.images)
+        return replace(answer, text="\n".join(texts))
 
     async def _read(self, given: tools.ReadArguments) -> dict[str, Any]:
         file = next((each for each in self.files if each.id == given.file_id), None)

@@ -220,6 +220,20 @@ class Recorder:
         """An input crashed workers, or was refused because of earlier crashes."""
         self._metrics.poison.labels(reason).inc()
 
+    def agent_round(self, model: str) -> None:
+        """A run with tools of the server asked its model."""
+        self._amounts("agent_rounds", self.model_label(model)).inc()
+
+    def agent_call(self, tool: str, outcome: str, seconds: float | None) -> None:
+        """A run called a tool of the server; None for a call that did not run."""
+        self._amounts("agent_calls", tool, outcome).inc()
+        if seconds is not None:
+            self._metrics.agent_call_seconds.labels(tool).observe(seconds)
+
+    def agent_wait(self, outcome: str, seconds: float) -> None:
+        """A run waited for a decision about a call."""
+        self._metrics.agent_waits.labels(outcome).observe(seconds)
+
 
 class Outcome(NamedTuple):
     """How a request was asked and answered.

@@ -369,6 +369,25 @@ WORKER = (
     gauge("sie_memory", "sie_model_memory_bytes", "Memory per model.", "model device"),
     counter("sie_idle_evictions", "sie_idle_evictions", "Models unloaded for being idle.", "model"),
 )
+RUNS = (
+    counter("agent_rounds", "penstock_agent_rounds", "Turns of models in runs with tools.", "model"),
+    counter("agent_calls", "penstock_agent_calls", "Calls of tools in runs by outcome.", "tool outcome"),
+    histogram(
+        "agent_call_seconds",
+        "penstock_agent_call_seconds",
+        "Time of a call in a run with its files, without the wait for a decision.",
+        "tool",
+        HTTP_BUCKETS,
+    ),
+    histogram(
+        "agent_waits",
+        "penstock_agent_approval_seconds",
+        "Waits for decisions about calls, by how they ended.",
+        "outcome",
+        HTTP_BUCKETS,
+    ),
+)
+"""Of frontends, from the first run with tools of the server on."""
 TOOLS = (
     gauge("sandboxes", "penstock_tool_sandboxes", "Sandboxes that are alive."),
     counter("calls", "penstock_tool_calls", "Calls that the tool host ran, by outcome.", "tool outcome"),

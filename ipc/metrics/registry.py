@@ -35,6 +35,7 @@ from ipc.metrics.families import (
     REASONS,
     REJECTIONS,
     REVOCATIONS,
+    RUNS,
     SEQUENCE_STATES,
     STATES,
     SUPERVISOR,
@@ -114,7 +115,7 @@ class FrontendMetrics(_Families):
     """Families fed by frontends."""
 
     def __init__(self) -> None:
-        super().__init__(FRONTEND)
+        super().__init__((*FRONTEND, *RUNS))
         self.tally = Tally()
 
     def touch(self, models: Iterable[str], workers: int, version: str) -> None:

@@ -154,6 +154,34 @@ class FakeApprovals:
         return (owner, session) in self.remembered
 
 
+@dataclass
+class FakeCounts:
+    """What runs have counted: models of rounds, calls by tool and outcome, outcomes of waits."""
+
+    rounds: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    waits: list[str] = field(default_factory=list)
+
+    def agent_round(self, model: str) -> None:
+        """Note a round."""
+        self.rounds.append(model)
+
+    def agent_call(self, tool: str, outcome: str, seconds: float | None) -> None:
+        """Note a call; only a call that was denied has no time."""
+        assert (seconds is None) == (outcome == "denied")
+        self.calls.append((tool, outcome))
+
+    def agent_wait(self, outcome: str, seconds: float) -> None:
+        """Note a wait."""
+        assert seconds >= 0
+        self.waits.append(outcome)
+
+    def join(self, recorder: Any) -> None:
+        """Count what a recorder of the server would."""
+        for name in ("agent_round", "agent_call", "agent_wait"):
+            setattr(recorder, name, getattr(self, name))
+
+
 @dataclass(frozen=True)
 class FakeSkill:
     """A skill whose files are bytes."""
@@ -173,6 +201,7 @@ class FakeParts:
     sessions: FakeSessions = field(default_factory=FakeSessions)
     approvals: FakeApprovals = field(default_factory=FakeApprovals)
     skills: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    counts: FakeCounts = field(default_factory=FakeCounts)
 
     def __post_init__(self) -> None:
         self.files = FileStore(self.root, State())

@@ -58,6 +58,10 @@ def _ask(client: openai.OpenAI, **more: Any) -> Any:
 
 
 def test_a_forced_model_reads_the_files_of_a_message(client: openai.OpenAI) -> None:
+    listed = wait_until(
+        lambda: client.models.retrieve(MODEL).to_dict().get("tools_available"), what="the load"
+    )
+    assert listed is True
     answer = _ask(client, extra_body={"max_tool_rounds": 1})
     more = answer.model_extra
     assert more["session_id"] and {record["name"] for record in more["agentic_tool_calls"]} <= FILE_TOOLS
@@ -296,6 +300,9 @@ def test_calls_are_decided_about_at_the_other_frontend(server: Server) -> None:
         assert [run.result()["stdout"] for _ in range(2)] == ["two\n", "three\n"]
         assert run.rest().endswith(b"data: [DONE]\n\n")
     assert approvals(server) == []
+    for outcome in ("denied", "approved"):
+        assert server.metric("penstock_agent_approval_seconds_count", outcome=outcome) == 1
+    wait_until(lambda: server.metric("penstock_agent_calls_total", outcome="denied") == 1, what="the count")
 
 
 def test_a_client_that_leaves_while_a_call_waits_leaves_nothing(server: Server) -> None:

@@ -37,8 +37,8 @@ OUTPUT_ORDER = (*ENCODE_OUTPUTS, "score", "json")
 class ListedModel(msgspec.Struct, kw_only=True):
     """A model in the forms of OpenAI and Anthropic; `root` is the model behind `default` or a profile.
 
-    `max_sequences` and `tools` are there for loaded models that generate text, `limited_by` where a setting keeps
-    `max_input_tokens` below what the model could take.
+    `max_sequences` and `tools` are there for loaded models that generate text, `tools_available` for those that can
+    call tools of this server, `limited_by` where a setting keeps `max_input_tokens` below what the model could take.
     """
 
     id: Annotated[str, Meta(description="Name that requests call the model by.")]
@@ -62,15 +62,28 @@ class ListedModel(msgspec.Struct, kw_only=True):
         str | msgspec.UnsetType,
         Meta(description="How the model is shown functions: `template`, `system text` or `none`."),
     ] = msgspec.UNSET
+    tools_available: Annotated[
+        bool | msgspec.UnsetType,
+        Meta(description="True where requests may let the model call tools that run on the server."),
+    ] = msgspec.UNSET
     limited_by: Annotated[
         str | msgspec.UnsetType, Meta(description="The setting that bounds `max_input_tokens`.")
     ] = msgspec.UNSET
 
 
 def listed_model(
-    name: str, model: str, max_input_tokens: int | None, created: float, status: ModelStatus
+    name: str,
+    model: str,
+    max_input_tokens: int | None,
+    created: float,
+    status: ModelStatus,
+    *,
+    has_tools: bool = False,
 ) -> ListedModel:
-    """The entry `name`, which stands for `model` of this status; an alias has no status."""
+    """The entry `name`, which stands for `model` of this status; an alias has no status.
+
+    `has_tools`: the server runs tools, which the model can call if the model is shown functions.
+    """
     base, _, profile = model.partition(":")
     aliased = name != model
     return ListedModel(
@@ -84,6 +97,7 @@ def listed_model(
         status=msgspec.UNSET if aliased else model_status(status.state),  # type: ignore[arg-type]
         max_sequences=status.max_sequences or msgspec.UNSET,
         tools=status.tools or msgspec.UNSET,
+        tools_available=(has_tools and status.tools not in ("", "none")) or msgspec.UNSET,
         limited_by=status.limited_by or msgspec.UNSET,
     )
 
@@ -262,7 +276,9 @@ def _info(services: Services, model: str) -> ModelInfo:
 def _listed(services: Services, name: str, info: ModelInfo) -> ListedModel:
     """The entry `name` of the list, for a model."""
     status = services.directory.status(info.name)
-    return listed_model(name, info.name, info.max_sequence_length, services.started_at, status)
+    length, since = info.max_sequence_length, services.started_at
+    has_tools = services.agent is not None and bool(services.agent.offer.features)
+    return listed_model(name, info.name, length, since, status, has_tools=has_tools)
 
 
 class AdminResource:

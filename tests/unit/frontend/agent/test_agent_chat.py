@@ -42,6 +42,7 @@ class AgentServer(RecordedServer):
         super().__init__(root, **settings)
         self.parts = FakeParts(root)
         self.services.agent = self.parts.parts
+        self.parts.counts.join(self.services.recorder)
         if scripts:
             self.script(*scripts)
 
@@ -220,6 +221,7 @@ def test_a_host_that_dies_costs_one_call_and_not_the_run(server: AgentServer) ->
     body = server.chat().json
     assert body["agentic_tool_calls"][0]["result_content"] == "exception: the tool host ended"
     assert body["choices"][0]["message"]["content"] == "It is 42." and len(server.parts.host.calls) == 1
+    assert server.parts.counts.calls[0][1] == "error"
 
 
 def test_a_model_that_fails_behind_a_tool_ends_the_run_with_one_error(server: AgentServer) -> None:
@@ -253,6 +255,7 @@ def test_code_that_takes_too_long_keeps_its_output(server: AgentServer) -> None:
     read = orjson.loads((server.engine.calls[-1].messages or [])[-1]["content"])
     assert read["timeout_info"] == {"timeout_secs": 60.0, "interrupted": True, "killed": False}
     assert read["stdout"] == "so far" and "execution_time_ms" not in read
+    assert server.parts.counts.calls == [(EXECUTE, "timeout")]
 
 
 def test_a_shell_says_how_it_ended(server: AgentServer) -> None:
@@ -365,18 +368,22 @@ def test_a_floor_of_ask_needs_a_stream(server: AgentServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("decision", "said"),
+    ("decision", "said", "wait", "outcome"),
     [
-        (FakeDecision(True, "ignored"), "stdout: ran 6*7\n"),
-        (FakeDecision(message="Use pen and paper."), "exception: Use pen and paper."),
-        (FakeDecision(), "exception: Python code was denied by the user."),
+        (FakeDecision(True, "ignored"), "stdout: ran 6*7\n", "approved", "success"),
+        (FakeDecision(message="Use pen and paper."), "exception: Use pen and paper.", "denied", "denied"),
+        (FakeDecision(), "exception: Python code was denied by the user.", "denied", "denied"),
         (
             FakeDecision(timed_out=True),
             "exception: Python code was denied: the request for approval timed out.",
+            "timed_out",
+            "denied",
         ),
     ],
 )
-def test_a_run_waits_for_a_decision(server: AgentServer, decision: FakeDecision, said: str) -> None:
+def test_a_run_waits_for_a_decision(
+    server: AgentServer, decision: FakeDecision, said: str, wait: str, outcome: str
+) -> None:
     server.parts.approvals.decisions.append(decision)
     events = server.events(agent_permission="ask", session_id="s")
     [asked] = (body for name, body in events if name == "agentic_tool_approval_required")
@@ -394,6 +401,8 @@ def test_a_run_waits_for_a_decision(server: AgentServer, decision: FakeDecision,
     assert said == "".join(
         f"{name}: {complete[name]}" for name in ("stdout", "exception") if name in complete
     )
+    counts = server.parts.counts
+    assert (counts.rounds, counts.calls, counts.waits) == ([CHAT, CHAT], [(EXECUTE, outcome)], [wait])
 
 
 def test_a_remembered_session_is_not_asked(server: AgentServer) -> None:

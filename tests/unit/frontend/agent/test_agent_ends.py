@@ -74,6 +74,7 @@ def test_a_client_that_leaves_cancels_the_tool_and_nothing_runs_after_it(server:
             await _leave(waits)
         assert server.parts.host.cancelled == 1 and len(server.parts.host.calls) == 1
         assert server.engine.ended == 1 and server.parts.sessions.saved == []
+        assert server.parts.counts.calls == [(EXECUTE, "cancelled")] and len(server.parts.counts.rounds) == 1
 
     asyncio.run(leave())
 
@@ -90,6 +91,7 @@ def test_a_client_that_leaves_leaves_no_wait_behind(server: AgentServer, waits_a
             else:
                 await asyncio.sleep(0)
         assert server.parts.approvals.left == 1 and server.parts.host.calls == []
+        assert server.parts.counts.waits == ["cancelled"] and server.parts.counts.calls == []
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(leave())

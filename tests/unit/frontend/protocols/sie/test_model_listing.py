@@ -140,5 +140,22 @@ def test_a_profile_is_the_child_of_its_model() -> None:
     generating = listed_model("m", "m", 64, 0.5, loaded)
     assert (generating.max_sequences, generating.tools) == (1, "system text")
     assert (generating.max_input_tokens, generating.limited_by) == (64, "generation.cache_bytes")
-    assert not {"tools", "limited_by", "max_sequences"} & set(msgspec.to_builtins(told))
+    assert not {"tools", "tools_available", "limited_by", "max_sequences"} & set(msgspec.to_builtins(told))
     assert "status" not in msgspec.to_builtins(listed_model("default", "org/m:small", None, 0, loaded))
+
+
+@pytest.mark.parametrize(
+    ("tools", "has_tools", "available"),
+    [
+        ("template", True, True),
+        ("system text", True, True),
+        ("none", True, msgspec.UNSET),
+        ("", True, msgspec.UNSET),
+        ("template", False, msgspec.UNSET),
+    ],
+)
+def test_tools_are_available_to_loaded_models_that_are_shown_functions(
+    tools: str, has_tools: bool, available: object
+) -> None:
+    status = ModelStatus("m", "loaded", tools=tools)
+    assert listed_model("m", "m", None, 0, status, has_tools=has_tools).tools_available is available
