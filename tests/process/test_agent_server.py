@@ -53,7 +53,7 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 def _ask(client: openai.OpenAI, **more: Any) -> Any:
     messages: Any = [{"role": "user", "content": [{"type": "text", "text": "Read."}, PART]}]
     return client.chat.completions.create(
-        model=MODEL, messages=messages, max_tokens=400, tool_choice="required", **more
+        model=MODEL, messages=messages, max_tokens=400, tool_choice="required", seed=0, **more
     )
 
 
