@@ -59,9 +59,10 @@ GC_THRESHOLDS = 10_000, 20, 20
 
 
 def summary(services: Services) -> str:
-    """One line: models ready and workers up."""
+    """One line: models ready, workers up, and whether the state directory lacks room."""
     up = sum(worker.responsive for worker in services.directory.workers())
-    return f"{models_ready(_statuses(services))}, {up} workers up"
+    room = ", no room in the state directory" if services.state.lacks_room() else ""
+    return f"{models_ready(_statuses(services))}, {up} workers up{room}"
 
 
 Stage = Literal["first", "ready", "failure"]
@@ -227,6 +228,7 @@ class Watch:
         """Stages whose blocks are out."""
         self._copied = copies.Reported()
         self._unsupervised_s = 0.0
+        self._lacks_room = False
 
     async def run(self) -> None:
         """Look twice a second. A full disk or a lack of descriptors costs one look, never the watch."""
@@ -279,8 +281,20 @@ class Watch:
         name = f"frontend-{self._services.slot}"
         self._metrics.input_shm_used.labels(name).set(self._services.tensor_inference.inputs.used_nbytes)
         self._copied.report(self._metrics.copied, name)
+        self._report_state()
         for worker in self._services.directory.workers():
             self._metrics.workers_joined.labels(worker.name).set(worker.responsive)
+
+    def _report_state(self) -> None:
+        state = self._services.state
+        for gauge, kept in zip(
+            (self._metrics.state_files, self._metrics.state_bytes), state.kept, strict=True
+        ):
+            gauge.set(kept)
+        if (lacks_room := state.lacks_room()) and not self._lacks_room:
+            log.warning("the state directory has no room for another file (state.max_file_bytes)")
+        self._lacks_room = lacks_room
+        self._metrics.state_full.set(lacks_room)
 
 
 class Lifespan:

@@ -349,6 +349,8 @@ class FileStore:
         def read(connection: sqlite3.Connection) -> Any:
             return connection.execute("SELECT total(count), total(nbytes) FROM totals").fetchone()
 
+        if not self._path.exists():
+            return 0, 0
         count, nbytes = await reached(self._rows.read(read))
         return int(count), int(nbytes)
 

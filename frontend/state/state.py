@@ -3,12 +3,15 @@
 1. Stores open nothing until they are used. All frontends of a server use the same files.
 2. Every `SWEEP_EVERY_S` each frontend deletes what has expired, and orphans of killed processes. Sweeps of several
    frontends do no harm to one another.
+3. `lacks_room` asks the file system, so that operators learn of a full disk before clients do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from contextlib import suppress
 
 from frontend.state.approvals import ApprovalStore
 from frontend.state.files import FileStore
@@ -28,6 +31,9 @@ class State:
     def __init__(self, settings: Settings) -> None:
         """Opens nothing yet."""
         root, bounds = settings.state_root, settings.state
+        self._root, self._least_nbytes = root, bounds.max_file_bytes
+        self.kept = (0, 0)
+        """Number and bytes of files at the last sweep."""
         self.files = FileStore(root, bounds)
         self.sessions = SessionStore(root, bounds)
         self.approvals = ApprovalStore(root, bounds)
@@ -43,6 +49,18 @@ class State:
         if self._sweeping is not None:
             self._sweeping.cancel()
 
+    def lacks_room(self) -> bool:
+        """Whether the file system has fewer free bytes than one upload may have (`state.max_file_bytes`).
+
+        False where the file system does not tell.
+        """
+        try:
+            place = next(path for path in (self._root, *self._root.parents) if path.exists())
+            found = os.statvfs(place)
+        except OSError:
+            return False
+        return found.f_bavail * found.f_frsize < self._least_nbytes
+
     async def _sweep(self) -> None:
         while True:
             for store in (self.files, self.sessions, self.approvals, self.skills):
@@ -50,4 +68,6 @@ class State:
                     await store.sweep()
                 except (OSError, PenstockError) as error:
                     log.warning("expired objects of the state directory could not be deleted: %s", error)
+            with suppress(PenstockError):
+                self.kept = await self.files.totals()
             await asyncio.sleep(SWEEP_EVERY_S)

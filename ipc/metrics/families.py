@@ -94,6 +94,9 @@ FRONTEND = (
     gauge("ready", "penstock_ready", "1 when this server accepts traffic.", "", HIGHEST),
     gauge("workers_joined", "penstock_worker_up", "1 when a worker answers.", "worker", HIGHEST),
     gauge("input_shm_used", "penstock_input_shm_bytes_used", "Input arena bytes in use.", "frontend", LATEST),
+    gauge("state_files", "penstock_state_files", "Files of clients and runs that are kept.", "", LATEST),
+    gauge("state_bytes", "penstock_state_file_bytes", "Bytes of these files.", "", LATEST),
+    gauge("state_full", "penstock_state_full", "1 when the state directory lacks room.", "", HIGHEST),
     counter(
         "copied",
         "penstock_tensor_copied_bytes",
