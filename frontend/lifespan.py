@@ -61,7 +61,7 @@ GC_THRESHOLDS = 10_000, 20, 20
 def summary(services: Services) -> str:
     """One line: models ready, workers up, and whether the state directory lacks room."""
     up = sum(worker.responsive for worker in services.directory.workers())
-    room = ", no room in the state directory" if services.state.lacks_room() else ""
+    room = ", no room in the state directory" if services.state.is_full else ""
     return f"{models_ready(_statuses(services))}, {up} workers up{room}"
 
 
@@ -228,7 +228,7 @@ class Watch:
         """Stages whose blocks are out."""
         self._copied = copies.Reported()
         self._unsupervised_s = 0.0
-        self._lacks_room = False
+        self._was_full = False
 
     async def run(self) -> None:
         """Look twice a second. A full disk or a lack of descriptors costs one look, never the watch."""
@@ -291,10 +291,10 @@ class Watch:
             (self._metrics.state_files, self._metrics.state_bytes), state.kept, strict=True
         ):
             gauge.set(kept)
-        if (lacks_room := state.lacks_room()) and not self._lacks_room:
+        if state.is_full and not self._was_full:
             log.warning("the state directory has no room for another file (state.max_file_bytes)")
-        self._lacks_room = lacks_room
-        self._metrics.state_full.set(lacks_room)
+        self._was_full = state.is_full
+        self._metrics.state_full.set(state.is_full)
 
 
 class Lifespan:

@@ -3,7 +3,7 @@
 1. Stores open nothing until they are used. All frontends of a server use the same files.
 2. Every `SWEEP_EVERY_S` each frontend deletes what has expired, and orphans of killed processes. Sweeps of several
    frontends do no harm to one another.
-3. `lacks_room` asks the file system, so that operators learn of a full disk before clients do.
+3. After each sweep a thread asks the file system for room, so that operators learn of a full disk before clients do.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 from contextlib import suppress
 
 from frontend.state.approvals import ApprovalStore
+from frontend.state.content import in_thread
 from frontend.state.files import FileStore
 from frontend.state.sessions import SessionStore
 from frontend.state.skills import SkillStore
@@ -34,6 +35,8 @@ class State:
         self._root, self._least_nbytes = root, bounds.max_file_bytes
         self.kept = (0, 0)
         """Number and bytes of files at the last sweep."""
+        self.is_full = False
+        """Whether `lacks_room` was true at the last sweep."""
         self.files = FileStore(root, bounds)
         self.sessions = SessionStore(root, bounds)
         self.approvals = ApprovalStore(root, bounds)
@@ -52,7 +55,7 @@ class State:
     def lacks_room(self) -> bool:
         """Whether the file system has fewer free bytes than one upload may have (`state.max_file_bytes`).
 
-        False where the file system does not tell.
+        False where the file system does not tell. A file system of another host may take its time.
         """
         try:
             place = next(path for path in (self._root, *self._root.parents) if path.exists())
@@ -70,4 +73,5 @@ class State:
                     log.warning("expired objects of the state directory could not be deleted: %s", error)
             with suppress(PenstockError):
                 self.kept = await self.files.totals()
+            self.is_full = await in_thread(self.lacks_room)
             await asyncio.sleep(SWEEP_EVERY_S)

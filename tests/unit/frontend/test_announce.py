@@ -84,7 +84,7 @@ def services_of(
         catalog=dict.fromkeys(states, entry),
         directory=SimpleNamespace(status=status, workers=lambda: [worker]),
         access=SimpleNamespace(closed=closed, entries=[1]),
-        state=SimpleNamespace(lacks_room=lambda: False),
+        state=SimpleNamespace(is_full=False),
     )
 
 
@@ -167,7 +167,7 @@ def test_profiles_are_told_where_their_state_is_another_and_do_not_count_as_mode
     ]
     services = services_of(states)
     assert lifespan.summary(services) == "2/2 models ready, 1 workers up"
-    services.state.lacks_room = lambda: True
+    services.state.is_full = True
     assert lifespan.summary(services).endswith(", no room in the state directory")
     assert lifespan.summary(services_of({"a": "failed: OOM", "a:x": "failed: OOM"})).startswith("0/1 models")
 
