@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import psutil
 import pytest
+from tokenizers import Tokenizer
 
 from frontend.state.archives import GUIDE, from_parts
 from frontend.state.skills import SkillStore
@@ -50,19 +51,28 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def _ask(client: openai.OpenAI, **more: Any) -> Any:
+@pytest.fixture(scope="module")
+def closing_marks(server: Server) -> dict[str, int]:
+    """A bias for the marks that end strings and objects, so that a random model ends each argument at once."""
+    tokenizer = Tokenizer.from_file(str(server.run_dir.parent / "chatml" / "tokenizer.json"))
+    return {str(tokenizer.token_to_id(mark)): 100 for mark in ('"', "}")}
+
+
+def _ask(client: openai.OpenAI, bias: dict[str, int], **more: Any) -> Any:
     messages: Any = [{"role": "user", "content": [{"type": "text", "text": "Read."}, PART]}]
     return client.chat.completions.create(
-        model=MODEL, messages=messages, max_tokens=400, tool_choice="required", seed=0, **more
+        model=MODEL, messages=messages, max_tokens=400, tool_choice="required", logit_bias=bias, **more
     )
 
 
-def test_a_forced_model_reads_the_files_of_a_message(client: openai.OpenAI) -> None:
+def test_a_forced_model_reads_the_files_of_a_message(
+    client: openai.OpenAI, closing_marks: dict[str, int]
+) -> None:
     listed = wait_until(
         lambda: client.models.retrieve(MODEL).to_dict().get("tools_available"), what="the load"
     )
     assert listed is True
-    answer = _ask(client, extra_body={"max_tool_rounds": 1})
+    answer = _ask(client, closing_marks, extra_body={"max_tool_rounds": 1})
     more = answer.model_extra
     assert more["session_id"] and {record["name"] for record in more["agentic_tool_calls"]} <= FILE_TOOLS
     [first, *_] = more["agentic_tool_calls"]
@@ -70,9 +80,13 @@ def test_a_forced_model_reads_the_files_of_a_message(client: openai.OpenAI) -> N
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_a_stream_has_named_events_and_the_session_on_its_last_chunk(client: openai.OpenAI) -> None:
+def test_a_stream_has_named_events_and_the_session_on_its_last_chunk(
+    client: openai.OpenAI, closing_marks: dict[str, int]
+) -> None:
     session = "a session"
-    chunks = list(_ask(client, stream=True, extra_body={"max_tool_rounds": 1, "session_id": session}))
+    chunks = list(
+        _ask(client, closing_marks, stream=True, extra_body={"max_tool_rounds": 1, "session_id": session})
+    )
     named = [chunk for chunk in chunks if chunk.choices is None]
     assert [event.model_extra["phase"] for event in named[:2]] == ["calling", "complete"]
     assert chunks[-1].model_extra["session_id"] == session and chunks[-1].usage.total_tokens > 0
