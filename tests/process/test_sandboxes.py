@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
+import venv
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,6 +67,18 @@ def test_an_interpreter_keeps_its_state_and_tells_output_value_and_error(tmp_pat
         assert "NameError" in (await box.python("x")).exception
 
     in_box(tmp_path / "work", found_layers(sandbox=mode), body)
+
+
+def test_a_python_below_the_temp_directory_runs(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:
+        venv.create(home, symlinks=True)
+        chosen = found_layers(code_exec_python=f"{home}/bin/python")
+
+        async def body(box: Box) -> None:
+            assert (await box.python("import sys; sys.prefix")).result == repr(home)
+            assert (await box.shell("echo x > /tmp/x && cat /tmp/x")).stdout == "x\n"
+
+        in_box(tmp_path / "work", chosen, body)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -152,6 +152,8 @@ class Layers:
             "--gid",
             "1000",
         )
+        # The Python of a machine may lie below `/tmp`, so the empty `/tmp` comes before the bound directories.
+        yield from ("--size", str(_SCRATCH_NBYTES), "--tmpfs", "/tmp")
         for path in self._readable():
             yield from _bind(path)
         yield from ("--ro-bind", str(INNER), _INNER_INSIDE)
@@ -166,7 +168,6 @@ class Layers:
             "--remount-ro",
             "/dev",
         )
-        yield from ("--size", str(_SCRATCH_NBYTES), "--tmpfs", "/tmp")
         yield from ("--bind", str(directory), WORK, "--chdir", WORK, "--remount-ro", "/", "--")
 
 
