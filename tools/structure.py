@@ -21,7 +21,7 @@ MAX_IMPORTS = 20
 PACKAGE_LINES = 3
 FLOORS = {
     "ipc": (
-        ("errors", "machine", "protos", "shares", "version", "yaml_text"),
+        ("decoding", "errors", "machine", "protos", "shares", "version", "yaml_text"),
         ("addresses", "deadline"),
         ("processes", "setting_sources"),
         ("extras", "settings"),

@@ -51,6 +51,7 @@ from frontend.sending import COMMENT, CONTENT_TYPE, EventStream, Opening, Render
 from frontend.services import Services
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.decoding import learnt
 from ipc.errors import BodyTooLarge, InvalidInput, ModelNotFound, PenstockError
 from ipc.settings import Settings
 from ipc.wire.messages import GenerateCall
@@ -282,7 +283,7 @@ def _check_nbytes(nbytes: int) -> None:
 
 @lru_cache(maxsize=64)
 def _decoder(kind: Any) -> Any:
-    return msgspec.json.Decoder(kind, float_hook=written)
+    return msgspec.json.Decoder(learnt(kind), float_hook=written)
 
 
 def _refusal(text: str) -> InvalidField:

@@ -40,6 +40,7 @@ from urllib.parse import quote
 import msgspec
 
 from ipc import deadline
+from ipc.decoding import learnt
 from ipc.errors import DeadlineExceeded, PenstockError
 from ipc.processes.paths import RunPaths
 
@@ -158,7 +159,7 @@ class Table(Generic[T]):
     """The rows of one kind, whose values are of one type."""
 
     def __init__(self, store: Store, kind: str, type_: type[T]) -> None:
-        self._store, self._kind, self._type = store, kind, type_
+        self._store, self._kind, self._type = store, kind, learnt(type_)
         self._read: tuple[tuple[str, int], dict[str, T]] = ("", -1), {}
         """Stamp and rows that were read last; one object, since several threads may read."""
 

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
+from ipc.decoding import learnt
 from ipc.processes.paths import make_private
 from ipc.version import VERSION
 
@@ -63,7 +64,7 @@ class Findings:
             return None
         path = self._path(self._root, kind, facts)
         try:
-            return msgspec.json.decode(read_small(path), type=form)
+            return msgspec.json.decode(read_small(path), type=learnt(form))
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

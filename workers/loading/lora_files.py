@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from ipc.catalog.entries import DirectorySource, HubSource, LoraSource, ModelEntry, is_lora_name
+from ipc.decoding import learnt
 from workers.loading.reading import safe_open
 from workers.loading.source import SourceError, snapshot
 
@@ -203,7 +204,7 @@ def _read_config(path: Path) -> _Config:
     try:
         fields: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         config = msgspec.convert(
-            {name: value for name, value in fields.items() if value is not None}, _Config
+            {name: value for name, value in fields.items() if value is not None}, learnt(_Config)
         )
     except msgspec.DecodeError as error:
         raise UnsupportedLora(f"{CONFIG}: {error}") from error

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ipc.decoding import learnt
 from workers.loading.gguf_file import parts_of
 
 PICKLED = "pytorch_model*.bin"
@@ -232,7 +233,7 @@ def check_tokenizer(directory: Path) -> None:
                 data = stream.read(_MOST_HEADER_BYTES + 1)
             if len(data) > _MOST_HEADER_BYTES:
                 raise DamagedTokenizerError(f"{name} is larger than {_MOST_HEADER_BYTES} bytes")
-            msgspec.json.decode(data, type=_TokenizerFile)
+            msgspec.json.decode(data, type=learnt(_TokenizerFile))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DamagedTokenizerError(f"{name} is no tokenizer: {error}") from error
         except RecursionError as error:

@@ -28,6 +28,7 @@ import msgspec
 from ipc.catalog.entries import Catalog, Files, ModelEntry
 from ipc.catalog.reading import check_lists, check_lora_dirs, files_below, load_served
 from ipc.catalog.repository import names_of, refuse_clash
+from ipc.decoding import learnt
 from ipc.errors import ConfigError
 from ipc.processes.paths import asset
 from ipc.settings import Catalog as CatalogSettings
@@ -171,7 +172,7 @@ def keep(root: Path, chosen: CatalogSettings, catalog: Catalog) -> None:
 
 def _read(root: Path, chosen: CatalogSettings) -> Catalog | None:
     try:
-        accepted = msgspec.json.decode(_path(root).read_bytes(), type=_Accepted)
+        accepted = msgspec.json.decode(_path(root).read_bytes(), type=learnt(_Accepted))
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:

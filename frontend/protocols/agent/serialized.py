@@ -21,6 +21,7 @@ from msgspec import Meta
 from frontend.generation.conversation import ChatMessage, messages_of
 from frontend.generation.errors import InvalidField
 from frontend.state.files import AGENT_OUTPUT, USER_DATA, Origin, Placeholder
+from ipc.decoding import learnt
 from ipc.settings import Limits, State
 
 MAX_BODIES_NBYTES = 32 << 20
@@ -106,7 +107,7 @@ def messages_in(session: SerializedSession, limits: Limits, bounds: State) -> li
     for index, message in enumerate(session.messages):
         plain = {key: _untagged(value) for key, value in message.items()}
         try:
-            given_messages.append(msgspec.convert(plain, ChatMessage))
+            given_messages.append(msgspec.convert(plain, learnt(ChatMessage)))
         except msgspec.ValidationError as error:
             raise InvalidField(f"messages[{index}]", str(error)[:200]) from None
     if not given_messages:
@@ -128,7 +129,7 @@ def files_in(session: SerializedSession, bounds: State) -> list[ImportedFile]:
 
 def _file_in(given: dict[str, Any], where: str, bounds: State) -> ImportedFile:
     try:
-        file = msgspec.convert(given, _FileObject)
+        file = msgspec.convert(given, learnt(_FileObject))
     except msgspec.ValidationError as error:
         raise InvalidField(where, str(error)[:200]) from None
     if not _ID.fullmatch(file.id):

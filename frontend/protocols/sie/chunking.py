@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from frontend.http.fields import mismatch_of
+from ipc.decoding import learnt
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 from ipc.wire.field_names import FieldNames
@@ -53,7 +54,7 @@ def read(value: Any, where: str) -> LateChunking | None:
     if value is True:
         return LateChunking("sentences", 1)
     try:
-        chunking = msgspec.convert(value, LateChunking)
+        chunking = msgspec.convert(value, learnt(LateChunking))
     except msgspec.ValidationError as error:
         raise InvalidInput(f"{where}: {mismatch_of(error, LateChunking)}") from None
     if (chunking.by is None) == (chunking.spans is None):

@@ -33,6 +33,7 @@ from frontend.http.rendering import off_loop
 from frontend.protocols.sie.inputs import Inputs, MediaInput, key_counts
 from ipc.catalog.entries import ENCODE_OUTPUTS
 from ipc.catalog.option_names import OVERFLOW_POLICIES
+from ipc.decoding import learnt
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 
@@ -44,6 +45,7 @@ _ESCAPED_KEY = re.compile(rb"\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])")
 
 @lru_cache(maxsize=64)
 def _decoder(kind: Any, binary: bool) -> Any:
+    learnt(kind)
     return msgspec.msgpack.Decoder(kind) if binary else msgspec.json.Decoder(kind)
 
 

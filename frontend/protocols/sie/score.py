@@ -29,6 +29,7 @@ from frontend.protocols.sie.schemas import Body, RerankRequest, ScoreRequest
 from frontend.scope import RequestScope
 from frontend.sending import Buffer
 from ipc.catalog.entries import ModelEntry
+from ipc.decoding import learnt
 from ipc.errors import InvalidInput
 from ipc.wire.codec import long_integer_in
 from ipc.wire.field_names import FieldNames
@@ -206,7 +207,7 @@ def _seen(document: dict[str, Any], where: str, rank_fields: list[str] | None) -
         return Seen(_text(document, "text", where))
     if any(document.get(name) is not None for name in _MEDIA):
         try:
-            return seen(msgspec.convert(document, MediaInput), where)
+            return seen(msgspec.convert(document, learnt(MediaInput)), where)
         except msgspec.ValidationError as error:
             raise InvalidInput(f"{where}: {error}") from None
     raise InvalidInput(f"{where}.text: missing")
