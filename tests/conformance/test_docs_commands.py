@@ -58,6 +58,7 @@ NOT_RUN = {
     "pip wheel ": "builds; test_distributions.py builds both and runs what is installed from the wheel",
     "podman ": "builds and runs containers; test_deployments.py compares the files with the settings",
     "kubectl ": "wants a cluster; test_deployments.py compares the manifests with their schemas",
+    "penstock tools ": "runs until it is stopped; test_tool_host_killed.py starts hosts by hand",
     "penstock worker --slot 0": "runs until it is stopped; test_supervise_off.py starts workers by hand",
     "systemctl ": "wants systemd and its units",
     "python3 -m grpc_tools.protoc": "makes a module that this test has",
