@@ -146,6 +146,7 @@ def test_settings_that_a_page_names_exist(page: Path) -> None:
 def test_metrics_that_a_page_names_exist(page: Path) -> None:
     tables = (
         metric_families.FRONTEND,
+        metric_families.RUNS,
         metric_families.WORKER,
         metric_families.SUPERVISOR,
         metric_families.TOOLS,
