@@ -303,6 +303,7 @@ class Lifespan:
     def __init__(self, services: Services, behind: Callable[[Services], assembly.Backend]) -> None:
         """`behind` makes the engine of the frontend."""
         self._services, self._behind = services, behind
+        # NOTE: no code releases the lock: the kernel frees the lock and the listeners at the end of the process.
         self._lock: SlotLock | None = None
         self._leave: Callable[[], Awaitable[None]] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -359,8 +360,6 @@ class Lifespan:
             metrics.retire(self._services.settings.paths, f"frontend-{self._services.slot}")
         if self._services.store is not None:
             self._services.store.close()
-        if self._lock is not None:
-            self._lock.release()
         logs.flush()
 
 

@@ -1,16 +1,24 @@
-"""The named events of a run with tools of the server, which chat, Messages and Responses share."""
+"""The named events of a run with tools of the server, and the fields of whole answers: what protocols share."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+from msgspec import Meta, UnsetType
 
 from frontend.engine.events import Asked, Calling, Completed, Produced, ToolEvent
 from frontend.sending import named
 
 MAX_FILES = 64
 """Files in a whole answer; the others can be fetched."""
+RunSession = Annotated[str | UnsetType, Meta(description="Session of the tools that ran on the server.")]
+RunCalls = Annotated[
+    list[dict[str, Any]] | UnsetType, Meta(description="Calls that ran on the server, in their order.")
+]
+RunFiles = Annotated[
+    list[dict[str, Any]] | UnsetType, Meta(description=f"Files that tools have made, at most {MAX_FILES}.")
+]
 _PROGRESS, _APPROVAL, _FILE = "agentic_tool_call_progress", "agentic_tool_approval_required", "file_produced"
 
 

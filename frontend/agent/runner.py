@@ -24,7 +24,7 @@ from falcon.asgi import Request
 
 from frontend.agent import results, tools
 from frontend.agent.loop import Loop, Message, spliced
-from frontend.agent.parts import Decision, Kept, Parts
+from frontend.agent.parts import Parts
 from frontend.agent.results import Answer
 from frontend.agent.tools import TOOLS, Tool
 from frontend.agent.workplace import Workplace, sandbox_of
@@ -35,7 +35,9 @@ from frontend.generation.hosted import NOTHING, AgentPlan, Offer
 from frontend.generation.running import new_id
 from frontend.scope import RequestScope
 from frontend.services import Services
+from frontend.state.approvals import Decision
 from frontend.state.files import File
+from frontend.state.sessions import Session as KeptSession
 from ipc import deadline
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import DeadlineExceeded, FileNotFound
@@ -102,7 +104,7 @@ class AgentRun(Generation):
         turn = max(0, sum(message["role"] == "user" for message in messages) - 1)
         sandbox = sandbox_of(self._owner, self._session)
         parts, plan = self._parts, self._plan
-        self._place = Workplace(parts.host, parts.files, parts.open_skill, self._owner, plan, sandbox, turn)
+        self._place = Workplace(parts.host, parts.files, parts.skills, self._owner, plan, sandbox, turn)
         self._stack.callback(self._place.close)
         self._place.files = await self._files_of(kept)
         note = await self._place.prepare()
@@ -122,7 +124,7 @@ class AgentRun(Generation):
         assert self._events is not None
         return await anext(self._events)
 
-    async def _find_session(self, messages: list[Message]) -> Kept | None:
+    async def _find_session(self, messages: list[Message]) -> KeptSession | None:
         """The session of the request, which has an id from now on."""
         sessions, id_ = self._parts.sessions, self._plan.session_id
         if not id_:
@@ -130,7 +132,7 @@ class AgentRun(Generation):
         self._session = self._scope.session_id = id_
         return await sessions.get(self._owner, id_)
 
-    async def _files_of(self, kept: Kept | None) -> list[File]:
+    async def _files_of(self, kept: KeptSession | None) -> list[File]:
         """The files of the session that are still there."""
         files = []
         for id_ in kept.files if kept is not None else ():

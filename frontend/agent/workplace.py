@@ -20,8 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 from frontend.agent import results, tools
-from frontend.agent.host import ProducedFile
-from frontend.agent.parts import Host, OpenSkill, OpenSkills
+from frontend.agent.host import ProducedFile, ToolHost
 from frontend.agent.results import Answer
 from frontend.agent.tools import Tool
 from frontend.generation.errors import InvalidField
@@ -36,6 +35,7 @@ from frontend.state.file_objects import (
     text_slice,
 )
 from frontend.state.files import AGENT_OUTPUT, USER_DATA, File, FileStore, Origin, Placeholder, clean_name
+from frontend.state.skills import OpenSkill, SkillStore
 from ipc.errors import FileNotFound, InvalidInput, StateFull, ToolFault, ToolHostLost
 from ipc.wire.tools import (
     NOT_PRODUCED,
@@ -81,9 +81,9 @@ class Workplace:
     `files` are those of the session, the oldest first.
     """
 
-    host: Host
+    host: ToolHost
     store: FileStore
-    open_skill: OpenSkills
+    skills: SkillStore
     owner: str
     plan: AgentPlan
     sandbox: str
@@ -146,7 +146,7 @@ class Workplace:
 
     async def _skill(self, use: SkillUse) -> str:
         try:
-            skill = await self.open_skill(self.owner, use.skill_id, use.version)
+            skill = await self.skills.open(self.owner, use.skill_id, use.version)
         except InvalidInput as error:
             raise InvalidField(use.field, error.message) from None
         folder = _unique(clean_name(skill.name).replace(" ", "-"), {name.lower() for name, _ in self._skills})

@@ -228,14 +228,18 @@ def take_run_directory(config: Settings) -> SlotLock:
             "Stop that one first, or choose another server.bind, and another run.dir if that is set"
         ) from None
     until = time.monotonic() + config.server.graceful_timeout_s
+    had_frontends = True
     while True:
+        # NOTE: first the frontends, then the addresses: a frontend that ends between the two looks has freed both.
+        has_frontends = _has_old_frontends(config)
         try:
             return _addresses_free(config, lock)
         except ConfigError:
-            if not _has_old_frontends(config) or time.monotonic() > until:
+            if not had_frontends or time.monotonic() > until:
                 lock.release()
                 raise
             time.sleep(_LOOK_EVERY_S)
+        had_frontends = has_frontends
 
 
 def require_free_addresses(config: Settings) -> None:

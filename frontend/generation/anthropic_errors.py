@@ -13,8 +13,7 @@ import falcon
 import msgspec
 from msgspec import Meta
 
-from frontend.generation.errors import ErrorAnswer, headers_of, http_text, text_of
-from frontend.routes import Route
+from frontend.generation.errors import headers_of, http_text, text_of
 from ipc.errors import PenstockError
 
 _KINDS = {
@@ -81,34 +80,3 @@ def _blame(status: int) -> str:
 def _body(kind: str, text: str) -> dict[str, Any]:
     body: dict[str, Any] = msgspec.to_builtins(MessagesError("error", MessagesErrorInfo(kind, text)))
     return body
-
-
-BOTH_FORMS: tuple[type[msgspec.Struct], ...] = (ErrorAnswer, MessagesError)
-"""Bodies of errors where a header of Anthropic switches the form."""
-
-
-def stored(
-    method: Literal["get", "post", "delete"],
-    path: str,
-    resource: Any,
-    summary: str,
-    answer: Any,
-    *,
-    tag: str,
-    statuses: tuple[int, ...] = (),
-    faults: tuple[type[msgspec.Struct], ...] = (ErrorAnswer,),
-    **more: Any,
-) -> Route:
-    """The row of a route over objects that are kept for clients; `statuses` are further errors."""
-    known = (400, 401, 403, 404, 422, 429, 503, *statuses)
-    return Route(
-        method,
-        path,
-        resource,
-        summary,
-        tag,
-        answer=answer,
-        errors=dict.fromkeys(known, faults if len(faults) > 1 else faults[0]),
-        error_code_header=False,
-        **more,
-    )

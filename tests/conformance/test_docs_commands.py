@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -217,10 +218,12 @@ def in_this_process(line: str, server: Server, capsys: pytest.CaptureFixture[str
     if words[0] == "status":
         words += ["--run-dir", str(server.run_dir)]
     capsys.readouterr()
-    try:
-        code = main(words)
-    except SystemExit as ended:
-        code = int(ended.code or 0)
+    ends = AssertionError(f"{line}: a command that ends its process cannot run in this one; see NOT_RUN")
+    with patch("os._exit", side_effect=ends):
+        try:
+            code = main(words)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
     printed = capsys.readouterr()
     assert code == 0 or words == ["doctor"], (line, printed.err)
     if target is not None:

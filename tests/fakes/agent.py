@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from frontend.agent.host import ProducedFile
 from frontend.agent.parts import Parts
 from frontend.generation.hosted import CODE, SHELL, Offer
+from frontend.state.approvals import Decision
 from frontend.state.files import FileStore
+from frontend.state.sessions import Session
+from frontend.state.skills import OpenSkill
 from ipc.errors import InvalidInput, PenstockError
 from ipc.settings import State
 from ipc.wire.tools import (
@@ -87,28 +90,20 @@ def said_by(call: Call) -> Result:
     return ResetResult("success") if isinstance(call, ResetCall) else SurfaceResult("success")
 
 
-@dataclass(frozen=True)
-class FakeSession:
-    """Messages, and ids of files."""
-
-    messages: list[dict[str, Any]]
-    files: list[str]
-
-
 @dataclass
 class FakeSessions:
     """Sessions in memory, with all that was saved."""
 
-    kept: dict[tuple[str, str], FakeSession] = field(default_factory=dict)
-    saved: list[FakeSession] = field(default_factory=list)
+    kept: dict[tuple[str, str], Session] = field(default_factory=dict)
+    saved: list[Session] = field(default_factory=list)
 
-    async def get(self, owner: str, id: str) -> FakeSession | None:
+    async def get(self, owner: str, id: str) -> Session | None:
         """A session."""
         return self.kept.get((owner, id))
 
     async def save(self, owner: str, id: str, messages: list[dict[str, Any]], files: list[str]) -> None:
         """Replace a session."""
-        session = self.kept[owner, id] = FakeSession([*messages], [*files])
+        session = self.kept[owner, id] = Session([*messages], [*files])
         self.saved.append(session)
 
     async def match(self, owner: str, messages: list[dict[str, Any]]) -> str | None:
@@ -116,20 +111,11 @@ class FakeSessions:
         return None
 
 
-@dataclass(frozen=True)
-class FakeDecision:
-    """What somebody has decided."""
-
-    approve: bool = False
-    message: str | None = None
-    timed_out: bool = False
-
-
 @dataclass
 class FakeApprovals:
     """Decisions that a test has made before; without one nobody decides."""
 
-    decisions: list[FakeDecision] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
     announced: list[tuple[str, str, str]] = field(default_factory=list)
     remembered: set[tuple[str, str]] = field(default_factory=set)
     waited_s: list[float] = field(default_factory=list)
@@ -139,7 +125,7 @@ class FakeApprovals:
         """Note the wait."""
         self.announced.append((owner, session, id))
 
-    async def wait(self, id: str, timeout_s: float) -> FakeDecision:
+    async def wait(self, id: str, timeout_s: float) -> Decision:
         """The next decision."""
         self.waited_s.append(timeout_s)
         if not self.decisions:
@@ -182,15 +168,6 @@ class FakeCounts:
             setattr(recorder, name, getattr(self, name))
 
 
-@dataclass(frozen=True)
-class FakeSkill:
-    """A skill whose files are bytes."""
-
-    name: str
-    description: str
-    files: Sequence[tuple[str, int]]
-
-
 @dataclass
 class FakeParts:
     """The parts of a server; `files` is the real store."""
@@ -206,14 +183,21 @@ class FakeParts:
     def __post_init__(self) -> None:
         self.files = FileStore(self.root, State())
 
-    async def open_skill(self, owner: str, skill_id: str, version: int | None) -> FakeSkill:
+    async def open_skill(self, owner: str, skill_id: str, version: int | None) -> OpenSkill:
         """A skill of the test."""
         if skill_id not in self.skills:
             raise InvalidInput(f"no skill with the id {skill_id!a} is stored")
         files = [(path, memory_file(data)) for path, data in self.skills[skill_id].items()]
-        return FakeSkill(skill_id, f"Does {skill_id}.", files)
+        return OpenSkill(skill_id, f"Does {skill_id}.", files)
 
     @property
     def parts(self) -> Parts:
         """What `Services.agent` holds."""
-        return Parts(self.offer, self.host, self.files, self.open_skill, self.sessions, self.approvals)
+        made: Any = (
+            self.host,
+            self.files,
+            SimpleNamespace(open=self.open_skill),
+            self.sessions,
+            self.approvals,
+        )
+        return Parts(self.offer, *made)

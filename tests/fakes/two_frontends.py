@@ -90,3 +90,13 @@ def sdk_of(stack: ExitStack, pair: Pair, kind: Any, is_async: bool, key: str, su
         for url in pair.urls
     ]
     return Sdk(*made)
+
+
+@contextmanager
+def emptied(pair: Pair, kind: Any, is_async: bool, objects: str, suffix: str = "") -> Iterator[Sdk]:
+    """An SDK with our key, once the `objects` that tests before have left are deleted."""
+    with ExitStack() as stack:
+        sdk = sdk_of(stack, pair, kind, is_async, OURS, suffix)
+        for each in sdk.items(f"{objects}.list"):
+            sdk.call(f"{objects}.delete", each.id)
+        yield sdk

@@ -5,20 +5,12 @@ May be imported by `frontend.protocols.registry`. Imports no other protocol.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import falcon
-import falcon.asgi
-
-from frontend.generation import errors
 from frontend.generation.errors import ErrorAnswer
+from frontend.generation.protocol import TextProtocol
 from frontend.protocols.agent.approvals import ApprovalAnswer, ApprovalBody, ApprovalResource
 from frontend.protocols.agent.serialized import SerializedSession
 from frontend.protocols.agent.sessions import SessionResource
 from frontend.routes import TEXT, Route, asking
-from frontend.services import Services
-from ipc.errors import PenstockError
 
 PROTOCOL = "agent"
 _SESSION = "/v1/sessions/{session_id:path}"
@@ -77,23 +69,8 @@ ROUTES = (
 )
 
 
-class AgentProtocol:
+class AgentProtocol(TextProtocol):
     """Routes of sessions and approvals. Errors of sessions are plain text, which their resource writes."""
 
-    name = PROTOCOL
-    routes: Sequence[Route] = ROUTES
-    folders: Sequence[str] = ()
-
-    def context(self, services: Services) -> Services:
-        """What resources are made from."""
-        return services
-
-    def render_error(
-        self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
-    ) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error on `path`."""
-        return errors.render(error)
-
-    def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error of the framework."""
-        return errors.render_http(error)
+    def __init__(self) -> None:
+        super().__init__(PROTOCOL, ROUTES)

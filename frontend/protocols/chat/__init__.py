@@ -5,15 +5,13 @@ May be imported by `frontend.protocols.registry`. Imports no other protocol.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
-import falcon
-import falcon.asgi
 import msgspec
 
-from frontend.generation import errors
 from frontend.generation.errors import ErrorAnswer, generating
+from frontend.generation.protocol import TextProtocol
 from frontend.protocols.chat import management
 from frontend.protocols.chat.chat import PROTOCOL, ChatAnswer, ChatRequest, ChatResource
 from frontend.protocols.chat.completions import CompletionAnswer, CompletionRequest, CompletionsResource
@@ -27,7 +25,6 @@ from frontend.protocols.chat.management import (
 )
 from frontend.routes import JSON, Need, Route
 from frontend.services import Services
-from ipc.errors import PenstockError
 
 FOLDERS = ("/v1/chat", "/v1/images", "/v1/audio", "/v1/system", "/calibration")
 """Folders of the contract: unknown paths in them are refused in its form."""
@@ -133,23 +130,8 @@ ROUTES = (
 )
 
 
-class ChatProtocol:
-    """Routes of chat and completions, and the error form of OpenAI."""
+class ChatProtocol(TextProtocol):
+    """Routes of chat and completions."""
 
-    name = PROTOCOL
-    routes: Sequence[Route] = ROUTES
-    folders: Sequence[str] = FOLDERS
-
-    def context(self, services: Services) -> Services:
-        """What resources are made from."""
-        return services
-
-    def render_error(
-        self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
-    ) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error on `path`."""
-        return errors.render(error)
-
-    def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error of the framework."""
-        return errors.render_http(error)
+    def __init__(self) -> None:
+        super().__init__(PROTOCOL, ROUTES, FOLDERS)

@@ -19,7 +19,7 @@ import orjson
 from falcon.asgi import Request, Response
 from msgspec import Meta
 
-from frontend.agent.rendering import MAX_FILES, framed
+from frontend.agent.rendering import MAX_FILES, RunCalls, RunFiles, RunSession, framed
 from frontend.agent.runner import offer_of, running
 from frontend.agent.tools import with_own
 from frontend.engine.events import (
@@ -301,16 +301,9 @@ class ChatAnswer(msgspec.Struct):
     system_fingerprint: Annotated[str, Meta(description="Always `local`.")]
     choices: Annotated[list[ChatChoice], Meta(description="The texts, by their index.")]
     usage: Annotated[Usage, Meta(description="Counts of tokens.")]
-    session_id: Annotated[
-        str | msgspec.UnsetType, Meta(description="Session of the tools that ran on the server.")
-    ] = msgspec.UNSET
-    agentic_tool_calls: Annotated[
-        list[dict[str, Any]] | msgspec.UnsetType,
-        Meta(description="Calls that ran on the server, in their order."),
-    ] = msgspec.UNSET
-    files: Annotated[
-        list[dict[str, Any]] | msgspec.UnsetType, Meta(description="Files that tools have made, at most 64.")
-    ] = msgspec.UNSET
+    session_id: RunSession = msgspec.UNSET
+    agentic_tool_calls: RunCalls = msgspec.UNSET
+    files: RunFiles = msgspec.UNSET
 
 
 def answer_of(envelope: Envelope, outcome: Outcome, logprobs: bool) -> ChatAnswer:

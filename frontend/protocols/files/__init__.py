@@ -5,16 +5,12 @@ May be imported by `frontend.protocols.registry`. Imports no other protocol.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-import falcon
-import falcon.asgi
+from falcon.asgi import Request
 
-from frontend.generation import anthropic_errors, errors
-from frontend.generation.anthropic_errors import BOTH_FORMS, stored
 from frontend.generation.parameters import is_anthropic
+from frontend.generation.protocol import BOTH_FORMS, TextProtocol, stored
 from frontend.protocols.files.resources import (
     ContainerContentResource,
     ContainerFileResource,
@@ -38,8 +34,6 @@ from frontend.protocols.files.schemas import (
     MessagesFileList,
 )
 from frontend.routes import Parameter, Route
-from frontend.services import Services
-from ipc.errors import PenstockError
 
 PROTOCOL = "files"
 _ROOT, _CONTAINERS = "/v1/files", "/v1/containers"
@@ -143,23 +137,12 @@ ROUTES = (
 )
 
 
-class FilesProtocol:
+class FilesProtocol(TextProtocol):
     """Routes of files and containers. Errors have the form of Anthropic where a header of Anthropic is present."""
 
-    name = PROTOCOL
-    routes: Sequence[Route] = ROUTES
-    folders: Sequence[str] = ()
+    def __init__(self) -> None:
+        super().__init__(PROTOCOL, ROUTES)
 
-    def context(self, services: Services) -> Services:
-        """What resources are made from."""
-        return services
-
-    def render_error(
-        self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
-    ) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error on `path`."""
-        return anthropic_errors.render(error) if is_anthropic(req) else errors.render(error)
-
-    def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error of the framework."""
-        return errors.render_http(error)
+    def is_anthropic(self, req: Request | None) -> bool:
+        """Whether a header of Anthropic is present."""
+        return is_anthropic(req)

@@ -5,15 +5,13 @@ May be imported by `frontend.protocols.registry`. Imports no other protocol.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import falcon
-import falcon.asgi
 import msgspec
+from falcon.asgi import Request
 
-from frontend.generation import anthropic_errors
 from frontend.generation.anthropic_errors import MessagesError
+from frontend.generation.protocol import TextProtocol
 from frontend.protocols.messages.messages import (
     PROTOCOL,
     CountTokensResource,
@@ -23,8 +21,6 @@ from frontend.protocols.messages.messages import (
 )
 from frontend.protocols.messages.requests import MessagesRequest
 from frontend.routes import Route, asking
-from frontend.services import Services
-from ipc.errors import PenstockError
 
 _FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
     (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504), MessagesError
@@ -65,23 +61,12 @@ ROUTES = (
 )
 
 
-class MessagesProtocol:
+class MessagesProtocol(TextProtocol):
     """Routes of messages, and the error form of Anthropic for all that is below them."""
 
-    name = PROTOCOL
-    routes: Sequence[Route] = ROUTES
-    folders: Sequence[str] = ()
+    def __init__(self) -> None:
+        super().__init__(PROTOCOL, ROUTES)
 
-    def context(self, services: Services) -> Services:
-        """What resources are made from."""
-        return services
-
-    def render_error(
-        self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
-    ) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error on `path`."""
-        return anthropic_errors.render(error)
-
-    def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error of the framework."""
-        return anthropic_errors.render_http(error)
+    def is_anthropic(self, req: Request | None) -> bool:
+        """Always."""
+        return True

@@ -19,7 +19,7 @@ from falcon.asgi import Request, Response
 from msgspec import Meta
 
 from frontend.agent import rendering
-from frontend.agent.rendering import MAX_FILES
+from frontend.agent.rendering import MAX_FILES, RunCalls, RunFiles, RunSession
 from frontend.agent.runner import offer_of, running
 from frontend.engine.events import (
     Called,
@@ -69,16 +69,9 @@ class MessagesAnswer(msgspec.Struct):
     logprobs: Annotated[
         dict[str, Any] | msgspec.UnsetType, Meta(description="Log probabilities of the tokens.")
     ] = msgspec.UNSET
-    session_id: Annotated[
-        str | msgspec.UnsetType, Meta(description="Session of the tools that ran on the server.")
-    ] = msgspec.UNSET
-    agentic_tool_calls: Annotated[
-        list[dict[str, Any]] | msgspec.UnsetType,
-        Meta(description="Calls that ran on the server, in their order."),
-    ] = msgspec.UNSET
-    files: Annotated[
-        list[dict[str, Any]] | msgspec.UnsetType, Meta(description="Files that tools have made, at most 64.")
-    ] = msgspec.UNSET
+    session_id: RunSession = msgspec.UNSET
+    agentic_tool_calls: RunCalls = msgspec.UNSET
+    files: RunFiles = msgspec.UNSET
 
 
 def answer_of(identity: str, model: str, outcome: Outcome, logprobs: bool) -> MessagesAnswer:

@@ -5,16 +5,13 @@ May be imported by `frontend.protocols.registry`. Imports no other protocol.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import falcon
-import falcon.asgi
 import msgspec
 
-from frontend.generation import errors
 from frontend.generation.errors import ErrorAnswer, generating
+from frontend.generation.protocol import TextProtocol
 from frontend.protocols.responses.create import ResponsesResource
 from frontend.protocols.responses.output import ResponseAnswer
 from frontend.protocols.responses.requests import ResponseRequest
@@ -30,7 +27,6 @@ from frontend.protocols.responses.stored import (
 )
 from frontend.routes import Parameter, Route
 from frontend.services import Services
-from ipc.errors import PenstockError
 
 _ROOT = "/v1/responses"
 _ONE = f"{_ROOT}/{{response_id}}"
@@ -124,24 +120,13 @@ ROUTES = (
 )
 
 
-class ResponsesProtocol:
-    """Routes of responses, and the error form of OpenAI."""
+class ResponsesProtocol(TextProtocol):
+    """Routes of responses."""
 
-    name = PROTOCOL
-    routes: Sequence[Route] = ROUTES
-    folders: Sequence[str] = ()
+    def __init__(self) -> None:
+        super().__init__(PROTOCOL, ROUTES)
 
     def context(self, services: Services) -> Context:
         """What resources are made from; they share one store."""
         store = ResponseStore(services.settings.state_root, services.settings.responses)
         return Context(services, store, Runs(services, store))
-
-    def render_error(
-        self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
-    ) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error on `path`."""
-        return errors.render(error)
-
-    def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error of the framework."""
-        return errors.render_http(error)

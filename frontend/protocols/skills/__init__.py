@@ -5,15 +5,12 @@ May be imported by `frontend.protocols.registry`. Imports no other protocol.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import falcon
-import falcon.asgi
+from falcon.asgi import Request
 
-from frontend.generation import anthropic_errors, errors
-from frontend.generation.anthropic_errors import BOTH_FORMS, stored
+from frontend.generation.protocol import BOTH_FORMS, TextProtocol, stored
 from frontend.protocols.skills import schemas
 from frontend.protocols.skills.resources import (
     SOURCES,
@@ -26,9 +23,7 @@ from frontend.protocols.skills.resources import (
     VersionsResource,
     wants_anthropic,
 )
-from frontend.routes import Parameter, Route
-from frontend.services import Services
-from ipc.errors import PenstockError
+from frontend.routes import Parameter
 
 PROTOCOL = "skills"
 _ROOT = "/v1/skills"
@@ -122,23 +117,12 @@ ROUTES = (
 )
 
 
-class SkillsProtocol:
+class SkillsProtocol(TextProtocol):
     """Routes of skills. Errors have the form of Anthropic where answers have that form."""
 
-    name = PROTOCOL
-    routes: Sequence[Route] = ROUTES
-    folders: Sequence[str] = ()
+    def __init__(self) -> None:
+        super().__init__(PROTOCOL, ROUTES)
 
-    def context(self, services: Services) -> Services:
-        """What resources are made from."""
-        return services
-
-    def render_error(
-        self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
-    ) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error on `path`."""
-        return anthropic_errors.render(error) if wants_anthropic(req) else errors.render(error)
-
-    def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error of the framework."""
-        return errors.render_http(error)
+    def is_anthropic(self, req: Request | None) -> bool:
+        """Whether answers have that form."""
+        return wants_anthropic(req)

@@ -14,11 +14,13 @@ import pytest
 from frontend.agent import workplace
 from frontend.engine.events import Called, Ended, Finished, Started, Text
 from frontend.generation.hosted import CODE, NOTHING, Offer
+from frontend.state.approvals import Decision
 from frontend.state.files import FileStore
+from frontend.state.sessions import Session as KeptSession
 from ipc.errors import InferenceFailed, ToolHostLost
 from ipc.settings import State
 from ipc.wire.tools import PythonCall, PythonResult, ShellCall, ShellResult, SurfaceCall, Wanted
-from tests.fakes.agent import FakeDecision, FakeParts, FakeSession
+from tests.fakes.agent import FakeParts
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import CHAT, RecordedServer
 
@@ -370,11 +372,11 @@ def test_a_floor_of_ask_needs_a_stream(server: AgentServer) -> None:
 @pytest.mark.parametrize(
     ("decision", "said", "wait", "outcome"),
     [
-        (FakeDecision(True, "ignored"), "stdout: ran 6*7\n", "approved", "success"),
-        (FakeDecision(message="Use pen and paper."), "exception: Use pen and paper.", "denied", "denied"),
-        (FakeDecision(), "exception: Python code was denied by the user.", "denied", "denied"),
+        (Decision(True, "ignored"), "stdout: ran 6*7\n", "approved", "success"),
+        (Decision(False, message="Use pen and paper."), "exception: Use pen and paper.", "denied", "denied"),
+        (Decision(False), "exception: Python code was denied by the user.", "denied", "denied"),
         (
-            FakeDecision(timed_out=True),
+            Decision(False, timed_out=True),
             "exception: Python code was denied: the request for approval timed out.",
             "timed_out",
             "denied",
@@ -382,7 +384,7 @@ def test_a_floor_of_ask_needs_a_stream(server: AgentServer) -> None:
     ],
 )
 def test_a_run_waits_for_a_decision(
-    server: AgentServer, decision: FakeDecision, said: str, wait: str, outcome: str
+    server: AgentServer, decision: Decision, said: str, wait: str, outcome: str
 ) -> None:
     server.parts.approvals.decisions.append(decision)
     events = server.events(agent_permission="ask", session_id="s")
@@ -425,7 +427,7 @@ def test_input_files_are_told_mounted_and_read(server: AgentServer) -> None:
     saved = server.parts.sessions.saved[-1]
     assert saved.messages[0]["role"] == "user" and len(saved.files) == 2
     read = f'{{"file_id":"{saved.files[0]}","start":7}}'
-    server.parts.sessions.kept["", "again"] = FakeSession([], saved.files)
+    server.parts.sessions.kept["", "again"] = KeptSession([], saved.files)
     server.script(calls(("mistralrs_read_file", read), ("mistralrs_list_files", "{}")), FINAL)
     body = server.chat(session_id="again").json
     part, listed = (orjson.loads(each["result_content"]) for each in body["agentic_tool_calls"])
@@ -492,7 +494,7 @@ def test_the_model_name_is_that_of_the_catalog(server: AgentServer) -> None:
 def test_a_decision_is_waited_for_as_long_as_the_settings_say(tmp_path: Path) -> None:
     script = calls((EXECUTE, '{"code":"1"}'))
     server = AgentServer(tmp_path, script, FINAL, state__approval_wait_s=7.0)
-    server.parts.approvals.decisions.append(FakeDecision(True))
+    server.parts.approvals.decisions.append(Decision(True))
     server.events(agent_permission="ask")
     assert server.parts.approvals.waited_s == [7.0]
 

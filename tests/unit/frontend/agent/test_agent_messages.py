@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.fakes.agent import FakeDecision
+from frontend.state.approvals import Decision
 from tests.fakes.generation_server import CHAT
 from tests.unit.frontend.agent.test_agent_chat import EXECUTE, FINAL, SHELL, AgentServer, calls
 
@@ -50,7 +50,7 @@ def test_a_whole_message_has_session_records_and_files(server: MessagesServer) -
 
 def test_a_stream_tells_named_events_between_its_blocks(server: MessagesServer) -> None:
     server.parts.host.files.append({"a.csv": b"1"})
-    server.parts.approvals.decisions.append(FakeDecision(True))
+    server.parts.approvals.decisions.append(Decision(True))
     events = server.told(session_id="s", agent_permission="ask")
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     assert [name for name, _ in events] == [

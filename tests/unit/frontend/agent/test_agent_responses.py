@@ -11,8 +11,8 @@ import pytest
 
 from frontend.engine.events import Calling
 from frontend.protocols.responses.output import Output
+from frontend.state.approvals import Decision
 from ipc.wire.tools import PythonResult, ShellResult
-from tests.fakes.agent import FakeDecision
 from tests.unit.frontend.agent.test_agent_chat import EXECUTE, FINAL, SHELL, AgentServer, calls, events_of
 
 CODE_TOOL = {"type": "code_interpreter", "container": {"type": "auto"}}
@@ -70,7 +70,7 @@ def test_the_shell_is_told_by_items_in_both_dialects(server: ResponsesServer) ->
 
 
 def test_a_stream_tells_shell_items_in_place_of_progress(server: ResponsesServer) -> None:
-    server.parts.approvals.decisions.append(FakeDecision(message="No."))
+    server.parts.approvals.decisions.append(Decision(False, message="No."))
     events = server.told(agent_permission="ask")
     item = ["response.output_item.added", "response.output_item.done"]
     assert [name for name, _ in events] == [

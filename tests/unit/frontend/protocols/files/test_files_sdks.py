@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frontend.state.files import Origin
-from tests.fakes.two_frontends import OURS, THEIRS, Pair, Sdk, sdk_of, two_frontends
+from tests.fakes.two_frontends import OURS, THEIRS, Pair, Sdk, emptied, sdk_of, two_frontends
 from tests.harness.later import anthropic, openai
 
 
@@ -24,22 +24,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def ours(pair: Pair, request: Any) -> Iterator[Sdk]:
     """OpenAI's SDK with our key, and no file left of the tests before."""
-    with ExitStack() as stack:
-        kind = openai.AsyncOpenAI if request.param else openai.OpenAI
-        sdk = sdk_of(stack, pair, kind, request.param, OURS, "/v1")
-        for file in sdk.items("files.list"):
-            sdk.call("files.delete", file.id)
+    kind = openai.AsyncOpenAI if request.param else openai.OpenAI
+    with emptied(pair, kind, request.param, "files", "/v1") as sdk:
         yield sdk
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def claude(pair: Pair, request: Any) -> Iterator[Sdk]:
-    """Anthropic's SDK with the same key."""
-    with ExitStack() as stack:
-        kind = anthropic.AsyncAnthropic if request.param else anthropic.Anthropic
-        sdk = sdk_of(stack, pair, kind, request.param, OURS)
-        for file in sdk.items("beta.files.list"):
-            sdk.call("beta.files.delete", file.id)
+    """Anthropic's SDK with the same key, and no file left of the tests before."""
+    kind = anthropic.AsyncAnthropic if request.param else anthropic.Anthropic
+    with emptied(pair, kind, request.param, "beta.files") as sdk:
         yield sdk
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.two_frontends import OURS, THEIRS, Pair, Sdk, sdk_of, two_frontends
+from tests.fakes.two_frontends import OURS, THEIRS, Pair, Sdk, emptied, sdk_of, two_frontends
 from tests.harness.later import anthropic, openai
 
 GUIDE = b"---\nname: plot\ndescription: Draws plots.\n---\n"
@@ -43,22 +43,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def ours(pair: Pair, request: Any) -> Iterator[Sdk]:
     """OpenAI's SDK with our key, and no skill left of the tests before."""
-    with ExitStack() as stack:
-        kind = openai.AsyncOpenAI if request.param else openai.OpenAI
-        sdk = sdk_of(stack, pair, kind, request.param, OURS, "/v1")
-        for skill in sdk.items("skills.list"):
-            sdk.call("skills.delete", skill.id)
+    kind = openai.AsyncOpenAI if request.param else openai.OpenAI
+    with emptied(pair, kind, request.param, "skills", "/v1") as sdk:
         yield sdk
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def claude(pair: Pair, request: Any) -> Iterator[Sdk]:
     """Anthropic's SDK with the same key, and no skill left of the tests before."""
-    with ExitStack() as stack:
-        kind = anthropic.AsyncAnthropic if request.param else anthropic.Anthropic
-        sdk = sdk_of(stack, pair, kind, request.param, OURS)
-        for skill in sdk.items("beta.skills.list"):
-            sdk.call("beta.skills.delete", skill.id)
+    kind = anthropic.AsyncAnthropic if request.param else anthropic.Anthropic
+    with emptied(pair, kind, request.param, "beta.skills") as sdk:
         yield sdk
 
 
