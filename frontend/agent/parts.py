@@ -26,7 +26,7 @@ class Parts:
     approvals: ApprovalStore
 
 
-def parts_of(agent: Agent, state: State, host: ToolHost) -> Parts:
+def parts_of(agent: Agent, state: State, host: ToolHost, max_file_nbytes: int) -> Parts:
     """The parts of a frontend. Files of messages can be read always; skills need a shell."""
     features = ((CODE, agent.code_execution), (SHELL, agent.shell))
     offer = Offer(
@@ -37,5 +37,6 @@ def parts_of(agent: Agent, state: State, host: ToolHost) -> Parts:
         agent.code_exec_timeout_s,
         agent.shell_timeout_s,
         has_network=agent.sandbox == "off" or agent.sandbox_network == "full",
+        max_file_nbytes=max_file_nbytes,
     )
     return Parts(offer, host, state.files, state.skills, state.sessions, state.approvals)

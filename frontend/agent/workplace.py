@@ -2,7 +2,8 @@
 
 1. A session has one sandbox, whose name is a digest of owner and session. The sandbox begins with its first call.
 2. `prepare` finds the files and skills that the request brings, and returns what the model is told about them. Before
-   the first call of a sandbox they are mounted: files under unique base names, skills below `skills/`.
+   the first call of a sandbox they are mounted: files under unique base names, skills below `skills/`. Bytes that a
+   session is sent again are one file.
 3. `run` runs a call and keeps the files that the call has made. A call that fails gives the model an answer that says
    so; only a store that fails ends the run.
 4. `missing` makes placeholders for requested files that no call has made.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,7 +27,8 @@ from frontend.agent.results import Answer
 from frontend.agent.tools import Tool
 from frontend.generation.errors import InvalidField
 from frontend.generation.hosted import CODE, SHELL, AgentPlan, InputFile, SkillUse
-from frontend.state.errors import FilePlaceholder
+from frontend.state.content import in_thread
+from frontend.state.errors import FileElided, FilePlaceholder
 from frontend.state.file_objects import (
     INLINE_NBYTES,
     MAX_SLICE_CHARS,
@@ -72,6 +75,13 @@ _REASONS = {
 def sandbox_of(owner: str, session: str) -> str:
     """The name of the sandbox of a session."""
     return hashlib.blake2b(f"{len(owner)}:{owner}{session}".encode(), digest_size=16).hexdigest()
+
+
+def _digest(sandbox: str, name: str, data: bytes) -> str:
+    """The end of the id of a file that messages of a session bring: the same for the same name and bytes."""
+    digest = hashlib.blake2b(f"{sandbox}{len(name)}:{name}".encode(errors="surrogatepass"), digest_size=16)
+    digest.update(data)
+    return digest.hexdigest()
 
 
 @dataclass(slots=True)
@@ -132,13 +142,22 @@ class Workplace:
             try:
                 file = await self.store.get(self.owner, given.file_id)
                 os.close(self.store.open(file))
-            except (FileNotFound, FilePlaceholder) as error:
+            except (FileNotFound, FileElided, FilePlaceholder) as error:
                 if given.required:
                     raise InvalidField(given.field, error.message) from None
                 return None
             return file
+        id_ = f"file-{await in_thread(_digest, self.sandbox, given.name, given.data)}"
+        with suppress(FileNotFound, FileElided, FilePlaceholder):
+            # NOTE: clients send a conversation whole, with its files, each time.
+            file = await self.store.get(self.owner, id_)
+            if file.created + (file.expires - file.created) / 2 > time.time():
+                os.close(self.store.open(file))
+                return file
         origin = Origin("input_file", 0, self.turn)
-        return await self.store.add(self.owner, given.data, name=given.name, purpose=USER_DATA, origin=origin)
+        return await self.store.add(
+            self.owner, given.data, name=given.name, purpose=USER_DATA, origin=origin, id=id_
+        )
 
     async def _beginning(self, file: File, chars: int) -> str:
         text = await text_slice(self.store, file, 0, chars) if chars > 0 else None
@@ -226,7 +245,8 @@ class Workplace:
     async def _mount(self) -> None:
         for path, file in self._mounts:
             try:
-                fd = self.store.open(file)
+                # NOTE: another request of the session may have stored the same bytes anew.
+                fd = self.store.open(await self.store.get(self.owner, file.id))
             except FileNotFound:
                 continue
             try:
@@ -336,6 +356,7 @@ class Workplace:
         start = given.start or 0
         described = {"file_id": file.id, "name": file.name, "format": file.format}
         try:
+            file = await self.store.get(self.owner, file.id)
             found = await text_slice(self.store, file, start, tools.MOST if given.end is None else given.end)
         except InvalidInput as error:
             return {**described, "error": error.message}

@@ -36,7 +36,8 @@ MAX_DESCRIPTION = 1024
 class Offer:
     """What this server runs for requests, under which permission and for how many rounds; times are in seconds.
 
-    `takes_files`: files of messages are inputs of a run. `has_network`: tools reach more than themselves.
+    `takes_files`: files of messages are inputs of a run, each with at most `max_file_nbytes`. `has_network`: tools
+    reach more than themselves.
     """
 
     features: frozenset[str] = frozenset()
@@ -46,6 +47,7 @@ class Offer:
     code_timeout_s: float = 60.0
     shell_timeout_s: float = 600.0
     has_network: bool = False
+    max_file_nbytes: int = 64 << 20
 
 
 NOTHING = Offer()
@@ -177,7 +179,7 @@ class Hosted:
             )
             return
         name = _text(part.get("filename"), f"{where}.filename", MAX_NAME)
-        content = decoded(data, f"{where}.file_data")
+        content = decoded(data, f"{where}.file_data", self.offer.max_file_nbytes)
         self.inputs.append(InputFile(f"{where}.file_data", name=name, data=content, required=required))
 
     def take(self, part: Any, where: str, *, required: bool) -> bool:
@@ -192,7 +194,9 @@ class Hosted:
         """A text as a file. Raises `InvalidField`."""
         if len(self.inputs) == MAX_INPUTS:
             raise InvalidField(where, f"more than {MAX_INPUTS} files")
-        self.inputs.append(InputFile(where, name=_text(name, f"{where}.title", MAX_NAME), data=text.encode()))
+        data = text.encode()
+        _check_size(len(data), where, self.offer.max_file_nbytes)
+        self.inputs.append(InputFile(where, name=_text(name, f"{where}.title", MAX_NAME), data=data))
 
     def add_skill(self, skill_id: Any, version: Any, where: str) -> None:
         """A skill by reference; `version` is absent, `latest`, or a number, also as text. Raises `InvalidField`."""
@@ -254,17 +258,23 @@ def in_container(plan: AgentPlan | None, container: str) -> AgentPlan | None:
     return None if plan is None else replace(plan, container=container)
 
 
-def decoded(data: Any, where: str) -> bytes:
-    """The bytes of base64, or of a data URL. Raises `InvalidField`."""
+def decoded(data: Any, where: str, most: int) -> bytes:
+    """The bytes of base64, or of a data URL, at most `most`. Raises `InvalidField`."""
     text = _text(data, where, None)
     if text[:5].lower() == "data:":
         head, comma, text = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):
             raise InvalidField(where, "expected base64 in the data URL")
+    _check_size(len(text) // 4 * 3 - text[-2:].count("="), where, most)
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidField(where, "expected base64, or a data URL with base64") from None
+
+
+def _check_size(nbytes: int, where: str, most: int) -> None:
+    if nbytes > most:
+        raise InvalidField(where, f"{nbytes} bytes, the limit is {most} (state.max_file_bytes)")
 
 
 def _file_in(part: Any, where: str) -> tuple[dict[str, Any], str] | None:

@@ -128,9 +128,10 @@ class SessionStore:
     async def match(self, owner: str, messages: Sequence[Mapping[str, Any]]) -> str | None:
         """The id of the session that a conversation goes on with: the longest match, then the newest.
 
-        None where no session matches, and with `state.match_sessions` off.
+        None where no session matches, and where `state.match_sessions` says so: callers without a key are one owner, in
+        whose sessions conversations of two people would meet.
         """
-        if not self._bounds.match_sessions:
+        if self._bounds.match_sessions == "none" or (self._bounds.match_sessions == "keys" and not owner):
             return None
         digests = list(_digests(messages))[LEAST_MATCHED - 1 :]
 

@@ -425,14 +425,14 @@ def test_input_files_are_told_mounted_and_read(server: AgentServer) -> None:
     assert user["content"] == "Read." and "base64" not in note["content"]
     assert server.parts.host.mounted == [("notes.txt", b"secret is 7"), ("notes_2.txt", b"secret is 7")]
     saved = server.parts.sessions.saved[-1]
-    assert saved.messages[0]["role"] == "user" and len(saved.files) == 2
+    assert saved.messages[0]["role"] == "user" and len(saved.files) == 1
     read = f'{{"file_id":"{saved.files[0]}","start":7}}'
     server.parts.sessions.kept["", "again"] = KeptSession([], saved.files)
     server.script(calls(("mistralrs_read_file", read), ("mistralrs_list_files", "{}")), FINAL)
     body = server.chat(session_id="again").json
     part, listed = (orjson.loads(each["result_content"]) for each in body["agentic_tool_calls"])
     assert (part["text"], part["start"], part["end"], part["total_chars"]) == ("is 7", 7, 11, 11)
-    assert [each["source"] for each in listed["files"]] == ["input_file", "input_file"]
+    assert [each["source"] for each in listed["files"]] == ["input_file"]
 
 
 def test_a_file_of_another_conversation_cannot_be_read(server: AgentServer) -> None:

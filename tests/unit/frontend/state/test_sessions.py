@@ -62,12 +62,12 @@ def test_a_session_is_forgotten_after_a_time_without_use(
 ) -> None:
     async def act() -> None:
         kept, began = _made(tmp_path), time.time()
-        await kept.save("", "old", _said("a", "b"), [])
+        await kept.save("a", "old", _said("a", "b"), [])
         monkeypatch.setattr(module.time, "time", lambda: began + 1_000)
         await kept.save("", "new", _said("c", "d"), [])
         monkeypatch.setattr(module.time, "time", lambda: began + 1_900)
-        assert await kept.get("", "old") is None
-        assert await kept.match("", _said("a", "b", "more")) is None
+        assert await kept.get("a", "old") is None
+        assert await kept.match("a", _said("a", "b", "more")) is None
         assert await kept.get("", "new") is not None
         monkeypatch.setattr(module.time, "time", lambda: began - 86_400)
         await kept.sweep()
@@ -113,26 +113,42 @@ def test_a_conversation_goes_on_with_the_longest_then_newest_session_that_begins
     async def act() -> None:
         kept = _made(tmp_path)
         long = _said("hi", "hello", "list files")
-        await kept.save("", "short", _said("hi", "hello"), [])
-        await kept.save("", "long", [*long, CALL, RESULT, {"role": "assistant", "content": "two"}], [])
-        await kept.save("", "newer", [*long, CALL, RESULT, {"role": "assistant", "content": "two"}], [])
-        await kept.save("", "other", _said("hi", "hello", "list files", "three"), [])
-        assert await kept.match("", _said("hi", "hello", "list files", "two", "thanks")) == "newer"
-        assert await kept.match("", _said("hi", "hello", "and now?")) == "short"
-        assert await kept.match("", _said("hi", "good day", "x")) is None
-        assert await kept.match("", _said("hi")) is None
+        await kept.save("key", "short", _said("hi", "hello"), [])
+        await kept.save("key", "long", [*long, CALL, RESULT, {"role": "assistant", "content": "two"}], [])
+        await kept.save("key", "newer", [*long, CALL, RESULT, {"role": "assistant", "content": "two"}], [])
+        await kept.save("key", "other", _said("hi", "hello", "list files", "three"), [])
+        assert await kept.match("key", _said("hi", "hello", "list files", "two", "thanks")) == "newer"
+        assert await kept.match("key", _said("hi", "hello", "and now?")) == "short"
+        assert await kept.match("key", _said("hi", "good day", "x")) is None
+        assert await kept.match("key", _said("hi")) is None
         assert await kept.match("else", _said("hi", "hello", "x")) is None
-        assert await _made(tmp_path, match_sessions=False).match("", _said("hi", "hello", "x")) is None
 
     _run(act())
+
+
+@pytest.mark.parametrize(
+    ("searched", "keyed", "keyless"), [("keys", "s", None), ("all", "s", "t"), ("none", None, None)]
+)
+def test_callers_without_a_key_meet_in_a_session_by_the_word_of_the_operator_only(
+    tmp_path: Path, searched: str, keyed: str | None, keyless: str | None
+) -> None:
+    async def act() -> None:
+        kept = _made(tmp_path, match_sessions=searched)
+        await kept.save("key", "s", _said("hi", "hello"), [])
+        await kept.save("", "t", _said("hi", "hello"), [])
+        found = [await kept.match(owner, _said("hi", "hello", "x")) for owner in ("key", "")]
+        assert found == [keyed, keyless]
+
+    _run(act())
+    assert settings.State().match_sessions == "keys"
 
 
 def test_a_session_of_one_visible_message_is_matched_by_no_conversation(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
-        await kept.save("", "one", [*_said("hi"), CALL, RESULT], [])
-        await kept.save("", "none", [CALL, RESULT], [])
-        assert await kept.match("", _said("hi", "hello", "x")) is None
+        await kept.save("key", "one", [*_said("hi"), CALL, RESULT], [])
+        await kept.save("key", "none", [CALL, RESULT], [])
+        assert await kept.match("key", _said("hi", "hello", "x")) is None
 
     _run(act())
 
