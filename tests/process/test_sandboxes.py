@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import time
 import venv
@@ -296,24 +297,128 @@ def test_mounted_files_are_seen_are_not_produced_and_replace_no_link_target(tmp_
     in_box(tmp_path / "work", found_layers(), body)
 
 
-def test_a_call_that_fills_the_disk_is_ended(tmp_path: Path) -> None:
+TOO_BIG = "the work directory takes 30[0-9]{5} bytes, agent.max_workdir_bytes allows 1048576; .* its files are removed"
+TOO_MANY = r"the work directory has more than 50 files and folders \(agent.max_workdir_files\)"
+FILL = {
+    "a large file": ("open('big', 'wb').write(bytes(3_000_000))", TOO_BIG),
+    "files with several links": (
+        "open('big', 'wb').write(bytes(3_000_000))\nimport os; os.link('big', 'b')",
+        TOO_BIG,
+    ),
+    "files that are left out": (
+        "import os; os.mkdir('.x'); open('.x/y.so', 'wb').write(bytes(3_000_000))",
+        TOO_BIG,
+    ),
+    "many files": ("for n in range(60): open(f'{n}', 'w').close()", TOO_MANY),
+    "many folders": ("import os\nfor n in range(60): os.mkdir(f'{n}')", TOO_MANY),
+    "many links": ("import os; open('f', 'w').close()\nfor n in range(60): os.link('f', f'{n}')", TOO_MANY),
+    "many symbolic links": ("import os\nfor n in range(60): os.symlink('f', f'{n}')", TOO_MANY),
+    "a deep tree": (
+        "import os; os.makedirs('d/' * 40)",
+        "the work directory has more than 32 levels of folders",
+    ),
+}
+STAY = "\nopen('stays', 'w').close()\nimport time; time.sleep(1000)"
+
+
+def small(**settings: Any) -> layers.Layers:
+    return found_layers(max_workdir_bytes=1 << 20, max_workdir_files=50, **settings)
+
+
+@pytest.mark.parametrize("what", FILL)
+def test_a_session_that_fills_its_work_directory_loses_its_processes_and_files_and_no_other_does(
+    tmp_path: Path, what: str
+) -> None:
+    code, message = FILL[what]
+
+    async def body(box: Box) -> None:
+        other = Box(box.sandboxes, "other")
+        await other.python("x = 1; open('mine', 'w').close()")
+        # A call that ends before the first look, and one that goes on.
+        for call in (code, code + STAY):
+            await box.python("kept = 1")
+            with pytest.raises(Broken, match=message):
+                await box.python(call)
+            assert (await box.shell("ls -A")).stdout == ""
+            assert "NameError" in (await box.python("kept")).exception
+        assert (await other.python("import os; x, os.listdir()")).result == "(1, ['mine'])"
+
+    in_box(tmp_path / "work", small(), body)
+
+
+def test_a_shell_that_fills_its_work_directory_is_ended(tmp_path: Path) -> None:
     async def body(box: Box) -> None:
         with pytest.raises(Broken, match="the work directory takes"):
-            await box.shell("head -c 3000000 /dev/zero > big; sleep 1000")
-        with pytest.raises(Broken, match="the work directory takes"):
-            await box.python("import time; open('more', 'wb').write(bytes(3_000_000)); time.sleep(1000)")
+            await box.shell("head -c 3000000 /dev/zero > big; sleep 4716")
+        await gone(["sleep", "4716"])
+        assert (await box.shell("ls -A")).stdout == ""
 
-    in_box(tmp_path / "work", found_layers(max_workdir_bytes=1 << 20), body)
+    in_box(tmp_path / "work", small(), body)
 
 
-def test_a_directory_with_more_than_can_be_counted_ends_the_call(tmp_path: Path) -> None:
-    deep = f"mkdir -p {'d/' * 40}; sleep 1000"
+def test_sparse_files_and_links_within_the_bounds_are_no_error(tmp_path: Path) -> None:
+    code = "import os\nopen('a', 'wb').write(bytes(500_000))\nfor n in range(10): os.link('a', f'{n}')\n"
+    code += "with open('sparse', 'wb') as f: f.truncate(100 << 20)"
 
     async def body(box: Box) -> None:
-        with pytest.raises(Broken, match="the work directory has over"):
-            await box.shell(deep)
+        assert (await box.python(code)).status == "success"
 
-    in_box(tmp_path / "work", found_layers(), body)
+    in_box(tmp_path / "work", small(), body)
+
+
+def test_a_thread_that_fills_the_work_directory_between_calls_is_ended(tmp_path: Path) -> None:
+    code = "import threading, os, time\ndef f():\n  while not os.path.exists('go'): time.sleep(0.001)\n"
+    code += "  open('big', 'wb').write(bytes(3_000_000))\n  open('full', 'w').close()\n"
+    code += "threading.Thread(target=f).start()"
+
+    async def body(box: Box) -> None:
+        await box.python(code)
+        await box.put("go", b"")
+        await until(lambda: exists(tmp_path, "full"))
+        sandbox = await box.sandboxes.get(None, "one")
+        await sandbox.check()
+        assert not exists(tmp_path, "big")
+        with pytest.raises(Broken, match="the work directory takes"):
+            await box.python("1")
+        assert (await box.python("1")).result == "1"
+
+    in_box(tmp_path / "work", small(), body)
+
+
+def test_input_beyond_the_bytes_of_the_work_directory_is_refused(tmp_path: Path) -> None:
+    async def body(box: Box) -> None:
+        await box.put("small", bytes(500_000))
+        await box.put("big", bytes(600_000))
+        with pytest.raises(Broken, match=r"could not be put .* more than agent\.max_workdir_bytes, 1048576"):
+            await box.shell("true")
+        assert (await box.shell("ls")).stdout == "small\n"
+
+    in_box(tmp_path / "work", small(), body)
+
+
+def test_a_disk_that_is_almost_full_ends_the_session_that_has_written_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is deleted and held open: no look at the work directory sees its bytes."""
+    hidden = "import os\nf = open('f', 'wb'); os.remove('f'); f.write(bytes(3_000_000)); f.flush()"
+
+    async def body(box: Box) -> None:
+        other = Box(box.sandboxes, "other")
+        await other.python("x = 1")
+        await box.python(hidden)
+        await box.sandboxes.keep_free()
+        assert (await box.python("f.closed")).result == "False", "the disk has room"
+        full = os.statvfs_result((4096, 4096, *[0] * 8))
+        monkeypatch.setattr("workers.tools.sandboxes.os.statvfs", lambda _: full)
+        await box.sandboxes.keep_free()
+        with pytest.raises(
+            Broken, match=r"the disk of the work directories has 0 bytes free, agent\.min_free"
+        ):
+            await box.python("1")
+        assert "NameError" in (await box.python("f")).exception
+        assert (await other.python("x")).result == "1"
+
+    in_box(tmp_path / "work", found_layers(min_free_disk_bytes=1), body)
 
 
 def test_an_end_whose_waiter_is_cancelled_still_ends_the_sandbox(tmp_path: Path) -> None:

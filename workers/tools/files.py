@@ -18,15 +18,16 @@ from typing import NamedTuple
 from ipc.processes.paths import remove_tree
 from ipc.wire.tools import MAX_FILE_NBYTES, MAX_PRODUCED, NOT_PRODUCED, Produced, Wanted
 
-MAX_ENTRIES = 20_000
-"""Entries of a tree that are looked at."""
 MAX_DEPTH = 32
+"""Levels of folders that a look enters."""
 MAX_TOTAL_NBYTES = 512 << 20
 """Bytes of all files that one call produces."""
 _FOLDERS = frozenset(
     ("skills", "__pycache__", "node_modules", "target", "tmp", "temp", "cache", "venv", "env")
 )
 _ENDINGS = frozenset(("pyc", "pyo", "o", "so", "dylib", "dll", "rlib", "rmeta", "d", "class"))
+_CLOSED = "has folders that are closed to the host"
+_DEEP = f"has more than {MAX_DEPTH} levels of folders"
 _MAX_NAME_NBYTES = 255
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _COPY_NBYTES = 8 << 20
@@ -46,8 +47,8 @@ class Snapshot(NamedTuple):
 
     files: dict[str, Seen]
     used_nbytes: int
-    complete: bool
-    """False if there were more entries or deeper folders than a look goes through, or folders that cannot be read."""
+    unseen: str
+    """Why the look has not seen everything; empty if the look has."""
 
 
 class Refused(Exception):
@@ -78,41 +79,55 @@ class WorkDir:
     def __init__(self, path: Path, shared: bool) -> None:
         """Create the directory, mode 0700. Raises `OSError`."""
         path.mkdir(parents=True, exist_ok=shared, mode=0o700)
-        self.path, self._shared = path, shared
+        self.path, self.shared = path, shared
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
         """Remove the directory; its processes have ended."""
         os.close(self._fd)
-        if not self._shared:
+        if not self.shared:
             remove_tree(self.path)
 
-    def look(self, limit: int = MAX_ENTRIES) -> Snapshot:
-        """A snapshot of at most `limit` entries."""
+    def empty(self) -> None:
+        """Remove all files; processes have ended. A shared directory stays as it is. Raises `OSError`."""
+        if not self.shared:
+            remove_tree(self.path)
+            self.path.mkdir(exist_ok=True, mode=0o700)
+            # With `dup2` a directory is open also where this step fails.
+            fresh = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            os.dup2(fresh, self._fd, inheritable=False)
+            os.close(fresh)
+
+    def look(self, limit: int) -> Snapshot:
+        """A snapshot of at most `limit` entries. A file with several links takes its disk space once."""
         files: dict[str, Seen] = {}
+        linked: set[int] = set()
         used = 0
-        complete = True
+        unseen = ""
         for prefix, name, status in self._walk(limit):
-            if status is None:
-                complete = False
+            if isinstance(status, str):
+                unseen = unseen or status
                 continue
-            used += status.st_blocks * _BLOCK_NBYTES
+            if status.st_nlink == 1 or status.st_ino not in linked:
+                used += status.st_blocks * _BLOCK_NBYTES
+            if status.st_nlink > 1:
+                linked.add(status.st_ino)
             if prefix is not None and stat.S_ISREG(status.st_mode) and _is_offered(name):
                 files[f"{prefix}{name}"] = Seen(status.st_size, status.st_mtime_ns, status.st_ino)
-        return Snapshot(files, used, complete)
+        return Snapshot(files, used, unseen)
 
-    def _walk(self, limit: int) -> Iterator[tuple[str | None, str, os.stat_result | None]]:
+    def _walk(self, limit: int) -> Iterator[tuple[str | None, str, os.stat_result | str]]:
         """(path of the directory, name, status) of each entry; None as the path below folders that are left out.
 
-        The status is None for a folder that is not entered, and once beyond `limit`. Only the folders from the top to
-        the current one are open, however many there are.
+        For a folder that is not entered, and once beyond `limit`, the status is a text that says why. Only the folders
+        from the top to the current one are open, however many there are.
         """
-        stack: list[_Folder] = []
+        most, stack = limit, list[_Folder]()
         try:
             try:
                 stack.append(_opened(".", self._fd, ""))
             except OSError:
-                yield None, "", None
+                yield None, "", _CLOSED
             while stack:
                 fd, entries, prefix = stack[-1]
                 entry = next(entries, None)
@@ -121,19 +136,20 @@ class WorkDir:
                     continue
                 limit -= 1
                 if limit < 0:
-                    yield None, "", None
+                    yield None, "", f"has more than {most} files and folders (agent.max_workdir_files)"
                     return
                 try:
                     status = entry.stat(follow_symlinks=False)
                     yield prefix, entry.name, status
                     if stat.S_ISDIR(status.st_mode):
                         if len(stack) > MAX_DEPTH:
-                            raise OSError(errno.ELOOP, "too many levels")
+                            yield None, entry.name, _DEEP
+                            continue
                         stack.append(_opened(entry.name, fd, _below(prefix, entry.name)))
                 except FileNotFoundError:
                     continue
                 except OSError:
-                    yield None, entry.name, None
+                    yield None, entry.name, _CLOSED
         finally:
             for folder in stack:
                 _close(folder)

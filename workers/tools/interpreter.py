@@ -62,6 +62,11 @@ class Interpreter:
             await process.end()
             raise
 
+    @property
+    def process(self) -> Process:
+        """The process that the host has started."""
+        return self._process
+
     async def end(self) -> None:
         """Kill the interpreter with all of its sandbox. Safe to call twice."""
         await unbroken(self._end())

@@ -167,6 +167,21 @@ class Process:
         self.stderr.close()
 
 
+def written_nbytes(pid: int) -> int:
+    """Bytes that a process and all below have written; nothing for those that have ended.
+
+    A file system in memory counts calls of `write` only, a disk pages of files in memory as well.
+    """
+    place = Path(f"/proc/{pid}")
+    try:
+        fields = dict(line.split(": ") for line in (place / "io").read_text().splitlines())
+        children = (place / f"task/{pid}/children").read_text().split()
+    except OSError:
+        return 0
+    written = max(int(fields["write_bytes"]), int(fields["wchar"]))
+    return written + sum(map(written_nbytes, map(int, children)))
+
+
 _running: set[int] = set()
 """Ids of processes that this one has started and not reaped."""
 

@@ -2,9 +2,12 @@
 
 1. `Sandboxes.run` finds or makes the sandbox. Calls of one sandbox take turns.
 2. A call runs Python in the interpreter of the sandbox, or a shell in a start of its own. Both see the same work
-   directory. While a call runs, the disk space of the directory is watched.
-3. Files that the call has changed are copied and handed out.
-4. A sandbox ends by name, with its connection, or after `agent.idle_s` without a call. Its processes are killed, then
+   directory.
+3. The directory is counted while a call runs, at the end of each call, and between calls, as threads of Python go on.
+   Too many bytes or files cost the sandbox its processes and its files. `Sandboxes.guard` watches the free space of
+   the disk, which files that are deleted and held open take as well.
+4. Files that the call has changed are copied and handed out.
+5. A sandbox ends by name, with its connection, or after `agent.idle_s` without a call. Its processes are killed, then
    the work directory is removed.
 """
 
@@ -12,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Hashable
@@ -33,22 +38,26 @@ from ipc.wire.tools import (
     SurfaceResult,
     close_all,
 )
-from workers.tools.files import MAX_DEPTH, MAX_ENTRIES, Refused, Snapshot, WorkDir, changed
+from workers.tools.files import Refused, Snapshot, WorkDir, changed
 from workers.tools.interpreter import Interpreter
 from workers.tools.layers import Layers
-from workers.tools.processes import Broken, Process, unbroken
+from workers.tools.processes import Broken, Process, unbroken, written_nbytes
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOOK_EVERY_S = 0.5
-"""Pause between two looks at the disk space of a running call."""
+"""Pause between two looks at the work directory of a running call, and at the free space of the disk."""
+_LOOKING_SHARE = 10
+"""PERF: a pause is at least so many times as long as the look before."""
+GUARD_ROUNDS = 10
+"""Looks at the disk for one look at the directories of sandboxes without a call."""
 MAX_COMMAND_NBYTES = 100 << 10
 """Longest text of a shell; the kernel takes 128 KiB."""
 MAX_SHELL_CHARS = 1 << 20
 _QUICK_ENTRIES = 200
 """PERF: so many entries are looked at on the event loop, more of them in a thread."""
-_NOTHING = Snapshot({}, 0, True)
+_NOTHING = Snapshot({}, 0, "")
 
 
 class Outcome(NamedTuple):
@@ -76,28 +85,33 @@ class Sandbox:
     def __init__(self, layers: Layers, directory: WorkDir) -> None:
         self._layers, self._dir = layers, directory
         self._interpreter: Interpreter | None = None
+        self._shell_at_work: Process | None = None
         self._next_shell: Process | None = None
         self._before = _NOTHING
-        self._failed_files = ""
+        self._failed_files = self._stopped = ""
+        self._is_seen = True
         self._turn = asyncio.Lock()
         self.used_at = time.monotonic()
         self.users = 0
         """Calls and copies that run or wait."""
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for the calls before this one."""
+    async def turn(self, used: bool = True) -> AsyncIterator[None]:
+        """Wait for the calls before this one. Without `used` the sandbox stays as idle as it was."""
         self.users += 1
         try:
             async with self._turn:
                 yield
         finally:
             self.users -= 1
-            self.used_at = time.monotonic()
+            self.used_at = time.monotonic() if used else self.used_at
 
     async def put(self, fd: int, path: str) -> None:
         """Copy a file into the work directory; a failure is told by the next call."""
+        limit = self._layers.config.max_workdir_bytes
         try:
+            if self._before.used_nbytes + os.fstat(fd).st_size > limit:
+                raise OSError(0, f"more than agent.max_workdir_bytes, {limit}, in the work directory")
             await _in_thread(self._dir.put, fd, path)
         except (OSError, Refused) as error:
             reason = getattr(error, "strerror", None) or "no plain relative path to a file"
@@ -107,6 +121,7 @@ class Sandbox:
 
     async def run(self, call: Call) -> Outcome:
         """Run a call in its turn. Raises `Broken`."""
+        await self._require_fit()
         if self._failed_files:
             failed, self._failed_files = self._failed_files, ""
             raise Broken(failed)
@@ -115,8 +130,17 @@ class Sandbox:
             return Outcome(ResetResult("success"), [], [], 0)
         result: Result = SurfaceResult("success")
         if isinstance(call, PythonCall | ShellCall):
-            result = await self._watched(call)
+            self._is_seen = False
+            try:
+                result = await self._watched(call)
+            except Broken:
+                await self._require_fit()
+                raise
         after = await self._look()
+        if not self._stopped:
+            self._judge(after)
+        await self._require_fit()
+        self._is_seen = True
         paths = changed(self._before, after, call.outputs)
         self._before = after
         if not paths:
@@ -126,39 +150,100 @@ class Sandbox:
         )
 
     async def _look(self) -> Snapshot:
-        quick = self._dir.look(_QUICK_ENTRIES)
-        return quick if quick.complete else await _in_thread(self._dir.look)
+        quick = self._dir.look(min(_QUICK_ENTRIES, self._layers.config.max_workdir_files))
+        return await self._slow_look() if quick.unseen else quick
+
+    async def _slow_look(self) -> Snapshot:
+        return await _in_thread(self._dir.look, self._layers.config.max_workdir_files)
+
+    def _judge(self, seen: Snapshot) -> None:
+        """Stop the sandbox if the work directory takes more than the settings allow, or cannot be counted."""
+        config = self._layers.config
+        if seen.used_nbytes > config.max_workdir_bytes:
+            wrong = (
+                f"takes {seen.used_nbytes} bytes, agent.max_workdir_bytes allows {config.max_workdir_bytes}"
+            )
+        elif seen.unseen:
+            wrong = seen.unseen
+        else:
+            return
+        self.stop(f"the work directory {wrong}")
+
+    def stop(self, reason: str) -> None:
+        """Kill all processes. The files are removed before the next step, and one call is told the reason."""
+        log.warning("a sandbox is stopped: %s", reason)
+        self._stopped = reason
+        for process in self._processes():
+            process.kill()
+
+    async def _require_fit(self) -> None:
+        """End a sandbox that was stopped, and raise `Broken` with the reason."""
+        if self._stopped:
+            reason, self._stopped = self._stopped, ""
+            await unbroken(self._clear())
+            kept = "its files stay" if self._dir.shared else "its files are removed"
+            raise Broken(f"{reason}; the processes of the sandbox are ended, {kept}")
+
+    async def _clear(self) -> None:
+        await self._end_processes()
+        try:
+            await _in_thread(self._dir.empty)
+        except OSError as error:
+            log.warning("a work directory could not be emptied: %s", error.strerror)
+        self._before, self._is_seen = _NOTHING, True
+
+    def _processes(self) -> list[Process]:
+        python = None if self._interpreter is None else self._interpreter.process
+        return [each for each in (self._shell_at_work, self._next_shell, python) if each is not None]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether code of a model may write between calls: an interpreter is alive."""
+        return self._interpreter is not None
+
+    @property
+    def written_nbytes(self) -> int:
+        """Bytes that the work directory took at the last look, and that processes have written; none once stopped."""
+        if self._stopped:
+            return 0
+        written = sum(written_nbytes(each.pid) for each in self._processes() if not each.ended.done())
+        return self._before.used_nbytes + written
+
+    async def check(self) -> None:
+        """Count the work directory of a sandbox without a call; the next call is told the reason of a stop."""
+        is_quiet = self._is_seen and not self.is_busy and not self._stopped
+        if self.users or is_quiet:
+            return
+        async with self.turn(used=False):
+            if not self._stopped:
+                self._judge(await self._look())
+            self._is_seen = True
+            try:
+                await self._require_fit()
+            except Broken as error:
+                self._failed_files = str(error)
 
     async def _watched(self, call: PythonCall | ShellCall) -> Result:
-        """Run a call, and end its processes if the work directory outgrows its limit."""
+        """Run a call, and stop the sandbox if the work directory outgrows its limits."""
         task: asyncio.Task[PythonResult] | asyncio.Task[ShellResult]
         loop = asyncio.get_running_loop()
         if isinstance(call, PythonCall):
             task = loop.create_task(self._python(call))
         else:
             task = loop.create_task(self._shell(call))
-        limit = self._layers.config.max_workdir_bytes
+        pause_s = LOOK_EVERY_S
         try:
-            while not task.done():
-                await asyncio.wait([task], timeout=LOOK_EVERY_S)
-                if not task.done():
-                    self._require_room(await _in_thread(self._dir.look), limit)
-            return task.result()
-        except (asyncio.CancelledError, Broken) as error:
+            while True:
+                await asyncio.wait([task], timeout=pause_s)
+                if task.done():
+                    return task.result()
+                began = time.perf_counter()
+                self._judge(await self._slow_look())
+                pause_s = max(LOOK_EVERY_S, _LOOKING_SHARE * (time.perf_counter() - began))
+        except asyncio.CancelledError:
             task.cancel()
             await asyncio.wait([task])
-            if isinstance(error, Broken):
-                await self._end_interpreter()
             raise
-
-    def _require_room(self, seen: Snapshot, limit: int) -> None:
-        """Raise `Broken` if the work directory takes more than `limit` bytes, or has more than can be counted."""
-        if seen.used_nbytes > limit:
-            raise Broken(f"the work directory takes {seen.used_nbytes} bytes, {limit} are allowed")
-        if not seen.complete:
-            raise Broken(
-                f"the work directory has over {MAX_ENTRIES} entries, {MAX_DEPTH} levels, or folders that are closed"
-            )
 
     async def _python(self, call: PythonCall) -> PythonResult:
         if self._interpreter is not None and not self._interpreter.alive:
@@ -177,6 +262,7 @@ class Sandbox:
         process, self._next_shell = self._next_shell, None
         if process is None or process.ended.done():
             process = self._start_shell()
+        self._shell_at_work = process
         process.stdout.limit = process.stderr.limit = 4 * chars
         try:
             with contextlib.suppress(OSError):
@@ -190,6 +276,7 @@ class Sandbox:
             _require_start(process, stderr)
         finally:
             await process.end()
+            self._shell_at_work = None
         with contextlib.suppress(Broken):
             # A start that fails is the next call's to tell; this one has its result.
             self._next_shell = self._start_shell()
@@ -256,6 +343,7 @@ class Sandboxes:
         """Work directories are made below `root`, or are the one that `agent.workdir` names."""
         self._config, self._layers, self._root = config, layers, root
         self._found: dict[tuple[Hashable, str], Sandbox] = {}
+        self._disk = Path(config.workdir) if config.workdir else root
         self._order = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -280,6 +368,38 @@ class Sandboxes:
             return WorkDir(self._root / secrets.token_hex(12), shared=False)
         except OSError as error:
             raise Broken(f"the work directory cannot be made: {error.strerror}") from error
+
+    def require_disk(self) -> None:
+        """Raise `Broken` if the disk of the work directories is almost full."""
+        found = os.statvfs(self._disk)
+        free, least = found.f_bavail * found.f_frsize, self._config.min_free_disk_bytes
+        if free < least:
+            raise Broken(
+                f"the disk of the work directories has {free} bytes free, agent.min_free_disk_bytes asks for {least}"
+            )
+
+    async def guard(self) -> None:
+        """Watch the disk for ever, and from time to time the sandboxes without a call."""
+        for number in itertools.count():
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                await self.keep_free()
+                if number % GUARD_ROUNDS == 0:
+                    for sandbox in list(self._found.values()):
+                        await sandbox.check()
+            except OSError as error:
+                log.warning("the work directories cannot be watched: %s", error.strerror)
+
+    async def keep_free(self) -> None:
+        """Stop the sandbox that has written most if the disk is almost full."""
+        try:
+            self.require_disk()
+        except Broken as error:
+            written = {each: each.written_nbytes for each in self._found.values()}
+            most = max(written, key=written.__getitem__, default=None)
+            if most is not None and written[most]:
+                most.stop(str(error))
+                await most.check()
 
     async def _make_room(self) -> None:
         """End the sandbox that was idle for longest if there are too many. Raises `Broken` if all are in use."""

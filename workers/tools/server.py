@@ -160,9 +160,11 @@ class ToolServer:
 
     async def serve(self) -> None:
         """Run until `stop`."""
-        sweeping = asyncio.get_running_loop().create_task(self._sweep())
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(work) for work in (self._sweep(), self.sandboxes.guard())]
         await self._stopping.wait()
-        sweeping.cancel()
+        for each in tasks:
+            each.cancel()
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -217,7 +219,9 @@ class ToolServer:
             self._metrics.seconds.labels(tool).observe(time.monotonic() - began)
 
     def _require(self, call: Call) -> None:
-        """Raise `Broken` for a tool that the settings do not enable."""
+        """Raise `Broken` for a tool that the settings do not enable, and for code while the disk is almost full."""
+        if isinstance(call, PythonCall | ShellCall):
+            self.sandboxes.require_disk()
         if isinstance(call, PythonCall) and not self._config.code_execution:
             raise Broken("agent.code_execution is off")
         if isinstance(call, ShellCall) and not self._config.shell:

@@ -47,10 +47,10 @@ def test_a_path_that_leaves_the_directory_or_is_no_plain_name_is_refused(path: s
 def test_changes_are_new_and_different_files_with_the_wanted_ones_first(work: WorkDir) -> None:
     for name in ("a.txt", "b.txt", "c.txt"):
         (work.path / name).write_text(name)
-    before = work.look()
+    before = work.look(1000)
     (work.path / "b.txt").write_text("other")
     (work.path / "d.txt").write_text("new")
-    assert changed(before, work.look(), [Wanted("./z.png"), Wanted("a.txt")]) == [
+    assert changed(before, work.look(1000), [Wanted("./z.png"), Wanted("a.txt")]) == [
         "z.png",
         "a.txt",
         "b.txt",
@@ -61,16 +61,47 @@ def test_changes_are_new_and_different_files_with_the_wanted_ones_first(work: Wo
 def test_a_look_ends_at_its_number_of_entries(work: WorkDir) -> None:
     for number in range(30):
         (work.path / f"{number}.txt").touch()
-    assert (work.look(10).complete, len(work.look(10).files)) == (False, 10)
-    assert (work.look().complete, len(work.look().files)) == (True, 30)
+    seen = work.look(10)
+    assert (seen.unseen, len(seen.files)) == (
+        "has more than 10 files and folders (agent.max_workdir_files)",
+        10,
+    )
+    assert (work.look(1000).unseen, len(work.look(1000).files)) == ("", 30)
 
 
 def test_space_counts_hidden_and_left_out_files_as_well(work: WorkDir) -> None:
     (work.path / ".hidden").mkdir()
     (work.path / ".hidden" / "big.bin").write_bytes(bytes(1 << 20))
-    seen = work.look()
+    seen = work.look(1000)
     assert seen.files == {}
     assert seen.used_nbytes >= 1 << 20
+
+
+def test_a_file_with_several_links_takes_its_space_once_and_a_sparse_one_what_is_written(
+    work: WorkDir,
+) -> None:
+    (work.path / "one").write_bytes(bytes(1 << 20))
+    for number in range(5):
+        os.link(work.path / "one", work.path / f"link-{number}")
+    with (work.path / "sparse").open("wb") as file:
+        file.truncate(100 << 20)
+    assert 1 << 20 <= work.look(1000).used_nbytes < 2 << 20
+
+
+def test_an_emptied_directory_can_be_used_again_and_a_shared_one_keeps_its_files(tmp_path: Path) -> None:
+    for shared in (False, True):
+        (tmp_path / "work").mkdir(exist_ok=shared)
+        work = WorkDir(tmp_path / f"{shared}", shared=shared)
+        (work.path / "closed" / "inner").mkdir(parents=True)
+        (work.path / "closed").chmod(0)
+        work.path.chmod(0)
+        work.empty()
+        work.path.chmod(0o700)
+        assert (work.path / "closed").exists() == shared
+        (work.path / "new").touch()
+        assert "new" in work.look(1000).files
+        (work.path / "closed").exists() and (work.path / "closed").chmod(0o700)
+        work.close()
 
 
 def test_files_are_produced_within_the_bytes_of_a_call(
@@ -97,7 +128,7 @@ def test_a_folder_that_became_a_link_is_not_followed(work: WorkDir, tmp_path: Pa
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "secret.txt").write_text("secret")
     (work.path / "folder").symlink_to(tmp_path / "outside")
-    assert work.look().files == {}
+    assert work.look(1000).files == {}
     assert work.produce(["folder/secret.txt"])[0] == [Produced("folder/secret.txt", 0, "not_produced")]
 
 
@@ -112,10 +143,10 @@ def test_a_look_has_few_descriptors_open_however_many_folders_there_are(work: Wo
 
 
 def test_a_look_that_cannot_see_everything_says_so(work: WorkDir) -> None:
-    assert work.look().complete
+    assert not work.look(1000).unseen
     deep = work.path.joinpath(*["d"] * (files.MAX_DEPTH + 1))
     deep.mkdir(parents=True)
-    assert not work.look().complete
+    assert work.look(1000).unseen == "has more than 32 levels of folders"
 
 
 def test_copies_need_no_access_to_the_folder_above(work: WorkDir) -> None:
