@@ -348,6 +348,8 @@ class Lifespan:
         await self._services.background.end(self._services.drain)
         for task in self._tasks:
             task.cancel()
+        if self._services.agent is not None:
+            await self._services.agent.close()
         if self._services.state is not None:
             self._services.state.end()
         if self._keeper is not None:

@@ -66,6 +66,7 @@ FLAGS = {
     "agent.max_procs": "--sb-max-procs",
     "agent.permission": "--agent-permission",
     "agent.max_tool_rounds": "--max-tool-rounds",
+    "agent.tool_dispatch_url": "--tool-dispatch-url",
 }
 """Settings that have a flag of their own."""
 
@@ -399,11 +400,18 @@ class Agent(Section, frozen=True):
     permission: Literal["auto", "ask", "deny"] = "auto"
     max_tool_rounds: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 256
     open_without_keys: bool = False
+    tool_dispatch_url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s/][^\s]*)?$")] = ""
+    tool_dispatch_timeout_s: Seconds = 60.0
 
     @property
     def has_tools(self) -> bool:
         """Whether the server needs a tool host."""
         return self.code_execution or self.shell
+
+    @property
+    def acts(self) -> bool:
+        """Whether calls of models have effects: in the tool host, or behind the dispatch URL."""
+        return self.has_tools or bool(self.tool_dispatch_url)
 
 
 class Settings(Section, frozen=True):

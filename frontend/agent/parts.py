@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from frontend.agent.host import ToolHost
+from frontend.agent.outside import Backend, Dispatch
+from frontend.agent.tools import EXTERNAL
 from frontend.generation.hosted import CODE, SHELL, Offer
 from frontend.state.approvals import ApprovalStore
 from frontend.state.files import FileStore
@@ -16,7 +19,10 @@ from ipc.settings import Agent
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What runs need of this server, and what the server offers."""
+    """What runs need of this server, and what the server offers.
+
+    `backends` run the tools of other programs, by the source of a tool.
+    """
 
     offer: Offer
     host: ToolHost
@@ -24,6 +30,12 @@ class Parts:
     skills: SkillStore
     sessions: SessionStore
     approvals: ApprovalStore
+    backends: Mapping[str, Backend] = field(default_factory=dict)
+
+    async def close(self) -> None:
+        """Close what the backends hold open."""
+        for backend in self.backends.values():
+            await backend.close()
 
 
 def parts_of(agent: Agent, state: State, host: ToolHost, max_file_nbytes: int) -> Parts:
@@ -38,5 +50,9 @@ def parts_of(agent: Agent, state: State, host: ToolHost, max_file_nbytes: int) -
         agent.shell_timeout_s,
         has_network=agent.sandbox == "off" or agent.sandbox_network == "full",
         max_file_nbytes=max_file_nbytes,
+        dispatches=bool(agent.tool_dispatch_url),
     )
-    return Parts(offer, host, state.files, state.skills, state.sessions, state.approvals)
+    backends: dict[str, Backend] = {}
+    if agent.tool_dispatch_url:
+        backends[EXTERNAL] = Dispatch(agent.tool_dispatch_url, agent.tool_dispatch_timeout_s)
+    return Parts(offer, host, state.files, state.skills, state.sessions, state.approvals, backends)

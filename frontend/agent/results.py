@@ -16,7 +16,7 @@ import orjson
 from frontend.agent.tools import Tool
 from ipc.wire.tools import PythonResult, ShellResult
 
-DENIED, ERROR, SUCCESS = "denied", "error", "success"
+DENIED, ERROR, FAILED, SUCCESS = "denied", "error", "failed", "success"
 Data = dict[str, Any]
 
 
@@ -24,7 +24,7 @@ Data = dict[str, Any]
 class Answer:
     """`text` is what the model reads; `data` completes the progress event; `content` stands in the record.
 
-    `images` are figures as base64 of PNG. `status` is success, error, timeout or denied.
+    `images` are figures as base64 of PNG. `status` is success, error, timeout, denied or failed.
     """
 
     text: str
@@ -99,8 +99,17 @@ def surfaced(files: Sequence[Data], arguments: Any) -> Answer:
 
 def content(value: Data) -> Answer:
     """The answer of a tool whose result is JSON, with an `error` where the tool failed."""
-    text, status = _json(value), ERROR if "error" in value else SUCCESS
+    return said(_json(value), ERROR if "error" in value else SUCCESS)
+
+
+def said(text: str, status: str = SUCCESS) -> Answer:
+    """The answer of a tool whose result is a text."""
     return Answer(text, {"tool_type": "custom", "content": text}, text, status=status)
+
+
+def failed(tool: Tool, reason: str) -> Answer:
+    """The answer of a tool of another program that gave none; `reason` is for the model too."""
+    return said(_json({"error": reason, "tool": tool.name, "status": FAILED}), FAILED)
 
 
 def refused(tool: Tool, status: str, reason: str, commands: Sequence[str] | None = None) -> Answer:
@@ -113,7 +122,7 @@ def refused(tool: Tool, status: str, reason: str, commands: Sequence[str] | None
         told = {"stderr": reason, "status": status, "timed_out": False}
         given = {} if commands is None else {"commands": list(commands)}
         return Answer(text, {"tool_type": tool.tool_type, **given, **told}, _json(told), status=status)
-    return Answer(text, {"tool_type": tool.tool_type, "content": text}, text, status=status)
+    return said(text, status)
 
 
 def record(round_: int, name: str, arguments: str, answer: Answer, file_ids: Sequence[str]) -> Data:

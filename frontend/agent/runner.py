@@ -26,7 +26,7 @@ from frontend.agent import results, tools
 from frontend.agent.loop import Loop, Message, spliced
 from frontend.agent.parts import Parts
 from frontend.agent.results import Answer
-from frontend.agent.tools import TOOLS, Tool
+from frontend.agent.tools import BuiltIn, Tool
 from frontend.agent.workplace import Workplace, sandbox_of
 from frontend.engine.events import Asked, Called, Calling, Completed, Event, Generation, Produced, Session
 from frontend.generation import running as generation
@@ -90,6 +90,7 @@ class AgentRun(Generation):
         self._has_deadline = req.get_header("X-Request-Timeout") is not None
         self._stack, self._opened = AsyncExitStack(), AsyncExitStack()
         self._session = ""
+        self._tools: dict[str, Tool] = {}
         self._loop: Loop
         self._place: Workplace
         self._first: Generation | None = None
@@ -108,7 +109,8 @@ class AgentRun(Generation):
         self._stack.callback(self._place.close)
         self._place.files = await self._files_of(kept)
         note = await self._place.prepare()
-        self._loop = Loop(call, messages, note, tools.names_of(plan), plan.max_rounds)
+        self._tools = tools.tools_of(plan)
+        self._loop = Loop(call, messages, note, self._tools, plan.max_rounds)
         self._events = self._run()
         self._stack.push_async_callback(self._events.aclose)
         self._stack.push_async_callback(self._opened.aclose)
@@ -194,7 +196,7 @@ class AgentRun(Generation):
     async def _calls(self, calls: Sequence[Called]) -> AsyncGenerator[list[Event], None]:
         """The calls of a round, one after another."""
         for call in calls:
-            tool, round_ = TOOLS[call.name], self._loop.round
+            tool, round_ = self._tools[call.name], self._loop.round
             data = tools.calling(tool, call.arguments)
             yield [Calling(round_, call.id, call.name, call.arguments, data)]
             denied = self._plan.permission == "deny"
@@ -210,7 +212,7 @@ class AgentRun(Generation):
                         reason = _why_not(tool, await decision)
             if reason:
                 answer, files = _denied(tool, call, reason), list[File]()
-                self._services.recorder.agent_call(tool.name, answer.status, None)
+                self._services.recorder.agent_call(tool.metric, answer.status, None)
             else:
                 async with self._in_time():
                     answer, files = await self._result(tool, call, round_)
@@ -246,15 +248,18 @@ class AgentRun(Generation):
 
     async def _result(self, tool: Tool, call: Called, round_: int) -> tuple[Answer, list[File]]:
         """What a call gives; the call is counted."""
-        began, outcome = time.perf_counter(), "failed"
+        began, outcome, files = time.perf_counter(), "failed", list[File]()
         try:
-            answer, files = await self._place.run(tool, call.arguments, round_)
+            if isinstance(tool, BuiltIn):
+                answer, files = await self._place.run(tool, call.arguments, round_)
+            else:
+                answer = await self._parts.backends[tool.source].run(tool, call.arguments)
             outcome = answer.status
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
         finally:
-            self._services.recorder.agent_call(tool.name, outcome, time.perf_counter() - began)
+            self._services.recorder.agent_call(tool.metric, outcome, time.perf_counter() - began)
         return answer, files
 
     async def _is_remembered(self) -> bool:

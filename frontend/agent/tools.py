@@ -1,8 +1,9 @@
 """The tools of this server: names, schemas, labels, and what a call of each is given.
 
 1. A request is offered the tools of its features (`CODE`, `SHELL`, `FILES`), each as a strict function.
-2. `arguments_of` reads the arguments of a call. Arguments that break the schema are an error that the model reads.
-3. `calling` is the data of the progress event before a call, `recorded` the arguments of the call's record.
+2. `tools_of` says which tools run here for a request: built-in ones, and those of other programs (`outside.py`).
+3. `arguments_of` reads the arguments of a call. Arguments that break the schema are an error that the model reads.
+4. `calling` is the data of the progress event before a call, `recorded` the arguments of the call's record.
 
 The names begin with `PREFIX`, which no function of a client may have.
 """
@@ -10,7 +11,7 @@ The names begin with `PREFIX`, which no function of a client may have.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -24,6 +25,8 @@ from frontend.http.fields import mismatch_of
 from ipc.errors import InvalidInput
 
 PREFIX = "mistralrs_"
+BUILT_IN, EXTERNAL = "built_in", "external"
+"""Sources of tools: this server, the operator's dispatch URL."""
 MAX_OUTPUTS = 64
 MAX_COMMANDS = 256
 MAX_SLICE = 65536
@@ -80,22 +83,34 @@ Arguments = NoArguments | PythonArguments | ShellArguments | SurfaceArguments | 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool. `tool_type` stands in progress events, `kind` and `label` in requests for approval."""
+    """One tool. `tool_type` stands in progress events; `source`, `kind` and `label` in requests for approval."""
 
     name: str
-    feature: str
     tool_type: str
     kind: str
     label: str
-    description: str
-    properties: dict[str, Any]
-    required: list[str]
-    arguments: type[Arguments]
+    source: str = field(default=BUILT_IN, kw_only=True)
 
     @property
     def approval(self) -> dict[str, str]:
         """The tool as a request for approval names the tool."""
-        return {"source": "built_in", "kind": self.kind, "label": self.label}
+        return {"source": self.source, "kind": self.kind, "label": self.label}
+
+    @property
+    def metric(self) -> str:
+        """The tool as metrics name the tool: names of other programs are no labels."""
+        return self.name if self.source == BUILT_IN else self.source
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn(Tool):
+    """A tool of this server, for requests with `feature`; `properties` and `required` are of its JSON schema."""
+
+    feature: str
+    description: str
+    properties: dict[str, Any]
+    required: list[str]
+    arguments: type[Arguments]
 
 
 _OUTPUT = {
@@ -112,35 +127,35 @@ _WHOLE = {"type": "integer", "minimum": 0}
 TOOLS = {
     tool.name: tool
     for tool in (
-        Tool(
+        BuiltIn(
             f"{PREFIX}execute_python",
-            CODE,
             "code_execution",
             "code_execution",
             "Python code",
+            CODE,
             "Run Python code in an interpreter that keeps its variables between calls. Print what you want to read. "
             "Files that the code writes into its work directory go to the user.",
             {"code": {"type": "string", "description": "The code."}, "outputs": _OUTPUTS},
             ["code"],
             PythonArguments,
         ),
-        Tool(
+        BuiltIn(
             f"{PREFIX}reset_python_session",
-            CODE,
             "code_execution",
             "code_execution",
             "Python code",
+            CODE,
             "Begin with a new Python interpreter without variables. Files stay.",
             {},
             [],
             NoArguments,
         ),
-        Tool(
+        BuiltIn(
             f"{PREFIX}shell",
-            SHELL,
             "shell",
             "shell",
             "Shell command",
+            SHELL,
             "Run commands in a shell, one after another, in the work directory. Files that they write go to the user.",
             {
                 "commands": {"type": "array", "items": {"type": "string"}, "minItems": 1},
@@ -159,23 +174,23 @@ TOOLS = {
             ["commands"],
             ShellArguments,
         ),
-        Tool(
+        BuiltIn(
             f"{PREFIX}surface_outputs",
-            SHELL,
             "custom",
             "file",
             "File outputs",
+            SHELL,
             "Give files of the work directory to the user, also those of earlier calls.",
             {"outputs": {**_OUTPUTS, "minItems": 1}},
             ["outputs"],
             SurfaceArguments,
         ),
-        Tool(
+        BuiltIn(
             f"{PREFIX}read_file",
-            FILES,
             "custom",
             "file",
             "File access",
+            FILES,
             f"Read text of a file by its id, at most {MAX_SLICE} characters at once.",
             {
                 "file_id": {"type": "string"},
@@ -185,12 +200,12 @@ TOOLS = {
             ["file_id"],
             ReadArguments,
         ),
-        Tool(
+        BuiltIn(
             f"{PREFIX}list_files",
-            FILES,
             "custom",
             "file",
             "File access",
+            FILES,
             "List the files of this conversation.",
             {},
             [],
@@ -202,10 +217,17 @@ EXECUTE, RESET, SHELL_TOOL, SURFACE, READ, LIST = TOOLS
 """The names."""
 
 
-def names_of(plan: AgentPlan) -> set[str]:
-    """The tools that run for a request. Whoever may run or bring files may read files."""
+def tools_of(plan: AgentPlan) -> dict[str, Tool]:
+    """The tools that run here for a request, by their names."""
+    found: dict[str, Tool] = {tool.name: tool for tool in _built_in(plan)}
+    found |= {name: Tool(name, "custom", EXTERNAL, name, source=EXTERNAL) for name in plan.dispatched}
+    return found
+
+
+def _built_in(plan: AgentPlan) -> list[BuiltIn]:
+    """The tools of the features of a request. Whoever may run or bring files may read files."""
     wanted = {*plan.features, FILES} if plan.features else set()
-    return {tool.name for tool in TOOLS.values() if tool.feature in wanted}
+    return [tool for tool in TOOLS.values() if tool.feature in wanted]
 
 
 def with_own(functions: Sequence[Function], plan: AgentPlan | None) -> list[Function]:
@@ -216,12 +238,12 @@ def with_own(functions: Sequence[Function], plan: AgentPlan | None) -> list[Func
     for function in functions:
         if function.name in TOOLS:
             raise InvalidField("tools", f"{function.name!a} is the name of a tool of this server")
-    names = set() if plan is None else names_of(plan)
-    requested = () if plan is None else plan.requested
-    return [*functions, *(_function(tool, requested) for tool in TOOLS.values() if tool.name in names)]
+    if plan is None:
+        return [*functions]
+    return [*functions, *(_function(tool, plan.requested) for tool in _built_in(plan))]
 
 
-def _function(tool: Tool, requested: Sequence[dict[str, Any]]) -> Function:
+def _function(tool: BuiltIn, requested: Sequence[dict[str, Any]]) -> Function:
     text = tool.description
     if requested and tool.name in (EXECUTE, SHELL_TOOL):
         names = ", ".join(_named(each) for each in requested)
@@ -241,7 +263,7 @@ def _named(requested: dict[str, Any]) -> str:
     return f"{requested['name']} ({hint})" if hint else str(requested["name"])
 
 
-def arguments_of(tool: Tool, text: str) -> Arguments:
+def arguments_of(tool: BuiltIn, text: str) -> Arguments:
     """The arguments of a call. Raises `InvalidInput` with a text for the model."""
     try:
         return msgspec.json.decode(text or "{}", type=tool.arguments)

@@ -24,7 +24,7 @@ from uuid import uuid4
 from frontend.agent import results, tools
 from frontend.agent.host import ProducedFile, ToolHost
 from frontend.agent.results import Answer
-from frontend.agent.tools import Tool
+from frontend.agent.tools import BuiltIn, Tool
 from frontend.generation.errors import InvalidField
 from frontend.generation.hosted import CODE, SHELL, AgentPlan, InputFile, SkillUse
 from frontend.state.content import in_thread
@@ -182,7 +182,7 @@ class Workplace:
                     os.close(fd)
         self._skills = []
 
-    async def run(self, tool: Tool, text: str, round_: int) -> tuple[Answer, list[File]]:
+    async def run(self, tool: BuiltIn, text: str, round_: int) -> tuple[Answer, list[File]]:
         """Run a call with these arguments; its answer, and the files that the call has made."""
         if round_ != self._round:
             self._round, self._index = round_, 0

@@ -72,10 +72,10 @@ def require_keys_for_tools(config: settings.Settings) -> None:
         or is_loopback(bind.rpartition(":")[0].strip("[]"))
         or bind.startswith("localhost:")
     )
-    if config.agent.has_tools and not (local or config.server.keys_file or config.agent.open_without_keys):
+    if config.agent.acts and not (local or config.server.keys_file or config.agent.open_without_keys):
         raise ConfigError(
             f"server.bind = {bind}: tools are enabled and server.keys_file is empty, so whoever reaches the address "
-            "could run code on this machine: set server.keys_file, bind a loopback address, or set "
+            "could run tools of this machine: set server.keys_file, bind a loopback address, or set "
             "agent.open_without_keys"
         )
 

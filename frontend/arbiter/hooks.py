@@ -154,10 +154,8 @@ def on_starting(server: Any) -> None:
         log.critical("%s", error.message)
         raise SystemExit(EXIT_CONFIG) from error
     log.info("Penstock %s starts in %s", VERSION, config.paths.root)
-    if config.agent.has_tools and not config.server.keys_file:
-        log.warning(
-            "tools are on and server.keys_file is empty: every program of this machine may run code here"
-        )
+    if config.agent.acts and not config.server.keys_file:
+        log.warning("tools are on and server.keys_file is empty: every program of this machine may run them")
     for name in sweep.sweep(config.paths):
         log.info("removed %s, left by an earlier run", name)
     try:

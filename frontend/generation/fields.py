@@ -28,6 +28,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
+from frontend.generation.conversation import Function
 from frontend.generation.errors import InvalidField, shown
 from frontend.generation.hosted import CODE, PERMISSIONS, SHELL, AgentPlan, Hosted
 from frontend.http.fields import one_of
@@ -342,11 +343,11 @@ class HostedFields(SamplingFields, kw_only=True):
             if not (value is None or value is False or value == []):
                 raise InvalidField(name, reason)
 
-    def plan(self, hosted: Hosted, streams: bool) -> AgentPlan | None:
+    def plan(self, hosted: Hosted, streams: bool, functions: Sequence[Function]) -> AgentPlan | None:
         """How tools of this server run for the request; None where none do.
 
-        `hosted` has what messages and tools ask for. Raises `InvalidField` for a feature that this server does not
-        offer, and for a permission that cannot hold.
+        `hosted` has what messages and tools ask for, `functions` are those of the client. Raises `InvalidField` for a
+        feature that this server does not offer, and for a permission that cannot hold.
         """
         for name, feature in (("enable_shell", SHELL), ("enable_code_execution", CODE)):
             if getattr(self, name) not in (None, False):
@@ -361,6 +362,7 @@ class HostedFields(SamplingFields, kw_only=True):
             session_id=self.session_id,
             requested=self.files,
             streams=streams,
+            functions=[function.name for function in functions],
         )
 
 

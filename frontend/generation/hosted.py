@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ class Offer:
 
     `takes_files`: files of messages are inputs of a run, each with at most `max_file_nbytes`. `has_network`: tools
     reach more than themselves.
+    `dispatches`: functions of clients run at the operator's dispatch URL.
     """
 
     features: frozenset[str] = frozenset()
@@ -48,6 +49,7 @@ class Offer:
     shell_timeout_s: float = 600.0
     has_network: bool = False
     max_file_nbytes: int = 64 << 20
+    dispatches: bool = False
 
 
 NOTHING = Offer()
@@ -82,6 +84,7 @@ class AgentPlan:
 
     `requested` are the files that the client expects, each with `name` and, where given, `format` and `description`.
     `container` is the container of the files that are made. `session_id` is empty where the request names none.
+    `dispatched` names the functions of the client that run at the dispatch URL.
     """
 
     offer: Offer
@@ -93,6 +96,7 @@ class AgentPlan:
     inputs: tuple[InputFile, ...] = ()
     skills: tuple[SkillUse, ...] = ()
     container: str = ""
+    dispatched: tuple[str, ...] = ()
 
 
 def refused(feature: str, what: str, where: str) -> InvalidField:
@@ -215,18 +219,20 @@ class Hosted:
         session_id: str | None,
         requested: list[Any] | None,
         streams: bool,
+        functions: Sequence[str],
     ) -> AgentPlan | None:
         """The plan of the request; None where nothing of the request runs here. Raises `InvalidField`.
 
-        The arguments are fields of the request. A permission of `ask` needs a stream.
+        The arguments are fields of the request, and the names of its functions. A permission of `ask` needs a stream.
         """
         if max_rounds is not None and not (0 <= max_rounds < 1 << 31):
             raise InvalidField("max_tool_rounds", "expected a whole number from 0")
         rounds = self.offer.max_rounds if max_rounds is None else max_rounds
         if self.inputs:
             self.features.add(FILES)
-        runs = bool(self.features or max_rounds)
-        if max_rounds and not (self.offer.features or self.inputs):
+        dispatched = tuple(functions) if self.offer.dispatches and rounds else ()
+        runs = bool(self.features or max_rounds or dispatched)
+        if max_rounds and not (self.offer.features or self.inputs or self.offer.dispatches):
             text = "this server runs no tools: use 0, and run the calls in the client, or start the server with --agent"
             raise InvalidField("max_tool_rounds", text)
         files = _requested(requested)
@@ -250,6 +256,7 @@ class Hosted:
             tuple(files),
             tuple(self.inputs),
             tuple(self.skills),
+            dispatched=dispatched,
         )
 
 

@@ -218,7 +218,7 @@ def parse(body: bytes, limits: Limits, offer: Offer = NOTHING) -> ChatPlan:
     hosted = Hosted(offer)
     functions = functions_of(request.tools, _HINTS, hosted)
     messages = messages_of(request.messages, limits, hosted)
-    agent = request.plan(hosted, streams)
+    agent = request.plan(hosted, streams, functions)
     call = _call(request, with_own(functions, agent), [function.name for function in functions], messages)
     return ChatPlan(request.model, call, streams, usage, agent)
 

@@ -263,7 +263,7 @@ def _planned(request: MessagesRequest, limits: Limits, offer: Offer, *, streams:
     hosted = Hosted(offer)
     _add_skills(hosted, request.container)
     messages, functions = _messages(request, limits, hosted), _functions(request, hosted)
-    plan = request.plan(hosted, streams)
+    plan = request.plan(hosted, streams, functions or ())
     return MessagesPlan(
         request.model, _call(request, messages, _tool_use(request, functions, plan)), streams, plan
     )

@@ -290,7 +290,7 @@ class ResponsePlan:
         turns = Turns(talk, hosted)
         turns.add(history, "previous_response_id", is_past=True)
         turns.add(self.items, "input", is_past=False)
-        agent = in_container(self.request.plan(hosted, self.streams), container_of(self.id))
+        agent = in_container(self.request.plan(hosted, self.streams, self.functions), container_of(self.id))
         tools = _tool_use(self.request, self.functions, agent)
         call = msgspec.structs.replace(self.call, messages=_with_one_beginning(talk.finished()), tools=tools)
         return call, agent
