@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -19,6 +20,7 @@ from ipc.processes.paths import TOOLS
 from ipc.wire.tools import PythonCall, PythonResult, ResetCall, ShellCall, ShellResult, close_all
 from tests.conformance.required_tool import required_tool
 from tests.fakes.tool_host import until
+from tests.harness.sandboxes import found_layers
 from tests.harness.server import eventually, serving, wait_until
 from tests.harness.tool_host import HostProcess, client, gone, tool_host
 
@@ -69,6 +71,7 @@ def test_the_death_of_the_host_fails_its_calls_once_and_ends_all_their_processes
                     await call
             host.process.wait()
             await until(lambda: gone(below))
+            assert not has_mounts(host.paths.tools_work())
             host.start()
             await until(lambda: tools.ready is not None)
             done, _ = await tools.run("a", ShellCall(["cat marks"]), lasting=True)
@@ -77,6 +80,11 @@ def test_the_death_of_the_host_fails_its_calls_once_and_ends_all_their_processes
 
     with tool_host(tmp_path) as host:
         asyncio.run(body(host))
+
+
+def has_mounts(place: Path) -> bool:
+    """Whether a file system is mounted at `place` or below."""
+    return str(place) in Path("/proc/self/mounts").read_text()
 
 
 def running_sleeps(host: HostProcess) -> list[psutil.Process]:
@@ -208,6 +216,42 @@ def test_a_missing_layer_is_fatal_with_on_and_named_with_auto(
     assert "the sandbox lacks the layer namespaces: bubblewrap (bwrap) is not installed" in host.log
     assert host.stop() == 0
     host.assert_nothing_left()
+
+
+FORBID_NAMESPACES = """
+import os, sys
+import pyseccomp as s
+rules = s.SyscallFilter(s.ALLOW)
+rules.add_rule(s.ERRNO(1), "unshare")
+rules.add_rule(s.ERRNO(38), "clone3")
+rules.add_rule(s.ERRNO(1), "clone", s.Arg(0, s.MASKED_EQ, 0x10000000, 0x10000000))
+rules.load()
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Runs a program that the kernel refuses user namespaces, as containers and hardened machines do."""
+
+
+def test_where_namespaces_are_refused_auto_starts_and_says_so_and_on_refuses(tmp_path: Path) -> None:
+    found_layers()
+    before = [sys.executable, "-c", FORBID_NAMESPACES]
+    refusing = HostProcess(tmp_path, before, sandbox="on")
+    refusing.start()
+    assert refusing.process.wait(60) == 5
+    assert re.search(
+        r"agent.sandbox = on: layers are missing: namespaces \(bwrap: .*\); network", refusing.log
+    )
+
+    async def body(host: HostProcess) -> None:
+        async with client(host) as tools:
+            done, _ = await tools.run("a", ShellCall(["/bin/cat /etc/shadow; echo ran"]), lasting=True)
+            assert isinstance(done.result, ShellResult)
+            assert "denied" in done.result.stderr, "Landlock works without namespaces"
+            assert done.result.stdout == "ran\n"
+
+    with tool_host(tmp_path, before, sandbox="auto") as host:
+        asyncio.run(body(host))
+        assert "the sandbox lacks the layer namespaces: bwrap: " in host.log
+        assert "the sandbox lacks the layer network: needs namespaces" in host.log
 
 
 def test_a_host_ends_the_starts_that_the_one_before_has_left(tmp_path: Path) -> None:

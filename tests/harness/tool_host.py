@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -24,7 +24,8 @@ from tests.harness.server import wait_until
 class HostProcess:
     """`python -m workers.tools` with a run directory below `root`."""
 
-    def __init__(self, root: Path, **settings: object) -> None:
+    def __init__(self, root: Path, before: Sequence[str] = (), **settings: object) -> None:
+        """The arguments of the host are run by the program `before`, if there is one."""
         self.paths = RunPaths(root / "run", "t")
         chosen = {"code_execution": "true", "shell": "true"} | {name: str(v) for name, v in settings.items()}
         given = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
@@ -32,14 +33,13 @@ class HostProcess:
         given |= {"PENSTOCK_RUN__DIR": str(self.paths.root), "PENSTOCK_LOG__FORMAT": "text"}
         self._environment = starting.environment(given)
         self._log = root / "tools.log"
+        self._command = [*before, *starting.command("workers.tools")]
         self.process: subprocess.Popen[bytes]
 
     def start(self) -> None:
         """Start, without waiting."""
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                starting.command("workers.tools"), env=self._environment, stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen(self._command, env=self._environment, stdout=log, stderr=log)
 
     @property
     def log(self) -> str:
@@ -64,11 +64,11 @@ class HostProcess:
 
 
 @contextlib.contextmanager
-def tool_host(root: Path, **settings: object) -> Iterator[HostProcess]:
+def tool_host(root: Path, before: Sequence[str] = (), **settings: object) -> Iterator[HostProcess]:
     """A host that listens; afterwards it is stopped and has left nothing."""
     if settings.get("sandbox") != "off":
         required_tool("bwrap")
-    host = HostProcess(root, **settings)
+    host = HostProcess(root, before, **settings)
     host.start()
     try:
         wait_until(lambda: host.paths.tools_socket().is_socket() or host.process.poll() is not None)

@@ -1,14 +1,16 @@
 """Escapes tried from inside of a sandbox.
 
 1. With all layers none of them works, for Python and for the shell, which both start by the same program.
-2. `ALONE` has an attempt for each layer that this layer alone stops, and that works once the layer is taken away. A
-   test of the corpus so fails when its layer is missing.
+2. `ALONE` has attempts that each layer stops without any other.
+3. `TAKEN_AWAY` has an attempt for each layer that works once the layer is taken away, and SECURITY.md shows the list.
+4. Where this process is root, all of these tests run once more as an ordinary user.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 import subprocess
 import tempfile
@@ -19,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.ordinary_user import run_tests
 from tests.harness.sandboxes import Box, found_layers, in_box
 from workers.tools import layers
 from workers.tools.inner import landlock_version
@@ -238,19 +241,30 @@ def test_the_attempts_work_without_any_layer(tmp_path: Path, outside: dict[str, 
     in_box(tmp_path / "work", found_layers(sandbox="off"), body)
 
 
-@pytest.mark.parametrize(
-    ("layer", "attempt"),
-    [
-        ("seccomp", "ptrace"),
-        ("limits", "open 5000 files"),
-        ("landlock", "list the root"),
-        ("namespaces", "connect to a socket file of the server"),
-    ],
-)
+TAKEN_AWAY = {
+    "namespaces": "connect to a socket file of the server",
+    "network": "connect to a port of loopback",
+    "seccomp": "ptrace",
+    "landlock": "list the root",
+    "limits": "open 5000 files",
+    "processes": "fork 100 processes",
+}
+"""An attempt that works once the layer is taken away, while all others stay."""
+
+
+def test_the_page_of_security_tells_what_works_without_each_layer() -> None:
+    page = (Path(__file__).parents[2] / "SECURITY.md").read_text()
+    rows = re.findall(r"^\| (\w+)(?: \\\*)? \|.*\| ([^|]+) \|$", page, re.MULTILINE)
+    assert {name: attempt for name, attempt in rows if name in TAKEN_AWAY} == TAKEN_AWAY
+    assert {*TAKEN_AWAY} == {*layers.REQUIRED}
+
+
+@pytest.mark.parametrize("layer", ["namespaces", "seccomp", "landlock", "limits"])
 def test_an_attempt_works_once_its_layer_is_taken_away(
-    tmp_path: Path, outside: dict[str, str], layer: str, attempt: str
+    tmp_path: Path, outside: dict[str, str], layer: str
 ) -> None:
-    code = filled((ATTEMPTS | {"list the root": "import os; os.listdir('/')"})[attempt], outside)
+    """Tests of their own below take away the network and the limit of processes."""
+    code = filled((ATTEMPTS | {"list the root": "import os; os.listdir('/')"})[TAKEN_AWAY[layer]], outside)
 
     async def stopped(box: Box) -> None:
         assert (await box.python(code)).status == "error"
@@ -266,7 +280,7 @@ def test_an_attempt_works_once_its_layer_is_taken_away(
 def test_the_network_of_the_machine_is_reached_with_full_only(
     tmp_path: Path, outside: dict[str, str]
 ) -> None:
-    code = filled(ATTEMPTS["connect to a port of loopback"], outside)
+    code = filled(ATTEMPTS[TAKEN_AWAY["network"]], outside)
     for network, status in (("none", "error"), ("loopback", "error"), ("full", "success")):
 
         async def body(box: Box, status: str = status) -> None:
@@ -316,3 +330,24 @@ def test_an_ordinary_user_cannot_fork_beyond_the_limit(tmp_path: Path, layer: st
             near.sendall(len(command).to_bytes(4, "little") + command)
             printed, _ = process.communicate(timeout=60)
     assert (int(printed) < 100) == (layer == "processes")
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="this user is no root: the tests above have run as an ordinary user"
+)
+@pytest.mark.timeout(1200)
+def test_all_of_this_finds_nothing_as_an_ordinary_user() -> None:
+    found_layers()
+    here = Path(__file__)
+    closed = "test_closed_folders_are_removed_and_what_an_ordinary_user_cannot_count_ends_the_session"
+    emptied = "test_an_emptied_directory_can_be_used_again_and_a_shared_one_keeps_its_files"
+    run = run_tests(
+        str(here),
+        f"{here.with_name('test_sandboxes.py')}::{closed}",
+        f"{here.parents[1] / 'unit/workers/tools/test_work_dir.py'}::{emptied}",
+    )
+    if "refuses namespaces" in run.stdout:
+        pytest.skip("the kernel of this machine refuses namespaces to ordinary users")
+    assert run.returncode == 0, run.stdout
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert passed is not None and int(passed[1]) > len(ATTEMPTS), run.stdout
