@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,12 +50,16 @@ class ProducedFile(NamedTuple):
 
 
 class ToolHost:
-    """The host as a frontend sees it; `ready` is what the host offers now, None while no host is there."""
+    """The host as a frontend sees it; `ready` is what the host offers now, None while no host is there.
+
+    `since` is when the host came or went, in Unix seconds.
+    """
 
     def __init__(self, path: Path) -> None:
         """`path` is the host's socket."""
         self._path = path
         self.ready: Ready | None = None
+        self.since = time.time()
         self._link: Link | None = None
         self._waiting: dict[int, asyncio.Future[tuple[Done, list[int]]]] = {}
         self._next = 0
@@ -134,7 +139,7 @@ class ToolHost:
 
     def _receive(self, message: ToFrontend, fds: list[int]) -> None:
         if isinstance(message, Ready):
-            self.ready = message
+            self.ready, self.since = message, time.time()
             return
         future = self._waiting.get(message.id)
         if future is None or future.done():
@@ -147,6 +152,7 @@ class ToolHost:
     def _end(self, reason: str) -> None:
         if self.ready is not None:
             log.warning("the tool host is gone (%s); calls under way: %d", reason, len(self._waiting))
+            self.since = time.time()
         self.ready = self._link = None
         self._gone.set()
         for future in self._waiting.values():

@@ -25,6 +25,7 @@ from falcon.asgi import Request
 from frontend.agent import results, tools
 from frontend.agent.loop import Loop, Message, spliced
 from frontend.agent.parts import Parts
+from frontend.agent.progress import Progress
 from frontend.agent.results import Answer
 from frontend.agent.tools import BuiltIn, Tool
 from frontend.agent.workplace import Workplace, sandbox_of
@@ -71,15 +72,13 @@ def running(
 
 @asynccontextmanager
 async def _agent(run: AgentRun, call: GenerateCall) -> AsyncIterator[Generation]:
-    try:
+    async with run.ending:
         await run.begin(call)
         yield run
-    finally:
-        await run.close()
 
 
 class AgentRun(Generation):
-    """One request. `begin` comes first, `close` ends whatever is at work."""
+    """One request. `begin` comes first; the exit of `ending` ends whatever is at work."""
 
     def __init__(
         self, services: Services, req: Request, scope: RequestScope, entry: ModelEntry, plan: AgentPlan
@@ -88,7 +87,8 @@ class AgentRun(Generation):
         self._parts: Parts = services.agent
         self._owner = scope.grant.caller
         self._has_deadline = req.get_header("X-Request-Timeout") is not None
-        self._stack, self._opened = AsyncExitStack(), AsyncExitStack()
+        self.ending, self._opened = AsyncExitStack(), AsyncExitStack()
+        self._progress = Progress(services, scope, entry.id)
         self._session = ""
         self._tools: dict[str, Tool] = {}
         self._loop: Loop
@@ -106,21 +106,18 @@ class AgentRun(Generation):
         sandbox = sandbox_of(self._owner, self._session)
         parts, plan = self._parts, self._plan
         self._place = Workplace(parts.host, parts.files, parts.skills, self._owner, plan, sandbox, turn)
-        self._stack.callback(self._place.close)
+        self.ending.callback(self._place.close)
         self._place.files = await self._files_of(kept)
         note = await self._place.prepare()
         self._tools = tools.tools_of(plan)
         self._loop = Loop(call, messages, note, self._tools, plan.max_rounds)
+        self.ending.enter_context(self._progress)
         self._events = self._run()
-        self._stack.push_async_callback(self._events.aclose)
-        self._stack.push_async_callback(self._opened.aclose)
+        self.ending.push_async_callback(self._events.aclose)
+        self.ending.push_async_callback(self._opened.aclose)
         if not self._loop.unanswered():
             self._first = await self._opened.enter_async_context(self._round())
             self.prompt_tokens = self._first.prompt_tokens
-
-    async def close(self) -> None:
-        """End the round or the tool at work."""
-        await self._stack.aclose()
 
     async def __anext__(self) -> list[Event]:
         assert self._events is not None
@@ -146,6 +143,7 @@ class AgentRun(Generation):
         """The model's turn, with bounds on its times that begin now."""
         scope = self._scope
         self._services.recorder.agent_round(self._entry.id)
+        self._progress.asks_model(self._loop.round)
         if self._loop.round:
             # NOTE: the record of the request keeps its own beginning; a deadline that the caller named holds on.
             request_s = self._services.settings.limits.request_timeout_s
@@ -206,6 +204,7 @@ class AgentRun(Generation):
                     new_id("appr_"), self._session, round_, tool.approval, tools.values_of(call.arguments)
                 )
                 await self._parts.approvals.announce(self._owner, self._session, asked.approval_id)
+                self._progress.waits(tool.label, data, asked.approval_id)
                 async with _at_work(self._decision(asked.approval_id)) as decision:
                     yield [asked]
                     async with self._in_time():
@@ -214,6 +213,7 @@ class AgentRun(Generation):
                 answer, files = _denied(tool, call, reason), list[File]()
                 self._services.recorder.agent_call(tool.metric, answer.status, None)
             else:
+                self._progress.calls(tool.label, data)
                 async with self._in_time():
                     answer, files = await self._result(tool, call, round_)
             self._loop.answer(call, answer.text)
@@ -266,6 +266,7 @@ class AgentRun(Generation):
         return await self._parts.approvals.is_remembered(self._owner, self._session)
 
     async def _produced(self, files: Sequence[File]) -> list[Event]:
+        self._progress.made(len(files))
         return [Produced(file) for file in await self._place.shown(files)]
 
     async def _save(self) -> None:

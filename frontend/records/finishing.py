@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from frontend.access_log import UNMATCHED, HttpCounts
+from frontend.records.live_runs import LiveRuns
 from frontend.records.recent import Recent, RecentWriter, open_ring, shown_message
 from frontend.records.statistics import RequestCounters
 from frontend.scope import RequestScope
@@ -220,6 +221,16 @@ class Recorder:
         """An input crashed workers, or was refused because of earlier crashes."""
         self._metrics.poison.labels(reason).inc()
 
+    def agent_doing(self, before: str | None, now: str | None) -> None:
+        """A run with tools of the server begins (`before` None), does something else, or ends (`now` None)."""
+        for doing, change in ((before, -1), (now, 1)):
+            if doing is not None:
+                self._amounts("agent_running", doing).inc(change)
+
+    def agent_run(self, model: str, outcome: str) -> None:
+        """A run with tools of the server has ended: finished, failed or cancelled."""
+        self._amounts("agent_runs", self.model_label(model), outcome).inc()
+
     def agent_round(self, model: str) -> None:
         """A run with tools of the server asked its model."""
         self._amounts("agent_rounds", self.model_label(model)).inc()
@@ -257,14 +268,16 @@ class Finisher:
     recorder: Recorder | None = None
     statistics: RequestCounters | None = None
     recent: RecentWriter | None = None
+    runs: LiveRuns | None = None
     tracer: Tracer | None = None
     http: HttpCounts | None = None
 
     @classmethod
     def opened(cls, settings: Settings, name: str, recorder: Recorder) -> Finisher:
-        """The finisher of the frontend `name` (`frontend-0`), with a ring of recent requests and a tracer."""
+        """The finisher of the frontend `name` (`frontend-0`), with a ring of recent requests, live runs, a tracer."""
         tracer = otlp.start(settings, name, recorder.traced)
-        return cls(recorder, recent=open_ring(settings.paths, name), tracer=tracer)
+        recent, runs = open_ring(settings.paths, name), LiveRuns(settings.paths, name)
+        return cls(recorder, recent=recent, runs=runs, tracer=tracer)
 
     def begin(self, scope: RequestScope, path: str) -> None:
         """A request has arrived: open its span where requests are traced."""
@@ -296,6 +309,9 @@ class Finisher:
         if self.recent is not None:
             self.recent.close()
             self.recent = None
+        if self.runs is not None:
+            self.runs.close()
+            self.runs = None
 
     def _remember(self, scope: RequestScope, protocol: str, status: int) -> None:
         if self.recent is not None:

@@ -1,25 +1,21 @@
 """The last requests of every frontend, in one small file per frontend that all frontends read.
 
-A file holds two rings of fixed places: answers and errors, so that many answers do not displace the errors. Only the
-frontend that owns the file writes. A place is `sequence number, length, checksum, msgpack`. If a checksum is wrong, the
-frontend may be writing the place: the reader waits for the place once. If the next reading finds the same, the writer
-was killed in the middle, and the reader skips the place.
+A file holds two rings of fixed places (`frontend.records.places`): answers and errors, so that many answers do not
+displace the errors. If a checksum is wrong, the frontend may be writing the place: the reader waits for the place once.
+If the next reading finds the same, the writer was killed in the middle, and the reader skips the place.
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import re
-import struct
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
+from frontend.records.places import Places, numbers_in, payload_in
 from ipc.processes.paths import RunPaths
 
 log = logging.getLogger(__name__)
@@ -30,8 +26,6 @@ SLOT_NBYTES = 1024
 FILE_NBYTES = (ANSWERS + ERRORS) * SLOT_NBYTES
 CLIENT_GONE = 499
 
-_HEADER = struct.Struct("<QII")
-_FIELDS = np.dtype({"names": ["seq"], "formats": ["<u8"], "offsets": [0], "itemsize": SLOT_NBYTES})
 _MAX_MODEL = 96
 _MAX_MESSAGE_NBYTES = 200
 _QUOTED = re.compile(r"""(?<!\w)b?(?:'(?:[^'\\]|\\.)*(?:'|\\?$)|"(?:[^"\\]|\\.)*(?:"|\\?$))""", re.DOTALL)
@@ -88,37 +82,28 @@ class RecentWriter:
 
     def __init__(self, path: Path) -> None:
         """Open or create the file. Raises `OSError` without room on the disk."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            # A hole in the file would be a SIGBUS on the day on which the disk is full.
-            os.posix_fallocate(fd, 0, FILE_NBYTES)
-            self._map = mmap.mmap(fd, FILE_NBYTES)
-        finally:
-            os.close(fd)
-        sequences = np.frombuffer(bytes(self._map), _FIELDS)["seq"]
-        self._answers, self._errors = int(sequences[:ANSWERS].max()), int(sequences[ANSWERS:].max())
+        self._places = Places(path, ANSWERS + ERRORS, SLOT_NBYTES)
+        numbers = self._places.numbers()
+        self._answers, self._errors = int(numbers[:ANSWERS].max()), int(numbers[ANSWERS:].max())
 
     def add(self, record: Recent) -> None:
         """Put `record` in the place of the oldest of its kind."""
         if len(record.model) > _MAX_MODEL:
             record = msgspec.structs.replace(record, model=record.model[:_MAX_MODEL] + "…")
         payload = _encoder.encode(record)
-        if len(payload) > SLOT_NBYTES - _HEADER.size:
+        if len(payload) > self._places.room:
             log.warning("request %s is too long for the list of recent requests", record.request_id)
             return
         if record.failed:
             self._errors += 1
-            sequence, place = self._errors, ANSWERS + self._errors % ERRORS
+            self._places.put(ANSWERS + self._errors % ERRORS, self._errors, payload)
         else:
             self._answers += 1
-            sequence, place = self._answers, self._answers % ANSWERS
-        start = place * SLOT_NBYTES
-        header = _HEADER.pack(sequence, len(payload), zlib.crc32(payload))
-        self._map[start : start + _HEADER.size + len(payload)] = header + payload
+            self._places.put(self._answers % ANSWERS, self._answers, payload)
 
     def close(self) -> None:
         """Unmap the file. The file stays, so that other frontends still show these requests."""
-        self._map.close()
+        self._places.close()
 
 
 def open_ring(paths: RunPaths, name: str) -> RecentWriter | None:
@@ -162,14 +147,14 @@ class RecentReader:
         seen = self._seen.get(name)
         if seen is None or seen.inode != inode:
             seen = _Seen(inode)
-        sequences = np.frombuffer(data, _FIELDS)["seq"]
+        sequences = numbers_in(data, SLOT_NBYTES)
         records: list[Recent] = []
         latest, torn = [], []
         for ring, (first, end) in enumerate(((0, ANSWERS), (ANSWERS, ANSWERS + ERRORS))):
             numbers = {int(sequences[place]): place for place in range(first, end)}
             reached, stopped = seen.latest[ring], 0
             for number in sorted(each for each in numbers if each > reached):
-                record = _decode(data, numbers[number] * SLOT_NBYTES)
+                record = _decode(data, numbers[number])
                 if record is not None:
                     records.append(record)
                 elif number != seen.torn[ring]:
@@ -182,15 +167,10 @@ class RecentReader:
         return records
 
 
-def _decode(data: bytes, start: int) -> Recent | None:
-    """The record of a slot; None while its frontend writes the slot."""
-    _, length, checksum = _HEADER.unpack_from(data, start)
-    if length > SLOT_NBYTES - _HEADER.size:
-        return None
-    payload = data[start + _HEADER.size : start + _HEADER.size + length]
-    if zlib.crc32(payload) != checksum:
-        return None
+def _decode(data: bytes, place: int) -> Recent | None:
+    """The record of a place; None while its frontend writes the place."""
+    payload = payload_in(data, place, SLOT_NBYTES)
     try:
-        return _decoder.decode(payload)
+        return None if payload is None else _decoder.decode(payload)
     except msgspec.DecodeError:
         return None

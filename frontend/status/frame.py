@@ -22,6 +22,7 @@ import msgspec
 from frontend.engine.interface import STATE_ORDER, WorkerView
 from frontend.records.recent import Recent
 from frontend.services import Services
+from frontend.status.agents import agent_fields, lacks, run_fields
 from frontend.status.health import health_fields, problems
 from frontend.status.history import (
     MEASURED_S,
@@ -353,7 +354,7 @@ class View:
 
 
 def build(services: Services, view: View, seen: Traffic) -> dict[str, Any]:
-    """The frame but for recent requests (`recent_fields`), the same for all viewers.
+    """The frame but for runs and recent requests (`recent_fields`), the same for all viewers.
 
     Reads nothing that the event loop changes, so any thread may build it.
     """
@@ -373,7 +374,9 @@ def build(services: Services, view: View, seen: Traffic) -> dict[str, Any]:
         "counters": counter_fields(seen.totals),
         "histograms": histogram_fields(seen.totals),
         "ready": view.ready,
-        "health": health_fields(view.ready, view.why, problems(view.workers, view.expected, models)),
+        "health": health_fields(
+            view.ready, view.why, problems(view.workers, view.expected, models) + lacks(services)
+        ),
         "name": services.settings.instance,
         "pool_name": "default",
         "gpu_count": len(gpus),
@@ -387,13 +390,17 @@ def build(services: Services, view: View, seen: Traffic) -> dict[str, Any]:
         "latency": seen.latencies[""],
         "operations": operation_fields(seen, time.time()),
         "faults": fault_fields(seen.totals),
+        "agent": agent_fields(services, seen.totals),
     }
 
 
-def recent_fields(seen: Traffic, owner: str | None) -> dict[str, list[dict[str, Any]]]:
-    """The last requests and errors of the key with the public id `owner`; None: those of all callers.
+def recent_fields(
+    seen: Traffic, owner: str | None, *, operates: bool = False
+) -> dict[str, list[dict[str, Any]]]:
+    """Runs, the last requests and errors of the key with the public id `owner`; None: those of all callers.
 
-    Errors of one status, code, model and message are one entry: the newest of them, with their `count`.
+    `operates`: whether the viewer may operate the server. Errors of one status, code, model and message are one entry:
+    the newest of them, with their `count`.
     """
     requests = (record for record in seen.requests if owner is None or record.owner == owner)
     errors: dict[tuple[int, str, str, str], list[Recent]] = {}
@@ -402,6 +409,7 @@ def recent_fields(seen: Traffic, owner: str | None) -> dict[str, list[dict[str, 
             errors.setdefault((record.status, record.code, record.model, record.message), []).append(record)
     return {
         "recent_requests": [request_fields(record) for record in itertools.islice(requests, SHOWN_REQUESTS)],
+        "runs": run_fields(seen.runs, owner, operates=operates),
         "recent_errors": [
             {**request_fields(equal[0]), "count": len(equal)}
             for equal in itertools.islice(errors.values(), SHOWN_ERRORS)

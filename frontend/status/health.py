@@ -1,7 +1,7 @@
 """The health of the server in words for people: whether all workers serve, and whether all models could be loaded.
 
     ready       every worker serves, and no model has failed
-    degraded    traffic is accepted, but a worker or a model is missing
+    degraded    traffic is accepted, but a worker, a model, the tool host or room for files is missing
     starting    no worker has served yet; some model may have failed while others load
     down        nothing serves: all workers are lost, or no model could be loaded
     draining    this frontend finishes its requests and takes no new requests
@@ -37,12 +37,14 @@ _KINDS = {
 
 LOST = ("down", "silent", "leaving")
 """Kinds of trouble of workers that have served before; the other workers begin."""
+BESIDE = frozenset(("tools", "state"))
+"""Kinds of trouble of tools and files, whatever becomes of workers and models."""
 Finding = tuple[bool, str]
 """Whether all is fine, and a line for people."""
 
 
 class Problem(NamedTuple):
-    """A trouble of workers or models. `since` in Unix seconds; 0 where nobody knows."""
+    """A trouble of workers, models, tools or files. `since` in Unix seconds; 0 where nobody knows."""
 
     kind: str
     text: str
@@ -94,7 +96,7 @@ def health_fields(ready: bool, why: str, found: Sequence[Problem]) -> dict[str, 
     elif why == "draining":
         state = "draining"
     else:
-        kinds = {problem.kind for problem in found}
+        kinds = {problem.kind for problem in found} - BESIDE
         begins = kinds.isdisjoint(LOST) and kinds != {"model"}
         state = "starting" if begins else "down"
     return {

@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 
 from frontend.engine.interface import WorkerView
+from frontend.records.live_runs import LiveRun, RunReader
 from frontend.records.recent import CLIENT_GONE, Recent, RecentReader
 from frontend.status.health import LOST, trouble
 from ipc.errors import PenstockError
@@ -218,20 +219,21 @@ class Keeper:
 class Traffic:
     """One reading. `latencies` has percentiles by model, and of all models under the empty name.
 
-    `requests` and `errors` are those of all callers, the newest first.
+    `requests` and `errors` are those of all callers, the newest first; `runs` are those under way, the oldest first.
     """
 
     totals: Totals
     requests: list[Recent]
     errors: list[Recent]
     latencies: dict[str, dict[str, Any]]
+    runs: Sequence[LiveRun] = ()
 
 
 class TrafficReader:
     """Reads the files of the run directory; keeps the last requests. One thread at a time."""
 
     def __init__(self, paths: RunPaths) -> None:
-        self._metrics, self._recent = MetricFiles(paths), RecentReader(paths)
+        self._metrics, self._recent, self._runs = MetricFiles(paths), RecentReader(paths), RunReader(paths)
         self._requests: deque[Recent] = deque(maxlen=MEASURED_REQUESTS)
         self._errors: deque[Recent] = deque(maxlen=MEASURED_REQUESTS)
 
@@ -245,6 +247,7 @@ class TrafficReader:
             list(reversed(self._requests)),
             list(reversed(self._errors)),
             latencies(self._requests, time.time(), MEASURED_S),
+            self._runs.read(),
         )
 
 

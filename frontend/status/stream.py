@@ -1,7 +1,7 @@
 """`/ws/status`: frames as text messages, built once for all viewers of this frontend, and only for viewers.
 
-With API keys a frame has the recent requests and errors of the viewer's own key, and those of all callers where the key
-has the scope `admin`.
+With API keys a frame has the runs, recent requests and errors of the viewer's own key, and those of all callers where
+the key has the scope `admin`. Arguments of calls are for viewers whom paths of that scope would answer.
 
 1. A handshake from a page of another origin is refused, unless `server.status_origins` names it.
 2. The first viewer starts the feed: all workers are asked for `Stats`.
@@ -20,6 +20,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import falcon
 import falcon.asgi
@@ -33,12 +34,25 @@ from frontend.services import Services
 from frontend.status.frame import View, build, recent_fields
 from frontend.status.history import EVERY_S as POINT_EVERY_S
 from frontend.status.history import HistoryFile, Point, Traffic, TrafficReader
-from ipc.errors import Draining, Forbidden, NoReplica, PenstockError, QueueFull
+from ipc.errors import AccessRefused, Draining, Forbidden, NoReplica, PenstockError, QueueFull
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 0.2
 FIRST_LOOKS, LOOK_EVERY_S = 50, 0.01
+
+
+class Viewer(NamedTuple):
+    """Who watches: `owner` is the key whose runs and requests are seen, None for those of all callers.
+
+    `operates`: paths of the scope `admin` would answer this viewer.
+    """
+
+    owner: str | None = None
+    operates: bool = False
+
+
+ANYBODY = Viewer()
 
 
 class Feed:
@@ -53,8 +67,8 @@ class Feed:
         self._viewers = 0
         self._frame, self._number = "", 0
         self._seen: Traffic | None = None
-        self._recent: dict[str | None, str] = {}
-        """Recent requests of this frame as JSON, by the key that sees them."""
+        self._recent: dict[Viewer, str] = {}
+        """Runs and recent requests of this frame as JSON, by who sees them."""
         self._history = HistoryFile(services.settings.paths)
         self._points: list[Point] = []
         self._change = asyncio.Event()
@@ -77,10 +91,9 @@ class Feed:
         finally:
             self._viewers -= 1
 
-    async def frames(self, owner: str | None = None) -> AsyncIterator[str]:
+    async def frames(self, viewer: Viewer = ANYBODY) -> AsyncIterator[str]:
         """The newest frame, then each time the newest again; ends with the feed.
 
-        Recent requests are those of the key with the public id `owner`, None: of all callers.
         A frame brings the points of the history that the viewer has not seen: the first frame all of them.
         """
         seen, told_at = 0, 0.0
@@ -93,15 +106,16 @@ class Feed:
             fresh = [point for point in self._points if point.at > told_at]
             if fresh:
                 told_at = fresh[-1].at
-            yield _with_history(self._frame_for(owner), fresh)
+            yield _with_history(self._frame_for(viewer), fresh)
 
-    def _frame_for(self, owner: str | None) -> str:
-        """The present frame with the recent requests that a viewer sees."""
+    def _frame_for(self, viewer: Viewer) -> str:
+        """The present frame with the runs and recent requests that a viewer sees."""
         if self._seen is None:
             return self._frame
-        if owner not in self._recent:
-            self._recent[owner] = orjson.dumps(recent_fields(self._seen, owner)).decode()
-        return f"{self._frame[:-1]},{self._recent[owner][1:]}"
+        if viewer not in self._recent:
+            fields = recent_fields(self._seen, viewer.owner, operates=viewer.operates)
+            self._recent[viewer] = orjson.dumps(fields).decode()
+        return f"{self._frame[:-1]},{self._recent[viewer][1:]}"
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -183,7 +197,7 @@ class StreamResource:
         """Send frames. Raises a `PenstockError` for a handshake that is refused."""
         with self._admit(req).viewer():
             await ws.accept(PROTOCOL if PROTOCOL in ws.subprotocols else None, req.context.common)
-            sending = self._send(ws, self._owner_of(req.context.penstock.grant))
+            sending = self._send(ws, self._viewer_of(req.context.penstock.grant, req.scope))
             tasks = {asyncio.create_task(sending), asyncio.create_task(_until_gone(ws))}
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -206,14 +220,20 @@ class StreamResource:
         self._feed.require_place()
         return self._feed
 
-    def _owner_of(self, grant: Grant) -> str | None:
-        """The key whose recent requests a viewer sees; None for all callers."""
-        return None if grant.operates or not self._services.access.closed else grant.caller
+    def _viewer_of(self, grant: Grant, scope: dict[str, Any]) -> Viewer:
+        gate = self._services.access
+        if gate.closed:
+            return Viewer(None if grant.operates else grant.caller, grant.operates)
+        try:
+            gate.grant_for(scope, "admin")
+        except AccessRefused:
+            return ANYBODY
+        return Viewer(operates=True)
 
-    async def _send(self, ws: WebSocket, owner: str | None) -> None:
+    async def _send(self, ws: WebSocket, viewer: Viewer) -> None:
         assert self._feed is not None
         with contextlib.suppress(falcon.WebSocketDisconnected, OSError):
-            async for frame in self._feed.frames(owner):
+            async for frame in self._feed.frames(viewer):
                 await ws.send_text(frame)
             await ws.close(GOING_AWAY if self._services.drain.draining else BROKEN)
 
@@ -252,6 +272,7 @@ _SCRIPTS = (
     "models.js",
     "operations.js",
     "generation.js",
+    "runs.js",
     "requests.js",
     "errors.js",
     "example.js",

@@ -373,6 +373,8 @@ WORKER = (
     counter("sie_idle_evictions", "sie_idle_evictions", "Models unloaded for being idle.", "model"),
 )
 RUNS = (
+    counter("agent_runs", "penstock_agent_runs", "Runs with tools by how they ended.", "model outcome"),
+    gauge("agent_running", "penstock_agent_runs_in_flight", "Runs with tools by what they do now.", "state"),
     counter("agent_rounds", "penstock_agent_rounds", "Turns of models in runs with tools.", "model"),
     counter("agent_calls", "penstock_agent_calls", "Calls of tools in runs by outcome.", "tool outcome"),
     histogram(

@@ -161,6 +161,97 @@ def test_a_loading_worker_and_a_model_on_some_workers_say_so(server: Server, pag
     assert state == "on 1 of 2"
 
 
+RUNS = """frame => {
+    const run = {request_id: 'req_first', model: 'org/writer', owner: 'k1', began: frame.timestamp - 90,
+        round: 1, files: 2, doing: 'tool', arguments: 'print(1)', arguments_chars: 8, approval_id: '',
+        since: frame.timestamp - 12, tool: 'Python code'};
+    const waits = {...run, request_id: 'req_second', doing: 'approval', tool: 'Shell command', approval_id: 'appr/1',
+        arguments: %s, arguments_chars: 5000};
+    frame.runs = [run, waits].slice(%d);
+    const host = {alive: true, since: 0, sandboxes: 3, layers: {namespaces: 'active', cgroup: 'not delegated'}};
+    const state = {files: 7, bytes: 5e6, max_bytes: 8e9, full: %s};
+    frame.agent = {in_flight: {model: 0, tool: 1, approval: 4}, host, state};
+}"""
+"""Two runs, of which the second waits for a decision. To be filled in: arguments, runs left out, a full directory."""
+HELD = "Stream.prototype.take = function () { this.heardAt = performance.now(); }"
+"""The page takes no further frame."""
+WAITING = "[...document.querySelectorAll('.run')].at(-1)"
+
+
+def test_a_page_of_a_server_without_tools_shows_no_runs(server: Server, page: Page) -> None:
+    open_live(page, server)
+    assert page.evaluate("byId('runs-section').hidden")
+
+
+def test_runs_are_shown_with_what_they_do_and_the_state_of_tools(server: Server, page: Page) -> None:
+    open_live(page, server)
+    shown = f"{HELD}; {CHANGED}({RUNS % (json.dumps(EVIL), 0, 'true')}), "
+    first, waits, note, facts = page.evaluate(
+        f"{shown}[...document.querySelectorAll('.run'), byId('runs-note'), byId('tool-host')].map(one => one.innerText)"
+    )
+    assert "Python code runs, 12 s" in first and "round 2, 2 files, 1 min 30 s in all" in first
+    assert "writer, key k1" in first and "print(1)" in first and "Approve" not in first
+    assert "Shell command waits for a decision, 12 s" in waits and EVIL in waits
+    assert f"Only the first {len(EVIL)} of 5000 characters are shown." in waits
+    assert note == "5 under way · 4 wait for a decision · 2 shown"
+    assert "alive since" in facts and "namespaces; cgroup: not delegated" in facts
+    assert "full: uploads are refused" in facts
+    assert page.evaluate("document.querySelectorAll('img').length") == 0
+    for name, width, height, scheme in LOOKS:
+        page.look(width, height, scheme)
+        fits = f"{shown}document.documentElement.scrollWidth <= innerWidth"
+        assert page.evaluate(fits), name
+        page.evaluate("byId('runs-title').scrollIntoView()")
+        keep_picture(page, f"runs-{name}-{scheme}")
+
+
+def test_a_viewer_without_the_scope_admin_sees_neither_arguments_nor_buttons(
+    server: Server, page: Page
+) -> None:
+    open_live(page, server)
+    change = f"""frame => {{
+        ({RUNS % ("null", 0, "false")})(frame);
+        for (const run of frame.runs) Object.assign(run, {{arguments: null, arguments_chars: null, approval_id: ''}});
+    }}"""
+    waits = page.evaluate(f"{CHANGED}({change}), {WAITING}.innerText")
+    assert "A key with the scope admin sees the call and may decide here." in waits and "Approve" not in waits
+
+
+def test_a_wait_is_decided_by_keyboard_and_keeps_the_place_while_frames_come(
+    server: Server, page: Page
+) -> None:
+    open_live(page, server)
+    page.command("Emulation.setFocusEmulationEnabled", enabled=True)
+    page.evaluate(
+        "window.asked = []; window.answer = new Response('{}', {status: 404});"
+        "window.fetch = (path, asking) => { asked.push([path, asking]); return Promise.resolve(answer); };"
+        f"{HELD}; access.key = 'pk_admin';"
+        f"{CHANGED}({RUNS % ('`rm -r a`', 0, 'false')});"
+    )
+    reason = f"{WAITING}.querySelector('input')"
+    page.evaluate(f"{reason}.focus(), {reason}.value = ' not this one '")
+    page.evaluate(f"{CHANGED}({RUNS % ('`rm -r a`', 1, 'false')})")
+    assert page.evaluate(f"document.activeElement === {reason} && {reason}.value") == " not this one "
+    buttons = f"[...{WAITING}.querySelectorAll('button')]"
+    assert page.evaluate(f"{buttons}.map(one => one.ariaLabel)") == [
+        f"{label}: Shell command of req_second" for label in ("Approve", "Approve for the session", "Deny")
+    ]
+    said = f"{WAITING}.querySelector('.outcome').innerText"
+    page.evaluate(f"{buttons}[2].focus(), {buttons}[2].click()")
+    page.until(f"{said} === 'nobody waits for this decision any more'")
+    [[path, asking]] = page.evaluate("asked")
+    assert path == "/v1/agent/approvals/appr%2F1"
+    assert json.loads(asking["body"]) == {"decision": "deny", "message": "not this one"}
+    assert asking["headers"]["Authorization"] == "Bearer pk_admin"
+    other = RUNS.replace("appr/1", "appr/2") % ("`ls`", 1, "false")
+    page.evaluate(f"window.answer = new Response('{{}}'), {CHANGED}({other}), {buttons}[1].click()")
+    page.until(f"{said} === 'decided' && {buttons}[0].disabled")
+    assert json.loads(page.evaluate("asked[1][1].body")) == {
+        "decision": "approve",
+        "remember_for_session": True,
+    }
+
+
 def test_equal_errors_are_one_row_with_a_count(server: Server, page: Page) -> None:
     open_live(page, server)
     for _ in range(3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,11 +143,27 @@ class FakeApprovals:
 
 @dataclass
 class FakeCounts:
-    """What runs have counted: models of rounds, calls by tool and outcome, outcomes of waits."""
+    """What runs have counted: models and ends of runs, models of rounds, calls by tool and outcome, ends of waits.
 
+    `doing` has what each run did, in turn, and `in_flight` how many runs do each now.
+    """
+
+    runs: list[tuple[str, str]] = field(default_factory=list)
+    doing: list[str | None] = field(default_factory=list)
+    in_flight: Counter[str] = field(default_factory=Counter)
     rounds: list[str] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
     waits: list[str] = field(default_factory=list)
+
+    def agent_doing(self, before: str | None, now: str | None) -> None:
+        """Note what a run does."""
+        self.doing.append(now)
+        self.in_flight.subtract([before] if before else ())
+        self.in_flight.update([now] if now else ())
+
+    def agent_run(self, model: str, outcome: str) -> None:
+        """Note the end of a run."""
+        self.runs.append((model, outcome))
 
     def agent_round(self, model: str) -> None:
         """Note a round."""
@@ -164,7 +181,7 @@ class FakeCounts:
 
     def join(self, recorder: Any) -> None:
         """Count what a recorder of the server would."""
-        for name in ("agent_round", "agent_call", "agent_wait"):
+        for name in ("agent_doing", "agent_run", "agent_round", "agent_call", "agent_wait"):
             setattr(recorder, name, getattr(self, name))
 
 

@@ -24,6 +24,7 @@ from ipc.settings import State
 from tests.conformance.required_tool import required_tool
 from tests.harness.later import anthropic, openai
 from tests.harness.server import Answer, Server, serving, stopped, wait_until
+from tests.harness.status import frame_when, watching
 from tests.tiny import chat_models
 
 MODEL = "tiny/chatml"
@@ -317,6 +318,25 @@ def test_calls_are_decided_about_at_the_other_frontend(server: Server) -> None:
     for outcome in ("denied", "approved"):
         assert server.metric("penstock_agent_approval_seconds_count", outcome=outcome) == 1
     wait_until(lambda: server.metric("penstock_agent_calls_total", outcome="denied") == 1, what="the count")
+
+
+def test_the_live_page_of_another_frontend_shows_a_run_that_waits_and_then_its_end(server: Server) -> None:
+    required_tool("bwrap")
+    with Run(server, "watched", ["echo one"]) as run:
+        id_ = run.asked()
+        with stopped(run.pid), watching(server) as viewer:
+            waits = frame_when(viewer, lambda frame: frame["runs"], what="the run")
+            [shown] = waits["runs"]
+            assert (shown["doing"], shown["tool"], shown["model"]) == ("approval", "Shell command", MODEL)
+            assert (shown["arguments"], shown["approval_id"]) == ("echo one", id_)
+            host = waits["agent"]["host"]
+            assert host["alive"] and host["layers"] and waits["health"]["problems"] == []
+            assert decide(server, id_, "approve").json() == {"status": "resolved"}
+        with watching(server) as viewer:
+            assert run.result()["stdout"] == "one\n" and run.rest().endswith(b"data: [DONE]\n\n")
+            frame_when(viewer, lambda frame: not frame["runs"], what="the end of the run on the page")
+    wait_until(lambda: server.metric("penstock_agent_runs_total", outcome="finished") > 0, what="the count")
+    wait_until(lambda: server.metric("penstock_agent_runs_in_flight") == 0, what="the gauge")
 
 
 def test_a_client_that_leaves_while_a_call_waits_leaves_nothing(server: Server) -> None:

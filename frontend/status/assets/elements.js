@@ -132,20 +132,20 @@ class Keyed {
   }
 
   draw(entries, keyOf, update) {
-    const wanted = new Set();
-    entries.forEach((entry, at) => {
-      const key = keyOf(entry);
-      wanted.add(key);
-      if (!this.known.has(key)) this.known.set(key, this.create(entry));
-      const view = this.known.get(key);
-      update(view, entry);
-      if (this.parent.children[at] !== view.root) this.parent.insertBefore(view.root, this.parent.children[at] || null);
-    });
+    const wanted = new Set(entries.map(keyOf));
+    // First, so that no child moves because another one has gone: a child that moves loses the focus.
     for (const [key, view] of this.known) {
       if (!wanted.has(key)) {
         view.root.remove();
         this.known.delete(key);
       }
     }
+    entries.forEach((entry, at) => {
+      const key = keyOf(entry);
+      if (!this.known.has(key)) this.known.set(key, this.create(entry));
+      const view = this.known.get(key);
+      update(view, entry);
+      if (this.parent.children[at] !== view.root) this.parent.insertBefore(view.root, this.parent.children[at] || null);
+    });
   }
 }

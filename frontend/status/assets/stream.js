@@ -12,7 +12,7 @@ const GOING_AWAY = 1001;
 
 const past = new Past();
 const panels = [
-  new Header(), new Traffic(past), new Devices(past), new Models(past), new Generation(past), new Requests(), new Errors(), new Faults(), new Example(),
+  new Header(), new Traffic(past), new Devices(past), new Models(past), new Generation(past), new Runs(), new Requests(), new Errors(), new Faults(), new Example(),
   new Operations(past), new Chat(), new Vectors(),
 ];
 

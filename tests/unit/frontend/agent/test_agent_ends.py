@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 
+from frontend.agent import progress
 from frontend.agent.runner import running
 from frontend.engine.events import Asked, Calling, Completed, Event, Generation
 from frontend.generation.hosted import CODE, AgentPlan
+from frontend.records.live_runs import LiveRuns, RunReader
 from frontend.scope import RequestScope, plain_scope
+from frontend.state.approvals import Decision
 from ipc import deadline
-from ipc.errors import DeadlineExceeded
+from ipc.errors import DeadlineExceeded, InferenceFailed
+from ipc.processes.paths import prepare_run_dir
 from ipc.wire.messages import GenerateCall, ToolUse
 from tests.fakes.agent import OFFER
 from tests.fakes.generation_server import CHAT
@@ -124,6 +128,82 @@ def test_a_caller_without_a_deadline_waits_for_tools(server: AgentServer) -> Non
             await _until(run, Completed)
 
     asyncio.run(wait())
+
+
+@pytest.fixture
+def board(server: AgentServer) -> Iterator[RunReader]:
+    """What the live page reads of the runs."""
+    paths = server.services.settings.paths
+    prepare_run_dir(paths)
+    server.services.finisher.runs = LiveRuns(paths, "frontend-0")
+    yield RunReader(paths)
+    server.services.finisher.runs.close()
+
+
+def test_a_run_is_shown_with_what_it_does_until_it_ends(server: AgentServer, board: RunReader) -> None:
+    async def look() -> None:
+        server.parts.approvals.decisions.append(Decision(True))
+        server.parts.host.results.append(None)
+        scope = _scope()
+        async with _run(server, scope, "ask") as run:
+            [begun] = board.read()
+            assert (begun.request_id, begun.model, begun.doing, begun.tool) == (
+                scope.request_id, CHAT, "model", "",
+            )  # fmt: skip
+            await _until(run, Asked)
+            [asks] = board.read()
+            assert (asks.doing, asks.tool, asks.arguments, asks.round) == ("approval", "Python code", "1", 0)
+            assert asks.approval_id == server.parts.approvals.announced[0][2]
+            works = asyncio.ensure_future(anext(run))
+            await server.parts.host.waits.wait()
+            [calls_] = board.read()
+            assert (calls_.doing, calls_.arguments, calls_.approval_id) == ("tool", "1", "")
+            assert +server.parts.counts.in_flight == {"tool": 1}
+            await _leave(works)
+        assert board.read() == [] and not +server.parts.counts.in_flight
+
+    asyncio.run(look())
+
+
+def test_ends_of_runs_are_counted_by_outcome(server: AgentServer) -> None:
+    async def finish() -> None:
+        async with _run(server, _scope()) as run:
+            async for _ in run:
+                pass
+
+    async def leave() -> None:
+        async with _run(server, _scope()) as run:
+            await _until(run, Calling)
+            raise GeneratorExit
+
+    async def fail() -> None:
+        async with _run(server, _scope()) as run:
+            await _until(run, Calling)
+            raise InferenceFailed("the model failed")
+
+    asks = calls((EXECUTE, '{"code":"1"}'))
+    server.script(asks, FINAL, asks)
+    asyncio.run(finish())
+    for end, error in ((leave, GeneratorExit), (fail, InferenceFailed)):
+        with pytest.raises(error):
+            asyncio.run(end())
+    assert server.parts.counts.runs == [(CHAT, "finished"), (CHAT, "cancelled"), (CHAT, "failed")]
+    assert not +server.parts.counts.in_flight
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"tool_type": "code_execution", "code": "6*7"}, "6*7"),
+        ({"tool_type": "shell", "commands": ["ls", "pwd"]}, "ls\npwd"),
+        ({"tool_type": "custom", "arguments": {"file_id": "f"}}, '{\n  "file_id": "f"\n}'),
+        ({"tool_type": "shell", "commands": ["ls", 5]}, '[\n  "ls",\n  5\n]'),
+        ({"tool_type": "code_execution"}, ""),
+        ({"tool_type": "web_search", "query": "a", "url": "b"}, '{\n  "query": "a",\n  "url": "b"\n}'),
+    ],
+)
+def test_arguments_are_shown_as_people_read_them(data: dict[str, Any], text: str) -> None:
+    assert progress._text_of(data) == text
 
 
 def test_bounds_on_times_begin_anew_with_each_round(server: AgentServer) -> None:

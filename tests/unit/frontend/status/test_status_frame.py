@@ -13,6 +13,7 @@ from frontend.access.gate import Gate
 from frontend.engine.interface import NONE_LOADED, WorkerView
 from frontend.records.recent import Recent, RecentWriter, ring_path
 from frontend.services import Services
+from frontend.state.state import State
 from frontend.status.frame import View, build, fill, operation_fields, recent_fields, threshold_pct
 from frontend.status.history import Traffic, TrafficReader, latencies
 from ipc.catalog.reading import load_catalog
@@ -59,6 +60,7 @@ def worker(slot: int, told: Stats | None, *models: ModelStatus) -> WorkerView:
 def frame_of(*workers: WorkerView, ready: bool = True, why: str = "ok", **flags: str) -> dict[str, Any]:
     catalog = load_catalog([str(FAKE_CATALOG)], MODELS)
     services = Services(load(None, flags), catalog, Gate())
+    services.state = State(services.settings)
     seen = Traffic(Totals(), [], [], latencies([], time.time(), 30.0))
     return build(services, View(workers, ready, why, int(flags.get("worker.count", "0"))), seen)
 
