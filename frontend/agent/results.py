@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
-from frontend.agent.tools import Tool
+from frontend.agent.tools import SURFACE, Tool, calling
 from ipc.wire.tools import PythonResult, ShellResult
 
 DENIED, ERROR, FAILED, SUCCESS = "denied", "error", "failed", "success"
@@ -112,7 +112,7 @@ def failed(tool: Tool, reason: str) -> Answer:
     return said(_json({"error": reason, "tool": tool.name, "status": FAILED}), FAILED)
 
 
-def refused(tool: Tool, status: str, reason: str, commands: Sequence[str] | None = None) -> Answer:
+def refused(tool: Tool, status: str, reason: str, arguments: str) -> Answer:
     """The answer of a call that was denied, or that failed before its tool ran; `reason` is for the model too."""
     text = _json({"status": status, "exception": reason})
     if tool.tool_type == "code_execution":
@@ -120,9 +120,11 @@ def refused(tool: Tool, status: str, reason: str, commands: Sequence[str] | None
         return Answer(text, data, f"exception: {reason}", status=status)
     if tool.tool_type == "shell":
         told = {"stderr": reason, "status": status, "timed_out": False}
-        given = {} if commands is None else {"commands": list(commands)}
-        return Answer(text, {"tool_type": tool.tool_type, **given, **told}, _json(told), status=status)
-    return said(text, status)
+        return Answer(text, {**calling(tool, arguments), **told}, _json(told), status=status)
+    answer = said(text, status)
+    return (
+        replace(answer, data={**calling(tool, arguments), **answer.data}) if tool.name == SURFACE else answer
+    )
 
 
 def record(round_: int, name: str, arguments: str, answer: Answer, file_ids: Sequence[str]) -> Data:

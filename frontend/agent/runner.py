@@ -210,7 +210,7 @@ class AgentRun(Generation):
                     async with self._in_time():
                         reason = _why_not(tool, await decision)
             if reason:
-                answer, files = _denied(tool, call, reason), list[File]()
+                answer, files = results.refused(tool, results.DENIED, reason, call.arguments), list[File]()
                 self._services.recorder.agent_call(tool.metric, answer.status, None)
             else:
                 self._progress.calls(tool.label, data)
@@ -292,11 +292,6 @@ def _why_not(tool: Tool, decision: Decision) -> str:
     if decision.timed_out:
         return f"{tool.label} was denied: the request for approval timed out."
     return decision.message or f"{tool.label} was denied by the user."
-
-
-def _denied(tool: Tool, call: Called, reason: str) -> Answer:
-    commands = tools.calling(tool, call.arguments).get("commands")
-    return results.refused(tool, results.DENIED, reason, commands if isinstance(commands, list) else None)
 
 
 def _check(call: GenerateCall) -> None:

@@ -197,7 +197,7 @@ class Workplace:
             done, _ = await self._call(ResetCall())
             return results.reset(done.result.status), []
         except (InvalidInput, ToolFault) as error:
-            return results.refused(tool, results.ERROR, error.message), []
+            return results.refused(tool, results.ERROR, error.message, text), []
 
     async def _run_files(
         self, tool: Tool, given: tools.PythonArguments | tools.ShellArguments | tools.SurfaceArguments

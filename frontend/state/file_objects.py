@@ -41,16 +41,16 @@ async def file_object(files: FileStore, file: File, *, with_body: bool = True) -
 
 
 def _described(file: File) -> dict[str, Any]:
-    shown: dict[str, Any] = {
+    return {
         "id": file.id,
         "name": file.name,
+        **({"format": file.format} if file.format else {}),
         "mime_type": file.mime_type,
         "bytes": file.nbytes,
         "created_at": int(file.created),
         "purpose": file.purpose,
         "source": file.origin._asdict(),
     }
-    return shown | ({"format": file.format} if file.format else {})
 
 
 def _body(descriptor: int, nbytes: int) -> dict[str, Any]:

@@ -186,20 +186,6 @@ def test_calls_of_the_client_are_returned_with_the_later_calls(server: AgentServ
     assert [each.get("tool_call_id") for each in messages] == [None, None, "call-0", None, "call-1", "call-2"]
 
 
-def test_no_call_runs_with_a_cap_of_zero(server: AgentServer) -> None:
-    body = server.chat(max_tool_rounds=0).json
-    assert body["choices"][0]["finish_reason"] == "tool_calls"
-    assert server.parts.host.calls == [] and "agentic_tool_calls" not in body
-
-
-def test_a_stream_at_the_cap_returns_the_call(server: AgentServer) -> None:
-    server.script(calls((EXECUTE, '{"code":"1"}')))
-    last = server.events(max_tool_rounds=1)[-1][1]
-    assert last["choices"][0]["finish_reason"] == "tool_calls"
-    assert last["choices"][0]["delta"]["tool_calls"][0]["function"]["name"] == EXECUTE
-    assert len(server.parts.host.calls) == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -339,36 +325,6 @@ def test_files_of_earlier_calls_are_surfaced(server: AgentServer) -> None:
     assert isinstance(call, SurfaceCall)
 
 
-def test_denied_calls_do_not_run_and_the_model_learns_why(server: AgentServer) -> None:
-    body = server.chat(agent_permission="deny").json
-    assert body["agentic_tool_calls"][0]["result_content"] == "exception: Python code was denied by policy."
-    read = (server.engine.calls[-1].messages or [])[-1]["content"]
-    assert orjson.loads(read) == {"status": "denied", "exception": "Python code was denied by policy."}
-    assert server.parts.host.calls == []
-
-
-@pytest.mark.parametrize(
-    ("floor", "fields", "runs"),
-    [
-        ("auto", {}, True),
-        ("auto", {"code_execution_permission": "deny"}, False),
-        ("auto", {"agent_permission": "auto", "code_execution_permission": "deny"}, True),
-        ("deny", {"agent_permission": "auto"}, False),
-    ],
-)
-def test_the_strictest_permission_holds(
-    server: AgentServer, floor: str, fields: dict[str, Any], runs: bool
-) -> None:
-    server.offers(replace(server.parts.offer, permission=floor))
-    server.chat(**fields)
-    assert bool(server.parts.host.calls) is runs
-
-
-def test_a_floor_of_ask_needs_a_stream(server: AgentServer) -> None:
-    server.offers(replace(server.parts.offer, permission="ask"))
-    assert server.chat(agent_permission="auto").json["error"]["param"] == "agent_permission"
-
-
 @pytest.mark.parametrize(
     ("decision", "said", "wait", "outcome"),
     [
@@ -479,12 +435,6 @@ def test_a_tool_that_is_off_is_refused_with_its_flag(server: AgentServer) -> Non
         assert response.status_code == 422 and "--enable-code-execution" in response.json["message"]
     server.offers(replace(NOTHING, features=frozenset((CODE,))))
     assert "--enable-shell" in server.chat(enable_shell=True).json["message"]
-
-
-def test_a_forced_call_needs_no_function_of_the_client(server: AgentServer) -> None:
-    server.chat(tool_choice="required")
-    first, second = (call.tools.choice for call in server.engine.calls if call.tools is not None)
-    assert (first, second) == ("required", "auto")
 
 
 def test_the_model_name_is_that_of_the_catalog(server: AgentServer) -> None:

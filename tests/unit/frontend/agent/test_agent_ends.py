@@ -13,6 +13,7 @@ import pytest
 
 from frontend.agent import progress
 from frontend.agent.runner import running
+from frontend.agent.workplace import sandbox_of
 from frontend.engine.events import Asked, Calling, Completed, Event, Generation
 from frontend.generation.hosted import CODE, AgentPlan
 from frontend.records.live_runs import LiveRuns, RunReader
@@ -217,6 +218,27 @@ def test_bounds_on_times_begin_anew_with_each_round(server: AgentServer) -> None
         assert scope.session_id == "s" and scope.start_by_ns == first_by_ns
 
     asyncio.run(look())
+
+
+def test_of_two_runs_of_a_session_at_once_the_later_save_replaces_the_earlier_as_a_whole(
+    server: AgentServer,
+) -> None:
+    async def run() -> None:
+        script = calls((EXECUTE, '{"code":"1"}'))
+        server.script(script, script, FINAL)
+        async with _run(server, _scope()) as first:
+            await _until(first, Calling)
+            async with _run(server, _scope()) as second:
+                async for _ in second:
+                    pass
+            kept = server.parts.sessions.kept["", "s"]
+            async for _ in first:
+                pass
+        assert len(server.parts.sessions.saved) == 4
+        assert server.parts.sessions.kept["", "s"] == kept
+        assert {sandbox for sandbox, _ in server.parts.host.calls} == {sandbox_of("", "s")}
+
+    asyncio.run(run())
 
 
 def test_a_request_without_a_plan_is_the_models_own_generation(server: AgentServer) -> None:
