@@ -328,7 +328,8 @@ class Lifespan:
         self._metrics.tally.follow(asyncio.get_running_loop())
         self._leave = assembly.assemble(services, self._metrics, self._behind)
         host = ToolHost(settings.paths.tools_socket())
-        services.agent = parts_of(settings.agent, services.state, host, settings.state.max_file_bytes)
+        most_nbytes = settings.state.max_file_bytes
+        services.agent = parts_of(settings.agent, settings.fetch, services.state, host, most_nbytes)
         await services.extensions.control.begin()
         self._grpc = await _start_grpc(services)
         watch = Watch(services, self._metrics)

@@ -51,6 +51,7 @@ FLAGS = {
     "catalog.models": "--models",
     "catalog.dirs": "--catalog",
     "generation.max_sequences": "--max-seqs",
+    "fetch.file_urls": "--fetch-file-urls",
     "agent.code_execution": "--enable-code-execution",
     "agent.shell": "--enable-shell",
     "agent.code_exec_python": "--code-exec-python",
@@ -373,6 +374,19 @@ class State(Section, frozen=True):
     max_skills_bytes: Positive = 8 << 30
 
 
+class Fetch(Section, frozen=True):
+    """What the server fetches by URLs of clients and models: files of messages, pages for web search.
+
+    `max_bytes` holds for one answer, inflated. `allowed_networks` may be reached beside the internet.
+    """
+
+    file_urls: bool = False
+    timeout_s: Seconds = 30.0
+    max_redirects: Annotated[int, msgspec.Meta(ge=0, le=20)] = 3
+    max_bytes: Positive = 64 << 20
+    allowed_networks: tuple[str, ...] = ()
+
+
 class Agent(Section, frozen=True):
     """Tools that run on the server, and their sandbox.
 
@@ -436,6 +450,7 @@ class Settings(Section, frozen=True):
     generation: Generation = Generation()
     responses: Responses = Responses()
     state: State = State()
+    fetch: Fetch = Fetch()
     agent: Agent = Agent()
 
     @property

@@ -65,6 +65,7 @@ _SWITCHES = (
     ("disable_metrics", "server.metrics", "false"),
     ("access_log", "log.access", "true"),
     ("access_log_health", "log.access_health", "true"),
+    ("fetch_file_urls", "fetch.file_urls", "true"),
     ("agent", "agent.code_execution", "true"),
     ("agent", "agent.shell", "true"),
     ("enable_code_execution", "agent.code_execution", "true"),

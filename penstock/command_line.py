@@ -250,6 +250,7 @@ def _tools(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--enable-code-execution", action="store_true", help="models may run Python")
     group.add_argument("--enable-shell", action="store_true", help="models may run shell commands")
+    group.add_argument("--fetch-file-urls", action="store_true", help="messages may name files by their URL")
     for flag, (_, metavar, text) in TOOL_FLAGS.items():
         group.add_argument(flag, metavar=metavar, help=text)
 

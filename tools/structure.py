@@ -34,7 +34,7 @@ FLOORS = {
         ("routes",),
         ("access", "access_log"),
         ("scope",),
-        ("http", "tracing"),
+        ("http", "tracing", "web"),
         ("openapi", "records", "server"),
         ("background", "engine", "state"),
         ("tensors",),

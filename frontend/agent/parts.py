@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from frontend.agent.host import ToolHost
 from frontend.agent.outside import Backend, Dispatch
@@ -14,7 +15,10 @@ from frontend.state.files import FileStore
 from frontend.state.sessions import SessionStore
 from frontend.state.skills import SkillStore
 from frontend.state.state import State
-from ipc.settings import Agent
+from ipc.settings import Agent, Fetch
+
+if TYPE_CHECKING:
+    from frontend.web.fetching import Fetcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +35,17 @@ class Parts:
     sessions: SessionStore
     approvals: ApprovalStore
     backends: Mapping[str, Backend] = field(default_factory=dict)
+    fetcher: Fetcher | None = None
 
     async def close(self) -> None:
-        """Close what the backends hold open."""
+        """Close what is held open."""
         for backend in self.backends.values():
             await backend.close()
+        if self.fetcher is not None:
+            await self.fetcher.close()
 
 
-def parts_of(agent: Agent, state: State, host: ToolHost, max_file_nbytes: int) -> Parts:
+def parts_of(agent: Agent, fetch: Fetch, state: State, host: ToolHost, max_file_nbytes: int) -> Parts:
     """The parts of a frontend. Files of messages can be read always; skills need a shell."""
     features = ((CODE, agent.code_execution), (SHELL, agent.shell))
     offer = Offer(
@@ -48,6 +55,7 @@ def parts_of(agent: Agent, state: State, host: ToolHost, max_file_nbytes: int) -
         agent.max_tool_rounds,
         agent.code_exec_timeout_s,
         agent.shell_timeout_s,
+        fetches_files=fetch.file_urls,
         has_network=agent.sandbox == "off" or agent.sandbox_network == "full",
         max_file_nbytes=max_file_nbytes,
         dispatches=bool(agent.tool_dispatch_url),
@@ -55,4 +63,12 @@ def parts_of(agent: Agent, state: State, host: ToolHost, max_file_nbytes: int) -
     backends: dict[str, Backend] = {}
     if agent.tool_dispatch_url:
         backends[EXTERNAL] = Dispatch(agent.tool_dispatch_url, agent.tool_dispatch_timeout_s)
-    return Parts(offer, host, state.files, state.skills, state.sessions, state.approvals, backends)
+    fetcher = _fetcher(fetch) if fetch.file_urls else None
+    return Parts(offer, host, state.files, state.skills, state.sessions, state.approvals, backends, fetcher)
+
+
+def _fetcher(fetch: Fetch) -> Fetcher:
+    # PERF: the library costs 7 MB of memory, which servers that fetch nothing keep.
+    from frontend.web.fetching import Fetcher
+
+    return Fetcher(fetch)

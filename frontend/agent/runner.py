@@ -63,7 +63,7 @@ def running(
 ) -> AbstractAsyncContextManager[Generation]:
     """The generation of a call; with a `plan` tools of this server run within. Leaving the context ends the work.
 
-    Raises as `frontend.generation.running.running`, and `InvalidField` for files and skills that are not there.
+    Raises as `frontend.generation.running.running`, and `InvalidField` for files and skills that cannot be had.
     """
     if plan is None:
         return generation.running(services, req, scope, entry, call)
@@ -105,7 +105,9 @@ class AgentRun(Generation):
         turn = max(0, sum(message["role"] == "user" for message in messages) - 1)
         sandbox = sandbox_of(self._owner, self._session)
         parts, plan = self._parts, self._plan
-        self._place = Workplace(parts.host, parts.files, parts.skills, self._owner, plan, sandbox, turn)
+        self._place = Workplace(
+            parts.host, parts.files, parts.skills, self._owner, plan, sandbox, turn, parts.fetcher
+        )
         self.ending.callback(self._place.close)
         self._place.files = await self._files_of(kept)
         note = await self._place.prepare()

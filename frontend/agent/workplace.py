@@ -1,9 +1,9 @@
 """Where the tools of one run work: the sandbox of its session, its files, its skills.
 
 1. A session has one sandbox, whose name is a digest of owner and session. The sandbox begins with its first call.
-2. `prepare` finds the files and skills that the request brings, and returns what the model is told about them. Before
+2. `prepare` finds or fetches the files and skills of the request, and returns what the model is told of them. Before
    the first call of a sandbox they are mounted: files under unique base names, skills below `skills/`. Bytes that a
-   session is sent again are one file.
+   session is sent again are one file, and a URL is fetched once.
 3. `run` runs a call and keeps the files that the call has made. A call that fails gives the model an answer that says
    so; only a store that fails ends the run.
 4. `missing` makes placeholders for requested files that no call has made.
@@ -12,13 +12,14 @@
 from __future__ import annotations
 
 import hashlib
+import mimetypes
 import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from frontend.agent import results, tools
@@ -39,6 +40,7 @@ from frontend.state.file_objects import (
 )
 from frontend.state.files import AGENT_OUTPUT, USER_DATA, File, FileStore, Origin, Placeholder, clean_name
 from frontend.state.skills import OpenSkill, SkillStore
+from frontend.web.addresses import FetchFailed
 from ipc.errors import FileNotFound, InvalidInput, StateFull, ToolFault, ToolHostLost
 from ipc.wire.tools import (
     NOT_PRODUCED,
@@ -52,6 +54,9 @@ from ipc.wire.tools import (
     SurfaceCall,
     Wanted,
 )
+
+if TYPE_CHECKING:
+    from frontend.web.fetching import Fetcher
 
 MAX_INPUT_CHARS, MAX_PREVIEW_CHARS = 4096, 32768
 """Characters of text that the model is shown of one input file, and of all of a request."""
@@ -88,7 +93,7 @@ def _digest(sandbox: str, name: str, data: bytes) -> str:
 class Workplace:
     """The work of one run. `turn` is the number of user messages before the last one.
 
-    `files` are those of the session, the oldest first.
+    `files` are those of the session, the oldest first. The `fetcher` is there where requests may name files by URL.
     """
 
     host: ToolHost
@@ -98,6 +103,7 @@ class Workplace:
     plan: AgentPlan
     sandbox: str
     turn: int
+    fetcher: Fetcher | None = None
     files: list[File] = field(default_factory=list)
     _mounts: list[tuple[str, File]] = field(default_factory=list)
     _skills: list[tuple[str, OpenSkill]] = field(default_factory=list)
@@ -147,17 +153,45 @@ class Workplace:
                     raise InvalidField(given.field, error.message) from None
                 return None
             return file
-        id_ = f"file-{await in_thread(_digest, self.sandbox, given.name, given.data)}"
+        data = given.url.encode(errors="surrogatepass") or given.data
+        id_ = f"file-{await in_thread(_digest, self.sandbox, given.name, data)}"
         with suppress(FileNotFound, FileElided, FilePlaceholder):
             # NOTE: clients send a conversation whole, with its files, each time.
             file = await self.store.get(self.owner, id_)
             if file.created + (file.expires - file.created) / 2 > time.time():
                 os.close(self.store.open(file))
                 return file
+        if given.url:
+            return await self._fetched(given, id_)
         origin = Origin("input_file", 0, self.turn)
         return await self.store.add(
             self.owner, given.data, name=given.name, purpose=USER_DATA, origin=origin, id=id_
         )
+
+    async def _fetched(self, given: InputFile, id_: str) -> File | None:
+        """A file that the request names by its URL. Its bytes go to the store as they arrive."""
+        assert self.fetcher is not None
+        most_nbytes = self.plan.offer.max_file_nbytes
+        async with self.store.draft() as draft:
+            try:
+                async with self.fetcher.open(given.url, most_nbytes=most_nbytes) as page:
+                    async for piece in page.pieces():
+                        await draft.write(piece)
+            except FetchFailed as error:
+                if given.required:
+                    raise InvalidField(given.field, error.message) from None
+                return None
+            name = given.name or page.name
+            ending = mimetypes.guess_extension(page.media_type) if not PurePosixPath(name).suffix else None
+            return await self.store.add(
+                self.owner,
+                draft,
+                name=name,
+                purpose=USER_DATA,
+                origin=Origin("input_file", 0, self.turn),
+                id=id_,
+                format=ending[1:] if ending else None,
+            )
 
     async def _beginning(self, file: File, chars: int) -> str:
         text = await text_slice(self.store, file, 0, chars) if chars > 0 else None

@@ -17,6 +17,7 @@ from frontend.grpc import port
 from frontend.http import listeners
 from frontend.tensors.request import Forwarding
 from frontend.tracing import otlp
+from frontend.web.addresses import networks_of
 from ipc import settings
 from ipc.addresses import unix_path
 from ipc.catalog.entries import Catalog
@@ -47,6 +48,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     port.validate_address(config.grpc)
     listeners.check_addresses(config)
     require_keys_for_tools(config)
+    networks_of(config.fetch.allowed_networks)
     if config.server.compatible:
         # The tables of all protocols take as long to import as the rest of the arbiter.
         from frontend.protocols import registry

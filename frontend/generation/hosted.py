@@ -25,6 +25,9 @@ PERMISSIONS = ("auto", "ask", "deny")
 """From the laxest to the strictest."""
 MAX_REQUESTED = 64
 MAX_INPUTS = 64
+MAX_URLS = 8
+"""Files of a request that the server fetches."""
+MAX_URL = 4096
 MAX_SKILLS = 16
 MAX_SESSION = 256
 MAX_ID = 256
@@ -38,7 +41,8 @@ class Offer:
 
     `takes_files`: files of messages are inputs of a run, each with at most `max_file_nbytes`. `has_network`: tools
     reach more than themselves.
-    `dispatches`: functions of clients run at the operator's dispatch URL.
+    `dispatches`: functions of clients run at the operator's dispatch URL. `fetches_files`: messages may name files by
+    URL.
     """
 
     features: frozenset[str] = frozenset()
@@ -50,6 +54,7 @@ class Offer:
     has_network: bool = False
     max_file_nbytes: int = 64 << 20
     dispatches: bool = False
+    fetches_files: bool = False
 
 
 NOTHING = Offer()
@@ -57,13 +62,14 @@ NOTHING = Offer()
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file that a message brings: the id of a stored file, or a name and bytes. `field` is its path.
+    """A file that a message brings: the id of a stored file, a URL, or a name and bytes. `field` is its path.
 
-    A file that is not `required` may have expired.
+    A file that is not `required` may have expired. The name of a file by URL may be empty.
     """
 
     field: str
     file_id: str = ""
+    url: str = ""
     name: str = ""
     data: bytes = b""
     required: bool = True
@@ -110,16 +116,17 @@ def refused(feature: str, what: str, where: str) -> InvalidField:
 
 @dataclass(slots=True)
 class Hosted:
-    """What a request asks for, while the request is read."""
+    """What a request asks for, while the request is read. `takes_urls`: files may have a URL in this protocol."""
 
     offer: Offer = NOTHING
+    takes_urls: bool = True
     features: set[str] = field(default_factory=set)
     inputs: list[InputFile] = field(default_factory=list)
     skills: list[SkillUse] = field(default_factory=list)
 
     def copied(self) -> Hosted:
         """The same, which more can be added to."""
-        return Hosted(self.offer, set(self.features), list(self.inputs), list(self.skills))
+        return replace(self, features=set(self.features), inputs=list(self.inputs), skills=list(self.skills))
 
     def use(self, feature: str, what: str, where: str) -> None:
         """The request asks for a feature. Raises `InvalidField` where the feature is off."""
@@ -168,13 +175,17 @@ class Hosted:
             self.add_skill(skill.get("skill_id"), skill.get("version"), at)
 
     def add_file(self, part: Mapping[str, Any], where: str, *, required: bool = True) -> None:
-        """A part with `file_id`, or with `filename` and `file_data`. Raises `InvalidField`."""
+        """A part with `file_id`, with `filename` and `file_data`, or with `file_url`. Raises `InvalidField`."""
         if len(self.inputs) == MAX_INPUTS:
             raise InvalidField(where, f"more than {MAX_INPUTS} files")
         file_id, data = part.get("file_id"), part.get("file_data")
-        if part.get("file_url") is not None:
-            text = "this server fetches no files: upload the file, or send file_data"
-            raise InvalidField(f"{where}.file_url", text)
+        if (url := part.get("file_url")) is not None:
+            if not self.takes_urls:
+                raise InvalidField(f"{where}.file_url", "is taken by POST /v1/responses only: send file_data")
+            if file_id is not None or data is not None:
+                raise InvalidField(where, "expected only one of file_url, file_id and file_data")
+            self.add_url(url, part.get("filename"), f"{where}.file_url", required=required)
+            return
         if (file_id is None) == (data is None):
             raise InvalidField(where, "expected either file_id, or filename and file_data")
         if file_id is not None:
@@ -185,6 +196,16 @@ class Hosted:
         name = _text(part.get("filename"), f"{where}.filename", MAX_NAME)
         content = decoded(data, f"{where}.file_data", self.offer.max_file_nbytes)
         self.inputs.append(InputFile(f"{where}.file_data", name=name, data=content, required=required))
+
+    def add_url(self, url: Any, name: Any, where: str, *, required: bool = True) -> None:
+        """A file that the server fetches; `where` is the path of its URL. Raises `InvalidField`."""
+        if not self.offer.fetches_files:
+            text = "this server fetches no files: send the file, or start the server with --fetch-file-urls"
+            raise InvalidField(where, text)
+        if sum(bool(each.url) for each in self.inputs) == MAX_URLS:
+            raise InvalidField(where, f"more than {MAX_URLS} files by URL")
+        given = "" if name is None else _text(name, f"name of {where}", MAX_NAME)
+        self.inputs.append(InputFile(where, url=_text(url, where, MAX_URL), name=given, required=required))
 
     def take(self, part: Any, where: str, *, required: bool) -> bool:
         """Whether a part of a message is a file that runs may have, which becomes an input. Raises `InvalidField`."""

@@ -215,7 +215,7 @@ def parse(body: bytes, limits: Limits, offer: Offer = NOTHING) -> ChatPlan:
         raise InvalidField("modalities", "the models of this server answer with text only")
     options = request.stream_options
     usage = streams and options is not None and bool(options.include_usage)
-    hosted = Hosted(offer)
+    hosted = Hosted(offer, takes_urls=False)
     functions = functions_of(request.tools, _HINTS, hosted)
     messages = messages_of(request.messages, limits, hosted)
     agent = request.plan(hosted, streams, functions)

@@ -142,7 +142,7 @@ def _add_user(
 
 
 def _add_document(hosted: Hosted, block: dict[str, Any], where: str) -> None:
-    """A document is a stored file, base64 or text. Raises `InvalidField`."""
+    """A document is a stored file, base64, text, or a URL. Raises `InvalidField`."""
     source, place = block.get("source"), f"{where}.source"
     kind, name = kind_of(source, place), block.get("title") or "document"
     assert isinstance(source, dict)
@@ -152,8 +152,10 @@ def _add_document(hosted: Hosted, block: dict[str, Any], where: str) -> None:
         hosted.add_file({"filename": name, "file_data": source.get("data")}, place)
     elif kind == "text":
         hosted.add_text(name, _string(source.get("data"), f"{place}.data"), place)
+    elif kind == "url":
+        hosted.add_url(source.get("url"), block.get("title") or None, f"{place}.url")
     else:
-        raise InvalidField(f"{place}.type", f"{kind[:64]!a} is not one of file, base64, text")
+        raise InvalidField(f"{place}.type", f"{kind[:64]!a} is not one of file, base64, text, url")
 
 
 def _add_assistant(talk: Conversation, blocks: list[tuple[str, dict[str, Any], str]], where: str) -> None:

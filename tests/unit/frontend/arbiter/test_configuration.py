@@ -52,3 +52,9 @@ def test_tools_without_keys_are_for_this_machine_unless_a_setting_says_so(
             configuration.require_keys_for_tools(config)
     else:
         configuration.require_keys_for_tools(config)
+
+
+def test_a_text_that_is_no_network_stops_the_start(tmp_path: Path) -> None:
+    config = load(None, {"fetch.allowed_networks": "10.0.0.0/8,10.0.0.1/8", "run.dir": str(tmp_path)}, {})
+    with pytest.raises(ConfigError, match=r"fetch\.allowed_networks: '10\.0\.0\.1/8' is no network"):
+        configuration.read(config)
