@@ -49,12 +49,13 @@ class ReadinessResource:
         self._services = services
 
     async def on_get(self, req: Request, resp: Response) -> None:
-        """`ok`, or `not ready` with the reason on a second line."""
+        """`ok`, or `not ready` with the reason on a second line. Raises `ModelNotFound` at any time."""
         resp.content_type = falcon.MEDIA_TEXT
-        model = req.get_param("model")
+        name = req.get_param("model")
+        model = None if name is None else self._services.directory.find(name).id
         ready, why = self._services.engine.ready()
         if model is not None and (ready or why == LOADING):
-            state = self._services.directory.status(self._services.directory.find(model).id).state
+            state = self._services.directory.status(model).state
             ready, why = state == "loaded", f"model is {state}"
         resp.status = falcon.HTTP_200 if ready else falcon.HTTP_503
         resp.text = "ok" if ready else f"not ready\n{why}\n"

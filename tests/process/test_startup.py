@@ -117,6 +117,7 @@ def test_a_model_that_is_loaded_answers_while_another_of_the_start_loads(tmp_pat
         assert server.encode("org/early", ["served"]).status == 200
         assert b"models are loading" in server.get("/readyz").body
         assert server.get("/readyz?model=org/long").status == 503
+        assert server.get("/readyz?model=org/none").status == 404
         wait_until(lambda: "  try  " in server.log, what="the first block")
         head, _, block = server.log.partition(" answers; the start goes on with ")
         assert head.endswith("Penstock 0.1.0") and " is ready\n" not in server.log

@@ -275,6 +275,10 @@ _WORDS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
         ),
     ),
     (
+        r"unknown field `(.*)`, expected one of (.*)",
+        lambda found: f"'x-guidance': {_value(found[1])} is not one of {found[2].replace('`', '')}",
+    ),
+    (
         r'unknown special token: (".*?"); following special tokens are available: .*',
         lambda found: f"the model has no special token {found[1]}",
     ),
