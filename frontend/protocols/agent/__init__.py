@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from frontend.generation.errors import ErrorAnswer
 from frontend.generation.protocol import TextProtocol
-from frontend.protocols.agent.approvals import ApprovalAnswer, ApprovalBody, ApprovalResource
+from frontend.protocols.agent.resources import ApprovalAnswer, ApprovalBody, ApprovalResource, SessionResource
 from frontend.protocols.agent.serialized import SerializedSession
-from frontend.protocols.agent.sessions import SessionResource
 from frontend.routes import TEXT, Route, asking
 
 PROTOCOL = "agent"

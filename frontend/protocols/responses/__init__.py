@@ -12,19 +12,19 @@ import msgspec
 
 from frontend.generation.errors import ErrorAnswer, generating
 from frontend.generation.protocol import TextProtocol
-from frontend.protocols.responses.create import ResponsesResource
 from frontend.protocols.responses.output import ResponseAnswer
 from frontend.protocols.responses.requests import ResponseRequest
-from frontend.protocols.responses.runs import PROTOCOL, Runs
-from frontend.protocols.responses.store import ResponseStore
-from frontend.protocols.responses.stored import (
+from frontend.protocols.responses.resources import (
     CancelResource,
     DeletedResponse,
     InputItems,
     InputItemsResource,
     NotServed,
+    ResponsesResource,
     StoredResource,
 )
+from frontend.protocols.responses.runs import PROTOCOL, Runs
+from frontend.protocols.responses.store import ResponseStore
 from frontend.routes import Parameter, Route
 from frontend.services import Services
 

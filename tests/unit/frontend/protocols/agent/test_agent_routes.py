@@ -123,7 +123,7 @@ def test_an_import_takes_plain_messages_and_keeps_arguments_as_objects(server: S
 def test_files_of_an_export_have_bodies_up_to_a_bound(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frontend.protocols.agent.sessions.MAX_BODIES_NBYTES", 10)
+    monkeypatch.setattr("frontend.protocols.agent.resources.MAX_BODIES_NBYTES", 10)
     files = [
         {"id": f"file_{n}", "name": "a.txt", "text": text}
         for n, text in enumerate(("sixsix", "seven77", "four"))

@@ -24,8 +24,8 @@ from frontend.engine.events import (
 )
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses import store
-from frontend.protocols.responses.create import NamedEvents
 from frontend.protocols.responses.output import Output
+from frontend.protocols.responses.resources import NamedEvents
 from ipc.errors import Draining, InferenceFailed, InvalidInput, PenstockError, WorkerLost
 from ipc.wire.streams import TokenLogprob
 

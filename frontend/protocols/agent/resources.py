@@ -1,24 +1,31 @@
-"""GET, PUT and DELETE /v1/sessions/{session_id}: export, import and forget a session of the caller.
+"""Sessions of the caller are exported, imported and forgotten; decisions about calls of tools are taken.
+
+GET, PUT and DELETE /v1/sessions/{session_id}:
 
 1. Ids come from clients: any text of 1 to 256 characters, also with slashes. No id is ever part of a file's path.
 2. Errors are plain text. An import that is refused for its body is 400 and changes nothing.
 3. DELETE is 200 for unknown sessions too. DELETE and PUT forget remembered approvals at all frontends, end waits as
    refused, and end the sandbox of the session.
+
+POST /v1/agent/approvals/{approval_id} decides about a call, at whichever frontend the run waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, Literal
 
+import msgspec
 from falcon.asgi import Request, Response
+from msgspec import Meta
 
 from frontend.agent.workplace import sandbox_of
 from frontend.generation.errors import InvalidField, headers_of, status_of, text_of
 from frontend.generation.multipart import FRAMING_NBYTES
 from frontend.generation.parameters import owner_of
-from frontend.generation.running import decode
+from frontend.generation.running import decode, receive
 from frontend.http.rendering import off_loop
 from frontend.protocols.agent.serialized import (
     MAX_BODIES_NBYTES,
@@ -31,6 +38,7 @@ from frontend.protocols.agent.serialized import (
 from frontend.routes import TEXT
 from frontend.sending import answer_json
 from frontend.services import Services
+from frontend.state.approvals import Decision, Told
 from frontend.state.file_objects import file_object
 from ipc.errors import BodyTooLarge, Cancelled, FileNotFound, InvalidInput, PenstockError
 
@@ -145,3 +153,49 @@ async def _in_text(req: Request, resp: Response, work: Coroutine[Any, Any, None]
         req.context.penstock.failed(error)
         resp.status, resp.content_type, resp.text = status, TEXT, text_of(error)
         resp.set_headers(headers_of(error, status))
+
+
+class ApprovalBody(msgspec.Struct):
+    """A decision."""
+
+    decision: Annotated[Literal["approve", "deny"], Meta(description="Whether the call may run.")]
+    remember_for_session: Annotated[
+        bool, Meta(description="Whether an approval holds for later calls of the session.")
+    ] = False
+    message: Annotated[
+        str | None, Meta(description="Why the call may not run, for the model; ignored on an approval.")
+    ] = None
+
+
+class ApprovalAnswer(msgspec.Struct):
+    """What became of a decision."""
+
+    status: Annotated[
+        Told,
+        Meta(
+            description="`resolved`: a waiting call was released; `queued`: the call will find the decision; "
+            "`not_found`: nobody waits for it."
+        ),
+    ]
+
+
+class ApprovalResource:
+    """Decides about a call of the caller's runs; a key with the scope `admin` about calls of all runs."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def on_post(self, req: Request, resp: Response, approval_id: str) -> None:
+        """200, and 404 where nobody waits or somebody has decided."""
+        parse = partial(decode, kind=ApprovalBody, max_items=self._services.settings.limits.max_items)
+        body: ApprovalBody = await receive(self._services, req, parse)
+        approves = body.decision == "approve"
+        told = await self._services.state.approvals.decide(
+            None if req.context.penstock.grant.operates else owner_of(req),
+            approval_id,
+            Decision(approves, None if approves else body.message),
+            remember=body.remember_for_session,
+        )
+        if told == "not_found":
+            resp.status = 404
+        answer_json(resp, ApprovalAnswer(told))
