@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from frontend.access_log import HttpCounts
 from frontend.engine.answer import CopyBudget
-from frontend.engine.front import CachingEngine, Front
+from frontend.engine.caching import CachingEngine, Front
 from frontend.engine.interface import Engine, Models
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine

@@ -1,16 +1,4 @@
-"""Reads a request for generated text, runs its `GenerateCall`, and sends the answer.
-
-`receive` reads the body into the struct of the route:
-
-1. The head must name JSON: other content types are refused before anything is read. ollama does not look at the head,
-   so its routes take every content type.
-2. Bodies up to `MOST_NBYTES` are read within the budget of all bodies; a body with too many values is refused unbuilt.
-3. The body is decoded, in a thread if the body is large. Unknown fields are ignored, and null equals absent.
-4. A mistake names the field: malformed JSON is `MalformedBody`, a wrong type `InvalidField`. The request counts for the
-   model that the body names.
-
-`find_generator` finds the model: a catalog entry with the output `chat`. A request without a model, or for `default`,
-means `generation.default_model`, or the only such model. An unknown name is answered with the names that exist.
+"""Runs the `GenerateCall` of a request for generated text, and sends the answer.
 
 `running` loads the model, plans the work and starts the engine:
 
@@ -27,13 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
-from functools import lru_cache
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Any, TypeVar
 
 import falcon
 import msgspec
@@ -41,85 +26,23 @@ from falcon.asgi import Request, Response
 
 from frontend.engine.events import Generation
 from frontend.engine.planning import cost_of, pace_of, plan
-from frontend.generation.errors import InvalidField, MalformedBody, WrongContentType, status_of
-from frontend.generation.nested import written
+from frontend.generation.errors import status_of
 from frontend.generation.outcome import Outcome
-from frontend.http.fields import check_values, fault_of, mismatch_of, model_in
 from frontend.http.rendering import off_loop_if
 from frontend.scope import RequestScope
 from frontend.sending import COMMENT, CONTENT_TYPE, EventStream, Opening, RenderError, comment
 from frontend.services import Services
 from ipc import deadline
-from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.decoding import learnt
-from ipc.errors import BodyTooLarge, InvalidInput, ModelNotFound, PenstockError
-from ipc.settings import Settings
+from ipc.catalog.entries import ModelEntry
+from ipc.errors import PenstockError
 from ipc.wire.messages import GenerateCall
 
-OUTPUT = "chat"
-DEFAULT = "default"
-STATUSES = {"loaded": "loaded", "loading": "reloading"}
-"""Statuses of the contract for states of a model; all other states are `unloaded`."""
-_SHOWN = 20
 MANY_TOKENS = 2048
 """Log probabilities of more tokens are written by a thread."""
 Render = Callable[[Outcome], msgspec.Struct]
 """The body of an outcome."""
 LONGEST_S = 86400.0
 """Bound of a request whose stream goes on and on."""
-T = TypeVar("T")
-R = TypeVar("R")
-MOST_NBYTES = 50 << 20
-"""Largest body."""
-LONG_NBYTES = 64 << 10
-"""Bodies above this size are decoded by a thread."""
-_PLACE = re.compile(r"(?P<text>.*?) - at `(?:key in )?\$(?P<path>.*)`$", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
-
-
-def model_status(state: str) -> str:
-    """The status of the contract for a state of a model."""
-    return STATUSES.get(state, "unloaded")
-
-
-def generators(catalog: Catalog) -> list[str]:
-    """Names of the models that generate text, without variants of profiles."""
-    return [name for name, entry in catalog.items() if OUTPUT in entry.outputs and ":" not in name]
-
-
-def default_model(catalog: Catalog, settings: Settings) -> str:
-    """The name that `default` stands for; empty if several models could be meant, or none."""
-    if settings.generation.default_model:
-        return settings.generation.default_model
-    known = generators(catalog)
-    return known[0] if len(known) == 1 else ""
-
-
-def find_generator(name: str | None, catalog: Catalog, settings: Settings) -> ModelEntry:
-    """Catalog entry of the model of a request.
-
-    Raises `ModelNotFound` with the names that exist, and `InvalidField` for a model that generates no text.
-    """
-    if name is None or name in ("", DEFAULT):
-        name = default_model(catalog, settings)
-        if not name:
-            all_names = generators(catalog)
-            why = f"several could be meant; {_listing(all_names)}" if all_names else "none is served"
-            raise ModelNotFound(f"model: no default model of generated text: {why}")
-    try:
-        entry = catalog.find(name)
-    except ModelNotFound:
-        why, known = catalog.absence(name), _listing(generators(catalog))
-        text = f"model {name[:200]!a} does not exist{'; ' + why if why else ''}; {known}, or 'default'"
-        raise ModelNotFound(text) from None
-    if OUTPUT not in entry.outputs:
-        raise InvalidField("model", f"'{entry.id}' generates no text; {_listing(generators(catalog))}")
-    return entry
-
-
-def _listing(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"models of generated text: {', '.join(names[:_SHOWN]) or 'none'}{more}"
 
 
 def new_id(prefix: str) -> str:
@@ -171,13 +94,6 @@ async def send_stream(
     stream.answer(resp, content_type)
 
 
-def named_model(services: Services, scope: RequestScope, name: str | None) -> ModelEntry:
-    """The model that a request names. Raises `ModelNotFound`, or `InvalidField` for a model that generates no text."""
-    entry = find_generator(name, services.catalog, services.settings)
-    scope.names(entry.id)
-    return entry
-
-
 def _bound_times(req: Request, scope: RequestScope, services: Services) -> None:
     """Replace the deadline of all requests by those of generated text, unless the caller named a deadline."""
     if not scope.start_by_ns and req.get_header("X-Request-Timeout") is None:
@@ -210,94 +126,3 @@ def _space_of(owner: str, salt: str) -> str:
     if not owner and not salt:
         return ""
     return hashlib.blake2b(f"{len(owner)}:{owner}{salt}".encode(), digest_size=16).hexdigest()
-
-
-def same_name(name: str, catalog: Catalog) -> str:
-    """The name of a model as the request has it."""
-    return name
-
-
-async def receive(
-    services: Services,
-    req: Request,
-    parse: Callable[[bytes], R],
-    *,
-    always_json: bool = False,
-    known_name: Callable[[str, Catalog], str] = same_name,
-) -> R:
-    """`parse(body)` of a JSON body, in a thread if the body is large; `always_json`: whatever the head says.
-
-    `known_name` gives the catalog's name of a model that a body names. Raises `WrongContentType`, `BodyTooLarge`, what
-    `parse` raises, and as `BodyReader.receive` does.
-    """
-    if not always_json:
-        check_content_type(req.content_type)
-    _check_nbytes(req.content_length or 0)
-    async with services.bodies.receive(req, req.context.penstock.deadline_ns) as body:
-        _check_nbytes(len(body))
-        try:
-            return await off_loop_if(len(body) > LONG_NBYTES, parse, body)
-        except InvalidInput:
-            named = await off_loop_if(len(body) > LONG_NBYTES, model_in, body)
-            if named:
-                with suppress(PenstockError):
-                    named = known_name(named, services.catalog)
-                    entry = find_generator(named, services.catalog, services.settings)
-                    req.context.penstock.names(entry.id)
-            raise
-
-
-def check_content_type(given: str | None) -> None:
-    """Raise `WrongContentType` unless the media type is JSON (RFC 6839: also with a suffix `+json`)."""
-    media = (given or "").partition(";")[0].strip().lower()
-    if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
-        shown = f"got {media[:64]!a}" if media else "got none"
-        raise WrongContentType(f"header Content-Type: expected application/json, {shown}")
-
-
-def decode(body: bytes, kind: type[T], max_items: int, aliases: Sequence[tuple[str, ...]] = ()) -> T:
-    """The body as a `kind`. Each tuple of `aliases` names fields of which a request may have one.
-
-    Raises `MalformedBody` and `InvalidField`.
-    """
-    if not body:
-        raise MalformedBody("body: empty, expected JSON")
-    check_values(body, False, max_items)
-    try:
-        decoded: T = _decoder(kind).decode(body)  # type: ignore[arg-type]
-    except msgspec.ValidationError as error:
-        raise _refusal(mismatch_of(error, kind)) from None
-    except RecursionError:
-        raise MalformedBody("body: JSON is nested too deeply") from None
-    except (msgspec.DecodeError, ValueError, OverflowError, MemoryError) as error:
-        raise MalformedBody(fault_of(body) or f"body: malformed JSON: {str(error)[:200]}") from None
-    for names in aliases:
-        _refuse_aliases(decoded, names)
-    return decoded
-
-
-def _check_nbytes(nbytes: int) -> None:
-    if nbytes > MOST_NBYTES:
-        raise BodyTooLarge(f"body: {nbytes} bytes, the limit is {MOST_NBYTES}")
-
-
-@lru_cache(maxsize=64)
-def _decoder(kind: Any) -> Any:
-    return msgspec.json.Decoder(learnt(kind), float_hook=written)
-
-
-def _refusal(text: str) -> InvalidField:
-    """The error of a wrong type, with the path of its field."""
-    place = _PLACE.match(text)
-    path, text = (place["path"], place["text"]) if place else ("", text)
-    missing = _MISSING.search(text)
-    if missing:
-        path, text = f"{path}.{missing['name']}", "is required"
-    text = text.replace("`", "")
-    return InvalidField(path.lstrip(".") or "body", text[:1].lower() + text[1:])
-
-
-def _refuse_aliases(request: object, names: tuple[str, ...]) -> None:
-    given = [name for name in names if getattr(request, name) is not None]
-    if len(given) > 1:
-        raise InvalidField(given[1], f"is a duplicate of {given[0]}: send one of them")

@@ -14,8 +14,8 @@ from workers.generation.captured import CapturedSteps
 from workers.generation.engine import Engine
 from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.rope import length_rope
-from workers.generation.sequence import BlockPool
-from workers.generation.sequence import Sequence as Choice
+from workers.generation.scheduler import BlockPool
+from workers.generation.scheduler import Sequence as Choice
 
 BLOCK_TOKENS = 8
 LIKELIEST = Sampling(logprobs=0)

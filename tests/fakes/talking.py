@@ -17,8 +17,8 @@ from workers.adapters.base import LoadContext
 from workers.adapters.causal import CausalAdapter
 from workers.adapters.shared.checkpoint import load_tokenizer
 from workers.generation.engine import Engine
-from workers.generation.sequence import Sequence as Choice
-from workers.generation.sequence import Span
+from workers.generation.scheduler import Sequence as Choice
+from workers.generation.scheduler import Span
 
 
 class TalkingEngine(Engine):

@@ -16,7 +16,7 @@ from workers.generation.attention import PagedAttention
 from workers.generation.captured import CapturedSteps
 from workers.generation.heads import Heads
 from workers.generation.paged_decode import DecodeLayout, select_decode
-from workers.generation.sequence import Sequence
+from workers.generation.scheduler import Sequence
 
 pytestmark = pytest.mark.gpu
 HALF = [torch.float16, torch.bfloat16]

@@ -36,7 +36,7 @@ from workers.generation.heads import Heads, MaskRule, in_reach
 from workers.generation.paged_decode import Decode, DecodeLayout, select_decode
 from workers.generation.paged_kernel import Kind, PagedKernel, StepLayout, Stretch, select_kernel
 from workers.generation.rope import LengthRope, Lengths
-from workers.generation.sequence import Span
+from workers.generation.scheduler import Span
 
 _SERIAL = itertools.count()
 Integers = NDArray[np.int64]

@@ -21,8 +21,8 @@ from workers.generation.engine import Engine, Masks, Sampler
 from workers.generation.plain import PlainEngine
 from workers.generation.proof import Earlier, packs
 from workers.generation.request import GenerationRequest
+from workers.generation.scheduler import BlockPool, Output
 from workers.generation.scoring import scored_tokens
-from workers.generation.sequence import BlockPool, Output
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ import torch
 from workers.generation.attention import PagedAttention, Plan, packed_pass, plan_of
 from workers.generation.paged_decode import DecodeLayout
 from workers.generation.rope import Lengths
-from workers.generation.sequence import Span
+from workers.generation.scheduler import Span
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from workers import foreign
 from workers.generation.attention import PagedAttention, packed_pass, plan_of
 from workers.generation.captured import CapturedSteps
 from workers.generation.request import Emission, GenerationRequest, Matcher
+from workers.generation.scheduler import BlockPool, Output, Scheduler, Span, Spoiled
+from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scoring import first_token, scored
-from workers.generation.sequence import BlockPool, Output, Scheduler, Span, Spoiled
-from workers.generation.sequence import Sequence as Choice
 
 
 class Chosen(NamedTuple):

@@ -44,8 +44,8 @@ from workers.generation.answers import ANSWER, ANY_OBJECT, AnswerGrammar, Budget
 from workers.generation.formats.table import Format
 from workers.generation.grammar_trial import LIMITS, Trial, error_of
 from workers.generation.request import Matcher
-from workers.generation.sequence import Sequence as Choice
-from workers.generation.sequence import Unfit
+from workers.generation.scheduler import Sequence as Choice
+from workers.generation.scheduler import Unfit
 from workers.generation.templates import switch_off_limits
 
 MOST_TALK = 512

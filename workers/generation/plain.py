@@ -25,9 +25,9 @@ from workers import foreign
 from workers.generation.engine import Engine, Masks, Sampler
 from workers.generation.request import GenerationRequest
 from workers.generation.rope import depends_on_length, forget_lengths
+from workers.generation.scheduler import BlockPool, Output, Span
+from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scoring import scored
-from workers.generation.sequence import BlockPool, Output, Span
-from workers.generation.sequence import Sequence as Choice
 
 log = logging.getLogger(__name__)
 

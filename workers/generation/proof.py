@@ -35,8 +35,8 @@ from workers.generation.engine import Engine
 from workers.generation.plain import Run, without_settings
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.rope import LengthRope, Unfollowed, forget_lengths, length_rope
-from workers.generation.sequence import BlockPool, Span
-from workers.generation.sequence import Sequence as Choice
+from workers.generation.scheduler import BlockPool, Span
+from workers.generation.scheduler import Sequence as Choice
 
 log = logging.getLogger(__name__)
 

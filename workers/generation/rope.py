@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from workers.generation.sequence import Sequence as Choice
-from workers.generation.sequence import Span
+from workers.generation.scheduler import Sequence as Choice
+from workers.generation.scheduler import Span
 
 _KINDS = ("longrope", "dynamic")
 Rotary = Callable[..., Any]

@@ -38,8 +38,8 @@ from workers.generation.drawing import (
     floors_of,
     has_filters,
 )
-from workers.generation.sequence import Sequence as Choice
-from workers.generation.sequence import Unfit
+from workers.generation.scheduler import Sequence as Choice
+from workers.generation.scheduler import Unfit
 
 _COLD = 1e-7
 """Temperatures up to this are greedy."""

@@ -14,7 +14,7 @@ import torch
 from ipc.wire.streams import PromptToken
 from workers.generation.request import PromptText
 from workers.generation.sampling import LEAST_LOGPROB, NoNextToken
-from workers.generation.sequence import Sequence as Choice
+from workers.generation.scheduler import Sequence as Choice
 
 LOGITS_NBYTES = 256 << 20
 """Most bytes of the logits that one step computes for prompts, as float32."""

@@ -145,7 +145,7 @@ def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 class ChoiceOutput:
-    """What one choice of a request has become so far (`workers.generation.sequence.Output`)."""
+    """What one choice of a request has become so far (`workers.generation.scheduler.Output`)."""
 
     def __init__(self, vocabulary: Vocabulary, request: GenerationRequest, choice: int) -> None:
         self.ended: str | None = None

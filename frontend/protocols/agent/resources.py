@@ -24,8 +24,7 @@ from msgspec import Meta
 from frontend.agent.workplace import sandbox_of
 from frontend.generation.errors import InvalidField, headers_of, status_of, text_of
 from frontend.generation.multipart import FRAMING_NBYTES
-from frontend.generation.parameters import owner_of
-from frontend.generation.running import decode, receive
+from frontend.generation.requests import decode, owner_of, receive
 from frontend.http.rendering import off_loop
 from frontend.protocols.agent.serialized import (
     MAX_BODIES_NBYTES,

@@ -13,7 +13,7 @@ import msgspec
 from frontend.generation.errors import ErrorAnswer, generating
 from frontend.generation.protocol import TextProtocol
 from frontend.protocols.chat import management
-from frontend.protocols.chat.chat import PROTOCOL, ChatAnswer, ChatRequest, ChatResource
+from frontend.protocols.chat.chat import PROTOCOL, ChatRequest, ChatResource
 from frontend.protocols.chat.completions import CompletionAnswer, CompletionRequest, CompletionsResource
 from frontend.protocols.chat.management import (
     ControlAnswer,
@@ -23,6 +23,7 @@ from frontend.protocols.chat.management import (
     OtherCategory,
     SystemInfo,
 )
+from frontend.protocols.chat.output import ChatAnswer
 from frontend.routes import JSON, Need, Route
 from frontend.services import Services
 

@@ -37,9 +37,10 @@ from frontend.generation.fields import (
 )
 from frontend.generation.nested import grammar_of
 from frontend.generation.outcome import ChoiceOutcome, Outcome, entered, finite, text_of_token
-from frontend.generation.running import decode, gathered, named_model, receive, running, send_json
-from frontend.protocols.chat.chat import Envelope, StreamOptions, last_chunks, send_events
-from frontend.protocols.chat.usage import Usage, usage_of
+from frontend.generation.requests import decode, named_model, receive
+from frontend.generation.running import gathered, running, send_json
+from frontend.protocols.chat.chat import StreamOptions, send_events
+from frontend.protocols.chat.output import Envelope, Usage, last_chunks, usage_of
 from frontend.scope import RequestScope
 from frontend.sending import DONE, InferenceRoute, data
 from ipc.catalog.entries import ModelEntry

@@ -20,7 +20,7 @@ from falcon.asgi import Request, Response
 from msgspec import Meta
 
 from frontend.generation.errors import InvalidField
-from frontend.generation.running import decode, find_generator, model_status, receive
+from frontend.generation.requests import decode, find_generator, model_status, receive
 from frontend.http.bodies import until_disconnect
 from frontend.http.rendering import off_loop
 from frontend.scope import RequestScope

@@ -9,8 +9,8 @@ from functools import partial
 
 from falcon.asgi import Request
 
-from frontend.generation.parameters import is_anthropic
 from frontend.generation.protocol import BOTH_FORMS, TextProtocol, stored
+from frontend.generation.requests import is_anthropic
 from frontend.protocols.files.resources import (
     ContainerContentResource,
     ContainerFileResource,

@@ -19,7 +19,7 @@ from falcon.asgi import Request, Response
 
 from frontend.generation.errors import InvalidField, MalformedBody
 from frontend.generation.multipart import FRAMING_NBYTES, Fields, parts_of
-from frontend.generation.parameters import ORDERS, is_anthropic, number, owner_of, word
+from frontend.generation.requests import ORDERS, is_anthropic, number, owner_of, word
 from frontend.protocols.files.schemas import (
     MOST_LISTED,
     ContainerFileList,

@@ -34,7 +34,8 @@ from frontend.engine.events import (
 )
 from frontend.generation.anthropic_errors import status_of, stream_error
 from frontend.generation.outcome import Outcome, entries_of, finish_reason
-from frontend.generation.running import named_model, new_id, receive, send_json, send_stream
+from frontend.generation.requests import named_model, receive
+from frontend.generation.running import new_id, send_json, send_stream
 from frontend.protocols.messages.requests import MessagesPlan, parse, parse_count
 from frontend.scope import RequestScope
 from frontend.sending import COMMENT, InferenceRoute, named

@@ -47,7 +47,7 @@ from frontend.generation.fields import (
 )
 from frontend.generation.hosted import CODE, NOTHING, SHELL, AgentPlan, Hosted, Offer
 from frontend.generation.nested import grammar_of, kind_of
-from frontend.generation.running import decode
+from frontend.generation.requests import decode
 from frontend.protocols.messages.blocks import Message, add_messages, changes_tools
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse

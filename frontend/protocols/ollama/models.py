@@ -17,8 +17,8 @@ from falcon.asgi import Request, Response
 from msgspec import Meta
 
 from frontend.generation.errors import InvalidField
-from frontend.generation.running import OUTPUT as TEXT
-from frontend.generation.running import decode, receive
+from frontend.generation.requests import OUTPUT as TEXT
+from frontend.generation.requests import decode, receive
 from frontend.http.rendering import instant
 from frontend.protocols.ollama.requests import LATEST, known_name
 from frontend.sending import answer_json

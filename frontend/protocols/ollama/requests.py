@@ -29,7 +29,7 @@ from frontend.generation.conversation import (
 from frontend.generation.errors import InvalidField, shown
 from frontend.generation.fields import SamplingFields, ending_of, sampling_of, variables_of
 from frontend.generation.nested import grammar_of, schema_grammar
-from frontend.generation.running import decode
+from frontend.generation.requests import decode
 from frontend.http.fields import one_of
 from ipc.catalog.entries import Catalog
 from ipc.settings import Limits

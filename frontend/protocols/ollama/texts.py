@@ -21,7 +21,8 @@ from msgspec import UNSET, Meta, UnsetType
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Text
 from frontend.generation.errors import text_of
 from frontend.generation.outcome import Outcome, entries_of
-from frontend.generation.running import named_model, receive, running, send_json, send_stream
+from frontend.generation.requests import named_model, receive
+from frontend.generation.running import running, send_json, send_stream
 from frontend.http.rendering import instant
 from frontend.protocols.ollama.requests import TextPlan, known_name, parse_chat, parse_generate
 from frontend.scope import RequestScope

@@ -54,7 +54,8 @@ from frontend.generation.fields import (
 )
 from frontend.generation.hosted import NOTHING, AgentPlan, Hosted, Offer, in_container
 from frontend.generation.nested import checked_json, grammar_of, json_text
-from frontend.generation.running import DEFAULT, decode, new_id
+from frontend.generation.requests import DEFAULT, decode
+from frontend.generation.running import new_id
 from frontend.protocols.responses.turns import Turns, joined
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall, ToolUse

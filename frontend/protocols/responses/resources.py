@@ -25,8 +25,8 @@ from msgspec import Meta
 from frontend.agent.runner import running
 from frontend.engine.events import Generation
 from frontend.generation.errors import InvalidField, error_info, status_of
-from frontend.generation.parameters import MOST_NUMBER, ORDERS, number, owner_of, word
-from frontend.generation.running import named_model, send_stream
+from frontend.generation.requests import MOST_NUMBER, ORDERS, named_model, number, owner_of, word
+from frontend.generation.running import send_stream
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses import store as event_log

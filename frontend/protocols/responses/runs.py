@@ -24,7 +24,7 @@ from frontend.agent.runner import offer_of, running
 from frontend.engine.events import Event
 from frontend.generation.errors import InvalidField, status_of
 from frontend.generation.hosted import AgentPlan
-from frontend.generation.running import find_generator, named_model, receive
+from frontend.generation.requests import find_generator, named_model, receive
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses.output import Output, Resource

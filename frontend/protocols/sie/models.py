@@ -17,7 +17,7 @@ import msgspec
 from falcon.asgi import Request, Response
 from msgspec import Meta
 
-from frontend.generation.running import DEFAULT, default_model, model_status
+from frontend.generation.requests import DEFAULT, default_model, model_status
 from frontend.http.bodies import until_disconnect
 from frontend.http.rendering import instant
 from frontend.protocols.sie.schemas import AdminRequest, read_aside

@@ -17,8 +17,7 @@ from falcon.asgi import Request, Response
 
 from frontend.generation.errors import InvalidField, MalformedBody
 from frontend.generation.multipart import FRAMING_NBYTES, Fields, Part, held_parts
-from frontend.generation.parameters import ORDERS, is_anthropic, number, owner_of, word
-from frontend.generation.running import decode, receive
+from frontend.generation.requests import ORDERS, decode, is_anthropic, number, owner_of, receive, word
 from frontend.protocols.skills import schemas
 from frontend.protocols.skills.schemas import CUSTOM, MOST_LISTED, SkillChange, version_id
 from frontend.sending import answer_json

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.engine.front import ENTRY_NBYTES, LARGEST_SHARE, BoundedCache
+from frontend.engine.caching import ENTRY_NBYTES, LARGEST_SHARE, BoundedCache
 
 LIMIT = 16 * ENTRY_NBYTES
 LARGEST = LIMIT // LARGEST_SHARE - ENTRY_NBYTES

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from frontend.access.gate import Grant
-from frontend.engine import front
+from frontend.engine import caching
 from frontend.engine.answer import Answer
-from frontend.engine.front import ENTRY_NBYTES, CachingEngine, keys_of
+from frontend.engine.caching import ENTRY_NBYTES, CachingEngine, keys_of
 from frontend.engine.planning import plan
 from frontend.scope import RequestScope, plain_scope
 from ipc import deadline
@@ -367,6 +367,6 @@ def test_keys_of_large_inputs_are_made_in_a_thread(
         threads.append(threading.current_thread())
         return keys_of(owner, model, call)
 
-    monkeypatch.setattr(front, "keys_of", noted)
+    monkeypatch.setattr(caching, "keys_of", noted)
     Setup().ask(text)
     assert [thread is not threading.main_thread() for thread in threads] == [aside]

@@ -18,6 +18,7 @@ from frontend import scope as scope_module
 from frontend.access.gate import Grant
 from frontend.access_log import UNMATCHED
 from frontend.engine import events
+from frontend.engine.caching import Front
 from frontend.engine.events import (
     Called,
     Ended,
@@ -29,7 +30,6 @@ from frontend.engine.events import (
     Started,
     Text,
 )
-from frontend.engine.front import Front
 from frontend.engine.local import channel as channel_module
 from frontend.engine.local import delivery, delta_stream, routing
 from frontend.engine.local.channel import EXPIRE_GRACE_NS, Channel

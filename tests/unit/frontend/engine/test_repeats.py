@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from frontend.engine.answer import Answer
-from frontend.engine.front import PREFIX_CHARACTERS, Front, firsts_of, may_repeat, unify
+from frontend.engine.caching import PREFIX_CHARACTERS, Front, firsts_of, may_repeat, unify
 from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.engine import LocalEngine
 from frontend.engine.planning import plan

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.generation import conversation, errors, running
+from frontend.generation import conversation, errors, requests
 from frontend.generation import nested as grammars
 from frontend.generation.conversation import Conversation, calls_of, text_of
 from frontend.generation.fields import (
@@ -20,7 +20,7 @@ from frontend.generation.fields import (
     variables_of,
 )
 from frontend.generation.hosted import Hosted
-from frontend.generation.running import find_generator
+from frontend.generation.requests import find_generator
 from ipc.catalog.entries import AdapterSource, Catalog, ModelEntry, OutputSpec
 from ipc.errors import BodyTooLarge, InvalidInput, ModelNotFound, QueueFull
 from ipc.settings import Limits, Settings
@@ -39,7 +39,7 @@ _ALIASES = (("max_tokens", "max_completion_tokens"),)
 
 
 def _decoded(body: bytes) -> Example:
-    return running.decode(body, Example, 100, _ALIASES)
+    return requests.decode(body, Example, 100, _ALIASES)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_unknown_fields_are_ignored_and_null_equals_absent() -> None:
 )
 def test_another_content_type_is_refused(given: str | None) -> None:
     with pytest.raises(errors.WrongContentType):
-        running.check_content_type(given)
+        requests.check_content_type(given)
 
 
 def test_json_has_parameters_and_suffixes() -> None:
-    running.check_content_type("Application/JSON; charset=utf-8")
-    running.check_content_type("application/vnd.api+json")
+    requests.check_content_type("Application/JSON; charset=utf-8")
+    requests.check_content_type("application/vnd.api+json")
 
 
 def test_absent_sampling_is_greedy_with_everything_off() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.generation import conversation, nested, running
+from frontend.generation import conversation, nested, requests
 from frontend.generation import fields as sampling
 from frontend.generation.conversation import MAX_FUNCTIONS, MAX_FUNCTIONS_NBYTES
 from frontend.http import fields
@@ -242,7 +242,7 @@ _SETTINGS = load(
     {},
 )
 _CALLED: dict[str, tuple[Callable[[int], object], int]] = {
-    "bytes of a body of text": (running._check_nbytes, running.MOST_NBYTES),
+    "bytes of a body of text": (requests._check_nbytes, requests.MOST_NBYTES),
     "bytes of functions": (_sized_functions, MAX_FUNCTIONS_NBYTES),
     "a label": (lambda at: fields.check_labels(["x" * at], Limits()), fields.LONGEST_LABEL),
     "labels": (lambda at: fields.check_labels([str(n) for n in range(at)], Limits()), Limits().max_labels),

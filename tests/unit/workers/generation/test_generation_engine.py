@@ -15,7 +15,7 @@ from tests.fakes.generating import BLOCK_TOKENS, Answers, Greedy, engine_of, req
 from tests.tiny import causal
 from workers.generation.engine import Engine
 from workers.generation.sampling import BatchedSampler
-from workers.generation.sequence import Sequence as Choice
+from workers.generation.scheduler import Sequence as Choice
 
 FAMILIES = tuple(causal.FAMILIES)
 TOKENS = 9

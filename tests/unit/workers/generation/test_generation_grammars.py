@@ -21,7 +21,7 @@ from workers.generation import grammar_trial
 from workers.generation.formats.table import NAMES, Format, detect
 from workers.generation.grammar import GrammarFailed, Grammars, Guide, MaskFiller
 from workers.generation.request import GenerationRequest
-from workers.generation.sequence import Sequence as Choice
+from workers.generation.scheduler import Sequence as Choice
 from workers.generation.text import Vocabulary
 
 _CITY = {"enum": ["Paris", "Rome", 'Q"\n']}

@@ -18,7 +18,7 @@ from workers.generation import sampling as stage
 from workers.generation.drawing import STRETCH, draw_filtered, draw_unfiltered, has_filters
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler, NoNextToken, check_bias
-from workers.generation.sequence import Sequence as Choice
+from workers.generation.scheduler import Sequence as Choice
 
 CHECKED: Any = None
 """What the sampler never looks at."""

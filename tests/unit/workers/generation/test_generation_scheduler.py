@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from tests.fakes.generating import KeptOutput, request_of
-from workers.generation.sequence import BlockPool, Scheduler, Sequence, Span
+from workers.generation.scheduler import BlockPool, Scheduler, Sequence, Span
 
 SIZE = 4
 

@@ -9,9 +9,9 @@ import orjson
 
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation.outcome import Outcome
-from frontend.protocols.chat import chat, completions
-from frontend.protocols.chat.chat import ChatChunks, Envelope
+from frontend.protocols.chat import completions, output
 from frontend.protocols.chat.completions import CompletionChunks, TokenTable
+from frontend.protocols.chat.output import ChatChunks, Envelope
 from ipc.wire.streams import TokenLogprob
 
 _USAGE = (
@@ -26,7 +26,7 @@ _LOGPROB = TokenLogprob(9, b"\xc3\xa9", -0.5, [(9, b"\xc3\xa9", -0.5), (3, b"\xf
 
 def _chunks(choices: int = 1, **options: bool) -> ChatChunks:
     chosen: Any = {"logprobs": False, "include_usage": False} | options
-    return ChatChunks(Envelope("chatcmpl-1", chat.CHUNK, 7, "m"), choices, **chosen)
+    return ChatChunks(Envelope("chatcmpl-1", output.CHUNK, 7, "m"), choices, **chosen)
 
 
 def test_text_leaves_as_it_comes_and_the_last_chunk_has_the_usage() -> None:
@@ -105,8 +105,8 @@ def test_a_whole_answer_has_message_reason_and_usage() -> None:
         Finished(0, "stop", "END", 3),
         _ENDED,
     )
-    envelope = Envelope("chatcmpl-1", chat.OBJECT, 7, "m")
-    assert msgspec.json.encode(chat.answer_of(envelope, outcome, False)) == (
+    envelope = Envelope("chatcmpl-1", output.OBJECT, 7, "m")
+    assert msgspec.json.encode(output.answer_of(envelope, outcome, False)) == (
         b'{"id":"chatcmpl-1","object":"chat.completion","created":7,"model":"m","system_fingerprint":"local",'
         b'"choices":[{"index":0,"finish_reason":"stop","message":{"role":"assistant","content":"ab","tool_calls":null,'
         b'"reasoning_content":"hm"},"logprobs":null,"stop_sequence":"END"}],"usage":' + _USAGE + b"}"
@@ -115,14 +115,16 @@ def test_a_whole_answer_has_message_reason_and_usage() -> None:
 
 def test_a_whole_answer_of_calls_has_no_content() -> None:
     outcome = _outcome(Called(0, 0, "call-1", "f", "{}"), Finished(0, "tool_calls"), _ENDED)
-    [choice] = msgspec.to_builtins(chat.answer_of(Envelope("x", chat.OBJECT, 7, "m"), outcome, True).choices)
+    [choice] = msgspec.to_builtins(
+        output.answer_of(Envelope("x", output.OBJECT, 7, "m"), outcome, True).choices
+    )
     call = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     assert choice["message"] == {"role": "assistant", "content": None, "tool_calls": [call]}
     assert (choice["finish_reason"], choice["logprobs"]) == ("tool_calls", {"content": []})
 
 
 def test_an_answer_that_was_cut_off_tells_what_is_known() -> None:
-    answer = chat.answer_of(Envelope("x", "y", 7, "m"), _outcome(Text(0, "half")), False)
+    answer = output.answer_of(Envelope("x", "y", 7, "m"), _outcome(Text(0, "half")), False)
     assert answer.choices[0].finish_reason == "canceled"
     assert (answer.usage.prompt_tokens, answer.usage.avg_tok_per_sec) == (5, 0.0)
 
@@ -197,7 +199,7 @@ _WITHOUT_TEXT: list[Event] = [
 
 def test_tokens_without_text_have_their_entries_whole_and_streamed() -> None:
     outcome = _outcome(*_WITHOUT_TEXT)
-    answer = chat.answer_of(Envelope("x", chat.OBJECT, 7, "m"), outcome, True)
+    answer = output.answer_of(Envelope("x", output.OBJECT, 7, "m"), outcome, True)
     whole = (answer.choices[0].logprobs or {})["content"]
     assert [entry["token_id"] for entry in whole] == [9, 9, 9, 2]
     assert whole[-1]["token"] == "<end>"

@@ -1,4 +1,6 @@
-"""Stands in front of every engine, before an engine cuts a request into pieces or chooses where the pieces run.
+"""Embeddings that are kept, and equal items that share a result: the engines in front of the engine.
+
+An engine here stands before the engine cuts a request into pieces or chooses where the pieces run.
 
 `Front` counts requests on the way by model and lane, and gives equal items of one request equal results. Rows of a
 batch differ in their last bits by their place in the batch: equal items would lose their order in a ranking, and the
