@@ -374,16 +374,19 @@ def test_what_needs_tools_on_the_server_is_refused(fields: dict[str, Any], refus
     with pytest.raises(errors.InvalidField) as caught:
         request = msgspec.convert(fields, HostedFields)
         request.refuse_unserved()
-        request.plan(Hosted(), streams=False)
+        request.plan(Hosted(), streams=False, functions=())
     assert caught.value.field == refused
 
 
 def test_what_matters_only_with_tools_on_the_server_is_accepted() -> None:
     fields = {"max_tool_rounds": 0, "session_id": "s", "enable_shell": False, "files": []}
-    assert msgspec.convert(fields, HostedFields).plan(Hosted(), streams=False) is None
-    assert msgspec.convert({"agent_permission": "ask"}, HostedFields).plan(Hosted(), streams=True) is None
+    assert msgspec.convert(fields, HostedFields).plan(Hosted(), streams=False, functions=()) is None
+    assert (
+        msgspec.convert({"agent_permission": "ask"}, HostedFields).plan(Hosted(), streams=True, functions=())
+        is None
+    )
     both = {"agent_permission": "auto", "code_execution_permission": "ask"}
-    assert msgspec.convert(both, HostedFields).plan(Hosted(), streams=False) is None
+    assert msgspec.convert(both, HostedFields).plan(Hosted(), streams=False, functions=()) is None
 
 
 def test_parts_of_text_are_joined_with_a_space() -> None:
