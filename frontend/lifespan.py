@@ -28,13 +28,14 @@ from frontend.agent.host import ToolHost
 from frontend.agent.parts import parts_of
 from frontend.engine.interface import LOADING, NONE_LOADED
 from frontend.services import Services
+from frontend.status.agents import lacks
 from frontend.status.history import Keeper
 from ipc import addresses, logs, sweep, version
 from ipc.memory import copies
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
 from ipc.processes.liveness import SlotLock, lowest_free_slot
-from ipc.processes.paths import prepare_run_dir
+from ipc.processes.paths import TOOLS, prepare_run_dir
 from ipc.processes.starting import Notifier
 from ipc.version import VERSION
 from ipc.wire.messages import ModelStatus
@@ -59,10 +60,10 @@ GC_THRESHOLDS = 10_000, 20, 20
 
 
 def summary(services: Services) -> str:
-    """One line: models ready, workers up, and whether the state directory lacks room."""
+    """One line: models ready, workers up, and what tools and files lack."""
     up = sum(worker.responsive for worker in services.directory.workers())
-    room = ", no room in the state directory" if services.state.is_full else ""
-    return f"{models_ready(_statuses(services))}, {up} workers up{room}"
+    missing = [f"warning: {problem.text}" for problem in lacks(services)]
+    return ", ".join([models_ready(_statuses(services)), f"{up} workers up", *missing])
 
 
 Stage = Literal["first", "ready", "failure"]
@@ -282,6 +283,8 @@ class Watch:
         self._metrics.input_shm_used.labels(name).set(self._services.tensor_inference.inputs.used_nbytes)
         self._copied.report(self._metrics.copied, name)
         self._report_state()
+        if self._services.settings.agent.has_tools:
+            self._metrics.tool_host_up.labels(TOOLS).set(self._services.agent.host.ready is not None)
         for worker in self._services.directory.workers():
             self._metrics.workers_joined.labels(worker.name).set(worker.responsive)
 

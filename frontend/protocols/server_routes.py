@@ -18,6 +18,7 @@ from frontend.protocols.sie import faults
 from frontend.protocols.sie.errors import ErrorResponse
 from frontend.routes import HTML, JSON, METRICS, TEXT, Faults, Parameter, Route
 from frontend.services import Services
+from frontend.status.agents import lacks
 from frontend.status.stream import PageResource, StreamResource
 from ipc.catalog.ids import split_id
 from ipc.metrics import registry as metrics
@@ -42,14 +43,18 @@ class LivenessResource:
 class ReadinessResource:
     """200 when all models of the start were tried and one is proven, 503 before that and while draining.
 
-    `?model=` asks for one model, which may be loaded before the others.
+    `?model=` asks for one model, which may be loaded before the others. What tools and files lack is told and makes no
+    server unready: all other requests are served, and no other server of a balancer would be better off.
     """
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     async def on_get(self, req: Request, resp: Response) -> None:
-        """`ok`, or `not ready` with the reason on a second line. Raises `ModelNotFound` at any time."""
+        """`ok`, or `not ready` with the reason on a second line; then a line for each warning.
+
+        Raises `ModelNotFound` at any time.
+        """
         resp.content_type = falcon.MEDIA_TEXT
         name = req.get_param("model")
         model = None if name is None else self._services.directory.find(name).id
@@ -58,7 +63,9 @@ class ReadinessResource:
             state = self._services.directory.status(model).state
             ready, why = state == "loaded", f"model is {state}"
         resp.status = falcon.HTTP_200 if ready else falcon.HTTP_503
-        resp.text = "ok" if ready else f"not ready\n{why}\n"
+        lines = ["ok"] if ready else ["not ready", why]
+        lines += [f"warning: {problem.text} ({problem.note})" for problem in lacks(self._services)]
+        resp.text = lines[0] if len(lines) == 1 else "\n".join([*lines, ""])
 
     on_head = on_get
 
@@ -140,7 +147,9 @@ def _schema(context: Context) -> SchemaResource:
 ROUTES = (
     _open("/", lambda _: PageResource(), "Status page, or `OK`.", (TEXT, HTML)),
     _open("/healthz", lambda _: LivenessResource(), "Whether the process lives.", health=True),
-    _ready("/readyz", "Whether traffic is accepted; the second line of a 503 says why not."),
+    _ready(
+        "/readyz", "Whether traffic is accepted; the second line of a 503 says why not, further lines warn."
+    ),
     _ready("/ping", "The same as /readyz, under the name that SageMaker asks."),
     _open("/livez", lambda _: LivenessResource(), "Whether the process lives.", health=True),
     _open(

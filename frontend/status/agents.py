@@ -61,7 +61,7 @@ def agent_fields(services: Services, totals: Totals) -> dict[str, Any]:
 
 
 def _host(services: Services, totals: Totals) -> dict[str, Any] | None:
-    if services.agent is None or not services.settings.agent.has_tools:
+    if not services.settings.agent.has_tools:
         return None
     host = services.agent.host
     ready = host.ready
@@ -86,7 +86,7 @@ def _state(services: Services) -> dict[str, Any]:
 def lacks(services: Services) -> list[Problem]:
     """What tools and files lack now: a tool host that does not answer, a state directory without room."""
     found = []
-    if services.agent is not None and services.settings.agent.has_tools and services.agent.host.ready is None:
+    if services.settings.agent.has_tools and services.agent.host.ready is None:
         note = "requests with its tools are refused"
         found.append(Problem("tools", "The tool host does not answer", services.agent.host.since, note))
     if services.state.is_full:

@@ -373,6 +373,7 @@ WORKER = (
     counter("sie_idle_evictions", "sie_idle_evictions", "Models unloaded for being idle.", "model"),
 )
 RUNS = (
+    gauge("tool_host_up", "penstock_tool_host_up", "1 when the tool host answers.", "host", HIGHEST),
     counter("agent_runs", "penstock_agent_runs", "Runs with tools by how they ended.", "model outcome"),
     gauge("agent_running", "penstock_agent_runs_in_flight", "Runs with tools by what they do now.", "state"),
     counter("agent_rounds", "penstock_agent_rounds", "Turns of models in runs with tools.", "model"),
@@ -392,7 +393,7 @@ RUNS = (
         HTTP_BUCKETS,
     ),
 )
-"""Of frontends, from the first run with tools of the server on."""
+"""Of frontends, from the first run with tools of the server on; the tool host where a tool needs the host."""
 TOOLS = (
     gauge("sandboxes", "penstock_tool_sandboxes", "Sandboxes that are alive."),
     counter("calls", "penstock_tool_calls", "Calls that the tool host ran, by outcome.", "tool outcome"),

@@ -32,6 +32,19 @@ ONLY_AFTER_FAULTS = {
     "Time between tokens": "no model generates text",
     "mistralrs_time_to_first_token": "no model generates text",
     "mistralrs_inter_token_latency": "no model generates text",
+    **dict.fromkeys(
+        (
+            *(
+                "Runs under way",
+                "Ends of runs",
+                "Calls in runs",
+                "Time of calls in runs",
+                "Waits for decisions",
+            ),
+            *("Tool host", "Calls of the tool host", "Time of calls in the tool host"),
+        ),
+        "no tool of the server is on",
+    ),
 }
 """Panels that may be empty on a healthy server without keys, and why."""
 ROWS = [
@@ -47,7 +60,15 @@ ROWS = [
     "Tensor requests",
     "Generated text",
     "mistral.rs names",
+    "Runs with tools",
 ]
+TABLES = (
+    *metric_families.FRONTEND,
+    *metric_families.WORKER,
+    *metric_families.SUPERVISOR,
+    *metric_families.RUNS,
+    *metric_families.TOOLS,
+)
 
 
 def panels() -> list[dict[str, Any]]:
@@ -77,7 +98,7 @@ def names_in(expression: str) -> set[str]:
 def exposed() -> set[str]:
     """Every sample name that the tables of families can give."""
     names = set()
-    for family in (*metric_families.FRONTEND, *metric_families.WORKER, *metric_families.SUPERVISOR):
+    for family in TABLES:
         suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
         names |= {family.name + suffix for suffix in suffixes[family.kind]}
     return names
@@ -85,8 +106,7 @@ def exposed() -> set[str]:
 
 def families() -> set[str]:
     """Family names without suffixes."""
-    tables = (*metric_families.FRONTEND, *metric_families.WORKER, *metric_families.SUPERVISOR)
-    return {family.name for family in tables}
+    return {family.name for family in TABLES}
 
 
 def test_every_metric_of_the_dashboard_is_one_of_ours() -> None:

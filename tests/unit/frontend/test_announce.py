@@ -168,7 +168,8 @@ def test_profiles_are_told_where_their_state_is_another_and_do_not_count_as_mode
     services = services_of(states)
     assert lifespan.summary(services) == "2/2 models ready, 1 workers up"
     services.state.is_full = True
-    assert lifespan.summary(services).endswith(", no room in the state directory")
+    room = "The state directory has no room for another file"
+    assert lifespan.summary(services).endswith(f", warning: {room}")
     assert lifespan.summary(services_of({"a": "failed: OOM", "a:x": "failed: OOM"})).startswith("0/1 models")
 
 
