@@ -69,6 +69,7 @@ async def measure(options: argparse.Namespace, root: Path, figures: Figures) -> 
     """All measurements, in one event loop."""
     config = Agent(code_execution=True, shell=True, max_sandboxes=1000)
     found = layers.find(config)
+    found.take_groups()
     sandboxes = Sandboxes(config, found, root)
 
     async def call(name: str, what: Call) -> None:

@@ -411,6 +411,7 @@ class Agent(Section, frozen=True):
     max_memory_bytes: Annotated[int, msgspec.Meta(ge=64 << 20)] = 2 << 30
     max_cpu_s: Positive = 300
     max_procs: Positive = 64
+    max_cores: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     permission: Literal["auto", "ask", "deny"] = "auto"
     max_tool_rounds: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 256
     open_without_keys: bool = False

@@ -27,6 +27,7 @@ def found_layers(**settings: object) -> Layers:
     if not _gives_namespaces():
         pytest.skip("the kernel of this machine refuses namespaces")
     found = layers.find(Agent(code_execution=True, shell=True, **settings))  # type: ignore[arg-type]
+    found.take_groups()
     for name in ("namespaces", "seccomp", "landlock", "limits"):
         if found.states[name] not in (ACTIVE, "off by agent.sandbox"):
             lacking(f"the sandbox lacks the layer {name}: {found.states[name]}")

@@ -1,6 +1,7 @@
 """The first program in a sandbox: shuts the rest of the sandbox behind itself, then runs what the host asks for.
 
-1. Set resource limits, then Landlock rules, then the seccomp filter. If one of them fails, tell the host and end.
+1. Enter the control group of the sandbox. Set resource limits, then Landlock rules, then the seccomp filter. If one of
+   them fails, tell the host and end.
 2. Mode `shell`: wait for a command, and become the shell that runs the command. Mode `python`: run pieces of code, with
    their state kept between the pieces. Mode `probe`: end; the host has seen which layers work.
 
@@ -11,8 +12,9 @@ The channel is a stream socket. Frames to the host: 4 bytes of length, 1 byte of
 failure with a text, `A` an answer with status, exception, result, type of the result and figures. A frame from the host
 is 4 bytes of length and the code or the command. Integers are little-endian.
 
-Arguments: mode, channel descriptor, limits (name=value, by commas), readable paths and writable paths (by colons), "1"
-to forbid TCP by Landlock, the seccomp program in hexadecimal digits, and what the mode needs.
+Arguments: mode, channel descriptor, descriptor of the control group or empty, limits (name=value, by commas), readable
+paths and writable paths (by colons), "1" to forbid TCP by Landlock, the seccomp program in hexadecimal digits, and what
+the mode needs.
 """
 
 import os
@@ -32,12 +34,14 @@ MAX_FIGURE_NBYTES = 2 << 20
 
 def main(arguments: list[str]) -> int:
     """Close the sandbox and run the mode; returns the exit code."""
-    mode, number, limits, readable, writable, no_tcp, program, *rest = arguments
+    mode, number, group, limits, readable, writable, no_tcp, program, *rest = arguments
     channel = int(number)
     os.set_inheritable(channel, False)
     try:
         # Without bubblewrap the parent is the host, whose death must end this process.
         _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+        if group:
+            enter_group(int(group))
         set_limits(limits)
         if readable or writable:
             restrict_paths(readable.split(":"), writable.split(":"), no_tcp == "1")
@@ -54,6 +58,12 @@ def main(arguments: list[str]) -> int:
         send(channel, b"F", [str(error).encode()])
         return 125
     return 0
+
+
+def enter_group(entry: int) -> None:
+    """Move this process to a control group; `entry` is a descriptor of the group's `cgroup.procs`."""
+    os.write(entry, b"0")
+    os.close(entry)
 
 
 def set_limits(text: str) -> None:

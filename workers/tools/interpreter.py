@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from ipc.wire.tools import PythonResult
+from workers.tools.cgroups import Group
 from workers.tools.inner import MAX_FIELD_NBYTES, MAX_FIGURE_NBYTES, MAX_FIGURES
 from workers.tools.layers import Layers
 from workers.tools.processes import Broken, Process, unbroken
@@ -45,9 +46,11 @@ class Interpreter:
         self._last_output = "", ""
 
     @classmethod
-    async def start(cls, layers: Layers, directory: Path, timeout_s: float) -> Interpreter:
+    async def start(
+        cls, layers: Layers, directory: Path, timeout_s: float, group: Group | None = None
+    ) -> Interpreter:
         """Start an interpreter and wait until it is ready. Raises `Broken`."""
-        process = Process(layers, directory, "python", timeout_s, (), 4 * MAX_OUTPUT_CHARS)
+        process = Process(layers, directory, "python", timeout_s, (), 4 * MAX_OUTPUT_CHARS, group)
         try:
             async with asyncio.timeout(START_S):
                 body, pid = await _first_frame(process.channel)

@@ -2,8 +2,9 @@
 
 1. `find` looks for bubblewrap, builds the seccomp filter, and tries real starts: with a fresh `/proc`, else with an
    empty one, else without namespaces. Each layer is "active", or a text says why the layer is missing.
-2. `Layers.command` gives the command line of one start. `workers.tools.inner` is the first program inside: limits,
-   Landlock and seccomp apply there, after bubblewrap has made its mounts.
+2. `Layers.take_groups` takes the control groups (`workers.tools.cgroups`). `Layers.command` gives the command line of
+   one start. `workers.tools.inner` is the first program inside: limits, Landlock and seccomp apply there, after
+   bubblewrap has made its mounts.
 
 Inside there are system directories, the Python of the sandbox, an empty `/tmp`, and the work directory as `WORK`. No
 start binds the run directory, the state directory, `/run`, `/tmp`, or the host's `/proc`: a socket file in view can be
@@ -26,6 +27,8 @@ from pathlib import Path
 
 from ipc.errors import MachineUnfit
 from ipc.settings import Agent
+from workers.tools import cgroups
+from workers.tools.cgroups import Groups
 
 WORK = "/mnt/data"
 """The work directory as sandboxed programs see it."""
@@ -34,7 +37,7 @@ _INNER_INSIDE = "/opt/penstock-inner.py"
 ACTIVE = "active"
 REQUIRED = ("namespaces", "network", "seccomp", "landlock", "limits", "processes")
 """Layers without which `agent.sandbox: on` does not start."""
-LAYERS = (*REQUIRED, "proc")
+LAYERS = (*REQUIRED, "proc", "cgroup")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32")
 _ETC = (
     *("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/fonts", "/etc/mime.types"),
@@ -86,6 +89,7 @@ class Layers:
     bwrap: str = ""
     fresh_proc: bool = True
     program: bytes = b""
+    groups: Groups | None = None
 
     @property
     def isolated(self) -> bool:
@@ -96,8 +100,31 @@ class Layers:
         """The work directory as a program of the sandbox sees it."""
         return WORK if self.bwrap else str(directory)
 
-    def command(self, directory: Path, channel: int, mode: str, cpu_s: float, *more: str) -> list[str]:
-        """The command line of one start: `mode` of `workers.tools.inner` in the work directory, with `more` to say."""
+    def take_groups(self) -> None:
+        """Make the delegated control group ready for sandboxes; a failure costs the layer."""
+        if self.groups is not None:
+            try:
+                self.groups.take()
+            except OSError as error:
+                self.groups, self.states["cgroup"] = None, f"the kernel refuses: {error.strerror}"
+                self.judge_processes()
+
+    def judge_processes(self) -> None:
+        """Set the state of the limit of processes, which needs a group or namespaces of an ordinary user."""
+        state = ACTIVE
+        if self.groups is None and not self.bwrap:
+            state = "needs namespaces"
+        elif self.groups is None and os.geteuid() == 0:
+            state = "the limit does not bind root: run the tool host as an ordinary user"
+        self.states["processes"] = state
+
+    def command(
+        self, directory: Path, channel: int, mode: str, cpu_s: float, *more: str, entry: int | None = None
+    ) -> list[str]:
+        """The command line of one start: `mode` of `workers.tools.inner` in the work directory, with `more` to say.
+
+        `entry` is the descriptor by which the start enters a control group.
+        """
         readable, writable = "", ""
         if self.states["landlock"] == ACTIVE:
             readable = ":".join((*self._readable(), "/proc", self._inner()))
@@ -105,7 +132,8 @@ class Layers:
             devices = ("/tmp", "/dev") if self.bwrap else _DEVICES
             writable = ":".join((self.seen(directory), *devices))
         no_tcp = "1" if not self.bwrap and self.config.sandbox_network != "full" else ""
-        arguments = (mode, str(channel), self._limits(cpu_s), readable, writable, no_tcp, self.program.hex())
+        ends = (mode, str(channel), "" if entry is None else str(entry))
+        arguments = (*ends, self._limits(cpu_s), readable, writable, no_tcp, self.program.hex())
         # The shell needs nothing of `site`, which takes time.
         flags = ("-I",) if mode == "python" else ("-I", "-S")
         inner = [self.python.path, *flags, self._inner(), *arguments, *more]
@@ -213,12 +241,13 @@ def find(config: Agent) -> Layers:
     if layers.bwrap:
         _try_namespaces(layers)
     if not layers.bwrap:
-        states["proc"] = states["network"] = states["processes"] = "needs namespaces"
+        states["proc"] = states["network"] = "needs namespaces"
         _drop_what_fails(layers)
     if config.sandbox_network == "full":
         states["network"] = "off by agent.sandbox_network"
-    if layers.bwrap and os.geteuid() == 0:
-        states["processes"] = "the limit does not bind root: run the tool host as an ordinary user"
+    layers.groups, why_not = cgroups.find(config)
+    states["cgroup"] = why_not or ACTIVE
+    layers.judge_processes()
     missing = [f"{name} ({states[name]})" for name in REQUIRED if states[name] != ACTIVE]
     wanted_open = config.sandbox_network == "full"
     missing = [each for each in missing if not (wanted_open and each.startswith("network "))]

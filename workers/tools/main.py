@@ -75,6 +75,7 @@ def _serve(config: Settings, life_fd: int) -> None:
     families = metrics.ToolsMetrics()
     adopt_orphans()
     found = layers.find(config.agent)
+    found.take_groups()
     tell(config, found)
     families.touch(found.states)
     try:

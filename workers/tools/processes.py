@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from workers.tools.cgroups import Group
 from workers.tools.layers import Layers, environment
 
 T = TypeVar("T")
@@ -92,10 +93,21 @@ class Process:
     """A started program; `ended` is done with the exit code once the process has ended."""
 
     def __init__(
-        self, layers: Layers, directory: Path, mode: str, cpu_s: float, more: Sequence[str], keep: int
+        self,
+        layers: Layers,
+        directory: Path,
+        mode: str,
+        cpu_s: float,
+        more: Sequence[str],
+        keep: int,
+        group: Group | None = None,
     ) -> None:
-        """Start `mode` of the inner program in `directory`; each output keeps `keep` bytes. Raises `Broken`."""
+        """Start `mode` of the inner program in `directory` and `group`; each output keeps `keep` bytes.
+
+        Raises `Broken`.
+        """
         self._isolated = layers.isolated
+        entry = None if group is None else group.entry
         self.stdout, self.stderr = Output(keep), Output(keep)
         self.channel, far = socket.socketpair()
         self.channel.setblocking(False)
@@ -104,11 +116,11 @@ class Process:
         try:
             with far:
                 self._process = subprocess.Popen(
-                    layers.command(directory, far.fileno(), mode, cpu_s, *more),
+                    layers.command(directory, far.fileno(), mode, cpu_s, *more, entry=entry),
                     stdin=subprocess.DEVNULL,
                     stdout=self.stdout.write,
                     stderr=self.stderr.write,
-                    pass_fds=(far.fileno(),),
+                    pass_fds=(far.fileno(),) if entry is None else (far.fileno(), entry),
                     cwd=directory,
                     env=environment(layers.config, layers.seen(directory)),
                     start_new_session=True,

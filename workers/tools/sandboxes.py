@@ -38,6 +38,7 @@ from ipc.wire.tools import (
     SurfaceResult,
     close_all,
 )
+from workers.tools.cgroups import Group
 from workers.tools.files import Refused, Snapshot, WorkDir, changed
 from workers.tools.interpreter import Interpreter
 from workers.tools.layers import Layers
@@ -82,8 +83,8 @@ async def _in_thread(
 class Sandbox:
     """One sandbox, with its work directory from the first call or file on."""
 
-    def __init__(self, layers: Layers, directory: WorkDir) -> None:
-        self._layers, self._dir = layers, directory
+    def __init__(self, layers: Layers, directory: WorkDir, group: Group | None = None) -> None:
+        self._layers, self._dir, self._group = layers, directory, group
         self._interpreter: Interpreter | None = None
         self._shell_at_work: Process | None = None
         self._next_shell: Process | None = None
@@ -249,7 +250,9 @@ class Sandbox:
         if self._interpreter is not None and not self._interpreter.alive:
             await self._end_interpreter()
         if self._interpreter is None:
-            self._interpreter = await Interpreter.start(self._layers, self._dir.path, call.timeout_s)
+            self._interpreter = await Interpreter.start(
+                self._layers, self._dir.path, call.timeout_s, self._group
+            )
         return await self._interpreter.run(call.code, call.timeout_s)
 
     async def _shell(self, call: ShellCall) -> ShellResult:
@@ -290,7 +293,13 @@ class Sandbox:
         config = self._layers.config
         more = (config.shell_path,)
         return Process(
-            self._layers, self._dir.path, "shell", config.shell_timeout_s, more, 4 * MAX_SHELL_CHARS
+            self._layers,
+            self._dir.path,
+            "shell",
+            config.shell_timeout_s,
+            more,
+            4 * MAX_SHELL_CHARS,
+            self._group,
         )
 
     async def _end_processes(self) -> None:
@@ -311,6 +320,8 @@ class Sandbox:
     async def _end(self) -> None:
         async with self.turn():
             await self._end_processes()
+            if self._group is not None:
+                await self._group.end()
             await _in_thread(self._dir.close)
 
 
@@ -358,8 +369,17 @@ class Sandboxes:
             sandbox = self._found.get((owner, name))
             if sandbox is None:
                 await self._make_room()
-                sandbox = self._found[owner, name] = Sandbox(self._layers, self._directory())
+                sandbox = self._found[owner, name] = self._made()
             return sandbox
+
+    def _made(self) -> Sandbox:
+        directory, groups = self._directory(), self._layers.groups
+        try:
+            group = None if groups is None else groups.make()
+        except OSError as error:
+            directory.close()
+            raise Broken(f"the control group cannot be made: {error.strerror}") from error
+        return Sandbox(self._layers, directory, group)
 
     def _directory(self) -> WorkDir:
         try:
