@@ -111,8 +111,9 @@ def is_shell(text: str) -> bool:
 
 
 def commands(page: Path) -> str:
-    """All shell blocks of a page, one after the other."""
-    return "\n".join(text for text in blocks(page, "", "sh") if is_shell(text))
+    """All shell blocks of a page, one after the other; a command that goes on in the next line is one line."""
+    texts = [text for text in blocks(page, "", "sh") if is_shell(text)]
+    return re.sub(r" \\\n +", " ", "\n".join(texts))
 
 
 PROGRAMS = [
