@@ -52,6 +52,7 @@ class FakeHost:
     files: list[Files] = field(default_factory=list)
     calls: list[tuple[str, Call]] = field(default_factory=list)
     mounted: list[tuple[str, bytes]] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
     cancelled: int = 0
     waits: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -80,6 +81,10 @@ class FakeHost:
     async def mount(self, sandbox: str, path: str, fd: int, *, lasting: bool) -> None:
         """Note the file."""
         self.mounted.append((path, os.pread(fd, 1 << 20, 0)))
+
+    async def end(self, sandbox: str) -> None:
+        """Note the end."""
+        self.ended.append(sandbox)
 
 
 def said_by(call: Call) -> Result:

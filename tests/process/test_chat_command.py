@@ -21,6 +21,7 @@ from frontend.engine.events import Finished, Reasoning, Started, Text
 from ipc.errors import WorkerLost
 from penstock import chat
 from penstock.cli import main
+from penstock.conversation import NoAnswer, pieces
 from tests.fakes.generation_server import CHAT, ENDED, RecordedServer
 from tests.harness.server import ROOT, wait_until
 
@@ -143,8 +144,8 @@ def test_a_key_that_no_header_can_hold_is_a_wrong_setting(
 @pytest.mark.parametrize("data", [b"{", b"5", b"{}", b'{"choices": 5}', b'{"choices": [{}]}'])
 def test_a_stream_of_another_server_is_told(data: bytes) -> None:
     response: Any = [b": comment\n", b"data: " + data + b"\n"]
-    with pytest.raises(chat.NoAnswer, match="cannot be read"):
-        list(chat._pieces(response, {}))
+    with pytest.raises(NoAnswer, match="cannot be read"):
+        list(pieces(response, {}))
 
 
 def test_no_answer_moves_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,13 +157,40 @@ def test_no_answer_moves_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert screen.getvalue() == "a]0;titlebc\n\td"
 
 
+class Screen:
+    """What the program has shown on our side of a terminal."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._seen = b""
+
+    @property
+    def text(self) -> str:
+        """All that was shown."""
+        return self._seen.decode()
+
+    def _shows(self, text: str, times: int) -> bool:
+        if select.select([self._descriptor], [], [], 0)[0]:
+            self._seen += os.read(self._descriptor, 4096)
+        return self.text.count(text) >= times
+
+    def wait(self, text: str, times: int = 1) -> None:
+        """Wait until a text was shown so many times."""
+        wait_until(lambda: self._shows(text, times), what=f"{text!r}, {times} times")
+
+    def type(self, line: str, *, after: str, times: int = 1) -> None:
+        """Type a line, or the end of the input, at a prompt that was shown so many times."""
+        self.wait(after, times)
+        os.write(self._descriptor, line.encode() if line == "\x04" else f"{line}\n".encode())
+
+
 @contextmanager
-def terminal(url: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+def terminal(url: str, *arguments: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """The program on a terminal of its own: our side of the terminal, and the process."""
     ours, theirs = pty.openpty()
     # A session of its own makes the terminal the controlling one, so that Ctrl-C becomes a signal.
     process = subprocess.Popen(
-        [sys.executable, "-c", _ON_TERMINAL, *COMMAND[1:], "--url", url],
+        [sys.executable, "-c", _ON_TERMINAL, *COMMAND[1:], *arguments, "--url", url],
         cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
         env={**os.environ, "TERM": "dumb"},
     )  # fmt: skip
@@ -187,28 +215,18 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(server: RecordedServer) -> No
     endless = [[Started(4)], [Text(0, "Once upon")], None]
     server.script(endless, [[Started(4)], [Text(0, "The end"), Finished(0, "stop"), ENDED]])
     with server.listening() as url, terminal(url) as (screen, process):
-        seen = b""
-
-        def shows(text: bytes, times: int = 1) -> bool:
-            nonlocal seen
-            if select.select([screen], [], [], 0)[0]:
-                seen += os.read(screen, 4096)
-            return seen.count(text) >= times
-
-        wait_until(lambda: shows(b"> "), what="the prompt")
-        os.write(screen, b"a tale\n")
-        wait_until(lambda: shows(b"Once upon"), what="the answer")
+        seen = Screen(screen)
+        seen.type("a tale", after="> ")
+        seen.wait("Once upon")
         os.write(screen, b"\x03")
-        wait_until(lambda: shows(b"stopped"), what="its end")
+        seen.wait("stopped")
         wait_until(lambda: server.engine.ended == 1, what="the server's end of it")
-        wait_until(lambda: shows(b"> ", 2), what="the prompt again")
+        seen.wait("> ", 2)
         os.write(screen, b"a slip\x03")
-        wait_until(lambda: shows(b"> ", 3), what="the prompt once more")
-        os.write(screen, b"go on\n")
-        wait_until(lambda: shows(b"2 tokens, 4.0 tokens/s, the first after 0.50 s"), what="the second answer")
+        seen.type("go on", after="> ", times=3)
+        seen.wait("2 tokens, 4.0 tokens/s, the first after 0.50 s")
         # NOTE: the end of the input is lost where the terminal is not yet in the mode of the prompt.
-        wait_until(lambda: shows(b"> ", 4), what="the last prompt")
-        os.write(screen, b"\x04")
+        seen.type("\x04", after="> ", times=4)
         assert process.wait(60) == 0
     said = [message["content"] for message in server.engine.calls[1].messages]
     assert said == ["a tale", "Once upon", "go on"]
