@@ -120,7 +120,7 @@ def _talk(conversation: Conversation, screen: ToolScreen | None, prompt: str) ->
             if prompt:
                 print()
             return code
-        if line in ("/exit", "/quit"):
+        if line in ("/exit", "/quit", "/bye"):
             return code
         if line.startswith("/"):
             _command(line, conversation, screen)

@@ -76,10 +76,11 @@ def run(options: argparse.Namespace, config: Settings) -> int:
         )
     if not extras.has_worker():
         raise ConfigError(f"run needs {extras.needed('worker')}")
-    if code := _fetch(options.model, config):
+    code, name = _fetch(options.model, config)
+    if code:
         return code
     with _serving(options) as own:
-        return chat.talk(options, own, key, "default", options.question)
+        return chat.talk(options, own, key, name, options.question)
 
 
 class _Model(msgspec.Struct):
@@ -99,8 +100,11 @@ def _why_not_served(url: str, key: str, model: str) -> str:
     return "" if known.name or known.id else "the answer names no model"
 
 
-def _fetch(model: str, config: Settings) -> int:
-    """Have the model's files on this machine; 0, or the exit code. Raises `ConfigError` for a model without text."""
+def _fetch(model: str, config: Settings) -> tuple[int, str]:
+    """Have the model's files on this machine; the exit code and the id that the model is served as.
+
+    Raises `ConfigError` for a model without text.
+    """
     # NOTE: imported here, since machines with frontends only have none of the packages of workers.
     from penstock import downloads
     from penstock.files import directory_of
@@ -109,13 +113,13 @@ def _fetch(model: str, config: Settings) -> int:
     entry = downloads.entry_of(model, catalog, source_alone=True)
     if directory_of(entry) is None:
         if code := downloads.run([model], catalog, None):
-            return code
+            return code, ""
         entry = downloads.entry_of(model, catalog)
     if "chat" not in entry.outputs:
         raise ConfigError(
             f"run: {model} generates no text, it gives {', '.join(entry.outputs)}: use `penstock serve {model}`"
         )
-    return 0
+    return 0, entry.id
 
 
 @contextlib.contextmanager
@@ -134,21 +138,20 @@ def _serving(options: argparse.Namespace) -> Iterator[str]:
 def _await(server: Server, model: str) -> None:
     """Wait until the model is loaded, and show how far. Raises `NotServed`."""
     began, shows = time.monotonic(), sys.stderr.isatty()
-    failure = ""
+    failure, stage = "", "the server starts"
 
     def ready() -> bool:
-        nonlocal failure
+        nonlocal failure, stage
         if server.get("/readyz"):
             return True
-        known = [
-            status for worker in processes.look(server.paths, 1, 1.0).workers for status in worker.models
-        ]
-        for status in known:
-            if status.state == "failed":
-                failure = status.error_message
-                raise NotStarted("the model did not load")
+        # NOTE: a worker that is busy may not answer in time, and then the last stage stays.
+        for worker in processes.look(server.paths, 1, 1.0).workers:
+            for status in reversed(worker.models):
+                stage = f"{status.state} {status.progress:.0%}"
+                if status.state == "failed":
+                    failure = status.error_message
+                    raise NotStarted("the model did not load")
         if shows:
-            stage = next((f"{one.state} {one.progress:.0%}" for one in known), "the server starts")
             terminal.redraw(f"{model}: {stage}, {terminal.span(time.monotonic() - began)}")
         return False
 

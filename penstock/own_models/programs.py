@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -75,6 +76,9 @@ def lay_out(config: Settings, programs: Mapping[str, Path]) -> Path:
 
     if not extras.has_worker():
         raise CannotTell(f"a program needs {extras.needed('worker')}")
+    for program in programs.values():
+        if program.suffix.lower() == ".onnx" and importlib.util.find_spec("onnxruntime") is None:
+            raise CannotTell(f"{program}: a program in ONNX needs {extras.needed('onnx')}")
     facts = [
         (model, str(path), path.stat().st_mtime_ns, path.stat().st_size) for model, path in programs.items()
     ]

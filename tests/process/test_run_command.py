@@ -72,10 +72,10 @@ def test_a_model_in_a_file_is_served_beside_another_server_asked_and_stopped(pla
         taken = [f"127.0.0.1:{each.getsockname()[1]}" for each in (metrics, health, grpc)]
         patch.setenv("PENSTOCK_GRPC__BIND", taken[2])
         addresses = f", metrics_bind: '{taken[0]}', health_bind: '{taken[1]}', metrics_on_bind: false"
-        with start(place, "hi", settings=addresses) as run:
-            answer, errors = run.communicate(timeout=120)
+        with start(place, settings=addresses) as run:
+            answer, errors = run.communicate("hi\n/model\n/bye\nnever\n", timeout=120)
     assert run.returncode == 0, errors
-    assert answer.strip()
+    assert answer.strip() and errors.count("the model is tiny\n") == 1
     assert_nothing_is_left(place)
 
 

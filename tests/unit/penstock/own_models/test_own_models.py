@@ -731,6 +731,15 @@ def test_a_program_names_no_place_outside_of_its_repository(
     assert files == {f"program/{name}" for name in {"1/model.onnx", *laid}}
 
 
+def test_a_program_in_onnx_is_refused_at_the_start_without_its_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.onnx").write_bytes(onnx_files.add_sub())
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert main(["serve", str(tmp_path / "model.onnx"), "--set", f"run.dir={tmp_path / 'run'}"]) == 3
+    assert "model.onnx: a program in ONNX needs the extra onnx (pip install" in capsys.readouterr().err
+
+
 def test_of_several_programs_one_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("decoder.onnx", "encoder.onnx"):
         (tmp_path / name).touch()
