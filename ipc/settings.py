@@ -24,6 +24,8 @@ KEEP_ALIVE = "KEEP_ALIVE_INTERVAL"
 """Milliseconds between two comments of an idle stream, by the name that mistral.rs reads."""
 SANDBOX = "MISTRALRS_SANDBOX"
 """Mode of the sandbox where nothing else sets `agent.sandbox`, by the name that mistral.rs reads."""
+MCP_CONFIG = "MCP_CONFIG_PATH"
+"""File of MCP servers where nothing else sets `agent.mcp_config`, by the name that mistral.rs reads."""
 _MILLISECONDS = re.compile(r"[1-9][0-9]{0,8}")
 SIE_NAMES = {
     "SIE_MAX_BATCH_REQUESTS": "batch.max_items",
@@ -68,6 +70,7 @@ FLAGS = {
     "agent.permission": "--agent-permission",
     "agent.max_tool_rounds": "--max-tool-rounds",
     "agent.tool_dispatch_url": "--tool-dispatch-url",
+    "agent.mcp_config": "--mcp-config",
 }
 """Settings that have a flag of their own."""
 
@@ -417,11 +420,12 @@ class Agent(Section, frozen=True):
     open_without_keys: bool = False
     tool_dispatch_url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s/][^\s]*)?$")] = ""
     tool_dispatch_timeout_s: Seconds = 60.0
+    mcp_config: str = ""
 
     @property
     def has_tools(self) -> bool:
         """Whether the server needs a tool host."""
-        return self.code_execution or self.shell
+        return self.code_execution or self.shell or bool(self.mcp_config)
 
     @property
     def acts(self) -> bool:
@@ -525,8 +529,9 @@ def load(
     """
     env = os.environ if environ is None else environ
     sources = Sources(Settings)
-    if SANDBOX in env:
-        sources.put("agent", "sandbox", env[SANDBOX], SANDBOX)
+    for name, field in ((SANDBOX, "sandbox"), (MCP_CONFIG, "mcp_config")):
+        if name in env:
+            sources.put("agent", field, env[name], name)
     file = file or env.get(f"{PREFIX}CONFIG")
     if file:
         sources.read_file(Path(file))

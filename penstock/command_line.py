@@ -233,6 +233,7 @@ TOOL_FLAGS = {
     "--agent-permission": ("agent.permission", "MODE", "auto, ask or deny"),
     "--max-tool-rounds": ("agent.max_tool_rounds", "N", "rounds of tools in a request (256)"),
     "--tool-dispatch-url": ("agent.tool_dispatch_url", "URL", "program that runs functions of clients"),
+    "--mcp-config": ("agent.mcp_config", "FILE", "MCP servers whose tools models may call"),
     "--sandbox": ("agent.sandbox", "MODE", "auto: what the machine offers; on: all layers or no start; off"),
     "--sandbox-profile": ("agent.sandbox_profile", "NAME", "developer or restricted"),
     "--sandbox-network": ("agent.sandbox_network", "NAME", "none, loopback or full"),

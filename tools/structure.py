@@ -22,7 +22,7 @@ PACKAGE_LINES = 3
 FLOORS = {
     "ipc": (
         ("decoding", "errors", "machine", "protos", "shares", "version", "yaml_text"),
-        ("addresses", "deadline"),
+        ("addresses", "deadline", "mcp_servers"),
         ("processes", "setting_sources"),
         ("extras", "settings"),
         ("catalog", "logs"),

@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ from ipc.wire.tools import (
     Link,
     Mount,
     Ready,
+    Remotes,
+    RemoteTool,
     Run,
     ToFrontend,
     close_all,
@@ -53,6 +56,7 @@ class ToolHost:
     """The host as a frontend sees it; `ready` is what the host offers now, None while no host is there.
 
     `since` is when the host came or went, in Unix seconds.
+    `remotes` are the MCP servers of the host, None where the host has none; `remote_tools` are their tools by name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,6 +64,8 @@ class ToolHost:
         self._path = path
         self.ready: Ready | None = None
         self.since = time.time()
+        self.remotes: Remotes | None = None
+        self.remote_tools: Mapping[str, RemoteTool] = {}
         self._link: Link | None = None
         self._waiting: dict[int, asyncio.Future[tuple[Done, list[int]]]] = {}
         self._next = 0
@@ -141,6 +147,10 @@ class ToolHost:
         if isinstance(message, Ready):
             self.ready, self.since = message, time.time()
             return
+        if isinstance(message, Remotes):
+            self.remotes = message
+            self.remote_tools = {tool.name: tool for tool in message.tools}
+            return
         future = self._waiting.get(message.id)
         if future is None or future.done():
             close_all(fds)
@@ -153,7 +163,8 @@ class ToolHost:
         if self.ready is not None:
             log.warning("the tool host is gone (%s); calls under way: %d", reason, len(self._waiting))
             self.since = time.time()
-        self.ready = self._link = None
+        self.ready = self.remotes = self._link = None
+        self.remote_tools = {}
         self._gone.set()
         for future in self._waiting.values():
             if not future.done():

@@ -1,6 +1,8 @@
-"""Tools that other programs run: who runs a tool by the tool's source, and the operator's dispatch URL.
+"""Tools that other programs run: who runs a tool by the tool's source, MCP servers, the operator's dispatch URL.
 
 A `Backend` runs all tools of one source (`Tool.source`). Built-in tools run in the workplace of their run instead.
+
+`Remote` hands a call to the tool host, which keeps the connections to MCP servers.
 
 `Dispatch` sends a call as `POST {"name", "arguments"}` to the URL that the operator has set:
 
@@ -20,8 +22,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from frontend.agent import results
+from frontend.agent.host import ToolHost
 from frontend.agent.results import Answer
 from frontend.agent.tools import Tool
+from ipc.errors import ToolFault
+from ipc.wire.tools import RemoteCall, RemoteResult
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -41,6 +46,27 @@ class Backend(ABC):
     async def close(self) -> None:
         """Close what is held open."""
         return
+
+
+class Remote(Backend):
+    """The MCP servers of the tool host."""
+
+    def __init__(self, host: ToolHost) -> None:
+        self._host = host
+
+    async def run(self, tool: Tool, text: str) -> Answer:
+        """Have the host call the tool. Arguments are checked by the server, and have to be an object."""
+        text = text or "{}"
+        try:
+            if not isinstance(orjson.loads(text), dict):
+                return results.failed(tool, "the arguments are no object")
+            done, _ = await self._host.run("", RemoteCall(tool.name, text), lasting=False)
+        except orjson.JSONDecodeError:
+            return results.failed(tool, NO_JSON)
+        except ToolFault as error:
+            return results.failed(tool, error.message)
+        assert isinstance(done.result, RemoteResult)
+        return results.said(done.result.text, done.result.status)
 
 
 class Failure(Exception):

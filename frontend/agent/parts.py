@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from frontend.agent.host import ToolHost
-from frontend.agent.outside import Backend, Dispatch
-from frontend.agent.tools import EXTERNAL
+from frontend.agent.outside import Backend, Dispatch, Remote
+from frontend.agent.tools import EXTERNAL, MCP
 from frontend.generation.hosted import CODE, SHELL, Offer
 from frontend.state.approvals import ApprovalStore
 from frontend.state.files import FileStore
@@ -37,6 +37,12 @@ class Parts:
     backends: Mapping[str, Backend] = field(default_factory=dict)
     fetcher: Fetcher | None = None
 
+    @property
+    def offer_now(self) -> Offer:
+        """The offer with the tools of MCP servers that are connected now."""
+        remote = self.host.remote_tools
+        return replace(self.offer, remote=remote) if remote else self.offer
+
     async def close(self) -> None:
         """Close what is held open."""
         for backend in self.backends.values():
@@ -60,7 +66,7 @@ def parts_of(agent: Agent, fetch: Fetch, state: State, host: ToolHost, max_file_
         max_file_nbytes=max_file_nbytes,
         dispatches=bool(agent.tool_dispatch_url),
     )
-    backends: dict[str, Backend] = {}
+    backends: dict[str, Backend] = {MCP: Remote(host)}
     if agent.tool_dispatch_url:
         backends[EXTERNAL] = Dispatch(agent.tool_dispatch_url, agent.tool_dispatch_timeout_s)
     fetcher = _fetcher(fetch) if fetch.file_urls else None

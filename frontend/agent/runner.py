@@ -50,7 +50,7 @@ T = TypeVar("T")
 def offer_of(services: Services) -> Offer:
     """What this server runs for requests."""
     parts: Parts | None = services.agent
-    return NOTHING if parts is None else parts.offer
+    return NOTHING if parts is None else parts.offer_now
 
 
 def running(
@@ -198,7 +198,7 @@ class AgentRun(Generation):
         for call in calls:
             tool, round_ = self._tools[call.name], self._loop.round
             data = tools.calling(tool, call.arguments)
-            yield [Calling(round_, call.id, call.name, call.arguments, data)]
+            yield [Calling(round_, call.id, call.name, call.arguments, data, tool.server)]
             denied = self._plan.permission == "deny"
             reason = f"{tool.label} was denied by policy." if denied else ""
             if self._plan.permission == "ask" and not await self._is_remembered():
@@ -221,7 +221,7 @@ class AgentRun(Generation):
             self._loop.answer(call, answer.text)
             arguments, ids = tools.recorded(tool, call.arguments), [file.id for file in files]
             record = results.record(round_, call.name, arguments, answer, ids)
-            completed = Completed(round_, call.id, call.name, answer.data, record)
+            completed = Completed(round_, call.id, call.name, answer.data, record, answer.status)
             yield [*await self._produced(files), completed]
 
     @asynccontextmanager

@@ -23,10 +23,11 @@ from frontend.generation.errors import InvalidField
 from frontend.generation.hosted import CODE, FILES, SHELL, AgentPlan
 from frontend.http.fields import mismatch_of
 from ipc.errors import InvalidInput
+from ipc.wire.tools import RemoteTool
 
 PREFIX = "mistralrs_"
-BUILT_IN, EXTERNAL = "built_in", "external"
-"""Sources of tools: this server, the operator's dispatch URL."""
+BUILT_IN, EXTERNAL, MCP = "built_in", "external", "mcp"
+"""Sources of tools: this server, the operator's dispatch URL, MCP servers."""
 MAX_OUTPUTS = 64
 MAX_COMMANDS = 256
 MAX_SLICE = 65536
@@ -83,13 +84,17 @@ Arguments = NoArguments | PythonArguments | ShellArguments | SurfaceArguments | 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool. `tool_type` stands in progress events; `source`, `kind` and `label` in requests for approval."""
+    """One tool. `tool_type` stands in progress events; `source`, `kind` and `label` in requests for approval.
+
+    `server` is the name of the tool's MCP server.
+    """
 
     name: str
     tool_type: str
     kind: str
     label: str
     source: str = field(default=BUILT_IN, kw_only=True)
+    server: str = field(default="", kw_only=True)
 
     @property
     def approval(self) -> dict[str, str]:
@@ -221,7 +226,11 @@ def tools_of(plan: AgentPlan) -> dict[str, Tool]:
     """The tools that run here for a request, by their names."""
     found: dict[str, Tool] = {tool.name: tool for tool in _built_in(plan)}
     found |= {name: Tool(name, "custom", EXTERNAL, name, source=EXTERNAL) for name in plan.dispatched}
-    return found
+    remote = plan.offer.remote.values()
+    return found | {
+        each.name: Tool(each.name, "custom", "custom", each.name, source=MCP, server=each.server)
+        for each in remote
+    }
 
 
 def _built_in(plan: AgentPlan) -> list[BuiltIn]:
@@ -235,12 +244,19 @@ def with_own(functions: Sequence[Function], plan: AgentPlan | None) -> list[Func
 
     Descriptions name the files that the request asks for.
     """
+    remote = {} if plan is None else plan.offer.remote
     for function in functions:
-        if function.name in TOOLS:
+        if function.name in TOOLS or function.name in remote:
             raise InvalidField("tools", f"{function.name!a} is the name of a tool of this server")
     if plan is None:
         return [*functions]
-    return [*functions, *(_function(tool, plan.requested) for tool in _built_in(plan))]
+    own = (_function(tool, plan.requested) for tool in _built_in(plan))
+    return [*functions, *own, *map(_remote_function, remote.values())]
+
+
+def _remote_function(tool: RemoteTool) -> Function:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.schema}
+    return Function(tool.name, {"type": "function", "function": function}, tool.strict)
 
 
 def _function(tool: BuiltIn, requested: Sequence[dict[str, Any]]) -> Function:

@@ -18,7 +18,7 @@ from frontend.http import listeners
 from frontend.tensors.request import Forwarding
 from frontend.tracing import otlp
 from frontend.web.addresses import networks_of
-from ipc import settings
+from ipc import mcp_servers, settings
 from ipc.addresses import unix_path
 from ipc.catalog.entries import Catalog
 from ipc.catalog.reading import check_lists, check_lora_dirs, load_served
@@ -49,6 +49,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     listeners.check_addresses(config)
     require_keys_for_tools(config)
     networks_of(config.fetch.allowed_networks)
+    mcp_servers.read(config.agent.mcp_config)
     if config.server.compatible:
         # The tables of all protocols take as long to import as the rest of the arbiter.
         from frontend.protocols import registry

@@ -121,7 +121,7 @@ class Calling:
     """A tool of the server is about to run, or to be refused. `round` counts the turns of the model from 0.
 
     `arguments` is JSON text. `data` has `tool_type` (code_execution, shell or custom) and what the tool is given, as
-    progress events tell both.
+    progress events tell both. `server` is the name of the tool's MCP server.
     """
 
     round: int
@@ -129,6 +129,7 @@ class Calling:
     name: str
     arguments: str
     data: dict[str, Any]
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +155,17 @@ class Produced:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The call has ended. `data` is that of the progress event, `record` the entry of `agentic_tool_calls`."""
+    """The call has ended. `data` is that of the progress event, `record` the entry of `agentic_tool_calls`.
+
+    `status` is success, error, timeout, denied or failed.
+    """
 
     round: int
     id: str
     name: str
     data: dict[str, Any]
     record: dict[str, Any]
+    status: str = "success"
 
 
 @dataclass(frozen=True, slots=True)

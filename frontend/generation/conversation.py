@@ -31,7 +31,7 @@ import orjson
 from msgspec import Meta
 
 from frontend.generation.errors import InvalidField
-from frontend.generation.hosted import Hosted
+from frontend.generation.hosted import REMOTE, Hosted
 from frontend.generation.nested import arguments_of, json_text, values_of
 from frontend.http.fields import one_of
 from ipc.settings import Limits
@@ -49,7 +49,6 @@ HOSTED = {
     "file_search": "file search",
     "image_generation": "image generation",
     "computer_use_preview": "computer use",
-    "mcp": "MCP servers",
 }
 """Kinds of tools that run on the server, and what each needs there."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -174,6 +173,8 @@ def refuse_hosted(kind: Any, where: str, hints: Mapping[str, str]) -> None:
         raise InvalidField(f"{where}.type", "expected a string")
     if kind in hints:
         raise InvalidField(f"{where}.type", f"{kind!a} {hints[kind]}")
+    if kind == "mcp":
+        raise InvalidField(f"{where}.type", REMOTE)
     if kind in HOSTED:
         raise not_offered(kind, HOSTED[kind], f"{where}.type")
     raise InvalidField(f"{where}.type", f"{kind[:64]!a} is no known kind of tool, expected 'function'")

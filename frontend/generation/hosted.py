@@ -16,11 +16,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from frontend.generation.errors import InvalidField
+from ipc.wire.tools import RemoteTool
 
 CODE, SHELL, FILES = "code", "shell", "files"
 """Features: code execution, a shell, reading of files."""
 NEEDS = {CODE: "code execution", SHELL: "a shell"}
 FLAGS = {CODE: "--enable-code-execution", SHELL: "--enable-shell"}
+REMOTE = (
+    "MCP servers are named by the operator (agent.mcp_config), and their tools join requests by themselves"
+)
 PERMISSIONS = ("auto", "ask", "deny")
 """From the laxest to the strictest."""
 MAX_REQUESTED = 64
@@ -40,9 +44,8 @@ class Offer:
     """What this server runs for requests, under which permission and for how many rounds; times are in seconds.
 
     `takes_files`: files of messages are inputs of a run, each with at most `max_file_nbytes`. `has_network`: tools
-    reach more than themselves.
-    `dispatches`: functions of clients run at the operator's dispatch URL. `fetches_files`: messages may name files by
-    URL.
+    reach more than themselves. `dispatches`: functions of clients run at the operator's dispatch URL.
+    `fetches_files`: messages may name files by URL. `remote` are the tools of MCP servers that are connected now.
     """
 
     features: frozenset[str] = frozenset()
@@ -55,6 +58,12 @@ class Offer:
     max_file_nbytes: int = 64 << 20
     dispatches: bool = False
     fetches_files: bool = False
+    remote: Mapping[str, RemoteTool] = field(default_factory=dict)
+
+    @property
+    def takes_functions(self) -> bool:
+        """Whether requests with functions of the client become runs."""
+        return self.dispatches or bool(self.remote)
 
 
 NOTHING = Offer()
@@ -252,8 +261,9 @@ class Hosted:
         if self.inputs:
             self.features.add(FILES)
         dispatched = tuple(functions) if self.offer.dispatches and rounds else ()
-        runs = bool(self.features or max_rounds or dispatched)
-        if max_rounds and not (self.offer.features or self.inputs or self.offer.dispatches):
+        joins = bool(functions) and rounds > 0 and self.offer.takes_functions
+        runs = bool(self.features or max_rounds or joins)
+        if max_rounds and not (self.offer.features or self.inputs or self.offer.takes_functions):
             text = "this server runs no tools: use 0, and run the calls in the client, or start the server with --agent"
             raise InvalidField("max_tool_rounds", text)
         files = _requested(requested)

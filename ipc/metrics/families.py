@@ -396,6 +396,8 @@ RUNS = (
 """Of frontends, from the first run with tools of the server on; the tool host where a tool needs the host."""
 TOOLS = (
     gauge("sandboxes", "penstock_tool_sandboxes", "Sandboxes that are alive."),
+    gauge("mcp_servers", "penstock_mcp_servers_connected", "MCP servers that are connected."),
+    gauge("mcp_tools", "penstock_mcp_tools", "Tools of MCP servers that models may call."),
     counter("calls", "penstock_tool_calls", "Calls that the tool host ran, by outcome.", "tool outcome"),
     histogram(
         "seconds", "penstock_tool_call_seconds", "Time of a call, waiting included.", "tool", HTTP_BUCKETS

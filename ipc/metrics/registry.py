@@ -277,7 +277,9 @@ class ToolsMetrics(_Families):
     def touch(self, layers: Mapping[str, str]) -> None:
         """Make the series of all tools, and set the layers of the sandbox; an active one has the state "active"."""
         self.sandboxes.set(0)
-        for tool in ("python", "shell", "surface", "reset"):
+        for gauge in (self.mcp_servers, self.mcp_tools):
+            gauge.set(0)
+        for tool in ("python", "shell", "surface", "reset", "mcp"):
             self.seconds.labels(tool)
             for outcome in ("success", "error", "timeout", "failed", "cancelled"):
                 self.calls.labels(tool, outcome)

@@ -78,7 +78,18 @@ class SurfaceCall(Wire, frozen=True, tag="surface"):
     outputs: list[Wanted]
 
 
-Call = PythonCall | ResetCall | ShellCall | SurfaceCall
+class RemoteCall(Wire, frozen=True, tag="remote"):
+    """Run a tool of an MCP server; `name` is that of a `RemoteTool`, `arguments` the JSON text of an object.
+
+    The call needs no sandbox.
+    """
+
+    name: str
+    arguments: str
+
+
+SandboxCall = PythonCall | ResetCall | ShellCall | SurfaceCall
+Call = SandboxCall | RemoteCall
 
 
 class Run(Wire, frozen=True, tag="run"):
@@ -125,6 +136,29 @@ class Ready(Wire, frozen=True, tag="ready"):
     shell: bool
 
 
+class RemoteTool(Wire, frozen=True):
+    """A tool of an MCP server as models see the tool.
+
+    `server` is the name of the server. With `strict` the schema is one that grammars can follow.
+    """
+
+    name: str
+    server: str
+    description: str
+    schema: dict[str, Any]
+    strict: bool = False
+
+
+class Remotes(Wire, frozen=True, tag="remotes"):
+    """The MCP servers of the host: how many are connected, and all of their tools. Sent after `Ready`, and on changes.
+
+    Without MCP servers the message does not come.
+    """
+
+    connected: int
+    tools: list[RemoteTool]
+
+
 class PythonResult(Wire, frozen=True, tag="python"):
     """End of a `PythonCall`. `result` is the repr of a last expression, `images_png` are the figures of matplotlib.
 
@@ -167,7 +201,14 @@ class ResetResult(Wire, frozen=True, tag="reset"):
     status: Literal["success", "error"]
 
 
-Result = PythonResult | ShellResult | SurfaceResult | ResetResult
+class RemoteResult(Wire, frozen=True, tag="remote"):
+    """End of a `RemoteCall`: what the server answered, as a text."""
+
+    status: Literal["success", "error"]
+    text: str
+
+
+Result = PythonResult | ShellResult | SurfaceResult | ResetResult | RemoteResult
 
 
 class Produced(Wire, frozen=True):
@@ -201,7 +242,7 @@ class Failed(Wire, frozen=True, tag="failed"):
 
 
 ToHost = Run | Mount | Cancel | End
-ToFrontend = Ready | Done | Failed
+ToFrontend = Ready | Remotes | Done | Failed
 """The messages that each side may send."""
 
 _encoder = msgspec.msgpack.Encoder()

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from frontend.agent.host import ProducedFile
+from frontend.agent.outside import Remote
 from frontend.agent.parts import Parts
+from frontend.agent.tools import MCP
 from frontend.generation.hosted import CODE, SHELL, Offer
 from frontend.state.approvals import Decision
 from frontend.state.files import FileStore
@@ -24,6 +26,10 @@ from ipc.wire.tools import (
     Done,
     PythonCall,
     PythonResult,
+    RemoteCall,
+    RemoteResult,
+    Remotes,
+    RemoteTool,
     ResetCall,
     ResetResult,
     Result,
@@ -55,6 +61,8 @@ class FakeHost:
     ended: list[str] = field(default_factory=list)
     cancelled: int = 0
     waits: asyncio.Event = field(default_factory=asyncio.Event)
+    remote_tools: dict[str, RemoteTool] = field(default_factory=dict)
+    remotes: Remotes | None = None
 
     async def run(self, sandbox: str, call: Call, *, lasting: bool) -> tuple[Done, list[ProducedFile]]:
         """A result of the test; None of `results` never comes."""
@@ -93,6 +101,8 @@ def said_by(call: Call) -> Result:
         return PythonResult("success", 3, "/work", stdout=f"ran {call.code}\n")
     if isinstance(call, ShellCall):
         return ShellResult("success", "/work", stdout=f"ran {' '.join(call.commands)}\n", exit_code=0)
+    if isinstance(call, RemoteCall):
+        return RemoteResult("success", f"ran {call.name} with {call.arguments}")
     return ResetResult("success") if isinstance(call, ResetCall) else SurfaceResult("success")
 
 
@@ -222,4 +232,5 @@ class FakeParts:
             self.sessions,
             self.approvals,
         )
-        return Parts(self.offer, *made)
+        host: Any = self.host
+        return Parts(self.offer, *made, {MCP: Remote(host)})

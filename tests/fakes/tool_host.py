@@ -21,6 +21,7 @@ from ipc.wire.tools import (
     Mount,
     Produced,
     Ready,
+    Remotes,
     Result,
     Run,
     ToHost,
@@ -67,6 +68,11 @@ class FakeToolHost:
         for link in self._links:
             link.close()
         self._links.clear()
+
+    def tell(self, remotes: Remotes) -> None:
+        """Tell the MCP servers."""
+        for link in self._links:
+            link.send(remotes)
 
     def _accept(self, connection: socket.socket) -> None:
         link = Link(

@@ -3,7 +3,8 @@
 1. Enter the control group of the sandbox. Set resource limits, then Landlock rules, then the seccomp filter. If one of
    them fails, tell the host and end.
 2. Mode `shell`: wait for a command, and become the shell that runs the command. Mode `python`: run pieces of code, with
-   their state kept between the pieces. Mode `probe`: end; the host has seen which layers work.
+   their state kept between the pieces. Mode `program`: become the program. Mode `probe`: end; the host has seen which
+   layers work.
 
 The program needs nothing but the standard library, since the interpreter may be any. The program must not import our
 modules. PERF: the shell waits for this start, so the program imports no `re` and no `json`.
@@ -52,6 +53,8 @@ def main(arguments: list[str]) -> int:
             command = receive(channel)
             if command is not None:
                 os.execv(rest[0], [rest[0], "-c", command.decode()])
+        elif mode == "program":
+            os.execvp(rest[0], rest)
         elif mode == "python":
             Interpreter(channel).serve()
     except OSError as error:

@@ -14,9 +14,8 @@ import logging
 import os
 import signal
 import sys
-from pathlib import Path
 
-from ipc import logs, settings
+from ipc import logs, mcp_servers, settings
 from ipc.errors import ConfigError, MachineUnfit
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
@@ -66,7 +65,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _serve(config: Settings, life_fd: int) -> None:
     if not config.agent.has_tools:
-        raise ConfigError("no tool is enabled: set agent.code_execution or agent.shell")
+        raise ConfigError("no tool is enabled: set agent.code_execution, agent.shell or agent.mcp_config")
+    remotes = mcp_servers.read(config.agent.mcp_config)
     root = prepare_tools_dir(config.paths)
     kill_sandboxes(root)
     for left in root.iterdir():
@@ -79,7 +79,7 @@ def _serve(config: Settings, life_fd: int) -> None:
     tell(config, found)
     families.touch(found.states)
     try:
-        asyncio.run(_run(config, found, root, families, life_fd))
+        asyncio.run(_run(config, ToolServer(config.agent, found, root, families, remotes), life_fd))
     finally:
         config.paths.tools_socket().unlink(missing_ok=True)
         remove_tree(root)
@@ -90,7 +90,15 @@ def _serve(config: Settings, life_fd: int) -> None:
 def tell(config: Settings, found: Layers) -> None:
     """Log what is enabled and each layer of the sandbox."""
     agent = config.agent
-    tools = [name for name, on in (("Python", agent.code_execution), ("shell", agent.shell)) if on]
+    tools = [
+        name
+        for name, on in (
+            ("Python", agent.code_execution),
+            ("shell", agent.shell),
+            ("MCP servers", agent.mcp_config),
+        )
+        if on
+    ]
     active = [name for name, state in found.states.items() if state == ACTIVE]
     log.info(
         "tools: %s; sandbox %s (%s, network %s); active layers: %s",
@@ -109,11 +117,8 @@ def tell(config: Settings, found: Layers) -> None:
         )
 
 
-async def _run(
-    config: Settings, found: Layers, root: Path, families: metrics.ToolsMetrics, life_fd: int
-) -> None:
+async def _run(config: Settings, server: ToolServer, life_fd: int) -> None:
     loop = asyncio.get_running_loop()
-    server = ToolServer(config.agent, found, root, families)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
     if life_fd >= 0:

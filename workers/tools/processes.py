@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -101,10 +101,14 @@ class Process:
         more: Sequence[str],
         keep: int,
         group: Group | None = None,
+        *,
+        streams: int | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """Start `mode` of the inner program in `directory` and `group`; each output keeps `keep` bytes.
 
-        Raises `Broken`.
+        `streams` is a descriptor in place of the standard input and output; `variables` are further ones. Raises
+        `Broken`.
         """
         self._isolated = layers.isolated
         entry = None if group is None else group.entry
@@ -117,12 +121,12 @@ class Process:
             with far:
                 self._process = subprocess.Popen(
                     layers.command(directory, far.fileno(), mode, cpu_s, *more, entry=entry),
-                    stdin=subprocess.DEVNULL,
-                    stdout=self.stdout.write,
+                    stdin=subprocess.DEVNULL if streams is None else streams,
+                    stdout=self.stdout.write if streams is None else streams,
                     stderr=self.stderr.write,
                     pass_fds=(far.fileno(),) if entry is None else (far.fileno(), entry),
                     cwd=directory,
-                    env=environment(layers.config, layers.seen(directory)),
+                    env=environment(layers.config, layers.seen(directory)) | dict(variables or {}),
                     start_new_session=True,
                 )
             _running.add(self._process.pid)

@@ -26,13 +26,13 @@ from typing import NamedTuple, TypeVar
 
 from ipc.settings import Agent
 from ipc.wire.tools import (
-    Call,
     Produced,
     PythonCall,
     PythonResult,
     ResetCall,
     ResetResult,
     Result,
+    SandboxCall,
     ShellCall,
     ShellResult,
     SurfaceResult,
@@ -120,7 +120,7 @@ class Sandbox:
             self._failed_files = f"the file {path[:200]!r} could not be put into the sandbox: {reason}"
         self._before = await self._look()
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: SandboxCall) -> Outcome:
         """Run a call in its turn. Raises `Broken`."""
         await self._require_fit()
         if self._failed_files:
@@ -276,7 +276,7 @@ class Sandbox:
             process.kill()
             await asyncio.wait([process.ended])
             stdout, stderr = process.stdout.take(chars), process.stderr.take(chars)
-            _require_start(process, stderr)
+            require_start(process, stderr, "the shell")
         finally:
             await process.end()
             self._shell_at_work = None
@@ -333,8 +333,8 @@ def _shell_result(seen: str, code: int, stdout: str, stderr: str, timed_out: boo
     return ShellResult("error" if code else "success", seen, stdout, stderr, code)
 
 
-def _require_start(process: Process, stderr: str) -> None:
-    """Raise `Broken` if the shell has not begun: our program says so before the shell replaces it."""
+def require_start(process: Process, stderr: str, what: str) -> None:
+    """Raise `Broken` if the program `what` has not begun: our program says so before the other replaces it."""
     try:
         frames = process.channel.recv(4096)
     except OSError:
@@ -344,7 +344,7 @@ def _require_start(process: Process, stderr: str) -> None:
         reason = stderr[:300].strip() or frames[9:300].decode("utf-8", "replace")
         raise Broken(f"the sandbox cannot be started: {reason}")
     if failure:
-        raise Broken(f"the shell cannot be started: {failure[9:300].decode('utf-8', 'replace')}")
+        raise Broken(f"{what} cannot be started: {failure[9:300].decode('utf-8', 'replace')}")
 
 
 class Sandboxes:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ipc.errors import ProtocolError
+from ipc.mcp_servers import McpConfig
 from ipc.metrics.registry import ToolsMetrics
 from ipc.settings import Agent
 from ipc.wire.tools import (
@@ -29,6 +30,8 @@ from ipc.wire.tools import (
     Mount,
     PythonCall,
     Ready,
+    RemoteCall,
+    Remotes,
     Run,
     ShellCall,
     ToHost,
@@ -36,13 +39,20 @@ from ipc.wire.tools import (
 )
 from workers.tools.layers import Layers
 from workers.tools.processes import Broken
+from workers.tools.remotes import McpServers
 from workers.tools.sandboxes import Sandboxes
 
 log = logging.getLogger(__name__)
 
 SWEEP_EVERY_S = 300.0
 """Pause between two looks for sandboxes that were idle for too long."""
-_TOOLS = {"PythonCall": "python", "ShellCall": "shell", "SurfaceCall": "surface", "ResetCall": "reset"}
+_TOOLS = {
+    "PythonCall": "python",
+    "ShellCall": "shell",
+    "SurfaceCall": "surface",
+    "ResetCall": "reset",
+    "RemoteCall": "mcp",
+}
 
 
 class Connection:
@@ -54,6 +64,8 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()
         self.link = Link(connection, to_host, self._receive, self._ended)
         self.link.send(server.offer)
+        if server.remotes is not None:
+            self.link.send(server.remotes.state)
 
     def _receive(self, message: ToHost, fds: list[int]) -> None:
         if isinstance(message, Run):
@@ -129,14 +141,30 @@ def _cancel(task: asyncio.Task[None]) -> None:
 class ToolServer:
     """The host: everything of one process."""
 
-    def __init__(self, config: Agent, layers: Layers, root: Path, families: ToolsMetrics) -> None:
-        """Work directories are made below `root`."""
+    def __init__(
+        self,
+        config: Agent,
+        layers: Layers,
+        root: Path,
+        families: ToolsMetrics,
+        remotes: McpConfig | None = None,
+    ) -> None:
+        """Work directories are made below `root`; `remotes` names MCP servers."""
         self._config, self._metrics = config, families
         self.sandboxes = Sandboxes(config, layers, root)
         self.offer = Ready(layers.states, config.code_execution, config.shell)
+        self.remotes = None if remotes is None else McpServers(remotes, layers, root, self._tell)
         self.connections: set[Connection] = set()
         self._work: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
+        self._connecting: asyncio.Task[None] | None = None
+
+    def _tell(self, state: Remotes) -> None:
+        """Tell every frontend the MCP servers that are connected, and their tools."""
+        self._metrics.mcp_servers.set(state.connected)
+        self._metrics.mcp_tools.set(len(state.tools))
+        for connection in self.connections:
+            connection.link.send(state)
 
     def stop(self) -> None:
         """End `serve`."""
@@ -162,6 +190,8 @@ class ToolServer:
         """Run until `stop`."""
         loop = asyncio.get_running_loop()
         tasks = [loop.create_task(work) for work in (self._sweep(), self.sandboxes.guard())]
+        if self.remotes is not None:
+            self._connecting = loop.create_task(self.remotes.run())
         await self._stopping.wait()
         for each in tasks:
             each.cancel()
@@ -186,6 +216,9 @@ class ToolServer:
             await connection.close()
         while self._work:
             await asyncio.wait(self._work)
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
         await self.sandboxes.close()
 
     async def _sweep(self) -> None:
@@ -200,6 +233,11 @@ class ToolServer:
         status = "cancelled"
         try:
             self._require(message.call)
+            if isinstance(message.call, RemoteCall):
+                assert self.remotes is not None
+                found = await self.remotes.call(message.call)
+                status = found.status
+                return Done(message.id, found), []
             sandbox = await self.sandboxes.get(owner, message.sandbox)
             self._metrics.sandboxes.set(len(self.sandboxes))
             async with sandbox.turn():
@@ -226,3 +264,5 @@ class ToolServer:
             raise Broken("agent.code_execution is off")
         if isinstance(call, ShellCall) and not self._config.shell:
             raise Broken("agent.shell is off")
+        if isinstance(call, RemoteCall) and self.remotes is None:
+            raise Broken("agent.mcp_config names no MCP servers")

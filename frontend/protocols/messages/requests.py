@@ -45,7 +45,7 @@ from frontend.generation.fields import (
     sampling_of,
     variables_of,
 )
-from frontend.generation.hosted import CODE, NOTHING, SHELL, AgentPlan, Hosted, Offer
+from frontend.generation.hosted import CODE, NOTHING, REMOTE, SHELL, AgentPlan, Hosted, Offer
 from frontend.generation.nested import grammar_of, kind_of
 from frontend.generation.requests import decode
 from frontend.protocols.messages.blocks import Message, add_messages, changes_tools
@@ -201,7 +201,7 @@ class MessagesRequest(TalkFields, kw_only=True):
 
     unserved: ClassVar[Mapping[str, str]] = {
         **TalkFields.unserved,
-        "mcp_servers": "MCP servers are not offered by this server",
+        "mcp_servers": REMOTE,
     }
     messages: Annotated[list[Message], Meta(description="The conversation so far, the oldest message first.")]
     system: Annotated[
@@ -223,7 +223,7 @@ class MessagesRequest(TalkFields, kw_only=True):
     ] = None
     thread: Annotated[Any, Meta(description="Refused: the server keeps no conversations.")] = None
     mcp_servers: Annotated[
-        Any, Meta(description="Refused unless empty: the server calls no MCP servers.")
+        Any, Meta(description="Refused unless empty: the operator names the MCP servers.")
     ] = None
     enable_thinking: Annotated[
         bool | None, Meta(description="Whether the model thinks first; absent: as its template does.")

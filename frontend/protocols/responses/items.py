@@ -4,6 +4,7 @@
 |---|---|
 | shell_call, shell_call_output | before and after commands of the shell, in place of progress events |
 | code_interpreter_call | opened before the code, done after the code, beside the progress events |
+| mcp_call | the same, for a tool of an MCP server |
 
 A model may call with arguments of wrong types, and tools may give NUL. Items have neither: clients, and the server
 itself, take items back as input.
@@ -21,6 +22,7 @@ from frontend.engine.events import Calling, Completed
 
 Item = dict[str, Any]
 SHELL_CALL, SHELL_OUTPUT, CODE_CALL = "shell_call", "shell_call_output", "code_interpreter_call"
+MCP_CALL = "mcp_call"
 _DENIED_CODE, _FAILED_CODE = 126, 1
 
 
@@ -44,9 +46,9 @@ def is_shell(event: Calling | Completed) -> bool:
     return event.name == SHELL_TOOL
 
 
-def is_code(event: Calling | Completed) -> bool:
-    """Whether an item of code execution tells the event."""
-    return event.name == EXECUTE
+def open_kind(event: Calling) -> str:
+    """The kind of the item that is open while the tool runs; empty for a tool without such an item."""
+    return CODE_CALL if event.name == EXECUTE else MCP_CALL if event.server else ""
 
 
 def shell_call(id_: str, event: Calling, status: str) -> Item:
@@ -86,18 +88,45 @@ def shell_output(id_: str, event: Completed, most_characters: Any) -> Item:
     return {**begun, "output": entries, "status": "completed"}
 
 
-def code_call(id_: str, event: Calling, container: str, status: str) -> Item:
-    """Code that runs; `code_done` adds what the code gave."""
-    code = _plain(event.data.get("code"))
-    begun = {"type": CODE_CALL, "id": id_, "call_id": event.id, "code": code, "container_id": container}
-    return {**begun, "outputs": None, "status": status}
+def opened(kind: str, id_: str, event: Calling, container: str) -> Item:
+    """The item of an `open_kind`; `closed` adds what the tool gave."""
+    begun: Item = {"type": kind, "id": id_, "call_id": event.id}
+    if kind == CODE_CALL:
+        begun |= {"code": _plain(event.data.get("code")), "container_id": container, "outputs": None}
+    else:
+        begun |= {
+            "server_label": _plain(event.server),
+            "name": event.name,
+            "arguments": _plain(event.arguments),
+        }
+        begun |= {"output": None, "error": None}
+    return {**begun, "status": "in_progress"}
 
 
-def code_done(item: Item, event: Completed) -> Item:
-    """The item of code that has run, with its output as logs."""
-    text = "".join(_plain(event.data.get(name)) for name in ("stdout", "stderr", "exception"))
-    logs = [{"type": "logs", "logs": text}] if text else []
-    return {**item, "outputs": logs, "status": "failed" if event.data.get("exception") else "completed"}
+def opening(item: Item) -> list[tuple[str, dict[str, Any]]]:
+    """Events of the beginning of an open item: names, and fields beside those that all events of an item have."""
+    begin: tuple[str, dict[str, Any]] = (f"response.{item['type']}.in_progress", {})
+    if item["type"] == CODE_CALL:
+        return [begin, (f"response.{CODE_CALL}.interpreting", {})]
+    arguments = item["arguments"]
+    name = f"response.{MCP_CALL}_arguments"
+    return [begin, (f"{name}.delta", {"delta": arguments}), (f"{name}.done", {"arguments": arguments})]
+
+
+def closed(item: Item, event: Completed) -> tuple[Item, str]:
+    """The item of a call that has ended, and the name of the event of the end.
+
+    Code has its output as logs. A tool of an MCP server has an output, or an error in place of the output.
+    """
+    if item["type"] == CODE_CALL:
+        text = "".join(_plain(event.data.get(name)) for name in ("stdout", "stderr", "exception"))
+        logs = [{"type": "logs", "logs": text}] if text else []
+        status = "failed" if event.data.get("exception") else "completed"
+        return {**item, "outputs": logs, "status": status}, f"response.{CODE_CALL}.completed"
+    is_well = event.status == "success"
+    status, field = ("completed", "output") if is_well else ("failed", "error")
+    told = {field: _plain(event.data.get("content")), "status": status}
+    return {**item, **told}, f"response.{MCP_CALL}.{status}"
 
 
 def _plain(value: Any) -> str:

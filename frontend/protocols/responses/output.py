@@ -143,20 +143,17 @@ class Output:
     def _begin_call(self, event: Calling, is_shell: bool) -> None:
         index = len(self._items)
         if is_shell:
-            id_ = item_id(items.SHELL_CALL, self._id, str(index))
-            item = items.shell_call(id_, event, "completed")
             self._calls[event.id] = index
-            self._items.append(item)
-            self._added(index, {**item, "status": "in_progress"})
-            self._tell("response.output_item.done", output_index=index, item=item)
-        elif items.is_code(event):
-            id_ = item_id(items.CODE_CALL, self._id, str(index))
-            item = items.code_call(id_, event, self._container, "in_progress")
+            self._add_whole(
+                items.shell_call(item_id(items.SHELL_CALL, self._id, str(index)), event, "completed")
+            )
+        elif kind := items.open_kind(event):
+            item = items.opened(kind, item_id(kind, self._id, str(index)), event, self._container)
             self._calls[event.id] = index
             self._items.append(item)
             self._added(index, item)
-            self._tell_code(item, index, "in_progress")
-            self._tell_code(item, index, "interpreting")
+            for name, fields in items.opening(item):
+                self._tell(name, item_id=item["id"], output_index=index, **fields)
 
     def _end_call(self, event: Completed, is_shell: bool) -> None:
         at = self._calls.get(event.id)
@@ -165,19 +162,20 @@ class Output:
         begun = self._items[at]
         assert isinstance(begun, dict)
         if is_shell:
-            index = len(self._items)
-            id_ = item_id(items.SHELL_OUTPUT, self._id, str(index))
-            item = items.shell_output(id_, event, begun["action"]["max_output_length"])
-            self._items.append(item)
-            self._added(index, {**item, "status": "in_progress"})
-            self._tell("response.output_item.done", output_index=index, item=item)
+            id_ = item_id(items.SHELL_OUTPUT, self._id, str(len(self._items)))
+            self._add_whole(items.shell_output(id_, event, begun["action"]["max_output_length"]))
             return
-        item = self._items[at] = items.code_done(begun, event)
-        self._tell_code(item, at, "completed")
+        item, name = items.closed(begun, event)
+        self._items[at] = item
+        self._tell(name, item_id=item["id"], output_index=at)
         self._tell("response.output_item.done", output_index=at, item=item)
 
-    def _tell_code(self, item: Item, index: int, state: str) -> None:
-        self._tell(f"response.code_interpreter_call.{state}", item_id=item["id"], output_index=index)
+    def _add_whole(self, item: Item) -> None:
+        """An item that is done as soon as the item is there."""
+        index = len(self._items)
+        self._items.append(item)
+        self._added(index, {**item, "status": "in_progress"})
+        self._tell("response.output_item.done", output_index=index, item=item)
 
     def close(self) -> None:
         """Close the items that still grow as incomplete: no more text comes."""

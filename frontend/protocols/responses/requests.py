@@ -70,6 +70,7 @@ PREFIXES = {
     "shell_call": "sc",
     "shell_call_output": "sco",
     "code_interpreter_call": "ci",
+    "mcp_call": "mcp",
 }
 """Kinds of items that are kept, and the beginning of their ids."""
 REFERENCE = "item_reference"

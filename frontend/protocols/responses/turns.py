@@ -4,7 +4,7 @@
    belong to one message of the assistant.
 2. Reasoning is accepted and not replayed. A reference to an item is dropped.
 3. Output items of earlier responses have the same form, so the same class reads history and new input. Calls of the
-   shell and of code execution, and what they gave, become turns of the tools.
+   shell, of code execution and of MCP servers, and what they gave, become turns of the tools.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from frontend.generation.errors import InvalidField
 from frontend.generation.hosted import Hosted
 from frontend.generation.nested import json_text
 
-_OF_TOOLS = ("shell_call", "shell_call_output", "code_interpreter_call")
+_OF_TOOLS = ("shell_call", "shell_call_output", "code_interpreter_call", "mcp_call")
 
 
 def joined(namespace: Any, name: str) -> str:
@@ -70,6 +70,13 @@ class Turns:
             self._talk.add("tool", text, where, call_id=_text_in(item, "call_id", where))
             return
         call_id = _text_in(item, "call_id" if item.get("call_id") else "id", where)
+        if kind == "mcp_call":
+            self._add_call(call_id, _text_in(item, "name", where), item.get("arguments"), where)
+            self._flush()
+            said = "output" if item.get("error") is None else "error"
+            text = "" if item.get(said) is None else _text_in(item, said, where)
+            self._talk.add("tool", text, where, call_id=call_id)
+            return
         self._add_call(call_id, EXECUTE, {"code": _text_in(item, "code", where)}, where)
         self._flush()
         outputs = item.get("outputs")

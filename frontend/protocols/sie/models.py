@@ -27,6 +27,7 @@ from ipc.catalog.entries import DEFAULT_SIMILARITY, ENCODE_OUTPUTS, ModelEntry, 
 from ipc.catalog.repository import VersionEntry
 from ipc.errors import DeadlineExceeded, InvalidInput
 from ipc.wire.messages import ModelStatus
+from ipc.wire.tools import Remotes
 
 OWNER = "local"
 MAX_LIMIT = 1000
@@ -66,6 +67,12 @@ class ListedModel(msgspec.Struct, kw_only=True):
         bool | msgspec.UnsetType,
         Meta(description="True where requests may let the model call tools that run on the server."),
     ] = msgspec.UNSET
+    mcp_tools_count: Annotated[
+        int | msgspec.UnsetType, Meta(description="Tools of MCP servers that the model may call now.")
+    ] = msgspec.UNSET
+    mcp_servers_connected: Annotated[
+        int | msgspec.UnsetType, Meta(description="MCP servers that are connected now.")
+    ] = msgspec.UNSET
     limited_by: Annotated[
         str | msgspec.UnsetType, Meta(description="The setting that bounds `max_input_tokens`.")
     ] = msgspec.UNSET
@@ -79,13 +86,17 @@ def listed_model(
     status: ModelStatus,
     *,
     has_tools: bool = False,
+    remotes: Remotes | None = None,
 ) -> ListedModel:
     """The entry `name`, which stands for `model` of this status; an alias has no status.
 
-    `has_tools`: the server runs tools, which the model can call if the model is shown functions.
+    `has_tools`: the server runs tools, which the model can call if the model is shown functions. `remotes` are the MCP
+    servers of the server, if any.
     """
     base, _, profile = model.partition(":")
-    aliased = name != model
+    aliased, takes_tools = name != model, has_tools and status.tools not in ("", "none")
+    if not takes_tools:
+        remotes = None
     return ListedModel(
         id=name,
         created=int(created),
@@ -97,7 +108,9 @@ def listed_model(
         status=msgspec.UNSET if aliased else model_status(status.state),  # type: ignore[arg-type]
         max_sequences=status.max_sequences or msgspec.UNSET,
         tools=status.tools or msgspec.UNSET,
-        tools_available=(has_tools and status.tools not in ("", "none")) or msgspec.UNSET,
+        tools_available=takes_tools or msgspec.UNSET,
+        mcp_tools_count=msgspec.UNSET if remotes is None else len(remotes.tools),
+        mcp_servers_connected=msgspec.UNSET if remotes is None else remotes.connected,
         limited_by=status.limited_by or msgspec.UNSET,
     )
 
@@ -277,8 +290,10 @@ def _listed(services: Services, name: str, info: ModelInfo) -> ListedModel:
     """The entry `name` of the list, for a model."""
     status = services.directory.status(info.name)
     length, since = info.max_sequence_length, services.started_at
-    has_tools = services.agent is not None and bool(services.agent.offer.features)
-    return listed_model(name, info.name, length, since, status, has_tools=has_tools)
+    parts = services.agent
+    remotes = None if parts is None else parts.host.remotes
+    has_tools = parts is not None and bool(parts.offer.features or remotes)
+    return listed_model(name, info.name, length, since, status, has_tools=has_tools, remotes=remotes)
 
 
 class AdminResource:

@@ -12,7 +12,15 @@ import pytest
 
 from frontend.agent.host import ToolHost
 from ipc.errors import SandboxFailed, ToolHostLost, ToolsUnavailable
-from ipc.wire.tools import Call, PythonCall, PythonResult, ShellCall, ShellResult
+from ipc.wire.tools import (
+    Call,
+    PythonCall,
+    PythonResult,
+    Remotes,
+    RemoteTool,
+    ShellCall,
+    ShellResult,
+)
 from tests.fakes.tool_host import Answer, FakeToolHost, tool_host, until
 
 OK = PythonResult("success", 1, "/mnt/data", stdout="3\n")
@@ -140,3 +148,20 @@ def test_without_a_host_calls_are_refused_at_once(tmp_path: Path) -> None:
             await host.end("s")
 
     asyncio.run(body())
+
+
+def test_tools_of_mcp_servers_are_known_while_the_host_lives(tmp_path: Path) -> None:
+    tool = RemoteTool("fs_read", "files", "", {"type": "object"}, strict=True)
+
+    async def body(host: ToolHost, fake: FakeToolHost) -> None:
+        assert host.remotes is None and host.remote_tools == {}
+        fake.tell(Remotes(1, [tool]))
+        await until(lambda: host.remotes == Remotes(1, [tool]))
+        assert host.remote_tools == {"fs_read": tool}
+        fake.tell(Remotes(0, []))
+        await until(lambda: host.remote_tools == {})
+        assert host.remotes == Remotes(0, [])
+        fake.die()
+        await until(lambda: host.remotes is None)
+
+    run(tmp_path, never, body)

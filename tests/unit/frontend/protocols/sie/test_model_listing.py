@@ -11,6 +11,7 @@ import pytest
 from frontend.protocols.sie.models import listed_model
 from ipc.catalog.entries import Catalog
 from ipc.wire.messages import ModelStatus
+from ipc.wire.tools import Remotes, RemoteTool
 from tests.fakes.generation_server import CHAT, DENSE, RecordedServer
 from tests.fakes.tensors import entry
 
@@ -159,3 +160,13 @@ def test_tools_are_available_to_loaded_models_that_are_shown_functions(
 ) -> None:
     status = ModelStatus("m", "loaded", tools=tools)
     assert listed_model("m", "m", None, 0, status, has_tools=has_tools).tools_available is available
+
+
+def test_a_model_that_takes_tools_tells_the_mcp_servers_that_are_connected() -> None:
+    tool = RemoteTool("fs_read", "files", "", {"type": "object"})
+    for state, has_tools, expected in (("loaded", True, (1, 2)), ("loaded", False, (msgspec.UNSET,) * 2)):
+        status = ModelStatus("m", state, tools="template")  # type: ignore[arg-type]
+        told = listed_model("m", "m", None, 0, status, has_tools=has_tools, remotes=Remotes(2, [tool]))
+        assert (told.mcp_tools_count, told.mcp_servers_connected) == expected
+    told = listed_model("m", "m", None, 0, ModelStatus("m", "loaded", tools="template"), has_tools=True)
+    assert told.mcp_tools_count is msgspec.UNSET
