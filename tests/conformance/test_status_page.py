@@ -194,7 +194,8 @@ def test_runs_are_shown_with_what_they_do_and_the_state_of_tools(server: Server,
     assert "Shell command waits for a decision, 12 s" in waits and EVIL in waits
     assert f"Only the first {len(EVIL)} of 5000 characters are shown." in waits
     assert note == "5 under way · 4 wait for a decision · 2 shown"
-    assert "alive since" in facts and "namespaces; cgroup: not delegated" in facts
+    assert "alive since" in facts and "Missing layers\ncgroup: not delegated" in facts
+    assert "Sandbox layers\nnamespaces\n" in facts
     assert "full: uploads are refused" in facts
     assert page.evaluate("document.querySelectorAll('img').length") == 0
     for name, width, height, scheme in LOOKS:

@@ -1,4 +1,4 @@
-"""The live page as it looks: idle, under load, with a dead worker, loading, with many models, trying, on a phone, dark.
+"""The live page as it looks: idle, under load, with a dead worker, loading, with runs, trying, on a phone, dark.
 
 Each look must fit its window. With TEST_SCREENSHOTS naming a directory, each look is kept there as a small PNG: `make
 pictures` renews the pictures of the documents. The models are the fakes of the tests under names of a shop, and the
@@ -21,9 +21,12 @@ import pytest
 from PIL import Image
 
 from penstock import tiny_chat
+from tests.conformance.required_tool import required_tool
 from tests.harness.browser import Browser, Page
 from tests.harness.load import Load
 from tests.harness.server import ROOT, Server, serving, stopped
+from tests.process.test_agent_server import MODEL, Run
+from tests.tiny import chat_models
 
 pytestmark = pytest.mark.long
 KEPT_S = 84
@@ -239,3 +242,26 @@ def test_many_models(server: Server, page: Page) -> None:
         page.evaluate("document.getElementById('models-title').scrollIntoView()")
         look(page, "status-models", 1440, 900)
         look(page, "", 390, 900)
+
+
+def test_a_run_waits_for_a_decision_and_another_works(
+    chromium: Browser, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    required_tool("bwrap")
+    place = tmp_path_factory.mktemp("runs")
+    catalog = place / "catalog"
+    catalog.mkdir()
+    chat_models.write_entry(catalog, MODEL, chat_models.save("chatml", place / "chatml", context=4096))
+    settings = {"agent.code_execution": "true", "agent.shell": "true", "server.graceful_timeout_s": 4}
+    with (
+        serving(place, (MODEL,), settings, catalog=catalog) as server,
+        opened_page(chromium, server) as page,
+        Run(server, "works", ["python3 simulate.py || sleep 600"], permission="auto"),
+        Run(server, "asks", ["curl -O https://example.org/prices.csv\nwc -l prices.csv"]) as asks,
+    ):
+        asks.asked()
+        page.until("document.querySelectorAll('.run').length === 2")
+        page.until("/Shell command runs, [1-9]/.test(document.getElementById('runs').innerText)")
+        page.evaluate("document.getElementById('runs-title').scrollIntoView()")
+        look(page, "status-runs", 1440, 460)
+        look(page, "", 390, 900, "dark")

@@ -337,6 +337,8 @@ def test_the_live_page_of_another_frontend_shows_a_run_that_waits_and_then_its_e
             frame_when(viewer, lambda frame: not frame["runs"], what="the end of the run on the page")
     wait_until(lambda: server.metric("penstock_agent_runs_total", outcome="finished") > 0, what="the count")
     wait_until(lambda: server.metric("penstock_agent_runs_in_flight") == 0, what="the gauge")
+    wait_until(lambda: server.metric("penstock_tool_host_up", host="tools-0") == 1, what="the host")
+    assert server.get("/readyz").body == b"ok"
 
 
 def test_a_client_that_leaves_while_a_call_waits_leaves_nothing(server: Server) -> None:

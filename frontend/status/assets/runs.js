@@ -6,7 +6,8 @@ const APPROVALS = "/v1/agent/approvals/";
 const HOST_FACTS = [
   ["host", "Tool host", "The process that runs code and commands of models."],
   ["sandboxes", "Sandboxes", "Sessions whose interpreter and work directory are kept."],
-  ["layers", "Layers of the sandbox", "What keeps code of models away from this machine. A layer that is missing says why."],
+  ["layers", "Sandbox layers", "What keeps code of models away from this machine."],
+  ["missing", "Missing layers", "Layers that this machine does not give, and why. The others hold."],
   ["files", "Files kept", "Files of clients and of runs in the state directory, counted every two minutes."],
   ["bytes", "Room for files", "Bytes of these files, and the bound above which the oldest are deleted."],
 ];
@@ -80,23 +81,27 @@ class Runs {
   }
 
   tell(host, state) {
-    for (const key of ["host", "sandboxes", "layers"]) this.facts.get(key).row.hidden = !host;
+    for (const key of ["host", "sandboxes", "layers", "missing"]) this.facts.get(key).row.hidden = !host;
     if (host) {
       const { value } = this.facts.get("host");
       setText(value, `${host.alive ? "alive" : "down"} since ${asClock(host.since)}`);
       value.classList.toggle("bad", !host.alive);
       setText(this.facts.get("sandboxes").value, String(host.sandboxes));
       const layers = Object.entries(host.layers).slice(0, MOST_LAYERS);
-      const missing = layers.filter(([, said]) => said !== "active").map(([name, said]) => `${name}: ${said}`);
-      const active = layers.filter(([, said]) => said === "active").map(([name]) => name);
-      this.facts.get("layers").row.hidden = !layers.length;
-      setText(this.facts.get("layers").value, [active.join(", "), ...missing].filter(Boolean).join("; "));
-      this.facts.get("layers").value.classList.toggle("warned", missing.length > 0);
+      this.listOf("layers", layers.filter(([, said]) => said === "active").map(([name]) => name));
+      this.listOf("missing", layers.filter(([, said]) => said !== "active").map(([name, said]) => `${name}: ${said}`));
     }
     setText(this.facts.get("files").value, asCount(state.files));
     const { value } = this.facts.get("bytes");
     setText(value, state.full ? "full: uploads are refused" : `${asBytes(state.bytes)} of ${asBytes(state.max_bytes)}`);
     value.classList.toggle("bad", state.full);
+  }
+
+  listOf(key, texts) {
+    const { row, value } = this.facts.get(key);
+    row.hidden = !texts.length;
+    setText(value, texts.join(key === "missing" ? "; " : ", "));
+    value.classList.toggle("warned", key === "missing");
   }
 }
 
