@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -61,7 +61,6 @@ class TensorResult:
     answer: Answer
     rows: int = 1
     batches: bool = False
-    parameters: dict[str, bool | int | float | str] = field(default_factory=dict)
 
     @property
     def has_many_classes(self) -> bool:

@@ -125,7 +125,7 @@ def answer_of(result: TensorResult, words: bool) -> bytes:
             continue
         text = at_once(rendering.json_of(data, datatype, shape, f"output '{output.name}'", words))
         body[output.name] = orjson.Fragment(text[1:-1] if math.prod(shape) == 1 else text)
-    return orjson.dumps(body | result.parameters)
+    return orjson.dumps(body)
 
 
 MOST_NBYTES = 16 << 20

@@ -67,10 +67,8 @@ def render(result: TensorResult, wanted: InferRequest, fallback_id: str, words: 
         "id": wanted.id or fallback_id,
         "model_name": result.model,
         "model_version": str(result.version),
+        "outputs": entries,
     }
-    if result.parameters:
-        body["parameters"] = result.parameters
-    body["outputs"] = entries
     head = orjson.dumps(body)
     return AnswerBody([head, *tail], len(head) if tail else 0)
 

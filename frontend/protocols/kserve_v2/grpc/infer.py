@@ -31,7 +31,7 @@ from frontend.tensors.checking import check_dimensions
 from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModel
 from frontend.tensors.program_calls import MOST_HEAD_NBYTES, HeadPlan
-from frontend.tensors.request import Forwarding, Parameter, TensorRequest
+from frontend.tensors.request import Forwarding, TensorRequest
 from frontend.tensors.result import TensorResult
 from ipc.errors import InvalidInput, PenstockError
 from ipc.protos import kserve_v2_pb2 as pb
@@ -148,11 +148,9 @@ def response_of(result: TensorResult, given_id: str, streamed: bool = False, *, 
         datatype, shape, data = rendering.told(output, result.batches)
         shown.append((output.name, datatype, tuple(shape)))
         contents.append(b"" if data is None else data)
-    if streamed or given_id or result.parameters:
+    if streamed or given_id:
         head = _message(result.model, result.version, tuple(shown))
         head.id = given_id
-        for name, value in result.parameters.items():
-            head.parameters[name].CopyFrom(_parameter(value))
         if streamed:
             head.parameters[FINAL].bool_param = final
         parts = received.parts(head.SerializeToString(), RAW_OUTPUT, contents)
@@ -187,17 +185,6 @@ def bare_message(model: str, version: str, given_id: str, *, final: bool = True,
     head.model_name, head.model_version, head.id = model, version, given_id
     head.parameters[FINAL].bool_param = final
     return answer.SerializeToString()
-
-
-def _parameter(value: Parameter) -> pb.InferParameter:
-    """A parameter of a response."""
-    if isinstance(value, bool):
-        return pb.InferParameter(bool_param=value)
-    if isinstance(value, int):
-        return pb.InferParameter(int64_param=value)
-    if isinstance(value, float):
-        return pb.InferParameter(double_param=value)
-    return pb.InferParameter(string_param=value)
 
 
 class Infer:

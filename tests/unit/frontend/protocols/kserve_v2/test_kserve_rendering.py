@@ -16,6 +16,7 @@ from frontend.protocols.kserve_v2.rendering import LONG_NBYTES, AnswerBody, is_l
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import INLINE_CLASSES, OutputTensor, TensorResult, TopClass
 from ipc.errors import InvalidInput
+from tests.fakes import described_answers
 
 A, B = np.arange(4, dtype="<i4"), np.array([[0.5, -2.0]], "<f4")
 
@@ -34,8 +35,10 @@ def wanted(default: bool = False, binary: dict[str, bool] | None = None, given_i
 
 
 def rendered(answer: AnswerBody) -> tuple[dict[str, Any], bytes]:
+    """The JSON, whose fields the API's description names, and the bytes behind the JSON."""
     whole = b"".join(answer.parts)
     cut = answer.json_nbytes or len(whole)
+    described_answers.check("POST", "/v2/models/m/infer", 200, whole[:cut])
     return json.loads(whole[:cut]), whole[cut:]
 
 
