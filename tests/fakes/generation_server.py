@@ -130,6 +130,12 @@ class RecordedServer:
         """What the engine tells from now on, a script for each request, the last for all that follow."""
         self.engine.scripts = list(scripts)
 
+    def anew(self) -> RecordedServer:
+        """This server, which answers "Hello you" from now on and has been asked nothing."""
+        self.script(SCRIPT)
+        self.engine.works.clear()
+        return self
+
     def listening(self) -> AbstractContextManager[str]:
         """The address of this server on a socket, as the beginning of a URL."""
         return listening(self.application)

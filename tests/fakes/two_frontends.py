@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +12,7 @@ from frontend.access import api_keys
 from frontend.access.api_keys import KeyEntry
 from frontend.access.gate import Gate
 from tests.fakes.generation_server import RecordedServer
-from tests.harness import sdks
-from tests.harness.sdks import Clients
+from tests.harness.sdks import Clients, method
 
 OURS, THEIRS = api_keys.fresh(), api_keys.fresh()
 
@@ -51,24 +50,18 @@ class Sdk:
     def call(self, path: str, *given: Any, **fields: Any) -> Any:
         """What a method of the SDK returns; each call asks the other frontend than the call before."""
         self._clients.reverse()
-        return self._clients[0].call(lambda client: _method(client, path)(*given, **fields))
+        return self._clients[0].call(lambda client: method(client, path)(*given, **fields))
 
     def content(self, path: str, *given: Any, **fields: Any) -> bytes:
         """The bytes that a method of the SDK fetches."""
         self._clients.reverse()
-        found: bytes = self._clients[0].call(lambda client: _fetched(_method(client, path)(*given, **fields)))
+        found: bytes = self._clients[0].call(lambda client: _fetched(method(client, path)(*given, **fields)))
         return found
 
     def items(self, path: str, *given: Any, **fields: Any) -> list[Any]:
         """All entries of all pages of a list."""
         self._clients.reverse()
-        return self._clients[0].items(lambda client: _method(client, path)(*given, **fields))
-
-
-def _method(client: Any, path: str) -> Any:
-    for name in path.split("."):
-        client = getattr(client, name)
-    return client
+        return self._clients[0].items(lambda client: method(client, path)(*given, **fields))
 
 
 def _fetched(found: Any) -> Any:
@@ -82,21 +75,20 @@ async def _awaited(asked: Any) -> Any:
     return await content if inspect.isawaitable(content) else content
 
 
-def sdk_of(stack: ExitStack, pair: Pair, kind: Any, is_async: bool, key: str, suffix: str = "") -> Sdk:
-    """Clients of the SDK `kind`, which `stack` closes."""
-    options = {"api_key": key, "max_retries": 0}
-    made = [
-        stack.enter_context(sdks.clients(kind, is_async=is_async, base_url=f"{url}{suffix}", **options))
-        for url in pair.urls
-    ]
-    return Sdk(*made)
+Connect = Callable[..., AbstractContextManager[Clients]]
+"""`of_openai` or `of_anthropic` of `tests.harness.sdks`."""
+
+
+def sdk_of(stack: ExitStack, pair: Pair, connect: Connect, key: str, *, is_async: bool = False) -> Sdk:
+    """Clients of one SDK, which `stack` closes."""
+    return Sdk(*(stack.enter_context(connect(url, is_async=is_async, key=key)) for url in pair.urls))
 
 
 @contextmanager
-def emptied(pair: Pair, kind: Any, is_async: bool, objects: str, suffix: str = "") -> Iterator[Sdk]:
+def emptied(pair: Pair, connect: Connect, objects: str, *, is_async: bool) -> Iterator[Sdk]:
     """An SDK with our key, once the `objects` that tests before have left are deleted."""
     with ExitStack() as stack:
-        sdk = sdk_of(stack, pair, kind, is_async, OURS, suffix)
+        sdk = sdk_of(stack, pair, connect, OURS, is_async=is_async)
         for each in sdk.items(f"{objects}.list"):
             sdk.call(f"{objects}.delete", each.id)
         yield sdk

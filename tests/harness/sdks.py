@@ -1,11 +1,13 @@
-"""Runs the same call through the sync and the async client of an SDK."""
+"""Runs the same call through the sync and the async client of an SDK, that of OpenAI or that of Anthropic."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+from tests.harness.later import anthropic, openai
 
 Make = Callable[[Any], Any]
 """What a test asks of a client; an awaitable, if the client is async."""
@@ -47,6 +49,25 @@ def clients(kind: Callable[..., Any], *, is_async: bool, **options: Any) -> Iter
         client = kind(**options)
         yield Clients(client, runner)
         runner.run(client.close())
+
+
+def of_openai(url: str, *, is_async: bool, key: str = "unused") -> AbstractContextManager[Clients]:
+    """A client of OpenAI's SDK that never asks twice."""
+    kind: Any = openai.AsyncOpenAI if is_async else openai.OpenAI
+    return clients(kind, is_async=is_async, base_url=f"{url}/v1", api_key=key, max_retries=0)
+
+
+def of_anthropic(url: str, *, is_async: bool, key: str = "unused") -> AbstractContextManager[Clients]:
+    """A client of Anthropic's SDK that never asks twice."""
+    kind: Any = anthropic.AsyncAnthropic if is_async else anthropic.Anthropic
+    return clients(kind, is_async=is_async, base_url=url, api_key=key, max_retries=0)
+
+
+def method(client: Any, path: str) -> Any:
+    """The method of a client with this dotted name."""
+    for name in path.split("."):
+        client = getattr(client, name)
+    return client
 
 
 async def _awaited(value: Any) -> Any:

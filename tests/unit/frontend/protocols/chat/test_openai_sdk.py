@@ -15,9 +15,8 @@ from ipc.errors import InferenceFailed, InputTooLong, QueueFull
 from ipc.wire.streams import TokenLogprob
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import CHAT, DENSE, ENDED, SCRIPT, RecordedServer
-from tests.harness import sdks
 from tests.harness.later import openai
-from tests.harness.sdks import Clients
+from tests.harness.sdks import Clients, of_openai
 
 HELLO: Any = {"model": "default", "messages": [{"role": "user", "content": "hi"}]}
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -41,18 +40,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Recorded
 @pytest.fixture
 def server(running: tuple[RecordedServer, str]) -> RecordedServer:
     """The server, which answers "Hello you" and has been asked nothing."""
-    server, _ = running
-    server.script(SCRIPT)
-    server.engine.works.clear()
-    return server
+    return running[0].anew()
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
 def connected(running: tuple[RecordedServer, str], request: Any) -> Iterator[Clients]:
     """A client."""
-    kind: Any = openai.AsyncOpenAI if request.param else openai.OpenAI
-    options = {"base_url": f"{running[1]}/v1", "api_key": "unused", "max_retries": 0}
-    with sdks.clients(kind, is_async=request.param, **options) as made:
+    with of_openai(running[1], is_async=request.param) as made:
         yield made
 
 

@@ -12,6 +12,7 @@ import pytest
 from frontend.state.files import Origin
 from tests.fakes.two_frontends import OURS, THEIRS, Pair, Sdk, emptied, sdk_of, two_frontends
 from tests.harness.later import anthropic, openai
+from tests.harness.sdks import of_anthropic, of_openai
 
 
 @pytest.fixture(scope="module")
@@ -24,16 +25,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def ours(pair: Pair, request: Any) -> Iterator[Sdk]:
     """OpenAI's SDK with our key, and no file left of the tests before."""
-    kind = openai.AsyncOpenAI if request.param else openai.OpenAI
-    with emptied(pair, kind, request.param, "files", "/v1") as sdk:
+    with emptied(pair, of_openai, "files", is_async=request.param) as sdk:
         yield sdk
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def claude(pair: Pair, request: Any) -> Iterator[Sdk]:
     """Anthropic's SDK with the same key, and no file left of the tests before."""
-    kind = anthropic.AsyncAnthropic if request.param else anthropic.Anthropic
-    with emptied(pair, kind, request.param, "beta.files") as sdk:
+    with emptied(pair, of_anthropic, "beta.files", is_async=request.param) as sdk:
         yield sdk
 
 
@@ -112,8 +111,8 @@ def test_anthropic_uploads_lists_reads_and_deletes(claude: Sdk) -> None:
 
 def test_files_of_one_key_do_not_exist_for_another(pair: Pair) -> None:
     with ExitStack() as stack:
-        ours = sdk_of(stack, pair, openai.OpenAI, False, OURS, "/v1")
-        theirs = sdk_of(stack, pair, openai.OpenAI, False, THEIRS, "/v1")
+        ours = sdk_of(stack, pair, of_openai, OURS)
+        theirs = sdk_of(stack, pair, of_openai, THEIRS)
         file = ours.call("files.create", file=("a.txt", b"secret"), purpose="user_data")
         assert theirs.items("files.list") == []
         for method in ("files.retrieve", "files.content", "files.delete"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from frontend.engine.events import Called, Ended, Finished, Reasoning, Started, 
 from ipc.errors import InferenceFailed, InputTooLong, QueueFull
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import CHAT, DENSE, ENDED, SCRIPT, RecordedServer, calling
-from tests.harness import sdks
 from tests.harness.later import anthropic
-from tests.harness.sdks import Clients
+from tests.harness.sdks import Clients, of_anthropic
 
 KEY = api_keys.fresh()
 HELLO: Any = {"model": "default", "max_tokens": 16, "messages": [{"role": "user", "content": "hi"}]}
@@ -49,21 +47,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Recorded
 @pytest.fixture
 def server(running: tuple[RecordedServer, str]) -> RecordedServer:
     """The server, which answers "Hello you" and has been asked nothing."""
-    server, _ = running
-    server.script(SCRIPT)
-    server.engine.works.clear()
-    return server
-
-
-def _clients(url: str, is_async: bool, key: str) -> AbstractContextManager[Clients]:
-    kind: Any = anthropic.AsyncAnthropic if is_async else anthropic.Anthropic
-    return sdks.clients(kind, is_async=is_async, base_url=url, api_key=key, max_retries=0)
+    return running[0].anew()
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
 def connected(running: tuple[RecordedServer, str], request: Any) -> Iterator[Clients]:
     """A client that has the key."""
-    with _clients(running[1], request.param, KEY) as made:
+    with of_anthropic(running[1], is_async=request.param, key=KEY) as made:
         yield made
 
 
@@ -166,7 +156,7 @@ def test_the_runner_of_tools_makes_three_rounds(
 
     calls = [("call-1", "weather", "Oslo"), ("call-2", "weather", "Rome"), ("call-3", "forecast", "Bonn")]
     server.script(*(calling(*call) for call in calls), SCRIPT)
-    with _clients(running[1], is_async, KEY) as clients:
+    with of_anthropic(running[1], is_async=is_async, key=KEY) as clients:
         last = clients.call(run)
     assert last.content[0].text == "Hello you"
     talk = server.engine.calls[3].messages or []
@@ -263,7 +253,7 @@ def test_an_error_inside_a_stream_raises(server: RecordedServer, clients: Client
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_wrong_key_is_refused(running: tuple[RecordedServer, str], is_async: bool) -> None:
     with (
-        _clients(running[1], is_async, "wrong") as wrong,
+        of_anthropic(running[1], is_async=is_async, key="wrong") as wrong,
         pytest.raises(anthropic.AuthenticationError),
     ):
         wrong.call(lambda client: client.messages.create(**HELLO))

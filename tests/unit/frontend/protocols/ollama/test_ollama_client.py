@@ -15,7 +15,7 @@ from ipc.version import VERSION
 from ipc.wire.streams import TokenLogprob
 from tests.fakes import generation_server, vector_server
 from tests.fakes.generation import Step
-from tests.fakes.generation_server import CHAT, ENDED, SCRIPT, RecordedServer
+from tests.fakes.generation_server import CHAT, ENDED, RecordedServer
 from tests.fakes.vector_server import VectorServer
 from tests.harness import sdks
 from tests.harness.later import ollama
@@ -51,10 +51,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Recorded
 @pytest.fixture
 def server(running: tuple[RecordedServer, str]) -> RecordedServer:
     """The server, which answers "Hello you" and has been asked nothing."""
-    server, _ = running
-    server.script(SCRIPT)
-    server.engine.works.clear()
-    return server
+    return running[0].anew()
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])

@@ -15,9 +15,8 @@ from ipc.errors import InferenceFailed, InvalidInput, QueueFull
 from ipc.wire.streams import TokenLogprob
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import ENDED, SCRIPT, RecordedServer
-from tests.harness import sdks
 from tests.harness.later import openai
-from tests.harness.sdks import Clients
+from tests.harness.sdks import Clients, method, of_openai
 from tests.harness.server import wait_until
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -37,22 +36,15 @@ class Running:
 
     def call(self, name: str, *given: Any, **fields: Any) -> Any:
         """What a method of the SDK's responses returns."""
-        return self._clients.call(lambda client: _method(client, name)(*given, **fields))
+        return self._clients.call(lambda client: method(client.responses, name)(*given, **fields))
 
     def items(self, name: str, *given: Any, **fields: Any) -> list[Any]:
         """All events of a stream, or all entries of a list."""
-        return self._clients.items(lambda client: _method(client, name)(*given, **fields))
+        return self._clients.items(lambda client: method(client.responses, name)(*given, **fields))
 
     def helped(self, **fields: Any) -> tuple[list[Any], Any]:
         """Events and the final response of the SDK's helper of streams."""
         return self._clients.helped(lambda client: client.responses.stream(**fields), "get_final_response")
-
-
-def _method(client: Any, name: str) -> Any:
-    found = client.responses
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +59,8 @@ def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Record
 def running(listening: tuple[RecordedServer, str], request: Any) -> Iterator[Running]:
     """The server, which answers "Hello you" and has been asked nothing, and one of the two clients."""
     server, url = listening
-    server.script(SCRIPT)
-    server.engine.works.clear()
-    kind: Any = openai.AsyncOpenAI if request.param else openai.OpenAI
-    options = {"base_url": f"{url}/v1", "api_key": "unused", "max_retries": 0}
-    with sdks.clients(kind, is_async=request.param, **options) as clients:
-        yield Running(server, clients)
+    with of_openai(url, is_async=request.param) as clients:
+        yield Running(server.anew(), clients)
 
 
 def test_a_response_is_made_found_and_deleted(running: Running) -> None:

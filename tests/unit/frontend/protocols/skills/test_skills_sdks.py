@@ -12,6 +12,7 @@ import pytest
 
 from tests.fakes.two_frontends import OURS, THEIRS, Pair, Sdk, emptied, sdk_of, two_frontends
 from tests.harness.later import anthropic, openai
+from tests.harness.sdks import of_anthropic, of_openai
 
 GUIDE = b"---\nname: plot\ndescription: Draws plots.\n---\n"
 FOLDER = [("plot/SKILL.md", GUIDE), ("plot/a.py", b"print(1)")]
@@ -43,16 +44,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def ours(pair: Pair, request: Any) -> Iterator[Sdk]:
     """OpenAI's SDK with our key, and no skill left of the tests before."""
-    kind = openai.AsyncOpenAI if request.param else openai.OpenAI
-    with emptied(pair, kind, request.param, "skills", "/v1") as sdk:
+    with emptied(pair, of_openai, "skills", is_async=request.param) as sdk:
         yield sdk
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def claude(pair: Pair, request: Any) -> Iterator[Sdk]:
     """Anthropic's SDK with the same key, and no skill left of the tests before."""
-    kind = anthropic.AsyncAnthropic if request.param else anthropic.Anthropic
-    with emptied(pair, kind, request.param, "beta.skills") as sdk:
+    with emptied(pair, of_anthropic, "beta.skills", is_async=request.param) as sdk:
         yield sdk
 
 
@@ -131,8 +130,8 @@ def test_anthropic_lists_all_pages_and_ends(claude: Sdk) -> None:
 
 def test_skills_of_one_key_do_not_exist_for_another(pair: Pair) -> None:
     with ExitStack() as stack:
-        ours = sdk_of(stack, pair, openai.OpenAI, False, OURS, "/v1")
-        theirs = sdk_of(stack, pair, openai.OpenAI, False, THEIRS, "/v1")
+        ours = sdk_of(stack, pair, of_openai, OURS)
+        theirs = sdk_of(stack, pair, of_openai, THEIRS)
         id_ = ours.call("skills.create", files=FOLDER).id
         assert theirs.items("skills.list") == []
         for method in ("retrieve", "delete", "content.retrieve", "versions.list"):
