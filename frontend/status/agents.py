@@ -64,11 +64,12 @@ def _host(services: Services, totals: Totals) -> dict[str, Any] | None:
     if not services.settings.agent.has_tools:
         return None
     host = services.agent.host
-    ready = host.ready
+    ready, remotes = host.ready, host.remotes
     return {
         "alive": ready is not None,
         "since": round(host.since, 3),
         "layers": {} if ready is None else ready.layers,
+        "mcp": None if remotes is None else {"connected": remotes.connected, "tools": len(remotes.tools)},
         "sandboxes": 0 if ready is None else int(sum(totals.others.get(_SANDBOXES, {}).values())),
     }
 

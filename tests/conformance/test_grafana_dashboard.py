@@ -41,7 +41,7 @@ ONLY_AFTER_FAULTS = {
                 "Time of calls in runs",
                 "Waits for decisions",
             ),
-            *("Tool host", "Calls of the tool host", "Time of calls in the tool host"),
+            *("Tool host", "Calls of the tool host", "Time of calls in the tool host", "MCP servers"),
         ),
         "no tool of the server is on",
     ),

@@ -168,7 +168,8 @@ RUNS = """frame => {
     const waits = {...run, request_id: 'req_second', doing: 'approval', tool: 'Shell command', approval_id: 'appr/1',
         arguments: %s, arguments_chars: 5000};
     frame.runs = [run, waits].slice(%d);
-    const host = {alive: true, since: 0, sandboxes: 3, layers: {namespaces: 'active', cgroup: 'not delegated'}};
+    const host = {alive: true, since: 0, sandboxes: 3, layers: {namespaces: 'active', cgroup: 'not delegated'},
+        mcp: {connected: 2, tools: 1}};
     const state = {files: 7, bytes: 5e6, max_bytes: 8e9, full: %s};
     frame.agent = {in_flight: {model: 0, tool: 1, approval: 4}, host, state};
 }"""
@@ -196,7 +197,7 @@ def test_runs_are_shown_with_what_they_do_and_the_state_of_tools(server: Server,
     assert note == "5 under way · 4 wait for a decision · 2 shown"
     assert "alive since" in facts and "Missing layers\ncgroup: not delegated" in facts
     assert "Sandbox layers\nnamespaces\n" in facts
-    assert "full: uploads are refused" in facts
+    assert "2 connected, 1 tool" in facts and "full: uploads are refused" in facts
     assert page.evaluate("document.querySelectorAll('img').length") == 0
     for name, width, height, scheme in LOOKS:
         page.look(width, height, scheme)

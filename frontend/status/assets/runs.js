@@ -8,6 +8,7 @@ const HOST_FACTS = [
   ["sandboxes", "Sandboxes", "Sessions whose interpreter and work directory are kept."],
   ["layers", "Sandbox layers", "What keeps code of models away from this machine."],
   ["missing", "Missing layers", "Layers that this machine does not give, and why. The others hold."],
+  ["mcp", "MCP servers", "Servers of tools outside, and the tools that models may call of them."],
   ["files", "Files kept", "Files of clients and of runs in the state directory, counted every two minutes."],
   ["bytes", "Room for files", "Bytes of these files, and the bound above which the oldest are deleted."],
 ];
@@ -81,13 +82,15 @@ class Runs {
   }
 
   tell(host, state) {
-    for (const key of ["host", "sandboxes", "layers", "missing"]) this.facts.get(key).row.hidden = !host;
+    for (const key of ["host", "sandboxes", "layers", "missing", "mcp"]) this.facts.get(key).row.hidden = !host;
     if (host) {
       const { value } = this.facts.get("host");
       setText(value, `${host.alive ? "alive" : "down"} since ${asClock(host.since)}`);
       value.classList.toggle("bad", !host.alive);
       setText(this.facts.get("sandboxes").value, String(host.sandboxes));
       const layers = Object.entries(host.layers).slice(0, MOST_LAYERS);
+      this.facts.get("mcp").row.hidden = !host.mcp;
+      if (host.mcp) setText(this.facts.get("mcp").value, `${host.mcp.connected} connected, ${plural(host.mcp.tools, "tool")}`);
       this.listOf("layers", layers.filter(([, said]) => said === "active").map(([name]) => name));
       this.listOf("missing", layers.filter(([, said]) => said !== "active").map(([name, said]) => `${name}: ${said}`));
     }

@@ -20,7 +20,7 @@ from frontend.status.health import Problem, health_fields
 from ipc.catalog.entries import Catalog
 from ipc.metrics.files import Totals
 from ipc.settings import load
-from ipc.wire.tools import Ready
+from ipc.wire.tools import Ready, Remotes, RemoteTool
 
 HOST = "The tool host does not answer"
 ROOM = "The state directory has no room for another file"
@@ -34,7 +34,7 @@ def services(tmp_path: Path) -> Services:
     made.state = State(settings)
     made.engine = SimpleNamespace(ready=lambda: (True, ""))  # type: ignore[assignment]
     ready = Ready({"namespaces": "active"}, python=True, shell=True)
-    made.agent = SimpleNamespace(host=SimpleNamespace(ready=ready, since=7.0))
+    made.agent = SimpleNamespace(host=SimpleNamespace(ready=ready, since=7.0, remotes=None))
     return made
 
 
@@ -90,7 +90,10 @@ def test_a_frame_tells_runs_in_flight_the_host_and_kept_files(services: Services
     }
     fields = agent_fields(services, Totals(others=gauges))
     assert fields["in_flight"] == {"model": 0, "tool": 2, "approval": 1}
-    assert fields["host"] == {"alive": True, "since": 7.0, "layers": {"namespaces": "active"}, "sandboxes": 4}
+    layers = {"namespaces": "active"}
+    assert fields["host"] == {"alive": True, "since": 7.0, "layers": layers, "sandboxes": 4, "mcp": None}
+    services.agent.host.remotes = Remotes(2, [RemoteTool("m__t", "m", "", {})])
+    assert agent_fields(services, Totals())["host"]["mcp"] == {"connected": 2, "tools": 1}
     state = fields["state"]
     assert (state["files"], state["bytes"], state["full"]) == (3, 4096, False)
     services.agent.host.ready = None
