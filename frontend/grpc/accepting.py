@@ -146,14 +146,14 @@ class _ServedStream:
         self._serving: weakref.ref[asyncio.Task[None]] | None = None
 
     async def run(self, handling: Awaitable[None]) -> None:
-        """The first of its tasks."""
+        """Await the handler in the present task, the first of both."""
         task = asyncio.current_task()
         assert task is not None
         self._handling = weakref.ref(task)
         await handling
 
     def served_by(self, task: asyncio.Task[None]) -> None:
-        """The second of them."""
+        """Note the second task, which waits for the end of the rpc."""
         self._serving = weakref.ref(task)
 
     def cut_off(self) -> None:
@@ -241,7 +241,7 @@ class Server(aio.Server):
         self._methods: dict[str, Served] = {}
 
     def add(self, path: str, served: Served) -> None:
-        """One method."""
+        """Register a method."""
         self._methods[path] = served
 
     def add_registered_method_handlers(

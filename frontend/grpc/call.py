@@ -78,7 +78,7 @@ class Call:
 
     @property
     def metadata(self) -> Metadata:
-        """That of the rpc."""
+        """The metadata of the rpc."""
         return self.rpc.metadata
 
     def admit(self, need: Need) -> None:
@@ -159,11 +159,11 @@ class Method:
     """One method, unary or a stream in both directions, of which each message is a request.
 
     `answer` takes a call and its request, and gives the response or raises a `PenstockError`; it is cancelled with the
-    rpc. `operation` names it in metrics and traces ("": neither, for probes). `need` is the scope that it needs, or
-    tells it from the request, which is parsed before the key is checked then; a large one needs `admin` (not of
-    streams). `raw_field` is the number of the request's large bytes field: its values are in `Call.raw` then, and
-    perhaps not in the request. `check` looks at the rest of a large request before it is parsed, and raises what is
-    wrong with it; without one its fields are counted.
+    rpc. `operation` names it in metrics and traces ("": neither, for probes). `need` is the scope that a key needs, or
+    (not of streams) a function that tells the scope from the request: small requests are then parsed before the key is
+    checked, and large ones need `admin`. `raw_field` is the number of the request's large bytes field: its values are
+    in `Call.raw` then, and perhaps not in the request. `check` looks at the rest of a large request before it is
+    parsed, and raises what is wrong with it; without one its fields are counted.
     `failed` makes the response that says an error itself, where the contract has one; it gets None for a request that
     is no message. Without it, or where it gives None, the rpc ends with a gRPC status. `ordered` streams answer in the
     order of their requests, others as answers come; `Several` answers to one message are written as they come.

@@ -51,7 +51,7 @@ class Peer(NamedTuple):
 
     @classmethod
     def of(cls, address: str, port: int) -> Peer:
-        """From the address of a socket; IPv4 within IPv6 becomes IPv4."""
+        """The peer at the address of a socket; IPv4 within IPv6 becomes IPv4."""
         try:
             found = ipaddress.ip_address(address.partition("%")[0])
         except ValueError:
@@ -61,7 +61,7 @@ class Peer(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> Peer:
-        """By gRPC's `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
+        """The peer that gRPC names `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
         return _named(name)
 
 
@@ -170,7 +170,7 @@ class CallsByConnection:
         self.running[peer] += 1
 
     def end(self, peer: Peer) -> None:
-        """A call ends there."""
+        """A call on the connection of `peer` ends."""
         self.ended[peer] = self.clock()
         self.running[peer] -= 1
         if not self.running[peer]:

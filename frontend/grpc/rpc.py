@@ -167,7 +167,7 @@ def head_of(path: str, metadata: Metadata, peer: str) -> dict[str, Any]:
 
 
 def _nothing() -> None:
-    """An rpc that is not served yet."""
+    """Does nothing: stands for the end of an rpc that is not served yet."""
 
 
 class Untaken(Protocol):

@@ -97,13 +97,13 @@ class _Stream:
         self._drained = False
 
     def drain(self) -> None:
-        """Read no more."""
+        """Read no further message."""
         self._drained = True
         if self._reader is not None:
             self._reader.cancel()
 
     def end(self) -> None:
-        """Answer nothing more."""
+        """Write no further answer, and end the requests in work."""
         self.drain()
         if not self._broken.done():
             self._broken.set_exception(_drained())

@@ -70,7 +70,7 @@ class Unary:
         return self._failed(call, nothing, error)
 
     def stream_refused(self, error: PenstockError, rpc: Rpc) -> Reply:
-        """The same of a stream, which ends with a status."""
+        """End a stream that may not come in, with the status of the refusal."""
         call = self.begin(rpc)
         call.refuse(error)
         return self._status(call, error)
@@ -113,10 +113,10 @@ class Unary:
         return await method.answer(call, message)
 
     def _let_in(self, call: Call, received: Received) -> None:
-        """Ask for what the head of the rpc could not tell. Raises an `AccessRefused`."""
+        """Check what the head of the rpc could not tell, such as the model. Raises an `AccessRefused`."""
         need = self.method.need
         if not isinstance(need, str):
-            # NOTE: who is not let in yet has nothing large parsed.
+            # NOTE: nothing large is parsed for a caller that is not let in yet.
             call.admit(need(received.message()) if received.nbytes <= SPLIT_NBYTES else "admin")
         elif call.number:
             call.spend()

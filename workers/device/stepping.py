@@ -190,7 +190,7 @@ class Turn(greenlet.greenlet):  # type: ignore[misc]
 
     def run(self) -> None:
         """One batch after the other."""
-        # PERF: to make a greenlet takes 8 us, to switch to one that is there less than one.
+        # PERF: a new greenlet costs 8 us, a switch to an existing one less than 1 us.
         ran = None
         with contextlib.suppress(TurnEnded):
             while True:

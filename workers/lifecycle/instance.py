@@ -143,7 +143,7 @@ class LoraAdapter(LifeCycle):
 
     @property
     def told(self) -> str:
-        """The state that frontends are told, "" for none: a request for such an adapter has to ask again."""
+        """The state for frontends; "" if frontends are told none, so that the next request asks for a load again."""
         if self.state == "available":
             return "loading" if self.due else ""
         return "" if self.state == "failed" else self.state
@@ -217,7 +217,7 @@ class Instance(LifeCycle):
         self.reserved_bytes, self.progress, self.wanted = 0, 0.0, False
 
     def rest(self) -> None:
-        """No memory is held any more, neither by children."""
+        """Neither the model nor its children hold memory any more."""
         LifeCycle.rest(self)
         self.adapter, self.loras, self.dropped_loras = None, {}, []
         self.own_bytes, self.reserved_bytes, self.progress = 0, 0, 0.0

@@ -305,7 +305,7 @@ class _ProgramLoad:
         return device.type == "cuda" and self._entry.adapter in ("torchscript", "torch_export")
 
     def _again(self) -> None:
-        """Load the program anew."""
+        """Build the program again, with its state as in the file."""
         del self._adapter
         adapter = self._build(self._entry)
         assert isinstance(adapter, ProgramAdapter)

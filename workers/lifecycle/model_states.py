@@ -238,7 +238,7 @@ class ModelStates:
         return ALL in pinned or any(name in pinned or name.partition(":")[0] in pinned for name in names)
 
     def progressed(self, instance: Instance) -> None:
-        """A load has come further."""
+        """Tell the progress of a load to frontends."""
         self.changed.extend(entry.id for entry in instance.entries)
         self._tell()
 
@@ -354,7 +354,7 @@ class ModelStates:
         self.announce(instance)
 
     def again(self, instance: Instance) -> None:
-        """A load that has begun is to begin anew, before all others."""
+        """Put a load that has begun back in line, before all others."""
         self.due.add_before_all(instance)
         self.announce(instance)
 
@@ -405,7 +405,7 @@ class ModelStates:
             self._leaving.append(instance)
 
     def residents(self) -> list[memory_budget.Resident]:
-        """The loaded instances, for a choice of those that go."""
+        """The loaded instances with their last use, from which `memory_budget.order` chooses those that leave."""
         busy = self._jobs.adapters()
         return [
             memory_budget.Resident(

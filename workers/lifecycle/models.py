@@ -83,7 +83,7 @@ class Maintenance:
         self._thread.start()
 
     def close(self) -> None:
-        """Begin nothing more; loads that run end soon."""
+        """Begin no further load; loads that run end soon."""
         with self._states.lock:
             self._closed = True
             self.models.close()
@@ -231,7 +231,7 @@ class ModelTable:
         self._maintenance.start()
 
     def close(self) -> None:
-        """Load nothing more."""
+        """End the maintenance thread; no model is loaded any more."""
         self._maintenance.close()
 
     def statuses(self) -> list[ModelStatus]:
@@ -292,7 +292,7 @@ class ModelTable:
 
     @property
     def preloaded(self) -> bool:
-        """Whether everything that is loaded at the start has been tried."""
+        """Whether all models of the start were tried."""
         return not self._states.untried
 
     @property

@@ -131,7 +131,7 @@ class Lane:
         return removed
 
     def _leave(self, key: Hashable) -> None:
-        """Nothing of a caller waits. Keep what the caller used ahead of others, so that leaving earns no turn."""
+        """Forget a caller without waiting jobs, but for the cost used ahead of others: leaving earns no turn."""
         used = self._callers.pop(key).used
         if used > self._clock:
             self._ahead[key] = used
@@ -386,7 +386,7 @@ class Batcher:
         return self._account(batch.first, self._clock) if group is None else group.used
 
     def _account(self, job: Job, otherwise: float) -> float:
-        """Device time of the requests that share batches with this one unless solo; `otherwise` when they owe none.
+        """Device time in the account of a job's group, which solo requests share; `otherwise` if nothing is owed.
 
         A solo request is a group for one batch only, so its time is charged here.
         """
@@ -404,7 +404,7 @@ class Batcher:
             self._ahead[account] = used
 
     def _leave(self, key: Hashable, account: Hashable) -> None:
-        """A group has nothing waiting. The time that the group used ahead of the others stays in its account."""
+        """Forget a group without waiting items. The time used ahead of the other groups stays in its account."""
         used = self._groups.pop(key).used
         if account in self._groups:
             self._groups[account].used = max(self._groups[account].used, used)

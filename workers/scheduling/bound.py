@@ -264,7 +264,7 @@ class Bound:
         lane.add(job.counted, model, job.session)
 
     def change(self, job: Job, tokens: int) -> None:
-        """From now on `tokens` of a counted request wait."""
+        """A counted request has `tokens` waiting from now on."""
         lane, model, more = self._lanes[job.work.lane], _name(job), tokens - job.counted
         if more:
             job.counted = tokens
@@ -290,7 +290,7 @@ class Bound:
                 self.change(job, max(0, job.counted - piece.prepared.cost))
 
     def ran(self) -> None:
-        """The device is free."""
+        """A batch has left the device."""
         self._device_until = 0.0
 
     def rooms(self, lane: str, sessions: Iterable[bytes]) -> dict[bytes, float]:

@@ -52,7 +52,7 @@ class Executor:
             thread.start()
 
     def join(self) -> None:
-        """Wait a while for the device thread, which closes the begun steps of models after the queue has closed."""
+        """Wait `CLOSE_S` at most for the end of the device thread, which first closes the begun steps of models."""
         self._threads[0].join(CLOSE_S)
 
     @property
@@ -157,7 +157,7 @@ class Executor:
             batch.turn.leave()
 
     def free_memory(self) -> bool:
-        """Let all suspended batches end, which gives their memory back; whether there were any.
+        """Run all suspended batches to their end, which frees their memory; returns whether there were any.
 
         Called by the turn of a batch that does not fit beside them.
         """

@@ -44,7 +44,7 @@ class Served(Protocol):
 
     @property
     def instance(self) -> Any:
-        """The set of weights."""
+        """The instance, whose weights several models may share."""
 
 
 class Models(Protocol):
@@ -61,7 +61,7 @@ class Models(Protocol):
 
 
 class Rooms:
-    """Room for what jobs copy and write, job after job."""
+    """Reserves memory for the inputs that jobs copy and the results that jobs write, in the order of the jobs."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._line, self._leases = context, context.line, context.endpoint.leases
@@ -129,7 +129,7 @@ class Rooms:
 
 
 class Intake:
-    """From the endpoint to the queue."""
+    """The way of a request from the endpoint to the preparing threads or to the queue."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Intake:
             raise
 
     def _send_on(self, job: Job, planned: bool) -> None:
-        """`planned`: the size of the result is known before anything is prepared."""
+        """Have a job prepared; room is reserved before if the size of the result is known (`planned`)."""
         if planned:
             self._rooms.plan(job)
             if not self._rooms.reserve(job):

@@ -83,7 +83,7 @@ class JobTrace:
         self._batches.append(batch)
 
     def record(self, queued_ns: int) -> Trace:
-        """All of it, for the result."""
+        """The record that travels with the result."""
         return Trace(self._began_ns, self._ended_ns, queued_ns, self._batches)
 
 
@@ -145,7 +145,7 @@ class Job:
     state: str = "open"
 
     def __post_init__(self) -> None:
-        """Begin with what the frontend estimated."""
+        """Take the cost that the frontend estimated."""
         self.cost, self.open_items = self.work.cost, len(self.work.call.items)
         self.prepared = [None] * self.open_items  # type: ignore[list-item]
         self.trace = JobTrace() if self.work.traceparent else None
@@ -156,7 +156,7 @@ class Job:
         return self.work.model
 
     def is_late(self, now_ns: int) -> bool:
-        """Whether it has waited for too long; the strategy says whether a job that has begun may go on."""
+        """Whether the job has waited too long; the strategy says whether a job that has begun may go on."""
         work = self.work
         if self.first_run_ns:
             return bool(self.strategy.ends_late) and now_ns >= work.deadline_ns
@@ -247,7 +247,7 @@ class Strategy:
         raise NotImplementedError
 
     def after(self, batch: Batch) -> None:
-        """The device has let go of the batch. Device thread only."""
+        """The turn is over, and the flight record names the batch no more. Device thread only."""
 
     def taken(self, job: Job, count: int) -> None:
         """The frontend has taken so much of what the job has sent ahead. Endpoint thread only."""
@@ -322,7 +322,7 @@ class BatchLog:
         return statistics.median(record.seconds for record in recent) * 1e3, statistics.fmean(fills or [0.0])
 
     def records(self) -> list[BatchRecord]:
-        """Oldest first."""
+        """The records of the last batches, the oldest first."""
         return list(self._records)
 
 
@@ -420,7 +420,7 @@ class BatchCounts:
         runs.inc()
 
     def responded(self, model: str) -> None:
-        """A part of a streamed answer of the entry `model` was sent."""
+        """Count a part of a streamed answer of the entry `model`."""
         counter = self._parts.get(model)
         if counter is None:
             counter = self._parts[model] = self._metrics.parts.labels(model)

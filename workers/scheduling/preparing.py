@@ -132,7 +132,7 @@ class Preparer:
         self._table.complete(job, len(pieces), [])
 
     def _bound(self, job: Job, start: int, stop: int) -> None:
-        """Raise `InputTooLong` for an item that is split into more than one item may be."""
+        """Raise `InputTooLong` for an item of more tokens than `limits.max_chunked_tokens`."""
         for index in range(start, stop):
             tokens = job.prepared[index].cost
             if tokens > self._most_chunked:
@@ -141,7 +141,7 @@ class Preparer:
 
 
 def fail_unready(table: JobTable, job: Job, raised: BaseException) -> None:
-    """End a job with what was raised while the job was made ready."""
+    """End a job with the error that was raised while the job was prepared."""
     if isinstance(raised, ItemRefused):
         table.fail(job, _named(job, raised))
         return
@@ -287,7 +287,7 @@ def is_long(call: Call, start: int) -> bool:
 
 
 def is_short(call: Call) -> bool:
-    """Whether preparing all of it takes well under a millisecond."""
+    """Whether the whole request is prepared in well under a millisecond."""
     if any(item.images for item in call.items) or (isinstance(call, ScoreCall) and call.query.images):
         return False
     if isinstance(call, GenerateCall) and _compiles(call):

@@ -44,7 +44,7 @@ Call = tuple[Callable[[], Any], Future[Any]]
 
 
 class Asking(Protocol):
-    """A strategy, as the queue knows one."""
+    """The part of a strategy that the queue calls."""
 
     def go_on(self) -> None:
         """See to jobs that have ended or can go on."""
@@ -147,7 +147,7 @@ class WorkQueue:
         }
 
     def leaves(self, model: str) -> bool:
-        """Whether prepared work of a model waits: a batch that has just been taken is full."""
+        """Whether the batch that was taken last left prepared work of its model behind, so that the batch is full."""
         with self._lock:
             return self._batcher.holds_work(model)
 

@@ -181,7 +181,7 @@ class JobTable:
         return True
 
     def attach(self, job: Job, output: Output) -> None:
-        """Give an open job its output space; an ended one gives it back at once."""
+        """Give an open job its output space; the space of an ended job is free at once."""
         with self.lock:
             if job.state == "open":
                 job.output = output
@@ -201,12 +201,12 @@ class JobTable:
         return Output(block, leases.data(block), {})
 
     def give_back(self, output: Output) -> None:
-        """End an output that `reserve` gave and that no job has got."""
+        """Free an output of `reserve` that was given to no job."""
         if output.block is not None:
             self._endpoint.leases.discard(output.block)
 
     def replace(self, job: Job, refs: list[TensorRef], output: Output) -> None:
-        """Give an open job the output that was made for it, in place of any it had; an ended one gives it back."""
+        """Give an open job another output in place of any that it had; the output of an ended job is free at once."""
         unused: Output | None = output
         with self.lock:
             if job.state == "open":

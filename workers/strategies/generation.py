@@ -91,11 +91,11 @@ class Crowd:
         return call.n * (each if at_most is None else min(each, at_most))
 
     def stepped(self, seconds: float) -> None:
-        """A step has taken so long."""
+        """Note the time of a step."""
         self.step_s = _latest(self.step_s, seconds)
 
     def finished(self, tokens: int) -> None:
-        """A choice has ended with so many tokens."""
+        """Note the tokens of a choice that has ended."""
         self.length = _latest(self.length, tokens)
 
     def seconds_for(self, waiting: int, engine: Engine) -> float:
@@ -241,14 +241,14 @@ class Generations(Strategy):
 
     @staticmethod
     def _shrink(engine: Engine, crowd: Crowd) -> None:
-        """Memory ran out: steps get fewer tokens of prompts for a while."""
+        """After memory ran out, give steps fewer tokens of prompts for a while."""
         crowd.budget = crowd.budget or TokenBudget(engine.prefill_tokens)
         crowd.budget.shrink(engine.prefill_tokens)
         engine.prefill_tokens = crowd.budget.tokens
 
     @staticmethod
     def _grow(engine: Engine, crowd: Crowd) -> None:
-        """A step has fitted."""
+        """After a step that fitted into memory, raise the budget of tokens of prompts again."""
         assert crowd.budget is not None
         crowd.budget.grow()
         engine.prefill_tokens = crowd.budget.tokens
@@ -313,7 +313,7 @@ class Generations(Strategy):
                     self._note_change(job)
 
     def _finish(self, job: Hashable) -> None:
-        """All choices of a job have ended."""
+        """Complete a job whose choices have all ended."""
         assert isinstance(job, Job)
         if job.state != "open":
             return
@@ -338,11 +338,11 @@ class Generations(Strategy):
         self._table.send_deltas(session, deltas)
 
     def after(self, batch: Batch) -> None:
-        """After a turn: one of the open jobs waits for the next."""
+        """Put one of the open jobs into the queue for the next turn."""
         self._carry(batch.first.adapter)
 
     def _carry(self, adapter: Adapter) -> None:
-        """See to it that some open job waits in the queue while the engine has work."""
+        """Put an open job into the queue, as the carrier, while the engine has work and no job carries its turn."""
         crowd, engine = self._crowd(adapter), adapter.engine
         if crowd.carrier is not None and crowd.carrier.state == "open":
             return
@@ -408,7 +408,7 @@ def _latest(mean: float, value: float) -> float:
 
 
 def _one(model: str) -> float:
-    """Each sequence counts as one."""
+    """The price of a sequence among the shares of callers: each counts as one."""
     return 1.0
 
 

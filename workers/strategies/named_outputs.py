@@ -83,7 +83,7 @@ class Placer:
         return PlacedPart([info for info, _ in cuts], refs, output)
 
     def _placed(self, raws: Sequence[tuple[str, Raw]]) -> tuple[list[TensorRef], Output]:
-        """In a place made now."""
+        """The outputs of a request, written to room that is reserved now."""
         refs, nbytes = _lay_out(raws)
         if nbytes <= self._inline_nbytes:
             copies.count("place", nbytes)
@@ -137,7 +137,7 @@ def _lay_out(raws: Sequence[tuple[str, Raw]]) -> tuple[list[TensorRef], int]:
 
 
 def _frame(refs: Sequence[TensorRef], raws: Sequence[tuple[str, Raw]], nbytes: int) -> bytes:
-    """All outputs one after another."""
+    """The outputs of a request one after another in private bytes."""
     parts: list[bytes] = []
     at = 0
     for ref, (_, raw) in zip(refs, raws, strict=True):

@@ -210,7 +210,7 @@ class SlotTable:
             self._give(sequence.slot, outcome)
 
     def _give(self, slot: int, outcome: Outcome) -> None:
-        """A slot is free."""
+        """Give a free slot to the oldest sequence of the backlog."""
         if not self._backlog:
             heapq.heappush(self._free, slot)
             return

@@ -81,7 +81,7 @@ class Streams(Strategy):
             )
 
     def admit(self, job: Job) -> None:
-        """A stream begins."""
+        """Give a job the state of a stream, of which nothing was sent."""
         job.strategy_state = StreamState(part_flow(job.work.parts))
 
     def group(self, job: Job) -> Hashable:
@@ -93,7 +93,7 @@ class Streams(Strategy):
         return batch.first.batches == 1
 
     def run(self, batch: Batch) -> int:
-        """Some steps of one request."""
+        """Run steps of one request until its turn is over."""
         piece = batch.pieces[0]
         self._queue.device_busy()
         try:
