@@ -27,6 +27,9 @@ _FEATURES: dict[str, dict[str, Any]] = {
     "web_search_options": {"web_search_options": {}},
 }
 """What a request asks for, by the field that a refusal names."""
+_OTHERS = "max_tool_rounds"
+_MOST_ROUNDS = 256
+"""What a request asks for where none of the above is offered: tools of MCP servers join by themselves."""
 _REFUSED = 422
 _GONE = 404
 MOST_LINES = 12
@@ -54,7 +57,7 @@ class AgentConversation(Conversation):
         told = {**super().fields(), "session_id": self._session, "agent_permission": self._permission}
         for fields in self._features.values():
             told |= fields
-        return told
+        return told if self._features else {**told, _OTHERS: _MOST_ROUNDS}
 
     def ask(self, text: str) -> Generator[tuple[str, Any], None, None]:
         """As the base. A tool that the server does not offer is left out, and the message is sent again."""
@@ -65,11 +68,11 @@ class AgentConversation(Conversation):
                 return
             except Refused as error:
                 feature = error.field.partition("[")[0]
+                if error.status == _REFUSED and feature == _OTHERS:
+                    raise NoAnswer("this server runs no tools: start the server with --agent") from None
                 if error.status != _REFUSED or feature not in self._features:
                     raise
                 del self._features[feature]
-                if not self._features:
-                    raise NoAnswer("this server runs no tools: start the server with --agent") from None
 
     def reset(self) -> None:
         """As the base; the next message begins another session."""

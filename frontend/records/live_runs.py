@@ -82,7 +82,7 @@ class LiveRuns:
 
     def take(self) -> int | None:
         """A place for a run; None while all places are taken."""
-        if self._places is None:
+        if self._places is None and self._free:
             try:
                 self._places = Places(self._path, PLACES, PLACE_NBYTES)
                 self._runner = own_identity()
@@ -93,7 +93,8 @@ class LiveRuns:
 
     def show(self, place: int, run: LiveRun) -> None:
         """Replace the record of a run."""
-        assert self._places is not None
+        if self._places is None:
+            return
         names = {name: getattr(run, name)[:MAX_NAME] for name in ("model", "tool")}
         payload = _encoder.encode(msgspec.structs.replace(run, runner=self._runner, **names))
         assert len(payload) <= self._places.room, "every field of a record is bounded"
@@ -102,14 +103,16 @@ class LiveRuns:
 
     def give_back(self, place: int) -> None:
         """A run has ended."""
-        assert self._places is not None
-        self._places.clear(place)
-        self._free.append(place)
+        if self._places is not None:
+            self._places.clear(place)
+            self._free.append(place)
 
     def close(self) -> None:
-        """Forget all runs."""
+        """Forget all runs, and show none from now on: a run may end later than its frontend begins to end."""
+        self._free = []
         if self._places is not None:
             self._places.close()
+            self._places = None
             self._path.unlink(missing_ok=True)
 
 

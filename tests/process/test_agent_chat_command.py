@@ -6,12 +6,14 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from frontend.generation.hosted import NOTHING, Offer
+from ipc.wire.tools import RemoteTool
 from penstock.agent_chat import AgentConversation, ToolScreen
 from penstock.cli import main
 from penstock.conversation import Server
@@ -136,10 +138,13 @@ def test_a_tool_that_is_off_is_left_out(
         [call] = server.engine.calls
         assert call.tools is not None
         assert {tool["function"]["name"] for tool in call.tools.functions} >= {SHELL}
+        server.offers(replace(NOTHING, remote={"m__t": RemoteTool("m__t", "m", "", {})}))
+        assert piped(monkeypatch, url, "two") == 0
+        assert server.engine.calls[1].tools is not None, "tools of MCP servers join by themselves"
         server.offers(NOTHING)
-        assert piped(monkeypatch, url, "two") == 1
+        assert piped(monkeypatch, url, "three") == 1
     told = capfd.readouterr()
-    assert told.out == "It is 42.\n"
+    assert told.out == "It is 42.\n" * 2
     assert told.err == "penstock: this server runs no tools: start the server with --agent\n"
 
 

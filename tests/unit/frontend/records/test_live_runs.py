@@ -68,6 +68,15 @@ def test_a_frontend_that_was_killed_has_no_runs(paths: RunPaths, monkeypatch: py
     assert not list(paths.metrics().iterdir()), "the next life of the slot begins without the file"
 
 
+def test_a_run_may_end_after_its_frontend(paths: RunPaths) -> None:
+    board = LiveRuns(paths, "frontend-0")
+    place = taken(board)
+    board.close()
+    board.show(place, RUN)
+    board.give_back(place)
+    assert board.take() is None and not list(paths.metrics().iterdir())
+
+
 def test_more_runs_than_places_go_on_without_a_place(paths: RunPaths) -> None:
     board = LiveRuns(paths, "frontend-0")
     places = [taken(board) for _ in range(PLACES)]
