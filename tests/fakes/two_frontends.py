@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from frontend.access import api_keys
 from frontend.access.api_keys import KeyEntry
 from frontend.access.gate import Gate
+from frontend.agent.parts import Parts
+from tests.fakes.agent import OFFER, FakeCounts, FakeHost
 from tests.fakes.generation_server import RecordedServer
 from tests.harness.sdks import Clients, method
 
@@ -18,22 +20,31 @@ OURS, THEIRS = api_keys.fresh(), api_keys.fresh()
 
 
 class Pair(NamedTuple):
-    """Two frontends of one server, by address; the first also as an object."""
+    """Two frontends of one server, by address; the first also as an object, and the host that both have."""
 
     server: RecordedServer
     urls: tuple[str, str]
+    host: FakeHost
 
 
 @contextmanager
 def two_frontends(root: Path) -> Iterator[Pair]:
-    """The frontends, which know the keys `OURS` and `THEIRS`."""
+    """The frontends, which know the keys `OURS` and `THEIRS`. They have one model and one host of tools."""
     gate = Gate(tuple(KeyEntry(name, api_keys.hashed(key)) for name, key in (("a", OURS), ("b", THEIRS))))
     with ExitStack() as stack:
         servers = [
             RecordedServer(_made(root / name), gate, run__state_dir=str(root / "state")) for name in "12"
         ]
+        host: Any = FakeHost()
+        for server in servers:
+            server.engine = server.services.engine = servers[0].engine
+            FakeCounts().join(server.services.recorder)
+            state = server.services.state
+            server.services.agent = Parts(
+                OFFER, host, state.files, state.skills, state.sessions, state.approvals
+            )
         urls = [stack.enter_context(server.listening()) for server in servers]
-        yield Pair(servers[0], (urls[0], urls[1]))
+        yield Pair(servers[0], (urls[0], urls[1]), host)
 
 
 def _made(place: Path) -> Path:
@@ -44,13 +55,26 @@ def _made(place: Path) -> Path:
 class Sdk:
     """The two frontends through clients of one SDK, in turn."""
 
-    def __init__(self, first: Clients, second: Clients) -> None:
-        self._clients = [first, second]
+    def __init__(self, first: Clients, second: Clients, is_async: bool) -> None:
+        self._clients, self.is_async = [first, second], is_async
 
-    def call(self, path: str, *given: Any, **fields: Any) -> Any:
-        """What a method of the SDK returns; each call asks the other frontend than the call before."""
+    def call(self, path: str, *given: Any, then: str = "", **fields: Any) -> Any:
+        """What a method of the SDK returns; each call asks the other frontend than the call before.
+
+        `then` names a method of what it returns.
+        """
         self._clients.reverse()
-        return self._clients[0].call(lambda client: method(client, path)(*given, **fields))
+
+        def asked(client: Any) -> Any:
+            found = method(client, path)(*given, **fields)
+            return getattr(found, then)() if then else found
+
+        return self._clients[0].call(asked)
+
+    def helped(self, path: str, last: str, **fields: Any) -> tuple[list[Any], Any]:
+        """(events, final answer) of a helper for streams; the method `last` gives the answer."""
+        self._clients.reverse()
+        return self._clients[0].helped(lambda client: method(client, path)(**fields), last)
 
     def content(self, path: str, *given: Any, **fields: Any) -> bytes:
         """The bytes that a method of the SDK fetches."""
@@ -81,7 +105,9 @@ Connect = Callable[..., AbstractContextManager[Clients]]
 
 def sdk_of(stack: ExitStack, pair: Pair, connect: Connect, key: str, *, is_async: bool = False) -> Sdk:
     """Clients of one SDK, which `stack` closes."""
-    return Sdk(*(stack.enter_context(connect(url, is_async=is_async, key=key)) for url in pair.urls))
+    return Sdk(
+        *(stack.enter_context(connect(url, is_async=is_async, key=key)) for url in pair.urls), is_async
+    )
 
 
 @contextmanager
