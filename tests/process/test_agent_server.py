@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import http.client
+import io
 import json
 import os
 import signal
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from typing import Any, Self
-from uuid import uuid4
+import zipfile
+from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from frontend.state.archives import GUIDE, from_parts
-from frontend.state.skills import SkillStore
-from ipc.settings import State
 from tests.conformance.required_tool import required_tool
+from tests.harness.agent_runs import MODEL, Run, agent_server, approvals, decide, output
 from tests.harness.later import anthropic, openai
-from tests.harness.server import Answer, Server, serving, stopped, wait_until
+from tests.harness.server import Server, stopped, wait_until
 from tests.harness.status import frame_when, watching
-from tests.tiny import chat_models
 
-MODEL = "tiny/chatml"
 COMMANDS = json.dumps({"commands": ["echo by a tool > made.txt", "echo done"]})
 NOTES = base64.b64encode(b"the secret is seven").decode()
 PART = {"type": "file", "file": {"filename": "notes.txt", "file_data": NOTES}}
@@ -36,13 +30,7 @@ FILE_TOOLS = {"mistralrs_read_file", "mistralrs_list_files"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    root = tmp_path_factory.mktemp("agent")
-    catalog = root / "catalog"
-    catalog.mkdir()
-    chat_models.write_entry(catalog, MODEL, chat_models.save("chatml", root / "chatml", context=4096))
-    settings: dict[str, Any] = {"server.frontends": 2, "agent.code_execution": "true", "agent.shell": "true"}
-    settings["server.graceful_timeout_s"] = 4
-    with serving(root, (MODEL,), settings, catalog=catalog) as running:
+    with agent_server(tmp_path_factory.mktemp("agent"), graceful_timeout_s=4) as running:
         yield running
 
 
@@ -150,12 +138,38 @@ def test_a_call_that_waits_for_the_server_runs_and_its_file_is_stored(client: op
     assert client.files.content(file["id"]).read() == b"by a tool\n"
 
 
-@pytest.fixture(scope="module")
-def skill(server: Server) -> str:
-    """The id of a skill that the server keeps."""
-    guide = b"---\nname: Plot\ndescription: Draws.\n---\n"
-    files = from_parts([(f"plot/{GUIDE}", guide), ("plot/draw.sh", b"echo drawn > plot.txt\n")])
-    return asyncio.run(SkillStore(server.run_dir / "state", State()).add("", files)).id
+FOLDER = [
+    ("plot/SKILL.md", b"---\nname: Plot\ndescription: Draws.\n---\n"),
+    ("plot/draw.sh", b"echo drawn > plot.txt\n"),
+]
+
+
+def _zipped() -> tuple[str, bytes]:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        for path, data in FOLDER:
+            archive.writestr(path, data)
+    return "plot.zip", target.getvalue()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(kind, form) for kind in ("openai", "anthropic") for form in ("folder", "zip")],
+    ids="-".join,
+)
+def skill(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The id of a skill that an SDK has uploaded, as a folder or as a zip."""
+    kind, form = request.param
+    files: Any = FOLDER if form == "folder" else [_zipped()]
+    options: Any = {"api_key": "none", "max_retries": 0}
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", **options) as gpt,
+        anthropic.Anthropic(base_url=server.url, **options) as claude,
+    ):
+        skills: Any = gpt.skills if kind == "openai" else claude.beta.skills
+        made = skills.create(files=files if kind == "anthropic" or form == "folder" else files[0])
+        yield made.id
+        skills.delete(made.id)
 
 
 DRAWS = json.dumps({"commands": ["sh skills/Plot/draw.sh"]})
@@ -205,96 +219,6 @@ def test_a_skill_of_a_message_runs(server: Server, skill: str) -> None:
     assert answer.model_extra is not None
     [file] = answer.model_extra["files"]
     assert (file["name"], file["text"]) == ("plot.txt", "drawn\n")
-
-
-class Run:
-    """A streamed run of chat whose model has called the shell with each of `commands`, and that asks before a call."""
-
-    def __init__(
-        self, server: Server, session: str, commands: Sequence[str], permission: str = "ask"
-    ) -> None:
-        calls = [
-            {
-                "type": "function",
-                "id": f"call-{number}",
-                "function": {"name": "mistralrs_shell", "arguments": json.dumps({"commands": [command]})},
-            }
-            for number, command in enumerate(commands)
-        ]
-        asked = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": calls}],
-            "max_tokens": 4,
-            "stream": True,
-            "enable_shell": True,
-            "agent_permission": permission,
-            "session_id": session,
-        }
-        self._server = server
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-        self._connection.request(
-            "POST", "/v1/chat/completions", json.dumps(asked), {"Content-Type": "application/json"}
-        )
-        self.local_port: int = self._connection.sock.getsockname()[1]
-        self._response = self._connection.getresponse()
-        assert self._response.status == 200, self._response.read()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._response.close()
-        self._connection.close()
-
-    @property
-    def pid(self) -> int:
-        """The frontend of the stream."""
-        [found] = [
-            pid
-            for pid in self._server.frontend_pids()
-            for connection in psutil.Process(pid).net_connections("tcp")
-            if connection.raddr and connection.raddr.port == self.local_port
-        ]
-        return found
-
-    def until(self, name: str) -> dict[str, Any]:
-        """The data of the next event of a name, or with a key of this name."""
-        while line := self._response.readline():
-            told, _, text = line.decode().strip().partition(": ")
-            if told == "data" and text != "[DONE]":
-                data: dict[str, Any] = json.loads(text)
-                if data.get("type") == name or name in data:
-                    return data
-        raise AssertionError(f"the stream has ended without {name}")
-
-    def asked(self) -> str:
-        """The id of the next approval, once the run waits for a decision."""
-        id_: str = self.until("agentic_tool_approval_required")["approval_id"]
-        wait_until(lambda: (id_, 1) in approvals(self._server), what="the wait")
-        return id_
-
-    def result(self) -> dict[str, Any]:
-        """What the next call has given."""
-        data = self.until("agentic_tool_call_progress")
-        while data["phase"] != "complete":
-            data = self.until("agentic_tool_call_progress")
-        found: dict[str, Any] = data["data"]
-        return found
-
-    def rest(self) -> bytes:
-        """All that is left of the stream."""
-        return self._response.read()
-
-
-def approvals(server: Server) -> list[tuple[str, int]]:
-    """Ids of calls that nobody has decided about, each with 1 once a run waits."""
-    with closing(sqlite3.connect(server.run_dir / "state" / "approvals-1.db")) as connection:
-        return connection.execute("SELECT id, waits FROM approvals").fetchall()
-
-
-def decide(server: Server, id_: str, decision: str, **more: Any) -> Answer:
-    """A decision about a call."""
-    return server.post(f"/v1/agent/approvals/{id_}", {"decision": decision, **more})
 
 
 def test_calls_are_decided_about_at_the_other_frontend(server: Server) -> None:
@@ -370,14 +294,6 @@ def below(process: psutil.Process) -> list[psutil.Process]:
     """All processes below a process that are no zombies."""
     found = process.children(recursive=True)
     return [each for each in found if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
-
-
-def output(server: Server, command: str) -> str:
-    """What a run of a new session reads of a command."""
-    with Run(server, uuid4().hex, [command], permission="auto") as run:
-        text: str = run.result().get("stdout", "")
-        run.rest()
-    return text
 
 
 def test_a_drain_ends_a_wait_with_one_error_that_names_the_session(server: Server) -> None:
