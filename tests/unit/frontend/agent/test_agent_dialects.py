@@ -407,6 +407,26 @@ def test_calls_of_a_turn_run_in_order_and_share_one_turn_of_the_model(
     assert {each["role"] for each in results} == {"tool"}
 
 
+def test_a_thousand_calls_of_a_turn_run_in_order_under_the_cap_of_rounds(
+    server: AgentServer, manner: Manner
+) -> None:
+    script = calls(*[("mistralrs_list_files", "{}")] * 1000)
+    server.script(script, script, FINAL)
+    told = manner.ask(server, max_tool_rounds=1)
+    assert [name for _, name in told.returned] == ["mistralrs_list_files"] * 1000
+    results = [message["tool_call_id"] for message in (server.engine.calls[-1].messages or [])[2:]]
+    assert results == [f"call-{number}" for number in range(1000)]
+
+
+@pytest.mark.parametrize("name", ["mistralrs_nothing", "web_search", "a" * 64])
+def test_a_call_of_a_tool_that_nobody_offers_goes_back_to_the_client(
+    server: AgentServer, manner: Manner, name: str
+) -> None:
+    server.script(calls((name, "{}"), (EXECUTE, '{"code":"1"}')))
+    told = manner.ask(server)
+    assert told.returned == [("call-0", name), ("call-1", EXECUTE)] and _codes(server) == []
+
+
 def test_files_are_numbered_through_all_calls_of_a_round(server: AgentServer, manner: Manner) -> None:
     server.script(
         calls((EXECUTE, '{"code":"1"}'), (EXECUTE, '{"code":"2"}')), calls((EXECUTE, '{"code":"3"}')), FINAL

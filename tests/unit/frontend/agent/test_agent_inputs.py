@@ -175,6 +175,10 @@ def test_what_is_no_base64_is_refused_with_its_field(server: AgentServer, data: 
     item = {"role": "user", "content": [{"type": "input_file", "filename": "a.txt", "file_data": data}]}
     answer = server.post("/v1/responses", {"input": [item]})
     assert answer.status_code == 422 and "input[0].content[0]" in answer.json["error"]["message"]
+    block = {"type": "document", "title": "a.txt", "source": {"type": "base64", "data": data}}
+    answer = server.post("/v1/messages", {"messages": [{"role": "user", "content": [block]}]})
+    assert (answer.status_code, answer.json["type"]) == (400, "error")
+    assert "messages[0].content[0].source" in answer.json["error"]["message"]
     assert _stored(server) == [] and server.engine.works == []
 
 

@@ -259,6 +259,12 @@ def test_a_decision_is_told_as_queued_then_not_found(server: Server) -> None:
     assert run(server.services.state.approvals.wait("appr_1", 300)) == Decision(False, "no")
 
 
+@pytest.mark.parametrize("id_", ["appr_0", "..", "%00", "x" * 5000])
+def test_an_id_that_waits_for_nobody_is_not_found(server: Server, id_: str) -> None:
+    answer = server.decide(id_, decision="approve")
+    assert (answer.status_code, answer.json) == (404, {"status": "not_found"})
+
+
 def test_the_message_of_an_approval_is_ignored(server: Server) -> None:
     run(server.services.state.approvals.announce("", "s", "appr_1"))
     assert (
