@@ -56,6 +56,8 @@ FLAGS = {
     "fetch.file_urls": "--fetch-file-urls",
     "agent.code_execution": "--enable-code-execution",
     "agent.shell": "--enable-shell",
+    "agent.search": "--enable-search",
+    "agent.search_url": "--search-url",
     "agent.code_exec_python": "--code-exec-python",
     "agent.code_exec_timeout_s": "--code-exec-timeout",
     "agent.shell_path": "--shell-path",
@@ -398,6 +400,9 @@ class Agent(Section, frozen=True):
 
     code_execution: bool = False
     shell: bool = False
+    search: bool = False
+    search_url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s/][^\s]*)?$")] = ""
+    search_timeout_s: Seconds = 20.0
     code_exec_python: str = ""
     code_exec_timeout_s: Seconds = 60.0
     shell_path: Annotated[str, msgspec.Meta(pattern=r"^/")] = "/bin/sh"
@@ -429,8 +434,8 @@ class Agent(Section, frozen=True):
 
     @property
     def acts(self) -> bool:
-        """Whether calls of models have effects: in the tool host, or behind the dispatch URL."""
-        return self.has_tools or bool(self.tool_dispatch_url)
+        """Whether calls of models have effects: in the tool host, on the web, or behind the dispatch URL."""
+        return self.has_tools or self.search or bool(self.tool_dispatch_url)
 
 
 class Settings(Section, frozen=True):

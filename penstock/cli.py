@@ -68,8 +68,10 @@ _SWITCHES = (
     ("fetch_file_urls", "fetch.file_urls", "true"),
     ("agent", "agent.code_execution", "true"),
     ("agent", "agent.shell", "true"),
+    ("agent", "agent.search", "true"),
     ("enable_code_execution", "agent.code_execution", "true"),
     ("enable_shell", "agent.shell", "true"),
+    ("enable_search", "agent.search", "true"),
 )
 """Flags without a value, their settings, and the values that they set."""
 
@@ -88,6 +90,9 @@ def _serving_flags(options: argparse.Namespace) -> dict[str, str]:
 
 def _tool_flags(options: argparse.Namespace) -> dict[str, str]:
     """Settings of the flags of tools. Raises `ConfigError` for two work directories, as all tools share one."""
+    if getattr(options, "search_embedding_model", None) is not None:
+        text = "results keep the order of their engine: ranking by an embedding model is not built"
+        raise ConfigError(f"--search-embedding-model {options.search_embedding_model}: {text}")
     flags: dict[str, str] = {}
     for flag, (setting, _, _) in TOOL_FLAGS.items():
         value = getattr(options, flag.strip("-").replace("-", "_"), None)

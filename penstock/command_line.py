@@ -220,6 +220,11 @@ def _named(parser: argparse.ArgumentParser) -> None:
 
 
 TOOL_FLAGS = {
+    "--search-url": (
+        "agent.search_url",
+        "URL",
+        "URL that searches, in the form of SearXNG, in place of a public engine",
+    ),
     "--code-exec-python": ("agent.code_exec_python", "FILE", "Python of the sandbox"),
     "--code-exec-timeout": ("agent.code_exec_timeout_s", "SECONDS", "time of a call of Python (60)"),
     "--code-exec-workdir": (
@@ -247,10 +252,14 @@ TOOL_FLAGS = {
 def _tools(group: argparse._ArgumentGroup) -> None:
     """Flags of tools and their sandbox; `TOOL_FLAGS` has their settings."""
     group.add_argument(
-        "--agent", action="store_true", help="all tools that this server has: Python and shell"
+        "--agent", action="store_true", help="all tools that this server has: Python, shell, web search"
     )
     group.add_argument("--enable-code-execution", action="store_true", help="models may run Python")
     group.add_argument("--enable-shell", action="store_true", help="models may run shell commands")
+    group.add_argument(
+        "--enable-search", action="store_true", help="models may search the web and read pages"
+    )
+    group.add_argument("--search-embedding-model", metavar="ID", help="not built yet")
     group.add_argument("--fetch-file-urls", action="store_true", help="messages may name files by their URL")
     for flag, (_, metavar, text) in TOOL_FLAGS.items():
         group.add_argument(flag, metavar=metavar, help=text)

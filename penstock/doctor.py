@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from frontend.arbiter.configuration import require_keys_for_tools, restrictions_of
+from frontend.arbiter.configuration import require_keys_for_tools, require_search, restrictions_of
 from frontend.http import listeners
 from frontend.status import health
 from frontend.status.health import Finding
@@ -135,7 +135,13 @@ def _restricted(config: Settings) -> Iterator[Finding]:
 
 
 def _tools(config: Settings) -> Iterator[Finding]:
-    """The tool host: what is enabled, and each layer of the sandbox, tried out."""
+    """Web search and the tool host: what is enabled, and each layer of the sandbox, tried out."""
+    try:
+        require_search(config)
+        where = "agent.search_url" if config.agent.search_url else "a public engine"
+        yield True, f"web search: {where if config.agent.search else 'off (agent.search)'}"
+    except ConfigError as error:
+        yield False, error.message
     if not config.agent.has_tools:
         yield True, "tools: off (agent.code_execution, agent.shell)"
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from frontend.agent.host import ToolHost
 from frontend.agent.outside import Backend, Dispatch, Remote
 from frontend.agent.tools import EXTERNAL, MCP
-from frontend.generation.hosted import CODE, SHELL, Offer
+from frontend.generation.hosted import CODE, SEARCH, SHELL, Offer
 from frontend.state.approvals import ApprovalStore
 from frontend.state.files import FileStore
 from frontend.state.sessions import SessionStore
@@ -18,6 +18,7 @@ from frontend.state.state import State
 from ipc.settings import Agent, Fetch
 
 if TYPE_CHECKING:
+    from frontend.agent.web import Web
     from frontend.web.fetching import Fetcher
 
 
@@ -36,6 +37,7 @@ class Parts:
     approvals: ApprovalStore
     backends: Mapping[str, Backend] = field(default_factory=dict)
     fetcher: Fetcher | None = None
+    web: Web | None = None
 
     @property
     def offer_now(self) -> Offer:
@@ -47,13 +49,15 @@ class Parts:
         """Close what is held open."""
         for backend in self.backends.values():
             await backend.close()
+        if self.web is not None:
+            await self.web.close()
         if self.fetcher is not None:
             await self.fetcher.close()
 
 
 def parts_of(agent: Agent, fetch: Fetch, state: State, host: ToolHost, max_file_nbytes: int) -> Parts:
     """The parts of a frontend. Files of messages can be read always; skills need a shell."""
-    features = ((CODE, agent.code_execution), (SHELL, agent.shell))
+    features = ((CODE, agent.code_execution), (SHELL, agent.shell), (SEARCH, agent.search))
     offer = Offer(
         frozenset(feature for feature, is_on in features if is_on),
         True,
@@ -69,12 +73,13 @@ def parts_of(agent: Agent, fetch: Fetch, state: State, host: ToolHost, max_file_
     backends: dict[str, Backend] = {MCP: Remote(host)}
     if agent.tool_dispatch_url:
         backends[EXTERNAL] = Dispatch(agent.tool_dispatch_url, agent.tool_dispatch_timeout_s)
-    fetcher = _fetcher(fetch) if fetch.file_urls else None
-    return Parts(offer, host, state.files, state.skills, state.sessions, state.approvals, backends, fetcher)
-
-
-def _fetcher(fetch: Fetch) -> Fetcher:
-    # PERF: the library costs 7 MB of memory, which servers that fetch nothing keep.
+    stores = state.files, state.skills, state.sessions, state.approvals
+    if not (fetch.file_urls or agent.search):
+        return Parts(offer, host, *stores, backends)
+    # PERF: the client library costs 7 MB of memory, which servers that fetch nothing keep.
+    from frontend.agent.web import web_of
     from frontend.web.fetching import Fetcher
 
-    return Fetcher(fetch)
+    fetcher = Fetcher(fetch)
+    web = web_of(agent, fetch, fetcher) if agent.search else None
+    return Parts(offer, host, *stores, backends, fetcher, web)

@@ -1,7 +1,7 @@
 """What a call of a tool has given: for the model, for progress events, for the record of the call.
 
-`Answer` has all three. `python`, `shell`, `reset`, `surfaced` and `content` make one of a result, `refused` of a call
-that was denied or could not run. Values that are absent are left out, except where the contract lists them.
+`Answer` has all three. `python`, `shell`, `reset`, `surfaced`, `found` and `content` make one of a result, `refused` of
+a call that was denied or could not run. Values that are absent are left out, except where the contract lists them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Data = dict[str, Any]
 class Answer:
     """`text` is what the model reads; `data` completes the progress event; `content` stands in the record.
 
-    `images` are figures as base64 of PNG. `status` is success, error, timeout, denied or failed.
+    `images` are figures as base64 of PNG. `status` is success, error, timeout, denied or failed. `sources` are the
+    pages of a search, with `url` and `title`.
     """
 
     text: str
@@ -32,6 +33,7 @@ class Answer:
     content: str
     images: list[str] = field(default_factory=list)
     status: str = SUCCESS
+    sources: list[dict[str, str]] = field(default_factory=list)
 
 
 def python(result: PythonResult, timeout_s: float, files: Sequence[str], pictures: Sequence[bytes]) -> Answer:
@@ -97,6 +99,15 @@ def surfaced(files: Sequence[Data], arguments: Any) -> Answer:
     return Answer(text, {"tool_type": "custom", "arguments": arguments, "content": text}, text, status=status)
 
 
+def found(output: Any, hosts: Sequence[str], sources: list[dict[str, str]]) -> Answer:
+    """The answer of a search, or of a page that was read; `sources` have `url` and `title` of each."""
+    names = list(dict.fromkeys(hosts))
+    text = _json({"sources": names, "output": output})
+    data = {"tool_type": "web_search", "results_count": len(sources), **_present(sources=names)}
+    told = [f"{len(sources)} results", *([f"sources: {', '.join(names)}"] if names else [])]
+    return Answer(text, data, "\n".join(told), sources=sources)
+
+
 def content(value: Data) -> Answer:
     """The answer of a tool whose result is JSON, with an `error` where the tool failed."""
     return said(_json(value), ERROR if "error" in value else SUCCESS)
@@ -122,6 +133,8 @@ def refused(tool: Tool, status: str, reason: str, arguments: str) -> Answer:
         told = {"stderr": reason, "status": status, "timed_out": False}
         return Answer(text, {**calling(tool, arguments), **told}, _json(told), status=status)
     answer = said(text, status)
+    if tool.tool_type == "web_search":
+        return replace(answer, data={**answer.data, "tool_type": tool.tool_type})
     return (
         replace(answer, data={**calling(tool, arguments), **answer.data}) if tool.name == SURFACE else answer
     )

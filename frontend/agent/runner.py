@@ -106,7 +106,7 @@ class AgentRun(Generation):
         sandbox = sandbox_of(self._owner, self._session)
         parts, plan = self._parts, self._plan
         self._place = Workplace(
-            parts.host, parts.files, parts.skills, self._owner, plan, sandbox, turn, parts.fetcher
+            parts.host, parts.files, parts.skills, self._owner, plan, sandbox, turn, parts.fetcher, parts.web
         )
         self.ending.callback(self._place.close)
         self._place.files = await self._files_of(kept)
@@ -221,7 +221,8 @@ class AgentRun(Generation):
             self._loop.answer(call, answer.text)
             arguments, ids = tools.recorded(tool, call.arguments), [file.id for file in files]
             record = results.record(round_, call.name, arguments, answer, ids)
-            completed = Completed(round_, call.id, call.name, answer.data, record, answer.status)
+            sources = answer.sources if self._plan.tells_sources else []
+            completed = Completed(round_, call.id, call.name, answer.data, record, answer.status, sources)
             yield [*await self._produced(files), completed]
 
     @asynccontextmanager

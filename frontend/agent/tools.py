@@ -1,6 +1,6 @@
 """The tools of this server: names, schemas, labels, and what a call of each is given.
 
-1. A request is offered the tools of its features (`CODE`, `SHELL`, `FILES`), each as a strict function.
+1. A request is offered the tools of its features (`CODE`, `SHELL`, `SEARCH`, `FILES`), each as a strict function.
 2. `tools_of` says which tools run here for a request: built-in ones, and those of other programs (`outside.py`).
 3. `arguments_of` reads the arguments of a call. Arguments that break the schema are an error that the model reads.
 4. `calling` is the data of the progress event before a call, `recorded` the arguments of the call's record.
@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from frontend.generation.conversation import Function
 from frontend.generation.errors import InvalidField
-from frontend.generation.hosted import CODE, FILES, SHELL, AgentPlan
+from frontend.generation.hosted import CODE, FILES, SEARCH, SHELL, AgentPlan
 from frontend.http.fields import mismatch_of
 from ipc.errors import InvalidInput
 from ipc.wire.tools import RemoteTool
@@ -30,6 +30,9 @@ BUILT_IN, EXTERNAL, MCP = "built_in", "external", "mcp"
 """Sources of tools: this server, the operator's dispatch URL, MCP servers."""
 MAX_OUTPUTS = 64
 MAX_COMMANDS = 256
+MAX_QUERY_CHARS, MAX_URL_CHARS = 1024, 4096
+MAX_USES = "max_uses_exceeded"
+"""Why a search beyond `max_uses` of its request does not run: the code of Anthropic."""
 MAX_SLICE = 65536
 """Characters that one read of a file gives."""
 MOST = (1 << 31) - 1
@@ -79,7 +82,21 @@ class ReadArguments(msgspec.Struct, forbid_unknown_fields=True):
     end: Annotated[int, Meta(ge=0, le=MOST)] | None = None
 
 
-Arguments = NoArguments | PythonArguments | ShellArguments | SurfaceArguments | ReadArguments
+class SearchArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """What to search the web for."""
+
+    query: Annotated[str, Meta(min_length=1, max_length=MAX_QUERY_CHARS)]
+
+
+class ExtractArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """The page whose text is wanted."""
+
+    url: Annotated[str, Meta(min_length=1, max_length=MAX_URL_CHARS)]
+
+
+OfFiles = PythonArguments | ShellArguments | SurfaceArguments
+"""Arguments of calls that may make files."""
+Arguments = NoArguments | OfFiles | ReadArguments | SearchArguments | ExtractArguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +233,31 @@ TOOLS = {
             [],
             NoArguments,
         ),
+        BuiltIn(
+            f"{PREFIX}search_the_web",
+            "web_search",
+            "web_search",
+            "Web search",
+            SEARCH,
+            "Search the web. Use this where an answer needs facts that are recent, or that you do not know.",
+            {"query": {"type": "string", "description": "What to search for."}},
+            ["query"],
+            SearchArguments,
+        ),
+        BuiltIn(
+            f"{PREFIX}website_content_extractor",
+            "web_search",
+            "web_search",
+            "Web page extraction",
+            SEARCH,
+            "Read the text of a web page, such as one that a search has found.",
+            {"url": {"type": "string", "description": "URL of the page, with http or https."}},
+            ["url"],
+            ExtractArguments,
+        ),
     )
 }
-EXECUTE, RESET, SHELL_TOOL, SURFACE, READ, LIST = TOOLS
+EXECUTE, RESET, SHELL_TOOL, SURFACE, READ, LIST, SEARCH_TOOL, EXTRACT = TOOLS
 """The names."""
 
 
@@ -235,14 +274,14 @@ def tools_of(plan: AgentPlan) -> dict[str, Tool]:
 
 def _built_in(plan: AgentPlan) -> list[BuiltIn]:
     """The tools of the features of a request. Whoever may run or bring files may read files."""
-    wanted = {*plan.features, FILES} if plan.features else set()
+    wanted = {*plan.features, FILES} if plan.features - {SEARCH} else plan.features
     return [tool for tool in TOOLS.values() if tool.feature in wanted]
 
 
 def with_own(functions: Sequence[Function], plan: AgentPlan | None) -> list[Function]:
     """The functions of a client, and the tools of its plan. Raises `InvalidField` for a client's function of our name.
 
-    Descriptions name the files that the request asks for.
+    Descriptions name the files that the request asks for, and what the request says of searches.
     """
     remote = {} if plan is None else plan.offer.remote
     for function in functions:
@@ -250,7 +289,7 @@ def with_own(functions: Sequence[Function], plan: AgentPlan | None) -> list[Func
             raise InvalidField("tools", f"{function.name!a} is the name of a tool of this server")
     if plan is None:
         return [*functions]
-    own = (_function(tool, plan.requested) for tool in _built_in(plan))
+    own = (_function(tool, plan) for tool in _built_in(plan))
     return [*functions, *own, *map(_remote_function, remote.values())]
 
 
@@ -259,10 +298,15 @@ def _remote_function(tool: RemoteTool) -> Function:
     return Function(tool.name, {"type": "function", "function": function}, tool.strict)
 
 
-def _function(tool: BuiltIn, requested: Sequence[dict[str, Any]]) -> Function:
+def _function(tool: BuiltIn, plan: AgentPlan) -> Function:
     text = tool.description
-    if requested and tool.name in (EXECUTE, SHELL_TOOL):
-        names = ", ".join(_named(each) for each in requested)
+    if plan.search is not None and tool.name == SEARCH_TOOL:
+        text = plan.search.search_description or text
+        text = f"{text} The user is in: {plan.search.location}." if plan.search.location else text
+    elif plan.search is not None and tool.name == EXTRACT:
+        text = plan.search.extract_description or text
+    elif plan.requested and tool.name in (EXECUTE, SHELL_TOOL):
+        names = ", ".join(_named(each) for each in plan.requested)
         text = f"{text} The user expects these files: {names}."
     schema = {
         "type": "object",
@@ -302,6 +346,10 @@ def values_of_outputs(given: SurfaceArguments) -> Any:
     return {"outputs": msgspec.to_builtins(given.outputs)}
 
 
+_TOLD = {"code_execution": ("code",), "shell": ("commands",), "web_search": ("query", "url")}
+"""Arguments that progress events tell."""
+
+
 def calling(tool: Tool, text: str) -> dict[str, Any]:
     """Data of the progress event before a call with these arguments."""
     values = values_of(text)
@@ -310,8 +358,7 @@ def calling(tool: Tool, text: str) -> dict[str, Any]:
     if tool.tool_type == "custom":
         data["arguments"] = values
         return data
-    name = "commands" if tool.tool_type == "shell" else "code"
-    return {**data, name: given[name]} if name in given else data
+    return data | {name: given[name] for name in _TOLD[tool.tool_type] if name in given}
 
 
 def recorded(tool: Tool, text: str) -> str:

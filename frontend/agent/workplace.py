@@ -28,6 +28,7 @@ from frontend.agent.results import Answer
 from frontend.agent.tools import BuiltIn, Tool
 from frontend.generation.errors import InvalidField
 from frontend.generation.hosted import CODE, SHELL, AgentPlan, InputFile, SkillUse
+from frontend.generation.searching import SearchOptions
 from frontend.state.content import in_thread
 from frontend.state.errors import FileElided, FilePlaceholder
 from frontend.state.file_objects import (
@@ -56,6 +57,7 @@ from ipc.wire.tools import (
 )
 
 if TYPE_CHECKING:
+    from frontend.agent.web import Web
     from frontend.web.fetching import Fetcher
 
 MAX_INPUT_CHARS, MAX_PREVIEW_CHARS = 4096, 32768
@@ -93,7 +95,8 @@ def _digest(sandbox: str, name: str, data: bytes) -> str:
 class Workplace:
     """The work of one run. `turn` is the number of user messages before the last one.
 
-    `files` are those of the session, the oldest first. The `fetcher` is there where requests may name files by URL.
+    `files` are those of the session, the oldest first. The `fetcher` is there where requests may name files by URL,
+    the `web` where they may search.
     """
 
     host: ToolHost
@@ -104,6 +107,7 @@ class Workplace:
     sandbox: str
     turn: int
     fetcher: Fetcher | None = None
+    web: Web | None = None
     files: list[File] = field(default_factory=list)
     _mounts: list[tuple[str, File]] = field(default_factory=list)
     _skills: list[tuple[str, OpenSkill]] = field(default_factory=list)
@@ -111,6 +115,7 @@ class Workplace:
     _made: set[str] = field(default_factory=set)
     _round: int = 0
     _index: int = 0
+    _searches: int = 0
     _is_mounted: bool = False
     _room_nbytes: int = field(default_factory=lambda: MAX_BODIES_NBYTES)
 
@@ -222,8 +227,10 @@ class Workplace:
             self._round, self._index = round_, 0
         try:
             given = tools.arguments_of(tool, text)
-            if isinstance(given, tools.PythonArguments | tools.ShellArguments | tools.SurfaceArguments):
+            if isinstance(given, tools.OfFiles):
                 return await self._run_files(tool, given)
+            if isinstance(given, tools.SearchArguments | tools.ExtractArguments):
+                return await self._look(given), []
             if isinstance(given, tools.ReadArguments):
                 return results.content(await self._read(given)), []
             if tool.name == tools.LIST:
@@ -233,9 +240,16 @@ class Workplace:
         except (InvalidInput, ToolFault) as error:
             return results.refused(tool, results.ERROR, error.message, text), []
 
-    async def _run_files(
-        self, tool: Tool, given: tools.PythonArguments | tools.ShellArguments | tools.SurfaceArguments
-    ) -> tuple[Answer, list[File]]:
+    async def _look(self, given: tools.SearchArguments | tools.ExtractArguments) -> Answer:
+        """What the web gives."""
+        assert self.web is not None
+        options = self.plan.search or SearchOptions()
+        if isinstance(given, tools.ExtractArguments):
+            return await self.web.extract(given, options)
+        uses, self._searches = self._searches, self._searches + 1
+        return await self.web.search(given, options, uses)
+
+    async def _run_files(self, tool: BuiltIn, given: tools.OfFiles) -> tuple[Answer, list[File]]:
         named = {each.name: each.format for each in given.outputs or ()}
         requested = {
             each["name"]: each.get("format") for each in self.plan.requested if each["name"] not in self._made

@@ -17,6 +17,7 @@ from frontend.grpc import port
 from frontend.http import listeners
 from frontend.tensors.request import Forwarding
 from frontend.tracing import otlp
+from frontend.web import child
 from frontend.web.addresses import networks_of
 from ipc import mcp_servers, settings
 from ipc.addresses import unix_path
@@ -50,6 +51,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     require_keys_for_tools(config)
     networks_of(config.fetch.allowed_networks)
     mcp_servers.read(config.agent.mcp_config)
+    require_search(config)
     if config.server.compatible:
         # The tables of all protocols take as long to import as the rest of the arbiter.
         from frontend.protocols import registry
@@ -81,6 +83,12 @@ def require_keys_for_tools(config: settings.Settings) -> None:
             "could run tools of this machine: set server.keys_file, bind a loopback address, or set "
             "agent.open_without_keys"
         )
+
+
+def require_search(config: settings.Settings) -> None:
+    """Raise `ConfigError` if web search is on and a package of the search is missing."""
+    if config.agent.search and (why := child.missing(needs_engine=not config.agent.search_url)):
+        raise ConfigError(f"agent.search (--enable-search, --agent): {why}")
 
 
 def restrictions_of(config: settings.Settings) -> Restrictions:

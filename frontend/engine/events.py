@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from frontend.records.finishing import TextMeter
@@ -120,8 +120,8 @@ class Ended:
 class Calling:
     """A tool of the server is about to run, or to be refused. `round` counts the turns of the model from 0.
 
-    `arguments` is JSON text. `data` has `tool_type` (code_execution, shell or custom) and what the tool is given, as
-    progress events tell both. `server` is the name of the tool's MCP server.
+    `arguments` is JSON text. `data` has `tool_type` (code_execution, shell, web_search or custom) and what the tool is
+    given, as progress events tell both. `server` is the name of the tool's MCP server.
     """
 
     round: int
@@ -157,7 +157,8 @@ class Produced:
 class Completed:
     """The call has ended. `data` is that of the progress event, `record` the entry of `agentic_tool_calls`.
 
-    `status` is success, error, timeout, denied or failed.
+    `status` is success, error, timeout, denied or failed. `sources` are the pages of a search, each with `url` and
+    `title`, where the client is told of them.
     """
 
     round: int
@@ -166,6 +167,7 @@ class Completed:
     data: dict[str, Any]
     record: dict[str, Any]
     status: str = "success"
+    sources: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

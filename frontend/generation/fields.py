@@ -307,11 +307,14 @@ def template_variables(
 class HostedFields(SamplingFields, kw_only=True):
     """The fields, as chat, Responses and Messages name them, on top of those of sampling."""
 
-    unserved: ClassVar[Mapping[str, str]] = {"web_search_options": "web search is not offered by this server"}
+    unserved: ClassVar[Mapping[str, str]] = {}
     """Refused fields and the reasons. The request of a route adds the fields of its contract."""
+    searches_by_field: ClassVar[bool] = True
+    """Whether `web_search_options` counts in the contract."""
 
     web_search_options: Annotated[
-        Any, Meta(description="Refused, as no web search is built; `/v1/responses` ignores the field.")
+        Any,
+        Meta(description="Offer the model the web search of this server; `/v1/responses` ignores the field."),
     ] = None
     enable_shell: Annotated[Any, Meta(description="Offer the model the shell of this server.")] = None
     enable_code_execution: Annotated[
@@ -352,6 +355,9 @@ class HostedFields(SamplingFields, kw_only=True):
         for name, feature in (("enable_shell", SHELL), ("enable_code_execution", CODE)):
             if getattr(self, name) not in (None, False):
                 hosted.use(feature, name, name)
+        if self.searches_by_field and self.web_search_options not in (None, False, []):
+            name = "web_search_options"
+            hosted.use_search(self.web_search_options, name, name, name)
         for name in ("agent_permission", "code_execution_permission"):
             value = getattr(self, name)
             if value is not None and value not in PERMISSIONS:

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from frontend.generation.errors import InvalidField
+from frontend.generation.searching import SearchOptions, options_of
 from ipc.wire.tools import RemoteTool
 
-CODE, SHELL, FILES = "code", "shell", "files"
-"""Features: code execution, a shell, reading of files."""
-NEEDS = {CODE: "code execution", SHELL: "a shell"}
-FLAGS = {CODE: "--enable-code-execution", SHELL: "--enable-shell"}
+CODE, SHELL, SEARCH, FILES = "code", "shell", "search", "files"
+"""Features: code execution, a shell, web search, reading of files."""
+NEEDS = {CODE: "code execution", SHELL: "a shell", SEARCH: "web search"}
+FLAGS = {CODE: "--enable-code-execution", SHELL: "--enable-shell", SEARCH: "--enable-search"}
 REMOTE = (
     "MCP servers are named by the operator (agent.mcp_config), and their tools join requests by themselves"
 )
@@ -99,6 +100,7 @@ class AgentPlan:
 
     `requested` are the files that the client expects, each with `name` and, where given, `format` and `description`.
     `container` is the container of the files that are made. `session_id` is empty where the request names none.
+    `search` is how the request searches the web; with `tells_sources` events have the pages that searches found.
     `dispatched` names the functions of the client that run at the dispatch URL.
     """
 
@@ -111,6 +113,8 @@ class AgentPlan:
     inputs: tuple[InputFile, ...] = ()
     skills: tuple[SkillUse, ...] = ()
     container: str = ""
+    search: SearchOptions | None = None
+    tells_sources: bool = False
     dispatched: tuple[str, ...] = ()
 
 
@@ -125,10 +129,15 @@ def refused(feature: str, what: str, where: str) -> InvalidField:
 
 @dataclass(slots=True)
 class Hosted:
-    """What a request asks for, while the request is read. `takes_urls`: files may have a URL in this protocol."""
+    """What a request asks for, while the request is read.
+
+    `takes_urls`: files may have a URL in this protocol. `tells_sources` is as in `AgentPlan`.
+    """
 
     offer: Offer = NOTHING
     takes_urls: bool = True
+    tells_sources: bool = False
+    search: SearchOptions | None = None
     features: set[str] = field(default_factory=set)
     inputs: list[InputFile] = field(default_factory=list)
     skills: list[SkillUse] = field(default_factory=list)
@@ -155,6 +164,19 @@ class Hosted:
         for name in ("file_ids", "memory_limit"):
             if container.get(name):
                 raise InvalidField(f"{place}.{name}", "is not offered: send files with the messages")
+
+    def use_search(self, given: Any, what: str, where: str, field: str) -> None:
+        """A web search with the options of the object `given`, whose path is `where`. Raises `InvalidField`.
+
+        `field` is the path of what asks for the search. A request without access to the web has no search.
+        """
+        options = options_of(given, where)
+        if options is None:
+            return
+        self.use(SEARCH, what, field)
+        if self.search is not None:
+            raise InvalidField(field, "web search is asked for twice")
+        self.search = options
 
     def use_shell(self, tool: Mapping[str, Any], where: str) -> None:
         """The tool `shell` with its environment: skills, files, a network that may only be tighter."""
@@ -287,6 +309,8 @@ class Hosted:
             tuple(files),
             tuple(self.inputs),
             tuple(self.skills),
+            search=self.search,
+            tells_sources=self.tells_sources,
             dispatched=dispatched,
         )
 

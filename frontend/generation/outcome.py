@@ -108,7 +108,7 @@ def finish_reason(finished: Finished, has_calls: bool) -> str:
 class Outcome:
     """All choices of a request, by number, and its counts once it has ended.
 
-    Of a run with tools of the server the choice is that of the last round. `records` are the calls in their order,
+    Of a run with tools of the server the choice is that of the last round. `completed` are its calls in their order,
     `files` what they made, `session_id` is empty without such a run.
     """
 
@@ -116,7 +116,7 @@ class Outcome:
         self.choices = [ChoiceOutcome() for _ in range(choices)]
         self.started: Started | None = None
         self.ended: Ended | None = None
-        self.records: list[dict[str, Any]] = []
+        self.completed: list[Completed] = []
         self.files: list[dict[str, Any]] = []
         self.session_id = ""
 
@@ -151,11 +151,16 @@ class Outcome:
         if isinstance(event, Calling):
             self.choices = [ChoiceOutcome()]
         elif isinstance(event, Completed):
-            self.records.append(event.record)
+            self.completed.append(event)
         elif isinstance(event, Produced):
             self.files.append(event.file)
         elif isinstance(event, Session):
             self.session_id = event.id
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The entries of `agentic_tool_calls`."""
+        return [event.record for event in self.completed]
 
     @property
     def is_empty(self) -> bool:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -23,6 +23,8 @@ from frontend.agent.rendering import MAX_FILES, RunCalls, RunFiles, RunSession
 from frontend.agent.runner import offer_of, running
 from frontend.engine.events import (
     Called,
+    Calling,
+    Completed,
     Ended,
     Event,
     Finished,
@@ -36,6 +38,7 @@ from frontend.generation.anthropic_errors import status_of, stream_error
 from frontend.generation.outcome import Outcome, entries_of, finish_reason
 from frontend.generation.requests import named_model, receive
 from frontend.generation.running import new_id, send_json, send_stream
+from frontend.protocols.messages import search_blocks
 from frontend.protocols.messages.requests import MessagesPlan, parse, parse_count
 from frontend.scope import RequestScope
 from frontend.sending import COMMENT, InferenceRoute, named
@@ -46,11 +49,20 @@ from ipc.wire.streams import TokenLogprob
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
 
+class ServerToolUse(msgspec.Struct):
+    """Calls of tools that ran on the server."""
+
+    web_search_requests: Annotated[int, Meta(description="Searches of the web.")]
+
+
 class MessagesUsage(msgspec.Struct):
-    """Tokens of the prompt and of the answer."""
+    """Tokens of the prompt and of the answer; searches where there were any."""
 
     input_tokens: Annotated[int, Meta(description="Tokens of the inputs.")]
     output_tokens: Annotated[int, Meta(description="Generated tokens.")]
+    server_tool_use: Annotated[
+        ServerToolUse | msgspec.UnsetType, Meta(description="Calls of tools that ran on the server.")
+    ] = msgspec.UNSET
 
 
 class MessagesAnswer(msgspec.Struct):
@@ -81,6 +93,8 @@ def answer_of(identity: str, model: str, outcome: Outcome, logprobs: bool) -> Me
     content: list[dict[str, Any]] = []
     if reasoning := choice.reasoning_text:
         content.append(thinking_block(reasoning))
+    searches = search_blocks.whole(outcome.completed)
+    content += searches
     if text := choice.text:
         content.append({"type": "text", "text": text})
     # NOTE: arguments are JSON text already, with numbers of any length.
@@ -91,7 +105,7 @@ def answer_of(identity: str, model: str, outcome: Outcome, logprobs: bool) -> Me
     return MessagesAnswer(
         **begun,
         **stop,
-        usage=usage_of(outcome.counts),
+        usage=usage_of(outcome.counts, len(searches) // 2),
         logprobs=entries,
         session_id=outcome.session_id or msgspec.UNSET,
         agentic_tool_calls=outcome.records or msgspec.UNSET,
@@ -122,9 +136,10 @@ def stop_of(finished: Finished, has_calls: bool) -> dict[str, Any]:
     return {"stop_reason": _REASONS.get(reason, "end_turn"), "stop_sequence": None}
 
 
-def usage_of(counts: Ended) -> MessagesUsage:
-    """Tokens of the prompt and of the answer."""
-    return MessagesUsage(counts.prompt_tokens, counts.completion_tokens)
+def usage_of(counts: Ended, searches: int = 0) -> MessagesUsage:
+    """Tokens of the prompt and of the answer, and the number of searches."""
+    used = ServerToolUse(searches) if searches else msgspec.UNSET
+    return MessagesUsage(counts.prompt_tokens, counts.completion_tokens, used)
 
 
 PING = named("ping", b'{"type":"ping"}')
@@ -142,6 +157,7 @@ class MessageEvents:
         self._has_calls = False
         self._finished = Finished(0, "canceled")
         self._session: dict[str, str] = {}
+        self._searches = 0
 
     def feed(self, events: Iterable[Event]) -> list[bytes]:
         """The events of the contract for more events of the generation."""
@@ -162,8 +178,19 @@ class MessageEvents:
             elif isinstance(event, Session):
                 self._session = {"session_id": event.id}
             elif isinstance(event, ToolEvent):
-                framed += [self.open(), *self._stop(), rendering.framed(event)]
+                framed += [self.open(), *self._stop(), *self._step(event)]
         return framed
+
+    def _step(self, event: ToolEvent) -> list[bytes]:
+        """A named event, and the block of a search beside it."""
+        told = rendering.framed(event)
+        if isinstance(event, Calling) and search_blocks.is_search(event):
+            given = orjson.dumps(search_blocks.input_of(event.arguments)).decode()
+            return [*self._block(search_blocks.use_block(event), given), told]
+        if isinstance(event, Completed) and search_blocks.is_search(event):
+            self._searches += 1
+            return [told, *self._block(search_blocks.result_block(event))]
+        return [told]
 
     def open(self, prompt_tokens: int | None = 0) -> bytes:
         """`message_start` with the tokens of the prompt, 0 while they are unknown. Empty if it is told, or for None."""
@@ -204,15 +231,23 @@ class MessageEvents:
         return [_event("content_block_stop", index=self._index)]
 
     def _called(self, event: Called) -> list[bytes]:
-        framed = self._stop()
-        self._index += 1
         self._has_calls = True
-        delta = {"type": "input_json_delta", "partial_json": event.arguments}
         entries = self._entries(event.logprobs)
+        return [*self._stop(), *self._block(call_block(event), event.arguments, entries)]
+
+    def _block(
+        self, block: dict[str, Any], given: str | None = None, entries: Mapping[str, Any] | None = None
+    ) -> list[bytes]:
+        """A block that is complete; `given` is the JSON text of its input."""
+        self._index += 1
+        delta = {"type": "input_json_delta", "partial_json": given}
         return [
-            *framed,
-            _event("content_block_start", index=self._index, content_block=call_block(event)),
-            _event("content_block_delta", index=self._index, delta=delta, **entries),
+            _event("content_block_start", index=self._index, content_block=block),
+            *(
+                [_event("content_block_delta", index=self._index, delta=delta, **(entries or {}))]
+                if given is not None
+                else []
+            ),
             _event("content_block_stop", index=self._index),
         ]
 
@@ -223,7 +258,7 @@ class MessageEvents:
             _event(
                 "message_delta",
                 delta=delta,
-                usage=usage_of(event),
+                usage=usage_of(event, self._searches),
                 **self._entries(self._finished.logprobs),
                 **self._session,
             ),

@@ -30,7 +30,6 @@ from frontend.generation.conversation import (
     declared_name,
     is_continued,
     mode_of,
-    not_offered,
     read_functions,
     text_of,
     tool_use,
@@ -52,8 +51,10 @@ from frontend.protocols.messages.blocks import Message, add_messages, changes_to
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
 
-_HOSTED = {"web_search": "web search", "code_execution": CODE}
-"""Tools that run on the server, by the beginning of their type: what each needs there, or its feature."""
+_HOSTED = ("web_search", "code_execution")
+"""Tools that run on the server, by the beginning of their type."""
+_WITH_CODE = "web_search_20260209"
+"""The version of web search that runs code as well."""
 _MODES = {"auto": "auto", "any": "required"}
 _THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 _NO_THREADS = "the server keeps no conversations: send the whole conversation in messages"
@@ -158,15 +159,15 @@ def _function(tool: Mapping[str, Any], where: str) -> Function:
 def _is_hosted(tool: Mapping[str, Any], where: str, hosted: Hosted) -> bool:
     """Whether a tool runs on this server; then `hosted` learns of it. Raises `InvalidField` for what is not offered."""
     kind, name = tool.get("type"), tool.get("name") if "input_schema" not in tool else None
-    for known, feature in _HOSTED.items():
+    for known in _HOSTED:
         by_type = isinstance(kind, str) and kind.startswith(f"{known}_")
         if not by_type and name != known:
             continue
-        field = f"{where}.{'type' if by_type else 'name'}"
-        told = str(kind if by_type else name)
-        if feature != CODE:
-            raise not_offered(told, feature, field)
-        hosted.use(CODE, f"{told[:64]!a}", field)
+        field, told = f"{where}.{'type' if by_type else 'name'}", f"{str(kind if by_type else name)[:64]!a}"
+        if known == "web_search":
+            hosted.use_search(tool, told, where, field)
+        if known != "web_search" or kind == _WITH_CODE:
+            hosted.use(CODE, told, field)
         return True
     return False
 
@@ -260,7 +261,7 @@ def _planned(request: MessagesRequest, limits: Limits, offer: Offer, *, streams:
     request.refuse_unserved()
     if request.thread is not None:
         raise InvalidField("thread", _NO_THREADS, details=_NO_THREADS_DETAILS)
-    hosted = Hosted(offer)
+    hosted = Hosted(offer, tells_sources=True)
     _add_skills(hosted, request.container)
     messages, functions = _messages(request, limits, hosted), _functions(request, hosted)
     plan = request.plan(hosted, streams, functions or ())

@@ -4,6 +4,7 @@
 |---|---|
 | shell_call, shell_call_output | before and after commands of the shell, in place of progress events |
 | code_interpreter_call | opened before the code, done after the code, beside the progress events |
+| web_search_call | the same for a search, and for a page that is read; the request decides about the sources |
 | mcp_call | the same, for a tool of an MCP server |
 
 A model may call with arguments of wrong types, and tools may give NUL. Items have neither: clients, and the server
@@ -17,12 +18,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from frontend.agent.tools import EXECUTE, SHELL_TOOL, values_of
+from frontend.agent.tools import EXECUTE, EXTRACT, SEARCH_TOOL, SHELL_TOOL, values_of
 from frontend.engine.events import Calling, Completed
 
 Item = dict[str, Any]
 SHELL_CALL, SHELL_OUTPUT, CODE_CALL = "shell_call", "shell_call_output", "code_interpreter_call"
-MCP_CALL = "mcp_call"
+SEARCH_CALL, MCP_CALL = "web_search_call", "mcp_call"
+_OPEN = {EXECUTE: CODE_CALL, SEARCH_TOOL: SEARCH_CALL, EXTRACT: SEARCH_CALL}
+_STATES = {CODE_CALL: "interpreting", SEARCH_CALL: "searching"}
 _DENIED_CODE, _FAILED_CODE = 126, 1
 
 
@@ -48,7 +51,7 @@ def is_shell(event: Calling | Completed) -> bool:
 
 def open_kind(event: Calling) -> str:
     """The kind of the item that is open while the tool runs; empty for a tool without such an item."""
-    return CODE_CALL if event.name == EXECUTE else MCP_CALL if event.server else ""
+    return _OPEN.get(event.name) or (MCP_CALL if event.server else "")
 
 
 def shell_call(id_: str, event: Calling, status: str) -> Item:
@@ -93,6 +96,9 @@ def opened(kind: str, id_: str, event: Calling, container: str) -> Item:
     begun: Item = {"type": kind, "id": id_, "call_id": event.id}
     if kind == CODE_CALL:
         begun |= {"code": _plain(event.data.get("code")), "container_id": container, "outputs": None}
+    elif kind == SEARCH_CALL:
+        name, action = ("url", "open_page") if event.name == EXTRACT else ("query", "search")
+        begun["action"] = {"type": action, name: _plain(event.data.get(name))}
     else:
         begun |= {
             "server_label": _plain(event.server),
@@ -106,8 +112,8 @@ def opened(kind: str, id_: str, event: Calling, container: str) -> Item:
 def opening(item: Item) -> list[tuple[str, dict[str, Any]]]:
     """Events of the beginning of an open item: names, and fields beside those that all events of an item have."""
     begin: tuple[str, dict[str, Any]] = (f"response.{item['type']}.in_progress", {})
-    if item["type"] == CODE_CALL:
-        return [begin, (f"response.{CODE_CALL}.interpreting", {})]
+    if item["type"] in _STATES:
+        return [begin, (f"response.{item['type']}.{_STATES[item['type']]}", {})]
     arguments = item["arguments"]
     name = f"response.{MCP_CALL}_arguments"
     return [begin, (f"{name}.delta", {"delta": arguments}), (f"{name}.done", {"arguments": arguments})]
@@ -116,7 +122,8 @@ def opening(item: Item) -> list[tuple[str, dict[str, Any]]]:
 def closed(item: Item, event: Completed) -> tuple[Item, str]:
     """The item of a call that has ended, and the name of the event of the end.
 
-    Code has its output as logs. A tool of an MCP server has an output, or an error in place of the output.
+    Code has its output as logs, a search the pages that were found. A tool of an MCP server has an output, or an error
+    in place of the output.
     """
     if item["type"] == CODE_CALL:
         text = "".join(_plain(event.data.get(name)) for name in ("stdout", "stderr", "exception"))
@@ -124,6 +131,11 @@ def closed(item: Item, event: Completed) -> tuple[Item, str]:
         status = "failed" if event.data.get("exception") else "completed"
         return {**item, "outputs": logs, "status": status}, f"response.{CODE_CALL}.completed"
     is_well = event.status == "success"
+    if item["type"] == SEARCH_CALL:
+        found = [{"type": "url", "url": each["url"]} for each in event.sources]
+        action = {**item["action"], "sources": found} if found else item["action"]
+        status = "completed" if is_well else "failed"
+        return {**item, "action": action, "status": status}, f"response.{SEARCH_CALL}.completed"
     status, field = ("completed", "output") if is_well else ("failed", "error")
     told = {field: _plain(event.data.get("content")), "status": status}
     return {**item, **told}, f"response.{MCP_CALL}.{status}"

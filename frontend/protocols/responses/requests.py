@@ -9,8 +9,8 @@
 
 1. A function of a namespace is known to the model as `namespace.name`. Its calls are told with both parts.
 2. A web search that may not reach the internet can find nothing here, so such a tool is left out.
-3. Code execution and the shell become features of the request where the server offers them. All other tools that run
-   on the server are refused with the reason.
+3. Code execution, the shell and web search become features of the request where the server offers them. All other tools
+   that run on the server are refused with the reason.
 
 Input items become items for the store (`kept_items`), and messages for chat templates (`Turns`):
 
@@ -18,7 +18,7 @@ Input items become items for the store (`kept_items`), and messages for chat tem
 2. Calls that follow each other, or follow text of the assistant, belong to one message of the assistant.
 3. Reasoning is accepted and not replayed. A reference to an item is dropped.
 4. Output items of earlier responses have the same form, so the same functions read history and new input. Calls of
-   the shell and of code execution, and what they gave, become turns of the tools.
+   tools that ran on the server, and what they gave, become turns of the tools.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall, ToolUse
 
 NAMESPACE = "namespace"
+_SEARCHES = re.compile("web_search(_preview)?(_[0-9]{4}_[0-9]{2}_[0-9]{2})?")
+SOURCES = "web_search_call.action.sources"
+"""Value of `include` that asks for the pages of searches."""
 _NO_ID = re.compile("[^A-Za-z0-9_-]")
 PREFIXES = {
     "message": "msg",
@@ -71,6 +74,7 @@ PREFIXES = {
     "shell_call_output": "sco",
     "code_interpreter_call": "ci",
     "mcp_call": "mcp",
+    "web_search_call": "ws",
 }
 """Kinds of items that are kept, and the beginning of their ids."""
 REFERENCE = "item_reference"
@@ -113,7 +117,8 @@ def _functions(tool: Any, where: str, hosted: Hosted) -> list[Function]:
     kind = tool.get("type")
     if kind == NAMESPACE:
         return _in_namespace(tool, where)
-    if kind == "web_search" and tool.get("external_web_access") is False:
+    if isinstance(kind, str) and _SEARCHES.fullmatch(kind):
+        _use_search(tool, kind, where, hosted)
         return []
     if kind == "code_interpreter":
         hosted.use_code(tool, where)
@@ -124,6 +129,14 @@ def _functions(tool: Any, where: str, hosted: Hosted) -> list[Function]:
     if kind != "function":
         refuse_hosted(kind, where, {})
     return [function_of(tool, where)]
+
+
+def _use_search(tool: dict[str, Any], kind: str, where: str, hosted: Hosted) -> None:
+    """A tool of web search, in any of its versions. Raises `InvalidField`."""
+    for name in ("filters", "return_token_budget"):
+        if kind.startswith("web_search_preview") and tool.get(name) is not None:
+            raise InvalidField(f"{where}.{name}", "is not offered by the preview: use 'web_search'")
+    hosted.use_search(tool, f"{kind!a}", where, f"{where}.type")
 
 
 def _in_namespace(namespace: dict[str, Any], where: str) -> list[Function]:
@@ -219,8 +232,9 @@ class ResponseRequest(ChoiceFields, kw_only=True):
     """Body of POST /v1/responses."""
 
     # The contract ignores `web_search_options` here: a search is asked for as a tool.
+    searches_by_field: ClassVar[bool] = False
     unserved: ClassVar[Mapping[str, str]] = {
-        **{name: why for name, why in ChoiceFields.unserved.items() if name != "web_search_options"},
+        **ChoiceFields.unserved,
         "max_tool_calls": "a bound on the number of calls is not offered by this server",
         "conversation": "the server keeps no conversations: use previous_response_id, or send all items",
         "prompt": "stored prompts are not offered by this server: send input and instructions",
@@ -238,7 +252,7 @@ class ResponseRequest(ChoiceFields, kw_only=True):
     ] = None
     store: Annotated[bool | None, Meta(description="Whether the response is kept for later requests.")] = None
     metadata: Annotated[dict[str, Any] | None, Meta(description="Values of the caller, by name.")] = None
-    include: Annotated[Any, Meta(description="Ignored.")] = None
+    include: Annotated[Any, Meta(description=f"With `{SOURCES}` items of searches tell the pages.")] = None
     max_output_tokens: Annotated[int | None, Meta(description="Most tokens to generate, at least 1.")] = None
     max_tool_calls: Annotated[
         Any, Meta(description="Refused: `max_tool_rounds` bounds the turns with calls.")
@@ -318,7 +332,8 @@ def parse(body: bytes, limits: Limits, offer: Offer = NOTHING) -> ResponsePlan:
     request.refuse_unserved()
     background = bool(request.background)
     streams = bool(request.stream) and not background
-    hosted = Hosted(offer)
+    asks_sources = isinstance(request.include, list) and SOURCES in request.include
+    hosted = Hosted(offer, tells_sources=asks_sources)
     stores = request.store is not False
     if background and not stores:
         raise InvalidField("store", "a response in the background has to be stored")

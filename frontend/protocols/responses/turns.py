@@ -3,8 +3,8 @@
 1. Items without a type that have a role are messages. Calls that follow each other, or follow text of the assistant,
    belong to one message of the assistant.
 2. Reasoning is accepted and not replayed. A reference to an item is dropped.
-3. Output items of earlier responses have the same form, so the same class reads history and new input. Calls of the
-   shell, of code execution and of MCP servers, and what they gave, become turns of the tools.
+3. Output items of earlier responses have the same form, so the same class reads history and new input. Calls of
+   tools that ran on the server, and what they gave, become turns of the tools.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from frontend.agent.tools import EXECUTE, SHELL_TOOL
+from frontend.agent.tools import EXECUTE, EXTRACT, SEARCH_TOOL, SHELL_TOOL
 from frontend.generation.conversation import Conversation, text_of
 from frontend.generation.errors import InvalidField
 from frontend.generation.hosted import Hosted
 from frontend.generation.nested import json_text
 
-_OF_TOOLS = ("shell_call", "shell_call_output", "code_interpreter_call", "mcp_call")
+_OF_TOOLS = ("shell_call", "shell_call_output", "code_interpreter_call", "web_search_call", "mcp_call")
+_LOOKS = {"search": (SEARCH_TOOL, "query"), "open_page": (EXTRACT, "url")}
+"""Tool and argument of a web search, by the type of its action."""
 
 
 def joined(namespace: Any, name: str) -> str:
@@ -77,11 +79,31 @@ class Turns:
             text = "" if item.get(said) is None else _text_in(item, said, where)
             self._talk.add("tool", text, where, call_id=call_id)
             return
+        if kind == "web_search_call":
+            self._search(item, call_id, where)
+            return
         self._add_call(call_id, EXECUTE, {"code": _text_in(item, "code", where)}, where)
         self._flush()
         outputs = item.get("outputs")
         logs = [str(each.get("logs", "")) for each in outputs or () if isinstance(each, dict)]
         self._talk.add("tool", "\n".join(logs), where, call_id=call_id)
+
+    def _search(self, item: dict[str, Any], call_id: str, where: str) -> None:
+        """A search, or a page that was read; of the result the item has the sources at most."""
+        action, place = item.get("action"), f"{where}.action"
+        kind = action.get("type") if isinstance(action, dict) else None
+        if not isinstance(action, dict) or kind not in _LOOKS:
+            raise InvalidField(f"{place}.type", f"expected one of {', '.join(_LOOKS)}")
+        tool, name = _LOOKS[kind]
+        self._add_call(call_id, tool, {name: _text_in(action, name, place)}, where)
+        self._flush()
+        sources = action.get("sources")
+        urls = (
+            [each.get("url") for each in sources if isinstance(each, dict)]
+            if isinstance(sources, list)
+            else []
+        )
+        self._talk.add("tool", json_text({"sources": urls}, f"{place}.sources"), where, call_id=call_id)
 
     def _message(self, item: dict[str, Any], where: str, is_past: bool) -> None:
         role = item.get("role")

@@ -24,7 +24,12 @@ def settings(*arguments: str) -> dict[str, str]:
         (("--prefix-cache-n", "0"), {"generation.prefix_cache": "false"}),
         (("--prefix-cache-n", "16"), {"generation.prefix_cache": "true"}),
         (("--disable-request-id-header",), {"server.request_id_header": "false"}),
-        (("--agent",), {"agent.code_execution": "true", "agent.shell": "true"}),
+        (("--agent",), {"agent.code_execution": "true", "agent.shell": "true", "agent.search": "true"}),
+        (
+            ("--enable-search", "--search-url", "http://a/search"),
+            {"agent.search": "true", "agent.search_url": "http://a/search"},
+        ),
+        (("--fetch-file-urls",), {"fetch.file_urls": "true"}),
         (("--enable-shell", "--shell-timeout", "9"), {"agent.shell": "true", "agent.shell_timeout_s": "9"}),
         (
             ("--enable-code-execution", "--sandbox", "on"),
@@ -48,6 +53,7 @@ def test_flags_become_settings(arguments: tuple[str, ...], expected: dict[str, s
         (("--prefix-cache-n", "-1"), "--prefix-cache-n -1"),
         (("--prefix-cache-n", "many"), "--prefix-cache-n many"),
         (("--code-exec-workdir", "/w", "--shell-workdir", "/v"), "--shell-workdir /v"),
+        (("--search-embedding-model", "e5"), "--search-embedding-model e5: .* is not built"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(arguments: tuple[str, ...], named: str) -> None:

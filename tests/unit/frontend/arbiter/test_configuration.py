@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ def test_a_reload_does_not_change_the_address_that_gunicorn_listens_on(
         ("[::1]:8080", {"agent.shell": "true"}, False),
         ("unix:/run/p.sock", {"agent.shell": "true"}, False),
         ("0.0.0.0:8080", {}, False),
+        ("0.0.0.0:8080", {"agent.search": "true"}, True),
         ("0.0.0.0:8080", {"agent.shell": "true", "agent.open_without_keys": "true"}, False),
         ("0.0.0.0:8080", {"agent.shell": "true", "server.keys_file": "/etc/penstock/keys.yaml"}, False),
     ],
@@ -58,3 +60,27 @@ def test_a_text_that_is_no_network_stops_the_start(tmp_path: Path) -> None:
     config = load(None, {"fetch.allowed_networks": "10.0.0.0/8,10.0.0.1/8", "run.dir": str(tmp_path)}, {})
     with pytest.raises(ConfigError, match=r"fetch\.allowed_networks: '10\.0\.0\.1/8' is no network"):
         configuration.read(config)
+
+
+@pytest.mark.parametrize(
+    ("flags", "missing", "named"),
+    [
+        ({"agent.search": "true"}, {"ddgs"}, "ddgs"),
+        ({"agent.search": "true"}, {"trafilatura"}, "trafilatura"),
+        ({"agent.search": "true", "agent.search_url": "http://a/s"}, {"ddgs", "trafilatura"}, "trafilatura"),
+        ({"agent.search": "true", "agent.search_url": "http://a/s"}, {"ddgs"}, ""),
+        ({"agent.search": "true"}, set(), ""),
+        ({}, {"ddgs", "trafilatura"}, ""),
+    ],
+)
+def test_a_search_whose_packages_are_missing_stops_the_start(
+    flags: dict[str, str], missing: set[str], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else name)
+    config = load(None, flags, {})
+    if not named:
+        configuration.require_search(config)
+        return
+    text = rf"agent\.search \(--enable-search, --agent\): the package {named} is missing: the extra search"
+    with pytest.raises(ConfigError, match=text):
+        configuration.require_search(config)
