@@ -101,6 +101,7 @@ check: $(STAMP)dev ## lint, format, types, import rule, structure, sizes, duplic
 	$(BIN)/python -m pytest -q tests/unit/docs/test_site.py tests/unit/docs/test_docs_names.py
 
 pictures: $(STAMP)dev ## take the pictures of the live page anew (needs Chromium; some minutes)
+	$(DEMO_CHAT)
 	TEST_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -m long tests/conformance/test_status_pictures.py $(ARGS)
 
 walk: $(STAMP)dev ## print the modules that five requests pass through

@@ -2,12 +2,14 @@
 
 Each look must fit its window. With TEST_SCREENSHOTS naming a directory, each look is kept there as a small PNG: `make
 pictures` renews the pictures of the documents. The models are the fakes of the tests under names of a shop, and the
-tiny chat model, whose words mean nothing; load, death and restart are real.
+chat model of `make run`: SmolLM2 where its package is installed, else the tiny model, whose words mean nothing. Load,
+death and restart are real.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import signal
@@ -20,7 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock import tiny_chat
+from penstock import demo_chat, tiny_chat
 from tests.conformance.required_tool import required_tool
 from tests.harness.browser import Browser, Page
 from tests.harness.load import Load
@@ -44,6 +46,10 @@ profiles:
   query: {{}}
   archive: {{}}
 """
+CHAT = demo_chat.MODEL if importlib.util.find_spec(demo_chat.PACKAGE) else tiny_chat.MODEL
+QUESTION = "What is the capital of France?"
+LONGEST_START_S = 600
+"""Both workers prove SmolLM2, on however few cores."""
 NEXT = "shop/products-next"
 NEXT_LOAD_S = 12
 SERVED = {
@@ -59,7 +65,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two workers with four models, and a catalog of many more that nobody has asked for."""
     place = tmp_path_factory.mktemp("pictures")
     with contextlib.redirect_stdout(io.StringIO()):
-        assert tiny_chat.main([str(place / "catalog")]) == 0
+        assert demo_chat.main([str(place / "catalog")]) == 0
     fakes = SERVED | {f"shop/reviews-{code}": SERVED["shop/products-small"] for code in LANGUAGES}
     fakes[NEXT] = SERVED["shop/products-small"]
     for name, (adapter, outputs, batch_ms) in fakes.items():
@@ -76,9 +82,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "worker.count": 2,
         "server.frontends": 2,
         "limits.load_wait_s": 60,
-        "catalog.preload": ",".join([*SERVED, tiny_chat.MODEL]),
+        "catalog.preload": ",".join([*SERVED, CHAT]),
     }
-    with serving(place, (), settings, place / "catalog") as started:
+    with serving(place, (), settings, place / "catalog", ready_s=LONGEST_START_S) as started:
         yield started
     # Not before: the clients of the load run in this process.
     for file in TAKEN:
@@ -133,8 +139,8 @@ def chatting(server: Server) -> Iterator[None]:
 
     def ask() -> None:
         body = {
-            "model": tiny_chat.MODEL,
-            "messages": [{"role": "user", "content": "What is a penstock? " * 12}],
+            "model": CHAT,
+            "messages": [{"role": "user", "content": f"{QUESTION} " * 12}],
             "max_tokens": 48,
         }
         while not enough.wait(0.3):
@@ -201,7 +207,7 @@ def test_one_of_two_workers_is_dead(server: Server, page: Page) -> None:
         page.until("document.querySelectorAll('#tile-requests .death').length === 1")
         look(page, "status-degraded", 1440, 800)
         look(page, "", 390, 800)
-    page.until("document.getElementById('readiness').textContent === 'Ready'", 120)
+    page.until("document.getElementById('readiness').textContent === 'Ready'", LONGEST_START_S)
 
 
 def test_a_worker_loads_a_model_that_a_request_asked_for(server: Server, page: Page) -> None:
@@ -221,7 +227,7 @@ def test_a_chat_and_vectors_in_the_browser(server: Server, page: Page) -> None:
         "!document.getElementById('chat-box').disabled && !document.getElementById('vectors-box').disabled"
     )
     page.evaluate("byId('chat-most').value = 40")
-    page.evaluate("byId('chat-input').value = 'What is a penstock?', byId('chat-form').requestSubmit()")
+    page.evaluate(f"byId('chat-input').value = '{QUESTION}', byId('chat-form').requestSubmit()")
     page.until("document.querySelector('.assistant .turn-note')?.innerText.includes('tokens/s')", 120)
     page.evaluate("byId('vectors-form').requestSubmit()")
     page.until("document.querySelectorAll('.alike td').length > 9")

@@ -431,12 +431,14 @@ def serving(
     workers: bool = True,
     supervised: bool = True,
     named: Sequence[str] = (),
+    ready_s: float = START_TIMEOUT_S,
 ) -> Iterator[Server]:
     """A ready server; afterwards it is stopped, its log has no stack, and nothing may be left (unless `leftovers`).
 
     With `named`, `penstock serve` starts `models` and what these names mean, such as directories.
     Without `workers` only frontends start, which costs a third: for tests of what no worker takes part in. Workers that
     are not `supervised` are started as by systemd, and cost little, as they are forked: for tests that end no worker.
+    A start may take `ready_s`.
     """
     server = make_server(tmp_path, models, settings, catalog, config)
     server.named = (*models, *named) if named else ()
@@ -448,7 +450,7 @@ def serving(
     try:
         if forked:
             server.start_workers()
-        server.wait_ready()
+        server.wait_ready(ready_s)
         yield server
         if server.process.poll() is None:
             server.stop()

@@ -7,7 +7,7 @@ choose instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -244,11 +244,13 @@ def detect(
     wrapper = wrapper_of(name, template)
     if name == "harmony":
         return _with_tokens(Format(name, None, harmony.MARKS, wrapper), tokenizer)
-    layout = _LAYOUTS[name]._replace(reasoning=_reasoning(tokenizer, template, reasoning))
+    # PERF: a tokenizer makes the map of its vocabulary anew for each call.
+    known: Mapping[str, int] = tokenizer.get_vocab()
+    layout = _LAYOUTS[name]._replace(reasoning=_reasoning(known, template, reasoning))
     if not knows_tools and not tool_format:
         layout = layout._replace(calls={**layout.calls, **_LAYOUTS[PLAIN].calls}, bare=True)
         wrapper = wrapper_of(PLAIN, template)
-    marks = (*layout.calls, *layout.dropped, *(layout.reasoning or ()), *_closing(tokenizer))
+    marks = (*layout.calls, *layout.dropped, *(layout.reasoning or ()), *_closing(known))
     return _with_tokens(Format(name, layout, marks, wrapper), tokenizer)
 
 
@@ -267,7 +269,7 @@ def _detected(tokenizer: Any, template: str) -> str:
     return next((name for mark, name in _TOLD_BY if mark in template), "json")
 
 
-def _reasoning(tokenizer: Any, template: str, chosen: str) -> Tags | None:
+def _reasoning(known: Collection[str], template: str, chosen: str) -> Tags | None:
     """The marks of reasoning: those of the option, else those of which the template writes one."""
     if chosen and chosen != "none":
         if chosen not in REASONING:
@@ -275,7 +277,6 @@ def _reasoning(tokenizer: Any, template: str, chosen: str) -> Tags | None:
         return REASONING[chosen]
     if chosen:
         return None
-    known: Mapping[str, int] = tokenizer.get_vocab()
     for tags in REASONING.values():
         if tags.closed in template or (tags.opened in known and tags.closed in known):
             return tags
@@ -286,7 +287,7 @@ def _special(tokenizer: Any) -> list[str]:
     return [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
 
 
-def _closing(tokenizer: Any) -> list[str]:
+def _closing(known: Collection[str]) -> list[str]:
     """Special tokens inside of calls: closing marks, separators, quotes."""
     inner = (
         "</tool_call>",
@@ -298,5 +299,4 @@ def _closing(tokenizer: Any) -> list[str]:
         "</function_calls>",
     )
     deepseek = ("<｜tool▁call▁end｜>", "<｜tool▁sep｜>")
-    known = tokenizer.get_vocab()
     return [mark for mark in (*inner, *deepseek) if mark in known]
