@@ -108,7 +108,9 @@ def block(services: Services, stage: Stage = "ready") -> str:
         return "\n".join([*lines, *_models(services), *_example(services, url)])
     if settings.grpc.enabled:
         lines.append(f"  gRPC       {settings.grpc.bind}")
-    for what, apart in (("metrics", settings.server.metrics_bind), ("health", settings.server.health_bind)):
+    server = settings.server
+    binds = (("metrics", server.metrics_bind), ("health", server.health_bind), ("MCP", server.mcp_bind))
+    for what, apart in binds:
         if apart:
             lines.append(f"  {what:10s} {apart}")
     lines += _models(services)

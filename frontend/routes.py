@@ -24,6 +24,9 @@ EVENTS = "text/event-stream"
 METRICS = "/metrics"
 """The path that settings open, close, and move to a port of its own."""
 
+MCP = "/mcp"
+"""The path of MCP, which a port of its own serves, and no other."""
+
 PAGES = "/v1/"
 """The folder whose paths pages of other sites may get leave to use, also paths that no row names."""
 
@@ -105,7 +108,7 @@ class Route:
     """Name in metrics of what the route runs; empty for a route that runs no model. By default the resource's."""
     under: Folder | None = None
     """What is mounted in place of the route, where one resource answers for a whole folder."""
-    switch: Literal["", "admin"] = ""
+    switch: Literal["", "admin", "mcp_port"] = ""
     """The setting of the section `server` without which the route is not served."""
     shared: bool = False
     """Whether `server.compatible` chooses the server in whose form the path answers."""

@@ -16,6 +16,8 @@ from msgspec import Meta
 
 from ipc.errors import ConfigError
 
+REVISIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+"""Revisions of MCP that this server speaks, as a client and as a server, the newest first."""
 MAX_NBYTES = 1 << 20
 MAX_SERVERS = 32
 _VALUE = re.compile(r", got `.*?`|Invalid value .*?(?= - at|$)")

@@ -73,6 +73,7 @@ FLAGS = {
     "agent.max_tool_rounds": "--max-tool-rounds",
     "agent.tool_dispatch_url": "--tool-dispatch-url",
     "agent.mcp_config": "--mcp-config",
+    "server.mcp_port": "--mcp-port",
 }
 """Settings that have a flag of their own."""
 
@@ -96,11 +97,15 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Server(Section, frozen=True):
-    """HTTP side. `frontends` 0 = one per two cores, at most 4. `metrics_bind` and `health_bind` "" = on `bind` only."""
+    """HTTP side. `frontends` 0 = one per two cores, at most 4. `metrics_bind` and `health_bind` "" = on `bind` only.
+
+    `mcp_port` 0 = none.
+    """
 
     bind: str = "127.0.0.1:8080"
     metrics_bind: str = ""
     health_bind: str = ""
+    mcp_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     metrics_on_bind: bool = True
     frontends: Count = 0
     worker_class: Literal["penstock", "asgi"] = "penstock"
@@ -132,6 +137,11 @@ class Server(Section, frozen=True):
     open_metrics: bool = True
     compatible: tuple[Compatible, ...] = ()
     default_models: tuple[str, ...] = ()
+
+    @property
+    def mcp_bind(self) -> str:
+        """The address of `mcp_port`, on the host of `bind`; empty for none."""
+        return f"{self.bind.rpartition(':')[0]}:{self.mcp_port}" if self.mcp_port else ""
 
 
 class Run(Section, frozen=True):

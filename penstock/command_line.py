@@ -238,6 +238,7 @@ TOOL_FLAGS = {
     "--agent-permission": ("agent.permission", "MODE", "auto, ask or deny"),
     "--max-tool-rounds": ("agent.max_tool_rounds", "N", "rounds of tools in a request (256)"),
     "--tool-dispatch-url": ("agent.tool_dispatch_url", "URL", "program that runs functions of clients"),
+    "--mcp-port": ("server.mcp_port", "PORT", "answer MCP at /mcp on this port"),
     "--mcp-config": ("agent.mcp_config", "FILE", "MCP servers whose tools models may call"),
     "--sandbox": ("agent.sandbox", "MODE", "auto: what the machine offers; on: all layers or no start; off"),
     "--sandbox-profile": ("agent.sandbox_profile", "NAME", "developer or restricted"),

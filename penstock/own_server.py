@@ -48,6 +48,7 @@ _ALONE = {
     "grpc.enabled": "false",
     "run.state_dir": "",
     "server.health_bind": "",
+    "server.mcp_port": "0",
     "server.metrics_bind": "",
     "server.metrics_on_bind": "true",
 }

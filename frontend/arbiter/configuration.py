@@ -112,7 +112,8 @@ def accept() -> Configuration:
             _accepted.settings.server
         ):
             raise ConfigError(
-                "server.bind, server.metrics_bind and server.health_bind cannot change while the server runs"
+                "server.bind, server.metrics_bind, server.health_bind and server.mcp_port cannot change while the "
+                "server runs"
             )
         if _accepted is not None and _accepted.access.closed and not found.access.closed:
             log.warning("server.keys_file is empty now: requests need no key any more")

@@ -10,7 +10,7 @@
 Gunicorn listens on `addresses`; every frontend accepts on all of them.
 
 1. `Listeners.serves` decides by the port of a request whether its path is served there. `server.bind` serves all paths,
-   except /metrics if the settings want metrics elsewhere only.
+   except /mcp, and /metrics if the settings want metrics elsewhere only.
 2. Other requests are refused like an unknown path (`refuse`), before keys are looked at. WebSocket handshakes are
    refused with an HTTP answer (`deny`, ASGI extension `websocket.http.response`).
 """
@@ -25,7 +25,7 @@ from urllib.parse import quote, unquote
 import orjson
 from falcon.asgi import Request, WebSocket
 
-from frontend.routes import METRICS
+from frontend.routes import MCP, METRICS
 from frontend.scope import common_headers, scope_of_ids
 from ipc import logs
 from ipc.addresses import parse, port_of
@@ -90,7 +90,8 @@ async def deny(
 
 def addresses(server: Server) -> list[str]:
     """All addresses, each once."""
-    return list(dict.fromkeys(filter(None, (server.bind, server.metrics_bind, server.health_bind))))
+    apart = server.metrics_bind, server.health_bind, server.mcp_bind
+    return list(dict.fromkeys(filter(None, (server.bind, *apart))))
 
 
 def check_addresses(config: Settings) -> None:
@@ -111,6 +112,7 @@ def binds(config: Settings) -> dict[str, str]:
     server, grpc = config.server, config.grpc
     named = {server.bind: "server.bind", server.metrics_bind: "server.metrics_bind"}
     named.setdefault(server.health_bind, "server.health_bind")
+    named.setdefault(server.mcp_bind, "server.mcp_port")
     if grpc.enabled:
         named.setdefault(grpc.bind, "grpc.bind")
     return {bind: setting for bind, setting in named.items() if bind}
@@ -126,14 +128,21 @@ class Listeners:
         self._metrics_port = _port(server.metrics_bind, "server.metrics_bind")
         self._health_port = _port(server.health_bind, "server.health_bind")
         self._metrics_on_bind = server.metrics_on_bind
-        self._alone = {self._metrics_port, self._health_port} - {0}
+        self._mcp_port = server.mcp_port
+        self._alone = {self._metrics_port, self._health_port, self._mcp_port} - {0}
         taken = port_of(server.bind, "server.bind")
-        if taken in self._alone:
+        if taken in (self._metrics_port, self._health_port) and taken:
             raise ConfigError(
                 f"server.metrics_bind and server.health_bind need another port than server.bind, which has {taken}"
             )
         if self._metrics_port == self._health_port and server.metrics_bind != server.health_bind:
             raise ConfigError("server.metrics_bind and server.health_bind: one port on two hosts")
+        if self._mcp_port and not taken:
+            raise ConfigError(f"server.mcp_port needs HOST:PORT as server.bind, which is {server.bind}")
+        if self._mcp_port and self._mcp_port in (taken, self._metrics_port, self._health_port):
+            raise ConfigError(
+                f"server.mcp_port = {self._mcp_port}: another address of this server has the port"
+            )
 
     def serves(self, scope: dict[str, Any], is_probe: Callable[[str], bool]) -> bool:
         """Whether the port of an ASGI scope serves its path; `is_probe` tells the paths for the port of probes."""
@@ -141,8 +150,10 @@ class Listeners:
             return True
         path: str = scope["path"]
         port = (scope.get("server") or ("", 0))[1]
+        if self._mcp_port and port == self._mcp_port:
+            return path == MCP
         if port not in self._alone:
-            return self._metrics_on_bind or path != METRICS
+            return path != MCP and (self._metrics_on_bind or path != METRICS)
         if port == self._metrics_port and path == METRICS:
             return True
         return port == self._health_port and is_probe(path)

@@ -6,6 +6,9 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,12 +25,36 @@ from tests.fakes import mcp_program
 from tests.fakes.mcp_servers import PROGRAM
 from tests.fakes.tool_host import until
 from tests.harness.later import openai
-from tests.harness.server import Server, serving, wait_until
+from tests.harness.server import Server, free_port, serving, wait_until
 from tests.harness.tool_host import HostProcess, client, tool_host
 from tests.tiny import chat_models
 
 MODEL = "tiny/chatml"
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+CLIENT = """
+import asyncio, json, sys
+from mcp import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+
+async def main():
+    async with streamable_http_client(sys.argv[1]) as streams:
+        async with ClientSession(streams[0], streams[1]) as session:
+            await session.initialize()
+            await session.send_ping()
+            tools = (await session.list_tools()).tools
+            asked = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 4}
+            answer = await session.call_tool("chat", asked)
+            failed = False
+            try:
+                await session.call_tool("chat", {"messages": 7})
+            except Exception as error:
+                failed = "messages" in str(error)
+            found = {"tools": [each.name for each in tools], "kinds": [each.type for each in answer.content]}
+            print(json.dumps({**found, "error": failed}))
+
+asyncio.run(main())
+"""
 
 
 def config_of(root: Path, **source: Any) -> Path:
@@ -82,13 +109,20 @@ def test_a_program_runs_in_a_sandbox_and_a_killed_one_fails_its_call_and_comes_b
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def port() -> int:
+    """The port of MCP."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Server]:
     required_tool("bwrap")
     root = tmp_path_factory.mktemp("mcp")
     catalog = root / "catalog"
     catalog.mkdir()
     chat_models.write_entry(catalog, MODEL, chat_models.save("chatml", root / "chatml", context=4096))
     settings: dict[str, Any] = {"server.frontends": 2, "agent.mcp_config": str(config_of(root))}
+    settings["server.mcp_port"] = port
     with serving(root, (MODEL,), settings, catalog=catalog) as running:
         yield running
 
@@ -111,3 +145,42 @@ def test_a_server_tells_its_tools_and_runs_a_call(server: Server) -> None:
     [record, *_] = answer.model_extra["agentic_tool_calls"]
     assert (record["name"], record["result_content"]) == ("p_echo", "you said hi")
     assert server.metric("penstock_mcp_servers_connected") == 1
+
+
+def _mcp(port: int, message: Any) -> tuple[int, Any]:
+    """Status and body of the answer to a message at the port of MCP."""
+    body = {"jsonrpc": "2.0", "id": 1, **message}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/mcp",
+        orjson.dumps(body),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        return answer.status, orjson.loads(answer.read() or b"null")
+
+
+def test_the_port_of_mcp_runs_chat_with_tools_of_the_server_and_nothing_else(
+    server: Server, port: int
+) -> None:
+    wait_until(lambda: server.metric("penstock_mcp_servers_connected") == 1)
+    assert _mcp(port, {"method": "tools/list"})[1]["result"]["tools"][0]["name"] == "chat"
+    messages = [{"role": "user", "content": "Go."}]
+    arguments = {"messages": messages, "tools": [WEATHER], "max_tokens": 4}
+    status, told = _mcp(port, {"method": "tools/call", "params": {"name": "chat", "arguments": arguments}})
+    assert status == 200 and isinstance(told["result"]["content"][0]["text"], str)
+    assert server.get("/mcp").status == 404
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models")
+
+
+def test_the_client_of_the_package_talks_to_the_port(server: Server, port: int) -> None:
+    """The client comes by `pip install mcp`, in an environment of its own that `TEST_MCP_PYTHON` names."""
+    python = os.environ.get("TEST_MCP_PYTHON", "")
+    if not python:
+        pytest.skip("TEST_MCP_PYTHON names no Python with the package mcp")
+    url = f"http://127.0.0.1:{port}/mcp"
+    run = subprocess.run(
+        [python, "-c", CLIENT, url], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert orjson.loads(run.stdout.splitlines()[-1]) == {"tools": ["chat"], "kinds": ["text"], "error": True}

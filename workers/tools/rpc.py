@@ -19,10 +19,9 @@ from typing import Any
 
 import orjson
 
+from ipc.mcp_servers import REVISIONS
 from ipc.version import VERSION
 
-PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""Revisions that this client speaks, the newest first."""
 MAX_MESSAGE_NBYTES = 4 << 20
 MAX_PAGES = 64
 MAX_LISTED = 4096
@@ -83,11 +82,11 @@ class Session:
         async with asyncio.timeout(timeout_s):
             await self._transport.open()
         client = {"name": "penstock", "version": VERSION}
-        params = {"protocolVersion": PROTOCOLS[0], "capabilities": {}, "clientInfo": client}
+        params = {"protocolVersion": REVISIONS[0], "capabilities": {}, "clientInfo": client}
         told = await self.request("initialize", params, timeout_s)
         revision = told.get("protocolVersion")
-        if revision not in PROTOCOLS:
-            raise RemoteFailed(f"the server speaks {shown(revision)}, and not {', '.join(PROTOCOLS)}")
+        if revision not in REVISIONS:
+            raise RemoteFailed(f"the server speaks {shown(revision)}, and not {', '.join(REVISIONS)}")
         self._transport.settled(revision)
         async with asyncio.timeout(timeout_s):
             await self._transport.send(_encoded("notifications/initialized", {}), None)

@@ -23,8 +23,9 @@ from frontend.protocols.chat.management import (
     OtherCategory,
     SystemInfo,
 )
+from frontend.protocols.chat.mcp import McpResource
 from frontend.protocols.chat.output import ChatAnswer
-from frontend.routes import JSON, Need, Route
+from frontend.routes import JSON, MCP, Need, Route
 from frontend.services import Services
 
 FOLDERS = ("/v1/chat", "/v1/images", "/v1/audio", "/v1/system", "/calibration")
@@ -120,6 +121,7 @@ ROUTES = (
         "Whether the server can do its work.",
         Examination,
     ),
+    Route("post", MCP, McpResource, switch="mcp_port"),
     Route("post", "/v1/images/generations", lambda _: OtherCategory("pictures")),
     Route("post", "/v1/audio/speech", lambda _: OtherCategory("speech")),
     *_not_built("tuning by request", "/v1/models/tune"),

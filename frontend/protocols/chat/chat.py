@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -43,10 +43,11 @@ from frontend.generation.fields import (
 )
 from frontend.generation.hosted import NOTHING, AgentPlan, Hosted, Offer
 from frontend.generation.nested import grammar_of
+from frontend.generation.outcome import Outcome
 from frontend.generation.requests import decode, named_model, receive
 from frontend.generation.running import gathered, send_json, send_stream
 from frontend.http.fields import one_of
-from frontend.protocols.chat.output import CHUNK, OBJECT, ChatChunks, Envelope, answer_of
+from frontend.protocols.chat.output import CHUNK, OBJECT, ChatAnswer, ChatChunks, Envelope, answer_of
 from frontend.scope import RequestScope
 from frontend.sending import DONE, InferenceRoute, data
 from frontend.services import Services
@@ -182,6 +183,17 @@ def _call(
     )
 
 
+async def answered(
+    services: Services, req: Request, scope: RequestScope, plan: ChatPlan
+) -> tuple[Callable[[Outcome], ChatAnswer], Outcome]:
+    """Run a plan to its end: how the outcome becomes the answer, and the outcome. Raises as `running` does."""
+    entry = named_model(services, scope, plan.model)
+    envelope = Envelope.new("chatcmpl", OBJECT, entry.id)
+    render = partial(answer_of, envelope, logprobs=plan.has_logprobs)
+    async with running(services, req, scope, entry, plan.call, plan.agent) as generation:
+        return render, await gathered(generation, plan.call.n, render)
+
+
 class ChatResource(InferenceRoute):
     """One conversation, answered whole or as a stream of chunks."""
 
@@ -192,14 +204,11 @@ class ChatResource(InferenceRoute):
         services = self.services
         read = partial(parse, limits=services.settings.limits, offer=offer_of(services))
         plan = await receive(services, req, read)
-        entry = named_model(services, scope, plan.model)
         if plan.streams:
+            entry = named_model(services, scope, plan.model)
             await send_events(services, req, resp, self._chunks(req, scope, entry, plan))
             return
-        envelope = Envelope.new("chatcmpl", OBJECT, entry.id)
-        render = partial(answer_of, envelope, logprobs=plan.has_logprobs)
-        async with running(services, req, scope, entry, plan.call, plan.agent) as generation:
-            outcome = await gathered(generation, plan.call.n, render)
+        render, outcome = await answered(services, req, scope, plan)
         await send_json(resp, render, outcome)
 
     async def _chunks(

@@ -25,7 +25,10 @@ def test_a_reload_does_not_change_the_address_that_gunicorn_listens_on(
     monkeypatch.setattr(configuration, "read", lambda: found)
     with caplog.at_level(logging.ERROR):
         assert configuration.accept() is first
-    assert "server.bind, server.metrics_bind and server.health_bind cannot change" in caplog.text
+    assert (
+        "server.bind, server.metrics_bind, server.health_bind and server.mcp_port cannot change"
+        in caplog.text
+    )
     found = first
     assert configuration.accept() is first
 

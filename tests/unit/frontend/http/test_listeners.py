@@ -10,7 +10,7 @@ from typing import Any
 import falcon
 import pytest
 
-from frontend.http.listeners import Listeners, addresses, check_addresses, refuse
+from frontend.http.listeners import Listeners, addresses, binds, check_addresses, refuse
 from frontend.protocols.registry import as_bytes, protocols
 from frontend.protocols.sie import SieProtocol
 from ipc.errors import ConfigError
@@ -144,3 +144,28 @@ def refused(asked: dict[str, Any]) -> list[dict[str, Any]]:
         refuse(asked, send, Settings(server=Server(version_header="9.9.9")), lambda: as_bytes(render()))
     )
     return sent
+
+
+def test_the_port_of_mcp_answers_its_path_alone_and_no_other_port_does() -> None:
+    server = Server(mcp_port=8004, metrics_bind="127.0.0.1:8002")
+    assert addresses(server) == ["127.0.0.1:8080", "127.0.0.1:8002", "127.0.0.1:8004"]
+    found = Listeners(server)
+    assert found.serves(scope("/mcp", 8004), IS_PROBE)
+    for path in (*HEALTH, *OTHERS, "/metrics", "/mcp/more"):
+        assert not found.serves(scope(path, 8004), IS_PROBE), path
+    for port in (8080, 8002, None):
+        assert not found.serves(scope("/mcp", port), IS_PROBE)
+    assert binds(Settings(server=server))["127.0.0.1:8004"] == "server.mcp_port"
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [
+        (Server(mcp_port=8080), "server.mcp_port = 8080: another address"),
+        (Server(mcp_port=8002, metrics_bind="127.0.0.1:8002"), "server.mcp_port = 8002: another address"),
+        (Server(mcp_port=8004, bind="unix:/tmp/socket"), "needs HOST:PORT"),
+    ],
+)
+def test_a_port_of_mcp_that_cannot_be_told_apart_is_refused(server: Server, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Listeners(server)
