@@ -14,7 +14,8 @@ All methods belong to one thread. A step that raises has changed nothing and may
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -269,6 +270,15 @@ class Engine:
         key = sequence.request.key
         if all(choice.done for choice in self._by_key[key]):
             del self._by_key[key]
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Tokens of steps in this block are not counted: those of a proof, which nobody has asked for."""
+        counts = self._prompt_tokens, self._output_tokens
+        try:
+            yield
+        finally:
+            self._prompt_tokens, self._output_tokens = counts
 
     def statistics(self, model: str = "") -> GenerationStats:
         """The numbers of this moment, of the engine of `model`."""

@@ -278,16 +278,17 @@ class Generate(ItemOperation):
         return adapter.prepare(call.items, call)
 
     def run(self, adapter: Adapter, batch: Any, call: GenerateCall) -> Results:
-        """Generate for one request alone, from its begin to its end: float32 log probabilities of its tokens."""
+        """Prove the model with one request alone, from its begin to its end: float32 log probabilities of tokens."""
         [request] = batch
         engine = adapter.engine
         assert isinstance(request, GenerationRequest)
         assert engine is not None
         found: list[float] = []
         engine.add(request)
-        while engine.has_work:
-            for emission in engine.step():
-                found += [each.logprob for each in emission.logprobs or ()]
+        with engine.uncounted():
+            while engine.has_work:
+                for emission in engine.step():
+                    found += [each.logprob for each in emission.logprobs or ()]
         return Results(loose={"logprobs": [np.array(found, dtype=np.float32)]})
 
 

@@ -152,10 +152,13 @@ def test_the_canned_inference_gives_a_log_probability_for_each_token(adapter: Ca
     call = GenerateCall(
         text="hello", ending=Ending(max_tokens=5, ignore_eos=True), sampling=Sampling(logprobs=0)
     )
+    before = adapter.engine.statistics()
     results = Generate().run(adapter, [prepare(adapter, call)], call)
     [found] = results.loose["logprobs"]
     assert found.shape == (5,) and (found < 0).all()
-    assert adapter.engine.statistics().blocks_used == 0
+    after = adapter.engine.statistics()
+    assert after.blocks_used == 0
+    assert (after.prompt_tokens, after.output_tokens) == (before.prompt_tokens, before.output_tokens)
 
 
 def test_memory_counts_weights_and_cache_and_the_context_ends_at_the_cache(
