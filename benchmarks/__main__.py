@@ -29,6 +29,8 @@ NAMES = (
     "tensors",
     "cached",
     "tools",
+    "agent",
+    "state",
     "large_tensors",
     "transport",
     "chat",
