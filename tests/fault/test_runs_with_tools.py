@@ -97,6 +97,7 @@ def test_a_frontend_that_is_killed_while_a_call_waits_runs_nothing_twice(
 def test_a_reload_lets_tools_and_answered_calls_end_and_ends_a_wait_with_one_error(
     server: Server, session: str
 ) -> None:
+    """A frontend that drains and is told once more ends at once, whatever its time."""
     waiting, answered = uuid4().hex, uuid4().hex
     with (
         Run(server, session, [UNTIL_GO], permission="auto") as works,
@@ -105,7 +106,7 @@ def test_a_reload_lets_tools_and_answered_calls_end_and_ends_a_wait_with_one_err
     ):
         id_, decided = waits.asked(), ends_in_order.asked()
         [begun] = wait_until(lambda: [w for w in work_directories(server) if (w / "begun").exists()])
-        before = set(server.frontend_pids())
+        before, pid = set(server.frontend_pids()), waits.pid
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: set(server.frontend_pids()) - before, what="the new frontends")
         (begun / "go").touch()
@@ -114,6 +115,7 @@ def test_a_reload_lets_tools_and_answered_calls_end_and_ends_a_wait_with_one_err
         assert told(server, decided) == (200, {"status": "resolved"})
         assert ends_in_order.result()["stdout"] == "two\n"
         assert ends(ends_in_order.rest()) == (1, 0, 1)
+        os.kill(pid, signal.SIGTERM)
         message = waits.until("error")["error"]["message"]
         assert f"continue session {waiting}" in message
         assert ends(waits.rest()) == (0, 0, 1)

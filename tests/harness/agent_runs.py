@@ -21,12 +21,12 @@ MODEL = "tiny/chatml"
 
 @contextmanager
 def agent_server(root: Path, *, graceful_timeout_s: int) -> Iterator[Server]:
-    """Two frontends, a worker with a tiny model, a tool host. Streams end in a reload as late as in a stop."""
+    """Two frontends, a worker with a tiny model, a tool host."""
     catalog = root / "catalog"
     catalog.mkdir()
     chat_models.write_entry(catalog, MODEL, chat_models.save("chatml", root / "chatml", context=4096))
     settings: dict[str, Any] = {"server.frontends": 2, "agent.code_execution": "true", "agent.shell": "true"}
-    settings |= dict.fromkeys(("server.graceful_timeout_s", "server.stream_drain_s"), graceful_timeout_s)
+    settings["server.graceful_timeout_s"] = graceful_timeout_s
     with serving(root, (MODEL,), settings, catalog=catalog) as running:
         yield running
 
