@@ -56,7 +56,7 @@ from frontend.generation.hosted import NOTHING, AgentPlan, Hosted, Offer, in_con
 from frontend.generation.nested import checked_json, grammar_of, json_text
 from frontend.generation.requests import DEFAULT, decode
 from frontend.generation.running import new_id
-from frontend.protocols.responses.turns import Turns, joined
+from frontend.protocols.responses.items import Turns, joined
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall, ToolUse
 
