@@ -14,15 +14,19 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
+from ipc import mcp_servers
 from ipc.settings import Agent
+from tests.fakes.tool_host import until
 from tests.harness.sandboxes import Box, found_layers, in_box
 from workers.tools import layers
 from workers.tools.cgroups import CONTROLLERS, Groups, find, limits_of
 from workers.tools.layers import ACTIVE
+from workers.tools.transports import Program
 
 
 @pytest.fixture
@@ -163,6 +167,22 @@ def test_the_end_of_a_group_kills_what_has_left_every_other_bond(kernel: Kernel)
         os.write(group.entry, str(process.pid).encode())
         asyncio.run(group.end())
         assert process.wait(30) == -9
+    assert kernel.sandboxes() == []
+
+
+def test_a_program_that_is_an_mcp_server_has_a_group_of_its_own(tmp_path: Path, kernel: Kernel) -> None:
+    chosen = replace(found_layers(), groups=kernel.groups)
+    program = Program(mcp_servers.Process(command="/bin/cat"), chosen, tmp_path)
+    program.session = SimpleNamespace(end=lambda _: None)  # type: ignore[assignment]
+
+    async def body() -> None:
+        await program.open()
+        await until(
+            lambda: any("populated 1" in (each / "cgroup.events").read_text() for each in kernel.sandboxes())
+        )
+        await program.close()
+
+    asyncio.run(body())
     assert kernel.sandboxes() == []
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from ipc.mcp_servers import Http, Process, WebSocket
 from ipc.processes.paths import remove_tree
 from workers.tools import processes
+from workers.tools.cgroups import Group
 from workers.tools.layers import Layers
 from workers.tools.processes import Broken
 from workers.tools.rpc import MAX_MESSAGE_NBYTES, RemoteFailed, RemoteGone, Transport, shown
@@ -53,6 +54,7 @@ class Program(Transport):
         self._source, self._layers, self._root = source, layers, root
         self._temporary: Path | None = None
         self._process: processes.Process | None = None
+        self._group: Group | None = None
         self._reading: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -60,11 +62,14 @@ class Program(Transport):
         """Start the program."""
         source, near = self._source, None
         try:
+            if self._layers.groups is not None:
+                self._group = self._layers.groups.make()
             near, far = socket.socketpair()
             with far:
                 more = (source.command, *source.args)
                 self._process = processes.Process(
                     *(self._layers, self._directory(), "program", _CPU_S, more, 4 * _STDERR_CHARS),
+                    group=self._group,
                     streams=far.fileno(),
                     variables=source.env,
                 )
@@ -72,6 +77,7 @@ class Program(Transport):
         except (Broken, OSError) as error:
             if near is not None:
                 near.close()
+            await self._end_group()
             raise RemoteGone(f"the program cannot be started: {error}") from None
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
 
@@ -125,8 +131,14 @@ class Program(Transport):
             self._writer.close()
         if self._process is not None:
             await self._process.end()
+        await self._end_group()
         if self._temporary is not None:
             await asyncio.to_thread(remove_tree, self._temporary)
+
+    async def _end_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            await group.end()
 
 
 def _headers_of(source: Http | WebSocket, token: str | None) -> dict[str, str]:
