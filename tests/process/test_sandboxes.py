@@ -297,7 +297,9 @@ def test_mounted_files_are_seen_are_not_produced_and_replace_no_link_target(tmp_
     in_box(tmp_path / "work", found_layers(), body)
 
 
-TOO_BIG = "the work directory takes [0-9]+ bytes, agent.max_workdir_bytes allows 1048576; .* its files are removed"
+TOO_BIG = (
+    "the work directory takes [0-9]+ bytes, agent.max_workdir_bytes allows 1048576; .* its files are removed"
+)
 TOO_MANY = r"the work directory has more than 50 files and folders \(agent.max_workdir_files\)"
 FILL = {
     "a large file": ("open('big', 'wb').write(bytes(3_000_000))", TOO_BIG),
