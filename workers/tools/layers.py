@@ -101,13 +101,27 @@ class Layers:
         return WORK if self.bwrap else str(directory)
 
     def take_groups(self) -> None:
-        """Make the delegated control group ready for sandboxes; a failure costs the layer."""
+        """Make the delegated control group ready for sandboxes; a failure costs the layer.
+
+        Raises `MachineUnfit` as `require`, since the limit of processes may need the group.
+        """
         if self.groups is not None:
             try:
                 self.groups.take()
             except OSError as error:
                 self.groups, self.states["cgroup"] = None, f"the kernel refuses: {error.strerror}"
                 self.judge_processes()
+                self.require()
+
+    def require(self) -> None:
+        """Raise `MachineUnfit` with `agent.sandbox: on` if one of `REQUIRED` is missing."""
+        if self.config.sandbox != "on":
+            return
+        wanted = {*REQUIRED} - ({"network"} if self.config.sandbox_network == "full" else set())
+        found = ((name, self.states[name]) for name in REQUIRED if name in wanted)
+        missing = [f"{name} ({state})" for name, state in found if state != ACTIVE]
+        if missing:
+            raise MachineUnfit(f"agent.sandbox = on: layers are missing: {'; '.join(missing)}")
 
     def judge_processes(self) -> None:
         """Set the state of the limit of processes, which needs a group or namespaces of an ordinary user."""
@@ -248,11 +262,7 @@ def find(config: Agent) -> Layers:
     layers.groups, why_not = cgroups.find(config)
     states["cgroup"] = why_not or ACTIVE
     layers.judge_processes()
-    missing = [f"{name} ({states[name]})" for name in REQUIRED if states[name] != ACTIVE]
-    wanted_open = config.sandbox_network == "full"
-    missing = [each for each in missing if not (wanted_open and each.startswith("network "))]
-    if config.sandbox == "on" and missing:
-        raise MachineUnfit(f"agent.sandbox = on: layers are missing: {'; '.join(missing)}")
+    layers.require()
     return layers
 
 

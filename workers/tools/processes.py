@@ -188,14 +188,18 @@ def written_nbytes(pid: int) -> int:
 
     A file system in memory counts calls of `write` only, a disk pages of files in memory as well.
     """
-    place = Path(f"/proc/{pid}")
-    try:
-        fields = dict(line.split(": ") for line in (place / "io").read_text().splitlines())
-        children = (place / f"task/{pid}/children").read_text().split()
-    except OSError:
-        return 0
-    written = max(int(fields["write_bytes"]), int(fields["wchar"]))
-    return written + sum(map(written_nbytes, map(int, children)))
+    written, left = 0, [pid]
+    while left:
+        each = left.pop()
+        place = Path(f"/proc/{each}")
+        try:
+            fields = dict(line.split(": ") for line in (place / "io").read_text().splitlines())
+            children = (place / f"task/{each}/children").read_text().split()
+        except OSError:
+            continue
+        written += max(int(fields["write_bytes"]), int(fields["wchar"]))
+        left += map(int, children)
+    return written
 
 
 _running: set[int] = set()

@@ -180,7 +180,7 @@ class Sandbox:
     async def _require_fit(self) -> None:
         """End a sandbox that was stopped, and raise `Broken` with the reason."""
         if self._stopped:
-            reason, self._stopped = self._stopped, ""
+            reason = self._stopped
             await unbroken(self._clear())
             kept = "its files stay" if self._dir.shared else "its files are removed"
             raise Broken(f"{reason}; the processes of the sandbox are ended, {kept}")
@@ -191,7 +191,7 @@ class Sandbox:
             await _in_thread(self._dir.empty)
         except OSError as error:
             log.warning("a work directory could not be emptied: %s", error.strerror)
-        self._before, self._is_seen = _NOTHING, True
+        self._before, self._is_seen, self._stopped = _NOTHING, True, ""
 
     def _processes(self) -> list[Process]:
         python = None if self._interpreter is None else self._interpreter.process
@@ -203,10 +203,13 @@ class Sandbox:
         return self._interpreter is not None
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether the sandbox was stopped, and its files are not yet removed."""
+        return bool(self._stopped)
+
+    @property
     def written_nbytes(self) -> int:
-        """Bytes that the work directory took at the last look, and that processes have written; none once stopped."""
-        if self._stopped:
-            return 0
+        """Bytes that the work directory took at the last look, and that processes have written."""
         written = sum(written_nbytes(each.pid) for each in self._processes() if not each.ended.done())
         return self._before.used_nbytes + written
 
@@ -241,10 +244,10 @@ class Sandbox:
                 began = time.perf_counter()
                 self._judge(await self._slow_look())
                 pause_s = max(LOOK_EVERY_S, _LOOKING_SHARE * (time.perf_counter() - began))
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait([task])
-            raise
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
 
     async def _python(self, call: PythonCall) -> PythonResult:
         if self._interpreter is not None and not self._interpreter.alive:
@@ -391,7 +394,11 @@ class Sandboxes:
 
     def require_disk(self) -> None:
         """Raise `Broken` if the disk of the work directories is almost full."""
-        found = os.statvfs(self._disk)
+        try:
+            found = os.statvfs(self._disk)
+        except FileNotFoundError:
+            # The first sandbox makes `agent.workdir`.
+            return
         free, least = found.f_bavail * found.f_frsize, self._config.min_free_disk_bytes
         if free < least:
             raise Broken(
@@ -405,16 +412,24 @@ class Sandboxes:
             try:
                 await self.keep_free()
                 if number % GUARD_ROUNDS == 0:
-                    for sandbox in list(self._found.values()):
-                        await sandbox.check()
+                    await self.check_all()
             except OSError as error:
                 log.warning("the work directories cannot be watched: %s", error.strerror)
 
+    async def check_all(self) -> None:
+        """Count the work directories of the sandboxes without a call."""
+        for key, sandbox in list(self._found.items()):
+            # A sandbox may end while another one is counted, and other files then have its descriptors.
+            if self._found.get(key) is sandbox:
+                await sandbox.check()
+
     async def keep_free(self) -> None:
-        """Stop the sandbox that has written most if the disk is almost full."""
+        """Stop the sandbox that has written most if the disk is almost full; the next one if that gave too little."""
         try:
             self.require_disk()
         except Broken as error:
+            if any(each.is_stopped for each in self._found.values()):
+                return
             written = {each: each.written_nbytes for each in self._found.values()}
             most = max(written, key=written.__getitem__, default=None)
             if most is not None and written[most]:

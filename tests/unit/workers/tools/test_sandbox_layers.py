@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from ipc.errors import MachineUnfit
 from ipc.settings import Agent
 from workers.tools import layers
+from workers.tools.cgroups import Groups
 from workers.tools.layers import ACTIVE, LAYERS, REQUIRED, Layers, Python
 
 
@@ -114,3 +116,17 @@ def test_off_applies_no_layer(refusing: None) -> None:
     assert set(found.states.values()) == {"off by agent.sandbox"}
     assert command(found)[-5:] == ["", "", "", "1", ""]
     assert {*REQUIRED} < {*LAYERS}
+
+
+def test_a_group_that_the_kernel_refuses_is_fatal_with_on_where_the_limit_of_processes_needs_the_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    chosen = made(sandbox="on")
+    chosen.groups = Groups(Path("/nowhere"), {})
+    with pytest.raises(MachineUnfit, match=r"layers are missing: processes \(the limit does not bind root"):
+        chosen.take_groups()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    chosen.groups = Groups(Path("/nowhere"), {})
+    chosen.take_groups()
+    assert chosen.states["processes"] == ACTIVE
