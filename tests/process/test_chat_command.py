@@ -167,7 +167,7 @@ class Screen:
     @property
     def text(self) -> str:
         """All that was shown."""
-        return self._seen.decode()
+        return self._seen.decode(errors="replace")
 
     def _shows(self, text: str, times: int) -> bool:
         if select.select([self._descriptor], [], [], 0)[0]:

@@ -57,7 +57,7 @@ def test_a_directory_of_the_operator_is_made_by_the_first_sandbox(tmp_path: Path
         await sandboxes.keep_free()
         await sandboxes.get(None, "one")
         assert place.is_dir()
-        with pytest.raises(Broken, match="agent.min_free_disk_bytes asks for"):
+        with pytest.raises(Broken, match=r"agent\.min_free_disk_bytes asks for"):
             sandboxes.require_disk()
 
     watched(tmp_path / "work", body, workdir=str(place), min_free_disk_bytes=FULL)
