@@ -103,7 +103,7 @@ def _check(config: McpConfig, what: str) -> None:
     for index, server in enumerate(config.servers):
         where = f"{what}: $.servers[{index}]"
         prefix = server.tool_prefix
-        if prefix is not None and (prefix in seen or prefix.startswith("mistralrs_")):
+        if prefix is not None and (prefix in seen or f"{prefix}_".startswith("mistralrs_")):
             raise ConfigError(
                 f"{where}.tool_prefix: another server or the tools of this server have the prefix"
             )

@@ -100,7 +100,7 @@ class Dispatch(Backend):
             return results.failed(tool, "the program that runs this tool does not answer")
 
     async def _post(self, name: str, arguments: Any) -> str:
-        body = orjson.dumps({"name": name, "arguments": arguments})
+        body = _encoded({"name": name, "arguments": arguments}, "the arguments have")
         async with self._open().post(self._url, data=body, allow_redirects=False) as answer:
             if not 200 <= answer.status < 300:
                 raise Failure(f"the program that runs this tool answered with status {answer.status}")
@@ -137,6 +137,14 @@ async def _bounded(answer: ClientResponse) -> bytes:
     return bytes(body)
 
 
+def _encoded(value: Any, what: str) -> bytes:
+    """A value as JSON. Raises `Failure`: the library reads more levels than it writes."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        raise Failure(f"{what} too many levels") from None
+
+
 def _text_of(body: bytes) -> str:
     """What the model reads of an answer. Raises `Failure`."""
     try:
@@ -148,7 +156,11 @@ def _text_of(body: bytes) -> str:
             raise Failure("the answer of this tool is no text") from None
     if isinstance(value, dict):
         value = value.get("content")
-        value = value if isinstance(value, str | None) else orjson.dumps(value).decode()
+        value = (
+            value
+            if isinstance(value, str | None)
+            else _encoded(value, "the answer of this tool has").decode()
+        )
     if not isinstance(value, str):
         raise Failure("the answer of this tool is neither a text nor an object with content")
     return value.replace("\0", "")

@@ -38,6 +38,9 @@ PAGE_NBYTES = 1 << 20
 _MARKUP = ("text/html", "application/xhtml+xml")
 _TEXTS = ("application/json", "application/xml", "application/javascript", "application/yaml")
 
+_NOT_OF_PAGES = ("idna", "punycode")
+"""Encodings of host names, which take minutes to decode a page."""
+
 
 class Web:
     """The web as runs of one frontend see it."""
@@ -94,6 +97,7 @@ def _text_of(body: bytes, page: Fetched) -> str:
         raise InvalidInput(f"the page is no text, but {kind[:64]!a}")
     try:
         name = codecs.lookup(page.charset or "utf-8").name
+        name = "utf-8" if name in _NOT_OF_PAGES else name
         return body.decode(name, errors="replace")
     except (LookupError, ValueError):
         return body.decode(errors="replace")

@@ -207,15 +207,15 @@ class Hosted:
 
     def add_file(self, part: Mapping[str, Any], where: str, *, required: bool = True) -> None:
         """A part with `file_id`, with `filename` and `file_data`, or with `file_url`. Raises `InvalidField`."""
-        if len(self.inputs) == MAX_INPUTS:
-            raise InvalidField(where, f"more than {MAX_INPUTS} files")
+        self._require_room(where)
         file_id, data = part.get("file_id"), part.get("file_data")
         if (url := part.get("file_url")) is not None:
             if not self.takes_urls:
                 raise InvalidField(f"{where}.file_url", "is taken by POST /v1/responses only: send file_data")
             if file_id is not None or data is not None:
                 raise InvalidField(where, "expected only one of file_url, file_id and file_data")
-            self.add_url(url, part.get("filename"), f"{where}.file_url", required=required)
+            names = f"{where}.filename", f"{where}.file_url"
+            self.add_url(url, part.get("filename"), *names, required=required)
             return
         if (file_id is None) == (data is None):
             raise InvalidField(where, "expected either file_id, or filename and file_data")
@@ -224,18 +224,25 @@ class Hosted:
                 InputFile(f"{where}.file_id", _text(file_id, f"{where}.file_id", MAX_ID), required=required)
             )
             return
-        name = _text(part.get("filename"), f"{where}.filename", MAX_NAME)
-        content = decoded(data, f"{where}.file_data", self.offer.max_file_nbytes)
-        self.inputs.append(InputFile(f"{where}.file_data", name=name, data=content, required=required))
+        names = f"{where}.filename", f"{where}.file_data"
+        self.add_data(part.get("filename"), data, *names, required=required)
 
-    def add_url(self, url: Any, name: Any, where: str, *, required: bool = True) -> None:
+    def add_data(self, name: Any, data: Any, name_at: str, data_at: str, *, required: bool = True) -> None:
+        """A file as base64, with the paths of its name and of its data. Raises `InvalidField`."""
+        self._require_room(data_at)
+        text = _text(name, name_at, MAX_NAME)
+        content = decoded(data, data_at, self.offer.max_file_nbytes)
+        self.inputs.append(InputFile(data_at, name=text, data=content, required=required))
+
+    def add_url(self, url: Any, name: Any, name_at: str, where: str, *, required: bool = True) -> None:
         """A file that the server fetches; `where` is the path of its URL. Raises `InvalidField`."""
+        self._require_room(where)
         if not self.offer.fetches_files:
             text = "this server fetches no files: send the file, or start the server with --fetch-file-urls"
             raise InvalidField(where, text)
         if sum(bool(each.url) for each in self.inputs) == MAX_URLS:
             raise InvalidField(where, f"more than {MAX_URLS} files by URL")
-        given = "" if name is None else _text(name, f"name of {where}", MAX_NAME)
+        given = "" if name is None else _text(name, name_at, MAX_NAME)
         self.inputs.append(InputFile(where, url=_text(url, where, MAX_URL), name=given, required=required))
 
     def take(self, part: Any, where: str, *, required: bool) -> bool:
@@ -246,13 +253,16 @@ class Hosted:
         self.add_file(*found, required=required)
         return True
 
-    def add_text(self, name: Any, text: str, where: str) -> None:
-        """A text as a file. Raises `InvalidField`."""
-        if len(self.inputs) == MAX_INPUTS:
-            raise InvalidField(where, f"more than {MAX_INPUTS} files")
+    def add_text(self, name: Any, text: str, name_at: str, where: str) -> None:
+        """A text as a file, with the paths of its name and of the text. Raises `InvalidField`."""
+        self._require_room(where)
         data = text.encode()
         _check_size(len(data), where, self.offer.max_file_nbytes)
-        self.inputs.append(InputFile(where, name=_text(name, f"{where}.title", MAX_NAME), data=data))
+        self.inputs.append(InputFile(where, name=_text(name, name_at, MAX_NAME), data=data))
+
+    def _require_room(self, where: str) -> None:
+        if len(self.inputs) == MAX_INPUTS:
+            raise InvalidField(where, f"more than {MAX_INPUTS} files")
 
     def add_skill(self, skill_id: Any, version: Any, where: str) -> None:
         """A skill by reference; `version` is absent, `latest`, or a number, also as text. Raises `InvalidField`."""

@@ -1,8 +1,8 @@
 """Runs libraries that search the web and read hostile pages, each time in a process of its own.
 
 1. `ask` starts `python -m frontend.web.child JOB`, gives the input to its standard input, and reads the answer.
-2. The child has few variables of the environment, and limits of processor time, memory, files and processes that it
-   sets itself before it imports a library. A page that crashes or occupies a parser costs one call.
+2. The child has few variables of the environment, and limits of processor time, memory and open files that it sets
+   itself before it imports a library, and writes no files. A page that crashes or occupies a parser costs one call.
 3. The parent ends a child that is late or says too much, and a child whose caller has gone. The kernel ends children
    whose parent dies.
 

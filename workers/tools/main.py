@@ -24,7 +24,7 @@ from ipc.processes.paths import TOOLS, prepare_run_dir, prepare_tools_dir, remov
 from ipc.settings import Settings
 from workers.tools import layers
 from workers.tools.layers import ACTIVE, Layers
-from workers.tools.processes import adopt_orphans
+from workers.tools.processes import adopt_orphans, kill_orphans
 from workers.tools.server import ToolServer
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,8 @@ def _serve(config: Settings, life_fd: int) -> None:
     families = metrics.ToolsMetrics()
     adopt_orphans()
     found = layers.find(config.agent)
+    # The starts that were tried leave the first processes of their namespaces.
+    kill_orphans()
     found.take_groups()
     tell(config, found)
     families.touch(found.states)

@@ -171,7 +171,7 @@ class Process:
     async def _end(self) -> None:
         self.kill()
         await asyncio.wait([self.ended])
-        _kill_orphans()
+        kill_orphans()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
@@ -222,7 +222,7 @@ def adopt_orphans() -> None:
     _adopts.append(True)
 
 
-def _kill_orphans() -> None:
+def kill_orphans() -> None:
     """Kill and reap adopted processes. An orphan of another sandbox without a PID namespace ends as well."""
     if not _adopts:
         return

@@ -26,7 +26,9 @@ MAX_MESSAGE_NBYTES = 4 << 20
 MAX_PAGES = 64
 MAX_LISTED = 4096
 MAX_UNASKED = 1000
-"""Messages that a server may send on its own between two answers."""
+"""Messages that a server may send on its own between two answers, and answers of this side that it has not taken."""
+MAX_ID_CHARS = 256
+"""Longest id of a request of the server: the answer repeats the id."""
 MAX_SHOWN = 300
 """Characters of a server's text in messages of this side."""
 _METHOD_NOT_FOUND = -32601
@@ -186,6 +188,15 @@ class Session:
         elif method == "notifications/tools/list_changed":
             self.changed.set()
         elif isinstance(method, str) and isinstance(number, int | str):
+            self._answer(method, number)
+
+    def _answer(self, method: str, number: int | str) -> None:
+        """Answer a request of the server, which may not read the answers."""
+        if isinstance(number, str) and len(number) > MAX_ID_CHARS:
+            self.end(f"the server sent a request whose id has over {MAX_ID_CHARS} characters")
+        elif len(self._tasks) - len(self._waiting) > MAX_UNASKED:
+            self.end(f"the server takes no answers: {MAX_UNASKED} of them wait")
+        else:
             self._start(self._reply(_reply_to(method, number)))
 
     def end(self, reason: str) -> None:

@@ -42,6 +42,8 @@ _TOO_LARGE = f"the server sent a message of over {MAX_MESSAGE_NBYTES} bytes"
 _CPU_S = float((1 << 31) - 2)
 """Processor time of a program in seconds: a server may live as long as the tool host."""
 _STDERR_CHARS = 4096
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+"""Ends of lines in JSON stand between values only, where they mean as much as spaces."""
 _LAST_WORDS_S = 1.0
 """Longest wait for the exit code of a program that has closed its output."""
 
@@ -114,11 +116,13 @@ class Program(Transport):
         return f"the program has ended{code}{f': {shown(said.splitlines()[-1])}' if said else ''}"
 
     async def send(self, message: bytes, id_: int | None) -> None:
-        """Write a line."""
+        """Write a line, once the program has read most of the lines before."""
         if self._writer is None:
             raise RemoteGone("the program has ended")
         try:
-            self._writer.write(message + b"\n")
+            await self._writer.drain()
+            # NOTE: arguments of calls are texts of clients. A second line in them would be a message of its own.
+            self._writer.write(message.translate(_ONE_LINE) + b"\n")
             await self._writer.drain()
         except (OSError, RuntimeError):
             raise RemoteGone("the program has ended") from None
@@ -163,6 +167,7 @@ class HttpTransport(Transport):
 
         # NOTE: a small answer could unfold to any size, so answers come as they are.
         self._client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
             headers={**self._own, "Accept-Encoding": "identity"},
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -250,12 +255,16 @@ class _Events:
     """Collects the data of server-sent events, as the HTML standard reads them."""
 
     def __init__(self) -> None:
-        self._rest, self._data, self._nbytes = b"", list[bytes](), 0
+        self._rest, self._data, self._nbytes = bytearray(), list[bytes](), 0
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The data of all events that are whole now. Raises `RemoteFailed`."""
-        *lines, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(b"\n")
-        found = []
+        self._rest += piece
+        found, lines = [], list[bytes]()
+        if b"\n" in piece:
+            # PERF: only then, as a server may send an endless line in pieces of one byte.
+            *lines, rest = bytes(self._rest).replace(b"\r\n", b"\n").split(b"\n")
+            self._rest = bytearray(rest)
         for line in lines:
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import orjson
 from falcon.asgi import Request, Response
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from frontend.agent.runner import offer_of
 from frontend.generation.errors import InvalidField, status_of
@@ -63,7 +63,7 @@ class _Message(msgspec.Struct):
 
     jsonrpc: Literal["2.0"]
     method: str | UnsetType = UNSET
-    id: int | str | UnsetType = UNSET
+    id: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | str | UnsetType = UNSET
     params: Raw | UnsetType = UNSET
 
 

@@ -144,16 +144,17 @@ def _add_user(
 def _add_document(hosted: Hosted, block: dict[str, Any], where: str) -> None:
     """A document is a stored file, base64, text, or a URL. Raises `InvalidField`."""
     source, place = block.get("source"), f"{where}.source"
-    kind, name = kind_of(source, place), block.get("title") or "document"
+    kind, title, name_at = kind_of(source, place), block.get("title"), f"{where}.title"
+    name = title or "document"
     assert isinstance(source, dict)
     if kind == "file":
         hosted.add_file({"file_id": source.get("file_id")}, place)
     elif kind == "base64":
-        hosted.add_file({"filename": name, "file_data": source.get("data")}, place)
+        hosted.add_data(name, source.get("data"), name_at, f"{place}.data")
     elif kind == "text":
-        hosted.add_text(name, _string(source.get("data"), f"{place}.data"), place)
+        hosted.add_text(name, _string(source.get("data"), f"{place}.data"), name_at, place)
     elif kind == "url":
-        hosted.add_url(source.get("url"), block.get("title") or None, f"{place}.url")
+        hosted.add_url(source.get("url"), title or None, name_at, f"{place}.url")
     else:
         raise InvalidField(f"{place}.type", f"{kind[:64]!a} is not one of file, base64, text, url")
 

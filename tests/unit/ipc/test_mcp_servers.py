@@ -64,6 +64,7 @@ def _with(**fields: Any) -> dict[str, Any]:
         (_with(source={"type": "Pipe", "command": "a"}), r"\$.servers\[0\].source.type"),
         (_with(tool_prefix="a b"), r"\$.servers\[0\].tool_prefix"),
         (_with(tool_prefix="mistralrs_x"), r"\$.servers\[0\].tool_prefix"),
+        (_with(tool_prefix="mistralrs"), r"\$.servers\[0\].tool_prefix"),
         (_with(tokn="x"), "tokn"),
         (_with(source=HTTP, bearer_token="a\r\nB: secret-t"), r"\$.servers\[0\].bearer_token: control characters"),
         (_with(bearer_token=7), r"\$.servers\[0\].bearer_token"),

@@ -145,6 +145,11 @@ def test_urls_that_are_refused_name_their_field(given: dict[str, Any], text: str
     assert server.engine.calls == []
 
 
+def test_the_title_of_a_document_by_url_names_its_field(make: Make) -> None:
+    refused = make().message({"type": "url", "url": "http://example.com/a"}, title="x" * 300)
+    assert "messages[0].content[1].title: 300 characters" in refused.json["error"]["message"]
+
+
 def test_a_redirect_to_a_private_address_stores_nothing(make: Make, site: Site) -> None:
     site.pages["/away"] = to("http://10.0.0.1/")
     server = make()

@@ -102,6 +102,23 @@ def test_documents_are_input_files(server: MessagesServer) -> None:
     assert (response.status_code, response.json["error"]["type"]) == (400, "invalid_request_error")
 
 
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"source": {"type": "base64", "data": "?"}}, ".source.data: expected base64"),
+        ({"source": {"type": "base64"}}, ".source.data: expected a string"),
+        ({"source": {"type": "base64", "data": "YQ=="}, "title": "x" * 300}, "[0].title: 300 characters"),
+        ({"source": {"type": "text", "data": "a"}, "title": "x" * 300}, "[0].title: 300 characters"),
+    ],
+)
+def test_mistakes_of_documents_name_their_field(
+    server: MessagesServer, document: dict[str, Any], said: str
+) -> None:
+    blocks = [{"type": "document", **document}, {"type": "text", "text": "Read."}]
+    response = server.message(messages=[{"role": "user", "content": blocks}])
+    assert response.status_code == 400 and said in response.json["error"]["message"], response.text
+
+
 def test_skills_are_told_and_mounted(server: MessagesServer) -> None:
     server.parts.skills["pdf"] = {"SKILL.md": b"---", "lib/a.py": b"1"}
     server.script(calls((SHELL, '{"commands":["ls"]}')), FINAL)

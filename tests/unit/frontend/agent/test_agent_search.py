@@ -237,6 +237,7 @@ def test_calls_that_make_no_sense_are_told_to_the_model(call: tuple[str, str], t
     [
         (answer(b"caf\xe9", kind="text/plain; charset=latin-1"), "café"),
         (answer("café".encode(), kind="text/plain; charset=nonsense"), "café"),
+        (answer(b"caf-dma", kind="text/plain; charset=PunyCode"), "caf-dma"),
         (answer(b'{"a": 1}', kind="application/json"), '{"a": 1}'),
         (answer(b"<a/>", kind="application/atom+xml"), "<a/>"),
         (answer(b"a\0b", kind="text/csv"), "ab"),

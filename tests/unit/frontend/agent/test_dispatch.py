@@ -142,6 +142,7 @@ def test_an_answer_is_a_text_or_an_object_with_content(body: bytes, expected: st
         (b"[1]", 200, "neither a text nor an object with content"),
         (b'{"content":null}', 200, "neither a text nor an object with content"),
         (b"\xff\xfe", 200, "is no text"),
+        (b'{"content":' + b"[" * 500 + b"]" * 500 + b"}", 200, "too many levels"),
         (b'"x"', 404, "status 404"),
         (b'"x"', 500, "status 500"),
         (b"x" * (MAX_ANSWER_NBYTES + 1), 200, f"over {MAX_ANSWER_NBYTES} bytes"),
@@ -179,3 +180,9 @@ def test_arguments_that_are_no_json_are_not_sent() -> None:
     with dispatcher(b'"x"') as program:
         answer = asyncio.run(_answer(program, text='{"city":'))
     assert "no JSON" in answer.text and program.calls == []
+
+
+def test_arguments_of_too_many_levels_are_not_sent() -> None:
+    with dispatcher(b'"x"') as program:
+        answer = asyncio.run(_answer(program, text="[" * 500 + "]" * 500))
+    assert "too many levels" in answer.text and program.calls == []

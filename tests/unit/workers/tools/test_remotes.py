@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 import orjson
 import pytest
 
-from ipc.mcp_servers import McpConfig
+from ipc.mcp_servers import McpConfig, Process
 from ipc.settings import Agent
 from ipc.wire.tools import RemoteCall, RemoteResult, Remotes
 from tests.fakes import mcp_program
@@ -25,7 +26,8 @@ from tests.fakes.tool_host import until
 from workers.tools import layers, remotes, transports
 from workers.tools.processes import Broken
 from workers.tools.remotes import McpServers, is_plain
-from workers.tools.rpc import MAX_UNASKED
+from workers.tools.rpc import MAX_ID_CHARS, MAX_UNASKED, RemoteFailed, Session, Transport
+from workers.tools.transports import Program
 
 Source = dict[str, Any]
 
@@ -427,3 +429,120 @@ def test_a_schema_of_many_levels_is_not_strict() -> None:
 
 def test_the_program_of_the_tests_needs_nothing_of_this_server() -> None:
     assert "from tests" not in inspect.getsource(mcp_program)
+
+
+def test_arguments_of_several_lines_are_one_message(tmp_path: Path, no_layers: layers.Layers) -> None:
+    inner = '{"jsonrpc":"2.0","id":99,"method":"tools/call","params":{"name":"die","arguments":{}}}'
+    arguments = f'{{"text":\r"hi",\n"more":\r\n{inner}\n}}'
+
+    async def test(found: Host) -> None:
+        result = await found.found.call(RemoteCall("a_echo", arguments))
+        assert result.text == "you said hi"
+        assert (await found.call("a_echo", text="again")).text == "you said again"
+
+    with_program(no_layers, tmp_path, test)
+
+
+def test_a_program_that_does_not_read_is_sent_no_more(tmp_path: Path, no_layers: layers.Layers) -> None:
+    async def run() -> None:
+        near, far = socket.socketpair()
+        with far:
+            program = Program(Process("unused"), no_layers, tmp_path)
+            _, writer = await asyncio.open_unix_connection(sock=near)
+            program._writer = writer
+            message, sent = b"x" * (4 << 20), writer.transport.get_write_buffer_size
+            first = asyncio.create_task(program.send(message, 1))
+            await until(lambda: sent() > 1 << 20)
+            kept = sent()
+            for _ in range(3):
+                sending = asyncio.create_task(program.send(message, 2))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                sending.cancel()
+                await asyncio.wait([sending])
+            assert sent() <= kept
+            first.cancel()
+            await asyncio.wait([first])
+            writer.transport.abort()
+
+    asyncio.run(run())
+
+
+def test_more_calls_than_a_hundred_run_at_once_over_http(tmp_path: Path, no_layers: layers.Layers) -> None:
+    async def run() -> None:
+        async with (
+            http_server() as server,
+            host(no_layers, tmp_path, {"type": "Http", "url": server.url}, max_concurrent_calls=200) as found,
+        ):
+            await until(lambda: found.state.connected == 1)
+            before = len(server.requests)
+            calls = [asyncio.create_task(found.call("a_wait")) for _ in range(101)]
+            await until(lambda: len(server.requests) == before + 101)
+            assert (await found.call("a_echo", text="hi")).text == "you said hi"
+            for each in calls:
+                each.cancel()
+            await asyncio.wait(calls)
+
+    asyncio.run(run())
+
+
+def test_a_long_id_of_a_request_ends_the_connection(
+    tmp_path: Path, no_layers: layers.Layers, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with (
+            socket_server() as server,
+            host(no_layers, tmp_path, {"type": "WebSocket", "url": server.url}) as found,
+        ):
+            await until(lambda: found.state.connected == 1)
+            [connection], [script] = server.connections, server.scripts
+            for id_ in ("x" * MAX_ID_CHARS, "y" * (MAX_ID_CHARS + 1)):
+                ping = {"jsonrpc": "2.0", "id": id_, "method": "ping"}
+                await connection.send(orjson.dumps(ping).decode())
+                await until(lambda: script.heard[-1].get("id") == "x" * MAX_ID_CHARS)
+            await until(lambda: "id has over" in caplog.text)
+
+    asyncio.run(run())
+
+
+class Stuck(Transport):
+    """A server that takes no answers."""
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def send(self, message: bytes, id_: int | None) -> None:
+        """Requests leave, answers do not."""
+        if id_ is None:
+            await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+def test_answers_that_a_server_does_not_take_are_bounded() -> None:
+    async def run() -> None:
+        session = Session(Stuck())
+        for number in (1, 2):
+            asking = asyncio.create_task(session.request("ping", {}, 60))
+            await until(lambda number=number: number in session._waiting)  # type: ignore[misc]
+            for _ in range(MAX_UNASKED):
+                session.receive(b'{"jsonrpc":"2.0","id":7,"method":"ping"}')
+            session.receive(orjson.dumps({"jsonrpc": "2.0", "id": number, "result": {}}))
+            await asyncio.wait([asking])
+            asking.exception()
+        assert "takes no answers" in session.reason and len(session._tasks) <= MAX_UNASKED + 2
+        await session.close()
+
+    asyncio.run(run())
+
+
+def test_events_in_pieces_of_one_byte_are_read_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transports, "MAX_MESSAGE_NBYTES", 100)
+    collector = transports._Events()
+    text = b"event: message\r\ndata: a\r\ndata: b\r\n\r\ndata:c\n\n"
+    found = [data for each in text for data in collector.feed(bytes([each]))]
+    assert found == [b"a\nb", b"c"]
+    with pytest.raises(RemoteFailed, match="a message of over"):
+        for _ in range(101):
+            collector.feed(b"x")

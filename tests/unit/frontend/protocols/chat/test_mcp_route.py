@@ -125,6 +125,7 @@ def test_an_error_of_the_engine_is_told(server: RecordedServer, error: Any, stat
         (b'{"jsonrpc":"1.0","id":1,"method":"ping"}', -32600),
         (b'{"jsonrpc":"2.0","id":null,"method":"ping"}', -32600),
         (b'{"jsonrpc":"2.0","id":1,"method":7}', -32600),
+        (b'{"jsonrpc":"2.0","id":123456789012345678901234567890,"method":"ping"}', -32600),
         (b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]', -32600),
     ],
 )
