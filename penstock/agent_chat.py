@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import termios
 from collections.abc import Generator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -112,7 +114,7 @@ class AgentConversation(Conversation):
             try:
                 file.write(content)
                 file.flush()
-            except OSError:
+            except (OSError, KeyboardInterrupt):
                 path.unlink()
                 raise
         return len(content)
@@ -167,11 +169,10 @@ class ToolScreen:
 
     def _decide(self, event: dict[str, Any]) -> None:
         """Ask, and send the decision. Raises `NoAnswer`."""
-        label = _shown(_object(event.get("tool")).get("label"))
-        arguments = event.get("arguments")
+        label = terminal.one_line(_shown(_object(event.get("tool")).get("label")))
         print(f"\n{label} wants to run:", file=sys.stderr)
-        text = _given(arguments) if isinstance(arguments, dict) else _shown(arguments)
-        print("\n".join(f"  {line}" for line in terminal.harmless(text).splitlines()), file=sys.stderr)
+        text = _whole_call(event.get("arguments"))
+        print("\n".join(f"  {line}" for line in text.splitlines()), file=sys.stderr)
         approves, always, reason = self._asked()
         sent = self._conversation.decide(
             str(event.get("approval_id")), approves=approves, always=always, reason=reason
@@ -181,6 +182,9 @@ class ToolScreen:
 
     def _asked(self) -> tuple[bool, bool, str]:
         """Whether the call may run, whether all later calls may, and the reason of a denial. No answer denies."""
+        if sys.stdin.isatty():
+            # What was typed before the question answers no question.
+            termios.tcflush(sys.stdin, termios.TCIFLUSH)
         try:
             while (given := input("May it run? yes, no, always: ").strip().lower()) not in _ANSWERS:
                 print("Type y, n or a.", file=sys.stderr)
@@ -225,13 +229,33 @@ def _say(text: str) -> None:
 
 
 def _base_name(name: Any) -> str:
-    """The last part of a name that the server tells, without what moves a terminal or leaves the directory."""
-    found = PurePosixPath(terminal.one_line(_shown(name)).replace("\\", "/")).name
-    return "" if found in ("", ".", "..") else found
+    """The last part of a name that the server tells, without what moves a terminal or leaves the directory.
+
+    Dots at the beginning go: a file such as `.profile` would be hidden, and programs would obey the file.
+    """
+    return PurePosixPath(terminal.one_line(_shown(name)).replace("\\", "/")).name.lstrip(".")
+
+
+def _whole_call(arguments: Any) -> str:
+    """All arguments of a call, for a decision: one text, or lines of a list, as they are; else each with its name."""
+    if not isinstance(arguments, dict):
+        return _shown(arguments)
+    if len(arguments) == 1 and (text := _text_of(*arguments.values())) is not None:
+        return text
+    return "\n".join(
+        f"{terminal.one_line(name)}:\n{_text_of(value) or json.dumps(value)}"
+        for name, value in arguments.items()
+    )
+
+
+def _text_of(value: Any) -> str | None:
+    """A text, or the lines of a list of texts; None for another value."""
+    texts = value if isinstance(value, list) else [value]
+    return "\n".join(map(_shown, texts)) if texts and all(isinstance(text, str) for text in texts) else None
 
 
 def _given(data: dict[str, Any]) -> str:
-    """Arguments of a call as people read them."""
+    """Arguments of a call on one line, as progress tells them."""
     values = [value for name, value in data.items() if name not in ("tool_type", "outputs")]
     lines = [line for value in values for line in (value if isinstance(value, list) else [value])]
     return "\n".join(_shown(line) for line in lines)

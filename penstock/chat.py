@@ -3,7 +3,7 @@
 1. Each line of standard input is a message; a line that begins with `/` is a command (`_HELP`).
 2. The answer is printed as its stream arrives. Reasoning is printed dim on a terminal and left out elsewhere.
 3. Ctrl-C ends an answer: the connection is closed, so the server stops, and what has arrived stays in the conversation.
-   At the prompt, Ctrl-C clears the line, and Ctrl-D ends the program.
+   Ctrl-C ends a command too. At the prompt, Ctrl-C clears the line, and Ctrl-D ends the program.
 4. With `--agent` the model uses tools of the server (`penstock.agent_chat`).
 
 Exit codes: 0 fine, 1 when the last message got no answer, 3 for an address or key that is none.
@@ -123,7 +123,10 @@ def _talk(conversation: Conversation, screen: ToolScreen | None, prompt: str) ->
         if line in ("/exit", "/quit", "/bye"):
             return code
         if line.startswith("/"):
-            _command(line, conversation, screen)
+            try:
+                _command(line, conversation, screen)
+            except KeyboardInterrupt:
+                print("stopped", file=sys.stderr)
         elif line:
             code = _answer(conversation, screen, line)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from frontend.access import api_keys
 from frontend.arbiter import hooks
-from frontend.arbiter.configuration import restrictions_of
+from frontend.arbiter.configuration import check_tools, restrictions_of
 from frontend.http import listeners
 from frontend.tracing import otlp
 from ipc import extras
@@ -44,6 +44,7 @@ def run(config: Settings, *, as_json: bool = False) -> int:
     otlp.check(config.tracing)
     listeners.check_addresses(config)
     restrictions_of(config)
+    check_tools(config)
     wrong = mistakes(models)
     if as_json:
         print(terminal.as_json({"valid": not wrong, "models": list(models), "mistakes": wrong}))

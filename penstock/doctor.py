@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from frontend.arbiter.configuration import require_keys_for_tools, require_search, restrictions_of
+from frontend.arbiter.configuration import TOOL_CHECKS, restrictions_of
 from frontend.http import listeners
 from frontend.status import health
 from frontend.status.health import Finding
@@ -135,18 +135,18 @@ def _restricted(config: Settings) -> Iterator[Finding]:
 
 
 def _tools(config: Settings) -> Iterator[Finding]:
-    """Web search and the tool host: what is enabled, and each layer of the sandbox, tried out."""
-    try:
-        require_search(config)
-        where = "agent.search_url" if config.agent.search_url else "a public engine"
-        yield True, f"web search: {where if config.agent.search else 'off (agent.search)'}"
-    except ConfigError as error:
-        yield False, error.message
+    """Mistakes in settings of tools; web search and the tool host; each layer of the sandbox, tried out."""
+    for check in TOOL_CHECKS:
+        try:
+            check(config)
+        except ConfigError as error:
+            yield False, error.message
+    where = "agent.search_url" if config.agent.search_url else "a public engine"
+    yield True, f"web search: {where if config.agent.search else 'off (agent.search)'}"
     if not config.agent.has_tools:
-        yield True, "tools: off (agent.code_execution, agent.shell)"
+        yield True, "tools: off (agent.code_execution, agent.shell, agent.mcp_config)"
         return
     try:
-        require_keys_for_tools(config)
         found = layers.find(config.agent)
     except ConfigError as error:
         yield False, error.message

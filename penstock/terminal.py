@@ -18,7 +18,8 @@ _STYLES = {"good": "\x1b[32m", "bad": "\x1b[31m", "warn": "\x1b[33m", "strong": 
 _PLAIN = "\x1b[0m"
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 """Clears a terminal."""
-_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters; marks that turn the order of text; halves of surrogate pairs, which no stream takes."""
 _WIDTH = 80
 """Columns of a terminal that does not tell its width."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -28,6 +28,7 @@ def render() -> str:
     told = dict(_comments())
     parts = [_HEAD]
     for section in msgspec.structs.fields(settings.Settings):
+        assert told[section.name], f"{SOURCE.name}: the section {section.name} has no comment"
         parts.append(f"## {section.name}\n\n{told[section.name]}\n")
         parts.append("| setting | default | takes | meaning |\n|---|---|---|---|")
         for field in inspect.type_info(section.type).fields:  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from frontend.access.gate import Gate, is_loopback
@@ -48,10 +49,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     otlp.check(config.tracing)
     port.validate_address(config.grpc)
     listeners.check_addresses(config)
-    require_keys_for_tools(config)
-    networks_of(config.fetch.allowed_networks)
-    mcp_servers.read(config.agent.mcp_config)
-    require_search(config)
+    check_tools(config)
     if config.server.compatible:
         # The tables of all protocols take as long to import as the rest of the arbiter.
         from frontend.protocols import registry
@@ -89,6 +87,21 @@ def require_search(config: settings.Settings) -> None:
     """Raise `ConfigError` if web search is on and a package of the search is missing."""
     if config.agent.search and (why := child.missing(needs_engine=not config.agent.search_url)):
         raise ConfigError(f"agent.search (--enable-search, --agent): {why}")
+
+
+TOOL_CHECKS: tuple[Callable[[settings.Settings], object], ...] = (
+    require_keys_for_tools,
+    lambda config: networks_of(config.fetch.allowed_networks),
+    lambda config: mcp_servers.read(config.agent.mcp_config),
+    require_search,
+)
+"""Each raises `ConfigError` for a mistake in the sections `fetch` and `agent`."""
+
+
+def check_tools(config: settings.Settings) -> None:
+    """Raise `ConfigError` for the first mistake in the sections `fetch` and `agent`."""
+    for check in TOOL_CHECKS:
+        check(config)
 
 
 def restrictions_of(config: settings.Settings) -> Restrictions:

@@ -207,6 +207,26 @@ def test_runs_are_shown_with_what_they_do_and_the_state_of_tools(server: Server,
         keep_picture(page, f"runs-{name}-{scheme}")
 
 
+def test_arguments_are_shown_in_their_order_and_a_cut_is_told(server: Server, page: Page) -> None:
+    open_live(page, server)
+    arguments = "\U0001f40e" * 3000 + "\u202eab"
+    waits = page.evaluate(
+        f"{HELD}; {CHANGED}({RUNS % (json.dumps(arguments), 0, 'false')}), {WAITING}.innerText"
+    )
+    assert "Only the first 3003 of 5000 characters are shown." in waits
+    assert "\\u202eab" in waits and "\u202e" not in waits
+
+
+def test_two_runs_of_one_id_are_both_shown(server: Server, page: Page) -> None:
+    open_live(page, server)
+    change = f"""frame => {{
+        ({RUNS % ("null", 0, "false")})(frame);
+        Object.assign(frame.runs[1], {{request_id: 'req_first', began: frame.timestamp - 80}});
+    }}"""
+    count = page.evaluate(f"{HELD}; {CHANGED}({change}), document.querySelectorAll('.run').length")
+    assert count == 2
+
+
 def test_a_viewer_without_the_scope_admin_sees_neither_arguments_nor_buttons(
     server: Server, page: Page
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pty
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -148,6 +149,20 @@ def test_a_tool_that_is_off_is_left_out(
     assert told.err == "penstock: this server runs no tools: start the server with --agent\n"
 
 
+def test_ctrl_c_ends_a_command_and_not_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: ToolScreen, line: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ToolScreen, "command", interrupted)
+    server = server_of(tmp_path, FINAL)
+    with server.listening() as url:
+        try:
+            code = piped(monkeypatch, url, "/save", "go")
+        except KeyboardInterrupt:
+            pytest.fail("the program has ended")
+    assert code == 0 and len(server.engine.calls) == 1
+
+
 def test_questions_need_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,7 +215,61 @@ def test_no_tool_moves_the_terminal_or_floods_it(
     assert screen.command("/files") == "no tool has made a file"
 
 
-@pytest.mark.parametrize("name", ["../../evil", "/etc/evil", "a\\evil", "\x1b\r\nevil", "x/../evil"])
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ({"code": "a\nb"}, ["a", "b"]),
+        ({"commands": ["ls", "pwd"]}, ["ls", "pwd"]),
+        ({"code": "6*7", "outputs": [{"name": "a"}]}, ["code:", "6*7", "outputs:", '[{"name": "a"}]']),
+        ({"dry_run": False}, ["dry_run:", "false"]),
+        ({"path": "/a", "tool_type": "x", "to": []}, ["path:", "/a", "tool_type:", "x", "to:", "[]"]),
+        ({"a": "x\u202ey\ud800z"}, ["xyz"]),
+        ({}, []),
+        ("no JSON", ["no JSON"]),
+    ],
+)
+def test_a_question_shows_every_argument_with_its_name(
+    screen: ToolScreen,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: Any,
+    shown: list[str],
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda prompt: "y")
+    monkeypatch.setattr(AgentConversation, "decide", lambda self, id_, **_: True)
+    tool = {"label": "m__move\nNothing"}
+    screen.tell("agentic_tool_approval_required", {"approval_id": "a", "tool": tool, "arguments": arguments})
+    head, *lines = capsys.readouterr().err.strip("\n").split("\n")
+    assert (
+        head == "m__move Nothing wants to run:" and [line.strip() for line in lines if line.strip()] == shown
+    )
+
+
+def test_what_was_typed_before_a_question_is_no_answer(
+    screen: ToolScreen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided: list[bool] = []
+    monkeypatch.setattr(
+        AgentConversation, "decide", lambda self, id_, *, approves, **_: decided.append(approves) or True
+    )
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs) as stdin:
+
+        def asked(prompt: str) -> str:
+            os.write(ours, b"n\n")
+            return stdin.readline()
+
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr("builtins.input", asked)
+        os.write(ours, b"y\n")
+        screen.tell("agentic_tool_approval_required", {"approval_id": "a", "tool": {}, "arguments": {}})
+    os.close(ours)
+    assert decided == [False]
+
+
+@pytest.mark.parametrize(
+    "name", ["../../evil", "/etc/evil", "a\\evil", "\x1b\r\nevil", "x/../evil", ".evil", "a/...evil"]
+)
 def test_a_file_is_saved_under_its_own_name_in_the_working_directory(
     screen: ToolScreen, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -446,6 +446,29 @@ def test_doctor_names_a_port_in_use_and_shared_memory_that_is_too_small(
     assert any("/dev/shm" in line and f"{1 << 30} MiB needed" in line for line in bad)
 
 
+@pytest.mark.parametrize(
+    ("host", "wrong", "said"),
+    [
+        ("127.0.0.1", "fetch.allowed_networks=nothing", "fetch.allowed_networks: 'nothing' is no network"),
+        (
+            "127.0.0.1",
+            "agent.mcp_config=/absent.json",
+            "agent.mcp_config = /absent.json: No such file or directory",
+        ),
+        ("0.0.0.0", "agent.search=true", "tools are enabled and server.keys_file is empty"),
+    ],
+)
+def test_check_and_doctor_find_mistakes_of_tools_that_stop_the_start(
+    here: pytest.CaptureFixture[str], tmp_path: Path, host: str, wrong: str, said: str
+) -> None:
+    pairs = (wrong, f"grpc.bind=127.0.0.1:{free_port()}", f"run.dir={tmp_path / 'run'}", "server.keys_file=")
+    flags = ("--bind", f"{host}:{free_port()}", *(part for pair in pairs for part in ("--set", pair)))
+    assert main(["doctor", *FAKES, *flags]) == 1
+    assert [line for line in here.readouterr().out.splitlines() if said in line and line.startswith("BAD ")]
+    assert main(["check", *FAKES, *flags]) == EXIT_CONFIG
+    assert said in here.readouterr().err
+
+
 def test_sweep_finds_the_server_by_its_address_as_serve_names_it(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

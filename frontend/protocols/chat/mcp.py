@@ -110,6 +110,9 @@ def _params(message: _Message, kind: type[Any]) -> Any:
         return msgspec.json.decode(b"{}" if message.params is UNSET else message.params, type=kind)
     except msgspec.ValidationError as error:
         raise _Refusal(_INVALID, f"params: {_plain(error)}") from None
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        # NOTE: `Raw` keeps bytes that are no UTF-8.
+        raise _Refusal(_PARSE, "params: no JSON") from None
 
 
 class McpResource:

@@ -3,6 +3,8 @@
 const MOST_LAYERS = 12;
 const DOING_TONES = { model: "good", tool: "good", approval: "warn" };
 const APPROVALS = "/v1/agent/approvals/";
+// Marks that show text in another order than the text has: a call must read as the call will run.
+const TURNING = /[\u202a-\u202e\u2066-\u2069]/g;
 const HOST_FACTS = [
   ["host", "Tool host", "The process that runs code and commands of models."],
   ["sandboxes", "Sandboxes", "Sessions whose interpreter and work directory are kept."],
@@ -39,7 +41,8 @@ class Runs {
     setText(byId("runs-note"), said.join(" · "));
     setText(byId("runs-empty"), total ? "The runs under way are of other keys." : "No run is under way. A run is a request whose model uses tools of this server.");
     this.now = frame.timestamp;
-    this.list.draw(frame.runs, (run) => run.request_id, (view, run) => this.update(view, run));
+    // Clients may choose ids of requests, so two runs may have the same.
+    this.list.draw(frame.runs, (run) => `${run.request_id} ${run.began}`, (view, run) => this.update(view, run));
     this.tell(host, state);
   }
 
@@ -69,15 +72,17 @@ class Runs {
     setText(view.turns, `round ${run.round + 1}${made}, ${asDuration(Math.max(0, this.now - run.began))} in all`);
     setText(view.id, asShortId(run.request_id));
     view.id.title = run.request_id;
-    const cut = known(run.arguments_chars) && run.arguments_chars > run.arguments.length;
+    // Characters, as the server counts them: `length` counts an emoji twice, so that a cut would not be told.
+    const chars = [...(run.arguments || "")].length;
+    const cut = known(run.arguments_chars) && run.arguments_chars > chars;
     const notes = [];
     if (run.doing === "approval" && !run.approval_id) notes.push("A key with the scope admin sees the call and may decide here.");
-    if (cut) notes.push(`Only the first ${run.arguments.length} of ${run.arguments_chars} characters are shown.`);
+    if (cut) notes.push(`Only the first ${chars} of ${run.arguments_chars} characters are shown.`);
     setText(view.about, notes.join(" "));
     view.about.hidden = !notes.length;
     view.about.classList.toggle("bad", cut);
     view.text.hidden = !run.arguments;
-    setText(view.text, run.arguments || "");
+    setText(view.text, (run.arguments || "").replace(TURNING, (mark) => `\\u${mark.charCodeAt(0).toString(16)}`));
     view.decision.draw(run);
   }
 

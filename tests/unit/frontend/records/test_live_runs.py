@@ -105,6 +105,14 @@ def test_a_record_that_is_being_written_is_left_out(paths: RunPaths) -> None:
     assert [run.request_id for run in RunReader(paths).read()] == ["r0"]
 
 
+@pytest.mark.parametrize("nbytes", [0, 100, PLACE_NBYTES])
+def test_a_file_that_is_being_made_has_no_runs(paths: RunPaths, nbytes: int) -> None:
+    board = LiveRuns(paths, "frontend-1")
+    board.show(taken(board), RUN)
+    (paths.metrics() / "frontend-0.runs").write_bytes(b"\1" * nbytes)
+    assert [run.request_id for run in RunReader(paths).read()] == ["r1"]
+
+
 def test_the_longest_record_fits_and_arguments_are_cut_within_a_character(paths: RunPaths) -> None:
     board = LiveRuns(paths, "frontend-0")
     name = "\U0001f40e" * 500

@@ -135,6 +135,14 @@ def test_a_body_that_is_no_request_is_refused(server: RecordedServer, body: byte
     assert answer.json["error"]["code"] == code and answer.json["id"] is None
 
 
+@pytest.mark.parametrize("params", [b'{"name":"\xff"}', b'{"name":"chat","arguments":{"messages":"\xff"}}'])
+def test_parameters_that_are_no_text_are_refused(server: RecordedServer, params: bytes) -> None:
+    body = b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":' + params + b"}"
+    answer = server.post("/mcp", body)
+    assert answer.status_code == 200 and answer.json["id"] == 7
+    assert answer.json["error"]["code"] in (-32700, -32603)
+
+
 @pytest.mark.parametrize(
     ("method", "params", "code", "text"),
     [
