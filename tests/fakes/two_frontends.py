@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from frontend.access import api_keys
 from frontend.access.api_keys import KeyEntry
 from frontend.access.gate import Gate
@@ -110,11 +112,18 @@ def sdk_of(stack: ExitStack, pair: Pair, connect: Connect, key: str, *, is_async
     )
 
 
-@contextmanager
-def emptied(pair: Pair, connect: Connect, objects: str, *, is_async: bool) -> Iterator[Sdk]:
-    """An SDK with our key, once the `objects` that tests before have left are deleted."""
-    with ExitStack() as stack:
-        sdk = sdk_of(stack, pair, connect, OURS, is_async=is_async)
-        for each in sdk.items(f"{objects}.list"):
-            sdk.call(f"{objects}.delete", each.id)
-        yield sdk
+def emptied(connect: Connect, objects: str) -> Any:
+    """A fixture: an SDK with our key, sync and async, once the `objects` that tests before have left are deleted.
+
+    The fixture takes the frontends from a fixture `pair`.
+    """
+
+    @pytest.fixture(params=[False, True], ids=["sync", "async"])
+    def sdk(pair: Pair, request: Any) -> Iterator[Sdk]:
+        with ExitStack() as stack:
+            found = sdk_of(stack, pair, connect, OURS, is_async=request.param)
+            for each in found.items(f"{objects}.list"):
+                found.call(f"{objects}.delete", each.id)
+            yield found
+
+    return sdk

@@ -52,18 +52,10 @@ def pair(shared: Pair) -> Pair:
     return shared
 
 
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def ours(pair: Pair, request: Any) -> Iterator[Sdk]:
-    """OpenAI's SDK, which asks the frontends in turn."""
-    with emptied(pair, of_openai, "files", is_async=request.param) as sdk:
-        yield sdk
-
-
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def claude(pair: Pair, request: Any) -> Iterator[Sdk]:
-    """Anthropic's SDK, which asks the frontends in turn."""
-    with emptied(pair, of_anthropic, "beta.files", is_async=request.param) as sdk:
-        yield sdk
+ours = emptied(of_openai, "files")
+"""OpenAI's SDK, which asks the frontends in turn."""
+claude = emptied(of_anthropic, "beta.files")
+"""Anthropic's SDK, which asks the frontends in turn."""
 
 
 def test_openai_chats_with_an_uploaded_file_and_reads_what_code_has_made(ours: Sdk, pair: Pair) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,17 @@ async def host(no_layers: layers.Layers, root: Path, *servers: Source, **fields:
         running.cancel()
         await asyncio.wait([running])
         assert not any(os.scandir(root))
+
+
+@asynccontextmanager
+async def connected(
+    serve: Callable[[], AbstractAsyncContextManager[Any]], no_layers: layers.Layers, root: Path, **fields: Any
+) -> AsyncIterator[tuple[Any, Host]]:
+    """The only server, over a network, and the host once the server is connected."""
+    kind = "Http" if serve is http_server else "WebSocket"
+    async with serve() as server, host(no_layers, root, {"type": kind, "url": server.url}, **fields) as found:
+        await until(lambda: found.state.connected == 1)
+        yield server, found
 
 
 Test = Callable[[Host], Awaitable[None]]
@@ -190,11 +201,7 @@ def test_a_caller_that_leaves_cancels_the_call_at_the_server(
     tmp_path: Path, no_layers: layers.Layers
 ) -> None:
     async def run() -> None:
-        async with (
-            socket_server() as server,
-            host(no_layers, tmp_path, {"type": "WebSocket", "url": server.url}) as found,
-        ):
-            await until(lambda: found.state.connected == 1)
+        async with connected(socket_server, no_layers, tmp_path) as (server, found):
             calling = asyncio.create_task(found.call("a_wait"))
             heard = server.scripts[0].heard
             await until(lambda: heard[-1]["method"] == "tools/call")
@@ -233,11 +240,8 @@ def test_a_server_over_http_tells_changes_on_a_stream_of_its_own(
     tmp_path: Path, no_layers: layers.Layers
 ) -> None:
     async def run() -> None:
-        async with (
-            http_server() as server,
-            host(no_layers, tmp_path, {"type": "Http", "url": server.url}) as found,
-        ):
-            await until(lambda: found.state.connected == 1 and bool(server.listening))
+        async with connected(http_server, no_layers, tmp_path) as (server, found):
+            await until(lambda: bool(server.listening))
             server.script.tools.append("added")
             changed = b'data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n'
             await server.listening[0].write(changed)
@@ -248,11 +252,7 @@ def test_a_server_over_http_tells_changes_on_a_stream_of_its_own(
 
 def test_a_forgotten_session_is_begun_again(tmp_path: Path, no_layers: layers.Layers) -> None:
     async def run() -> None:
-        async with (
-            http_server() as server,
-            host(no_layers, tmp_path, {"type": "Http", "url": server.url}) as found,
-        ):
-            await until(lambda: found.state.connected == 1)
+        async with connected(http_server, no_layers, tmp_path) as (server, found):
             server.sessions.clear()
             with pytest.raises(Broken, match="forgotten the session"):
                 await found.call("a_echo")
@@ -264,11 +264,7 @@ def test_a_forgotten_session_is_begun_again(tmp_path: Path, no_layers: layers.La
 
 def test_statuses_and_large_answers_over_http_fail_one_call(tmp_path: Path, no_layers: layers.Layers) -> None:
     async def run() -> None:
-        async with (
-            http_server() as server,
-            host(no_layers, tmp_path, {"type": "Http", "url": server.url}) as found,
-        ):
-            await until(lambda: found.state.connected == 1)
+        async with connected(http_server, no_layers, tmp_path) as (server, found):
             for status in (307, 500):
                 server.status = status
                 with pytest.raises(Broken, match=f"status {status}"):
@@ -470,11 +466,7 @@ def test_a_program_that_does_not_read_is_sent_no_more(tmp_path: Path, no_layers:
 
 def test_more_calls_than_a_hundred_run_at_once_over_http(tmp_path: Path, no_layers: layers.Layers) -> None:
     async def run() -> None:
-        async with (
-            http_server() as server,
-            host(no_layers, tmp_path, {"type": "Http", "url": server.url}, max_concurrent_calls=200) as found,
-        ):
-            await until(lambda: found.state.connected == 1)
+        async with connected(http_server, no_layers, tmp_path, max_concurrent_calls=200) as (server, found):
             before = len(server.requests)
             calls = [asyncio.create_task(found.call("a_wait")) for _ in range(101)]
             await until(lambda: len(server.requests) == before + 101)
@@ -490,11 +482,7 @@ def test_a_long_id_of_a_request_ends_the_connection(
     tmp_path: Path, no_layers: layers.Layers, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
-        async with (
-            socket_server() as server,
-            host(no_layers, tmp_path, {"type": "WebSocket", "url": server.url}) as found,
-        ):
-            await until(lambda: found.state.connected == 1)
+        async with connected(socket_server, no_layers, tmp_path) as (server, _):
             [connection], [script] = server.connections, server.scripts
             for id_ in ("x" * MAX_ID_CHARS, "y" * (MAX_ID_CHARS + 1)):
                 ping = {"jsonrpc": "2.0", "id": id_, "method": "ping"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
@@ -22,18 +21,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield found
 
 
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def ours(pair: Pair, request: Any) -> Iterator[Sdk]:
-    """OpenAI's SDK with our key, and no file left of the tests before."""
-    with emptied(pair, of_openai, "files", is_async=request.param) as sdk:
-        yield sdk
-
-
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def claude(pair: Pair, request: Any) -> Iterator[Sdk]:
-    """Anthropic's SDK with the same key, and no file left of the tests before."""
-    with emptied(pair, of_anthropic, "beta.files", is_async=request.param) as sdk:
-        yield sdk
+ours = emptied(of_openai, "files")
+"""OpenAI's SDK, which asks the frontends in turn."""
+claude = emptied(of_anthropic, "beta.files")
+"""Anthropic's SDK, which asks the frontends in turn."""
 
 
 def test_openai_uploads_lists_reads_and_deletes(ours: Sdk) -> None:

@@ -41,18 +41,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield found
 
 
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def ours(pair: Pair, request: Any) -> Iterator[Sdk]:
-    """OpenAI's SDK with our key, and no skill left of the tests before."""
-    with emptied(pair, of_openai, "skills", is_async=request.param) as sdk:
-        yield sdk
-
-
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def claude(pair: Pair, request: Any) -> Iterator[Sdk]:
-    """Anthropic's SDK with the same key, and no skill left of the tests before."""
-    with emptied(pair, of_anthropic, "beta.skills", is_async=request.param) as sdk:
-        yield sdk
+ours = emptied(of_openai, "skills")
+"""OpenAI's SDK, which asks the frontends in turn."""
+claude = emptied(of_anthropic, "beta.skills")
+"""Anthropic's SDK, which asks the frontends in turn."""
 
 
 @pytest.mark.parametrize("files", [FOLDER, ZIP], ids=["folder", "zip"])
