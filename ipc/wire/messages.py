@@ -14,7 +14,7 @@ import msgspec
 from ipc.catalog.model_config import ModelConfig
 from ipc.wire.field_names import FieldNames
 
-VERSION = 15
+VERSION = 16
 LANES = ("interactive", "bulk")
 
 
@@ -249,7 +249,9 @@ class GenerateCall(Wire, frozen=True, tag="generate"):
 
     Messages have the form of transformers' chat templates: `role`, `content` (a string or None), and where they belong
     `name`, `tool_calls` (arguments as objects, or as JSON text where a number needs over 64 bits), `tool_call_id`,
-    `reasoning_content`. `variables` are further variables of the template, such as `enable_thinking`; a true
+    `reasoning_content`. The content of a message with pictures is a list of parts instead, `{"type": "text", "text"}` and
+    `{"type": "image"}`; `images` are the encoded pictures of all messages, in the order of these places. `variables` are
+    further variables of the template, such as `enable_thinking`; a true
     `continue_final_message` ends the prompt within the last message instead. With `truncate` a prompt that is too long
     loses its beginning. What a worker keeps of a prompt or a grammar is found by calls of the same `space` only; `salt`
     is the part of the space that the request names.
@@ -280,6 +282,7 @@ class GenerateCall(Wire, frozen=True, tag="generate"):
     prompt_logprobs: int | None = None
     salt: str = ""
     space: str = ""
+    images: list[bytes] = []
 
     @property
     def continues_text(self) -> bool:
@@ -423,7 +426,8 @@ class ModelStatus(Wire, frozen=True):
     `identity`: stands for all that decides the numbers of a loaded model (`workers.lifecycle.fingerprint`).
     `labels`: of a loaded model that has labels, in the order of its outputs for a classifier.
     `tools`: how a loaded model that generates text is shown functions. `limited_by`: the setting that keeps
-    `max_sequence_length` below what a loaded model could take.
+    `max_sequence_length` below what a loaded model could take. `sees`: a loaded model that generates text reads pictures
+    of messages.
     """
 
     name: str
@@ -449,6 +453,7 @@ class ModelStatus(Wire, frozen=True):
     labels: list[str] = []
     tools: str = ""
     limited_by: str = ""
+    sees: bool = False
 
 
 class Credits(Wire, frozen=True, tag="credits"):

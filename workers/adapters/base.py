@@ -255,6 +255,11 @@ class Adapter(ABC):
         return ""
 
     @property
+    def sees(self) -> bool:
+        """Whether a model that generates text reads pictures of messages."""
+        return False
+
+    @property
     def limited_by(self) -> str:
         """The setting that keeps inputs shorter than the model could take; empty without such a setting."""
         return ""

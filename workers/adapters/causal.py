@@ -174,6 +174,8 @@ class CausalAdapter(Adapter):
 
     def _prompt(self, call: GenerateCall) -> Prompt:
         """Token ids and text of the prompt."""
+        if call.images and not self.sees:
+            raise InvalidInput("messages: the model takes text only, no images", param="messages")
         if call.messages is not None:
             functions = call.tools.functions if call.tools is not None else None
             return self._template.prompt(call.messages, functions, call.variables, self._answers.wrapper)

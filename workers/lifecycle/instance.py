@@ -255,4 +255,5 @@ class Instance(LifeCycle):
             identity=adapter.identity if is_loaded and adapter else "",
             tools=adapter.tools_shown if is_loaded and adapter else "",
             limited_by=adapter.limited_by if is_loaded and adapter else "",
+            sees=adapter.sees if is_loaded and adapter else False,
         )

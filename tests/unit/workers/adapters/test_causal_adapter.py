@@ -120,6 +120,16 @@ def test_the_tokens_of_a_conversation_are_those_of_its_prompt(adapter: CausalAda
         Tokenize().prepare(model, call, 0, 1, NOTHING)
 
 
+def test_pictures_are_refused_by_a_model_that_does_not_see(adapter: CausalAdapter) -> None:
+    parts = [{"type": "image"}, {"type": "text", "text": "what is this"}]
+    call = GenerateCall(messages=[{"role": "user", "content": parts}], images=[b"picture"])
+    assert not adapter.sees
+    with pytest.raises(InvalidInput, match="messages: the model takes text only, no images"):
+        prepare(adapter, call)
+    with pytest.raises(InvalidInput, match="takes text only"):
+        adapter.prompt_ids(call)
+
+
 def test_token_ids_and_biases_beyond_the_vocabulary_are_refused_by_name(adapter: CausalAdapter) -> None:
     size = adapter._vocabulary_size
     for wrong in (-1, size):
