@@ -249,12 +249,12 @@ class GenerateCall(Wire, frozen=True, tag="generate"):
 
     Messages have the form of transformers' chat templates: `role`, `content` (a string or None), and where they belong
     `name`, `tool_calls` (arguments as objects, or as JSON text where a number needs over 64 bits), `tool_call_id`,
-    `reasoning_content`. The content of a message with pictures is a list of parts instead, `{"type": "text", "text"}` and
-    `{"type": "image"}`; `images` are the encoded pictures of all messages, in the order of these places. `variables` are
-    further variables of the template, such as `enable_thinking`; a true
-    `continue_final_message` ends the prompt within the last message instead. With `truncate` a prompt that is too long
-    loses its beginning. What a worker keeps of a prompt or a grammar is found by calls of the same `space` only; `salt`
-    is the part of the space that the request names.
+    `reasoning_content`. The content of a message with pictures is a list of parts, `{"type": "text", "text"}` and
+    `{"type": "image"}`; `images` are the encoded pictures of all messages, in the order of these places. `variables`
+    are further variables of the template, such as `enable_thinking`; a true `continue_final_message` ends the prompt
+    within the last message instead. With `truncate` a prompt that is too long loses its beginning. What a worker keeps
+    of a prompt or a grammar is found by calls of the same `space` only; `salt` is the part of the space that the
+    request names.
     `counts_only` asks for the number of prompt tokens and generates nothing. With `splits` reasoning and tool calls are
     told apart from the text; else all text is TEXT. With `tells_prompt` the text of the prompt comes before all
     choices, and `prompt_logprobs` adds the log probability of each of its tokens, beside so many of the likeliest.
@@ -426,8 +426,8 @@ class ModelStatus(Wire, frozen=True):
     `identity`: stands for all that decides the numbers of a loaded model (`workers.lifecycle.fingerprint`).
     `labels`: of a loaded model that has labels, in the order of its outputs for a classifier.
     `tools`: how a loaded model that generates text is shown functions. `limited_by`: the setting that keeps
-    `max_sequence_length` below what a loaded model could take. `sees`: a loaded model that generates text reads pictures
-    of messages.
+    `max_sequence_length` below what a loaded model could take. `sees`: a loaded model that generates text reads
+    pictures of messages.
     """
 
     name: str
