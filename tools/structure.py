@@ -47,7 +47,7 @@ FLOORS = {
         ("app",),
     ),
     "workers": (
-        ("foreign", "inputs", "repository", "spare", "tools"),
+        ("foreign", "images", "inputs", "repository", "spare", "tools"),
         ("device", "supervisor"),
         ("generation",),
         ("loading",),

@@ -105,7 +105,7 @@ def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     sys.setswitchinterval(SWITCH_S)
     # Imported here: torch takes a second, and a wrong configuration should be told before that.
     with processes.importing():
-        from workers.adapters.shared import images
+        from workers import images
         from workers.device import devices
         from workers.runtime import Runtime
 

@@ -23,7 +23,7 @@ _CLEAN.set_forkserver_preload(
         "frontend.records.statistics",
         "ipc.metrics.registry",
         "workers.runtime",
-        "workers.adapters.shared.images",
+        "workers.images",
         "tests.fakes.program",
     ]
 )

@@ -19,11 +19,12 @@ import torch
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import load_model, refuse_without_words
-from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
+from workers.adapters.shared.images import VisualEncoder, from_first_image
 from workers.adapters.shared.known_ids import KnownIds, embedding_rows
 from workers.adapters.shared.late_interaction import LateInteraction
 from workers.adapters.shared.packing import masked_share
 from workers.adapters.shared.tokenizing import cut_to_fit
+from workers.images import load_image_processor
 
 Inputs = Mapping[str, np.ndarray]
 

@@ -19,11 +19,12 @@ from ipc.extras import require
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import load_model, text_limit
-from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
+from workers.adapters.shared.images import VisualEncoder, from_first_image
 from workers.adapters.shared.known_ids import embedding_rows, filler_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import masked_share
 from workers.adapters.shared.tokenizing import TextTokenizer
+from workers.images import load_image_processor
 
 _PLAIN = "{text}"
 _LONGEST_TEMPLATE = 200

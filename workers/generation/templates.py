@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -62,20 +62,21 @@ class Prompt(NamedTuple):
 class ChatTemplate:
     """The chat templates of one model. Methods may be called from several threads.
 
-    `source` replaces the tokenizer's own: the text of a template, or the name of one of several.
+    `source` replaces the tokenizer's own: the text of a template, or the name of one of several. `reserved` are more
+    control tokens, of whatever kind the tokenizer has them.
     Raises ValueError for a template that is too large or has wrong syntax.
     """
 
-    def __init__(self, tokenizer: Any, source: str = "") -> None:
+    def __init__(self, tokenizer: Any, source: str = "", reserved: Iterable[str] = ()) -> None:
         self._sandbox = Sandbox()
         self._sources = _sources(tokenizer, source)
         self._templates = {name: self._compiled(name, text) for name, text in self._sources.items()}
         self._special = dict(tokenizer.special_tokens_map)
         self._pieces = PieceTokenizer(tokenizer)
         tokens = _control_tokens(tokenizer, "\0".join(self._sources.values()))
-        self._control = Marking(tokens)
+        self._control = Marking(tokens.union(reserved))
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-        self._special_only = Marking(special)
+        self._special_only = Marking(special.union(reserved))
         self._wants_nine = _WANTS_NINE.search(self.text) is not None
         self._forms = {
             name: TemplateForms(partial(self._probed, name, template), _ERRORS)
@@ -110,10 +111,12 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         wrapper: Wrapper | None = None,
+        place: Callable[[str], str] | None = None,
     ) -> Prompt:
         """The prompt of a conversation, ready for the model's answer, unless `variables` say otherwise.
 
-        What the template does not show of tools becomes text by `wrapper`, if that is there.
+        What the template does not show of tools becomes text by `wrapper`, if that is there. `place` changes the
+        rendered text with its marks, before the text is tokenized.
         Raises `InvalidInput` with the words of a template that refuses the messages, and `InputTooLong`.
         """
         _check_size([messages, tools, dict(variables or {})])
@@ -131,6 +134,8 @@ class ChatTemplate:
         text = _unescaped(self._rendered(name, marked, functions, others))
         if said is not None:
             text = self._unfinished(text, name)
+        if place is not None:
+            text = place(text)
         return Prompt(self._pieces.encode(text, self._control), _MARK.sub("", text), said)
 
     def plain(self, text: str) -> list[int]:
@@ -247,6 +252,11 @@ class Marking:
             tail = text[-256:]
             text = text[: len(text) - len(tail)] + self._begun.sub(f"\\g<0>{_END}", tail, count=1)
         return text
+
+
+def pieces_between(word: str, text: str) -> list[str]:
+    """The pieces of a rendered text with marks between the places where the template itself has written `word`."""
+    return re.split(f"(?<!{_BEGIN}){re.escape(word)}", text)
 
 
 def switch_off_limits(tokenizer: Any) -> None:

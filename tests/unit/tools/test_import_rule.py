@@ -38,7 +38,7 @@ def test_a_worker_reads_settings_and_catalog_before_torch() -> None:
 
 def test_a_worker_loads_transformers_and_the_compiler_of_torch_with_the_first_model_that_needs_one() -> None:
     needless = ["transformers", "torch._dynamo", "sympy"]
-    assert loaded_by("workers.runtime, workers.adapters.shared.images", needless) == []
+    assert loaded_by("workers.runtime, workers.images", needless) == []
 
 
 def test_a_loaded_module_is_noticed() -> None:

@@ -31,7 +31,8 @@ from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.checkpoint import load_model
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter
-from workers.adapters.shared.images import first_image, load_image_processor, require_vision
+from workers.adapters.shared.images import first_image
+from workers.images import load_image_processor, require_vision
 
 log = logging.getLogger(__name__)
 

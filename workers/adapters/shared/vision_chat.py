@@ -25,7 +25,7 @@ from ipc.errors import InvalidInput
 from ipc.wire.messages import EncodeCall, InputItem, ScoreCall
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.checkpoint import load_tokenizer, text_limit
-from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
+from workers.adapters.shared.images import VisualEncoder, from_first_image
 from workers.adapters.shared.known_ids import KnownIds, embedding_rows, filler_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
@@ -33,6 +33,7 @@ from workers.adapters.shared.rectangles import PADDED, Rectangle, padded
 from workers.adapters.shared.rope import LengthClasses
 from workers.adapters.shared.tokenizing import as_ids, cut_to_fit, rust_copy
 from workers.generation.template_forms import PROBE, shows
+from workers.images import load_image_processor
 
 _PIXELS = ("min_pixels", "max_pixels")
 _INPUTS = ("pixel_values", "image_grid_thw", "image_sizes")

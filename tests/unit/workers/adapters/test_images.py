@@ -15,6 +15,7 @@ from ipc.wire.messages import InputItem
 from tests.conformance.hostile_images import FAILED, USED
 from tests.tiny.models import build
 from tests.tiny.pictures import encoded, picture
+from workers import images as pixels
 from workers.adapters.base import ItemFailure, LoadContext
 from workers.adapters.registry import resolve
 from workers.adapters.shared import images
@@ -46,13 +47,13 @@ def test_broken_files_fail_alone_and_soon(name: str) -> None:
 def test_the_limit_of_pixels_is_that_of_the_settings() -> None:
     data = encoded(picture(1, 60, 40))
     try:
-        images.limit_pixels(60 * 40 - 1)
+        pixels.limit_pixels(60 * 40 - 1)
         refused = images.first_image(item(data))
         assert isinstance(refused, ItemFailure) and "limits.max_image_pixels" in refused.message
-        images.limit_pixels(60 * 40)
+        pixels.limit_pixels(60 * 40)
         assert images.first_image(item(data)).size == (60, 40)
     finally:
-        images.limit_pixels(Limits().max_image_pixels)
+        pixels.limit_pixels(Limits().max_image_pixels)
 
 
 def test_an_image_that_a_processor_cannot_take_fails_alone() -> None:

@@ -1,0 +1,154 @@
+"""Messages with pictures become token ids and places.
+
+1. The size of each picture is read from its header, and the family tells what stands for the picture in the prompt.
+2. The chat template writes a word for each picture. The word becomes the text of the picture's layout, in which one
+   token stands for each run of placeholders. The same word in a string of the request stays text.
+3. The whole text is tokenized, so that words join across the borders of pictures as they do in transformers.
+4. Each run gets its length. Its tokens are the places of the picture.
+
+No pixel is decoded before `processed`, which makes the inputs of the vision tower: counting and refusing cost
+milliseconds, and a picture whose features are stored is never decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ipc.errors import InvalidInput
+from workers.generation.formats.tags import Wrapper
+from workers.generation.pictures.family import Family, Layout, Picture
+from workers.generation.template_forms import PROBE, shows
+from workers.generation.templates import ChatTemplate, Prompt, pieces_between
+from workers.images import WHITE, RefusedImage, decoded, upright_size
+
+_DIGEST_NBYTES = 32
+
+
+class SeenPrompt(NamedTuple):
+    """A prompt with its pictures in the order of their places. In the prompt's text a run is one token."""
+
+    prompt: Prompt
+    pictures: tuple[Picture, ...]
+
+
+class PictureReader:
+    """Prompts with pictures of one model. Methods may be called from several threads."""
+
+    def __init__(self, family: Family, template: ChatTemplate) -> None:
+        """`template` must have been made with the family's `words` as `reserved`."""
+        self.family, self._template = family, template
+        self._settings = family.settings
+
+    def check(self) -> None:
+        """Raise ValueError if the chat template does not show a picture and a text of a user."""
+        parts = [{"type": "image"}, {"type": "text", "text": PROBE}]
+        counts: list[int] = []
+
+        def place(text: str) -> str:
+            counts.append(len(pieces_between(self.family.word, text)) - 1)
+            return text
+
+        prompt = self._template.prompt([{"role": "user", "content": parts}], place=place)
+        if counts != [1] or not shows(prompt.text):
+            raise ValueError(
+                "the chat template of the model does not show a picture and a text of a user: "
+                "name another one with the option chat_template"
+            )
+
+    def prompt(
+        self,
+        messages: list[dict[str, Any]],
+        images: Sequence[bytes],
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        wrapper: Wrapper | None = None,
+    ) -> SeenPrompt:
+        """The prompt of a conversation, as `ChatTemplate.prompt` makes it.
+
+        `images` are encoded pictures in the order of the parts `{"type": "image"}` in `messages`. Raises
+        `InvalidInput` for a picture that is not read, with its number, and for a template that leaves out pictures.
+        """
+        roles = [message.get("role") for message in messages for part in _parts(message) if _is_image(part)]
+        if len(roles) != len(images):
+            raise InvalidInput(f"messages: {len(roles)} places for {len(images)} images", param="messages")
+        layouts = [self._layout(data, at, len(images)) for at, data in enumerate(images, 1)]
+
+        def place(text: str) -> str:
+            first, *others = pieces_between(self.family.word, text)
+            if len(others) != len(layouts):
+                raise InvalidInput(
+                    f"messages: the chat template of the model shows {len(others)} of {len(images)} images, which "
+                    f"stand in messages of the roles {', '.join(sorted(set(map(repr, roles))))}",
+                    param="messages",
+                )
+            return first + "".join(layout.text + piece for layout, piece in zip(layouts, others, strict=True))
+
+        prompt = self._template.prompt(messages, tools, variables, wrapper, place)
+        ids, places = _with_runs(np.asarray(prompt.ids, np.int64), layouts, self.family.image_id)
+        pictures = [
+            self._picture(data, layout, own, at, len(images))
+            for at, (data, layout, own) in enumerate(zip(images, layouts, places, strict=True), 1)
+        ]
+        return SeenPrompt(prompt._replace(ids=ids), tuple(pictures))
+
+    def processed(self, picture: Picture) -> Picture:
+        """The picture with its `inputs`. Raises `InvalidInput` for a picture that cannot be decoded."""
+        try:
+            image = decoded(picture.data, WHITE)
+            return replace(picture, inputs=self.family.inputs(image, picture.alone))
+        except RefusedImage as refusal:
+            raise _refused(picture.number, str(refusal)) from None
+        except (ArithmeticError, TypeError, ValueError) as error:
+            why = f"the model's image processor cannot take the picture ({type(error).__name__})"
+            raise _refused(picture.number, why) from error
+
+    def _layout(self, data: bytes, number: int, count: int) -> Layout:
+        try:
+            height, width = upright_size(data)
+        except RefusedImage as refusal:
+            raise _refused(number, str(refusal)) from None
+        try:
+            return self.family.layout(height, width, count == 1)
+        except ValueError as error:
+            raise _refused(number, f"{width} x {height} pixels: {error}") from None
+
+    def _picture(self, data: bytes, layout: Layout, places: np.ndarray, number: int, count: int) -> Picture:
+        alone = count == 1
+        company = bytes([alone]) if self.family.by_company else b""
+        digest = blake2b(company, digest_size=_DIGEST_NBYTES)
+        digest.update(len(self._settings).to_bytes(8, "big") + self._settings)
+        digest.update(data)
+        return Picture(digest.digest(), places, layout.cost, layout.grid, number, alone, data)
+
+
+def _with_runs(
+    ids: np.ndarray, layouts: Sequence[Layout], image_id: int
+) -> tuple[list[int], list[np.ndarray]]:
+    """(ids, places of each picture) of a prompt in which one token stands for each run."""
+    runs = np.asarray([run for layout in layouts for run in layout.runs], np.int64)
+    repeats, is_run = np.ones(len(ids), np.int64), ids == image_id
+    if np.count_nonzero(is_run) != len(runs):
+        raise RuntimeError(f"the prompt has {np.count_nonzero(is_run)} runs of placeholders, not {len(runs)}")
+    repeats[is_run] = runs
+    whole = ids.repeat(repeats)
+    [places] = np.nonzero(whole == image_id)
+    ends = np.cumsum([sum(layout.runs) for layout in layouts], dtype=np.int64)
+    return whole.tolist(), np.split(places, ends)[:-1]
+
+
+def _parts(message: Mapping[str, Any]) -> Iterable[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list) else ()
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image"
+
+
+def _refused(number: int, why: str) -> InvalidInput:
+    return InvalidInput(f"messages: image {number}: {why}", param="messages")
