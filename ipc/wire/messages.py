@@ -353,10 +353,28 @@ class Work(Wire, frozen=True):
         return self.call.step if isinstance(self.call, InferCall) else None
 
 
+class Written(Wire, frozen=True):
+    """What earlier workers have written of a text that another worker can carry on; `choices` is empty at first.
+
+    `choices` are the token ids of each choice, uint32 in the byte order of the host, which no entry of `Deltas` tells
+    again. `ended`: whether the end of the choice was told. `seed` is that of a call without a seed.
+    """
+
+    seed: int
+    choices: list[bytes] = []
+    ended: list[bool] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client has the beginning of the answer."""
+        return bool(self.choices)
+
+
 class Submit(Wire, frozen=True, tag="submit"):
     """One request. `solo` asks for a batch of its own; text shares batches from its first token on unless `apart`.
 
-    The payload lies in `block` of the frontend's arena or, without, travels with the message.
+    The payload lies in `block` of the frontend's arena or, without, travels with the message. With `written` the
+    entries of a text tell the ids of its tokens.
     """
 
     id: int
@@ -364,6 +382,7 @@ class Submit(Wire, frozen=True, tag="submit"):
     solo: bool = False
     block: BlockRef | None = None
     apart: bool = False
+    written: Written | None = None
 
 
 class Cancel(Wire, frozen=True, tag="cancel"):

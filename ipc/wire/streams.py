@@ -10,7 +10,9 @@ Generated text comes like this:
 
 1. A `Work` with a `GenerateCall` is answered with entries of `Deltas`, then with a `Result` or a `Failure`.
 2. A worker sends each session one `Deltas` a step. The message has what is new for all streams of the session.
-3. The frontend says with `DeltasTaken` how many bytes (`nbytes_of`) its clients have taken. A worker pauses a stream
+3. For a `Submit` with `written` some entries bring the ids of all tokens of their choice since the entry before that
+   brought ids. The ids of a step and the text of the step are in one message, so that a frontend has both or neither.
+4. The frontend says with `DeltasTaken` how many bytes (`nbytes_of`) its clients have taken. A worker pauses a stream
    with more than `WINDOW_NBYTES` that are not taken, and never holds up another stream.
 
 Every stream of text begins with an entry QUEUED, then STARTED; a stream that only counts its prompt has STARTED alone.
@@ -173,6 +175,7 @@ class Deltas(Wire, frozen=True, tag="deltas"):
     kinds    STARTED, TEXT, REASONING, CALLED, FINISHED, HELD, QUEUED or PROMPT
     texts    text of TEXT, REASONING and PROMPT, else empty
     tokens   how many tokens the entry stands for
+    written  ids of tokens, in the form of `Written.choices`; no list where no entry has any
     The maps hold, by number of the entry, what few entries have.
     """
 
@@ -186,6 +189,7 @@ class Deltas(Wire, frozen=True, tag="deltas"):
     starts: dict[int, Start] = msgspec.field(default_factory=dict)
     finishes: dict[int, Finish] = msgspec.field(default_factory=dict)
     prompts: dict[int, list[PromptToken]] = msgspec.field(default_factory=dict)
+    written: list[bytes] = msgspec.field(default_factory=list)
 
 
 class DeltasTaken(Wire, frozen=True, tag="deltas_taken"):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ipc.wire.stats import GenerationStats
-from ipc.wire.streams import PROMPT, STARTED, PromptToken, Start, TokenLogprob
+from ipc.wire.streams import HELD, PROMPT, STARTED, PromptToken, Start, TokenLogprob
 from workers import foreign
 from workers.generation.attention import PagedAttention, packed_pass, plan_of
 from workers.generation.captured import CapturedSteps
@@ -119,16 +119,37 @@ class Engine:
         """The requests that have not ended."""
         return self._by_key.keys()
 
-    def add(self, request: GenerationRequest) -> None:
-        """Begin a request. Its prompt must be shorter than `capacity`; an answer ends at the end of the cache."""
+    def choices_of(self, request: GenerationRequest) -> list[Choice]:
+        """The choices of a request that have not ended, for `add`. Any thread.
+
+        What an earlier worker has written is replayed here, which takes some microseconds a token.
+        """
         request.max_tokens = min(request.max_tokens, self.capacity - len(request.prompt))
-        choices = self._by_key[request.key] = []
+        choices: list[Choice] = []
         for number in range(request.call.n):
-            matcher = None if request.make_matcher is None else request.make_matcher()
-            output = self._make_output(request, number)
-            sequence = Choice(request, number, next(self._orders), output, matcher)
-            choices.append(sequence)
-            self._scheduler.add(sequence)
+            if not request.has_ended(number):
+                matcher = None if request.make_matcher is None else request.make_matcher()
+                output = self._make_output(request, number)
+                choices.append(Choice(request, number, 0, output, matcher, leads=not choices))
+        return choices
+
+    def add(self, request: GenerationRequest, choices: list[Choice] | None = None) -> None:
+        """Begin a request. Its prompt must be shorter than `capacity`; an answer ends at the end of the cache.
+
+        `choices` are those of `choices_of`. A text that an earlier worker has begun goes before those that wait.
+        """
+        choices = self.choices_of(request) if choices is None else choices
+        self._by_key[request.key] = choices
+        for sequence in choices:
+            sequence.order = next(self._orders)
+            if not request.is_carried_on:
+                self._scheduler.add(sequence)
+        for sequence in reversed(choices if request.is_carried_on else []):
+            self._scheduler.add_first(sequence)
+        for sequence in list(choices):
+            # NOTE: the cache of the earlier worker may have been larger than this one.
+            if sequence.output.ended is not None:
+                self._end(sequence, sequence.output.ended)
 
     def cancel(self, key: Hashable) -> None:
         """End a request at once, without a word. Idempotent."""
@@ -139,8 +160,8 @@ class Engine:
             self._emitted = [emission for emission in self._emitted if emission.key != key]
 
     def has_chosen(self, key: Hashable) -> bool:
-        """Whether some choice of an open request has its first token."""
-        return any(len(each.tokens) > each.prompt_length for each in self._by_key.get(key, ()))
+        """Whether some choice of an open request has a token that was not there when the request came."""
+        return any(len(each.tokens) > each.given for each in self._by_key.get(key, ()))
 
     def pause(self, key: Hashable) -> None:
         """Compute no more of a request until `resume`, as its client does not read."""
@@ -178,14 +199,27 @@ class Engine:
         """Each sequence takes its token. Raises `Spoiled` for those that could not, once all have had their turn."""
         failed: dict[Choice, Exception] = {}
         for sequence, (token, logprob) in zip(choosing, chosen, strict=True):
+            before = len(self._emitted)
             try:
                 self._append(sequence, token, logprob)
                 if sequence.matcher is not None and not sequence.done:
                     self._follow(sequence, sequence.matcher, token)
+                if sequence.request.written is not None and len(self._emitted) > before:
+                    self._tell_ids(sequence)
             except BaseException as raised:
                 failed[sequence] = foreign.error_of(raised)
         if failed:
             raise Spoiled(list(failed)) from next(iter(failed.values()))
+
+    def _tell_ids(self, sequence: Choice) -> None:
+        """The last entry brings the ids of the tokens up to this step, forced ones included.
+
+        A worker that replays these tokens goes on at the beginning of the next step.
+        """
+        last = self._emitted[-1]
+        # NOTE: such an entry has no log probabilities. Without its ids these tokens are written again, with theirs.
+        if last.kind != HELD or sequence.call.sampling.logprobs is None:
+            self._emitted[-1] = last._replace(written=sequence.untold())
 
     @torch.inference_mode()
     def _forward(self, spans: Sequence[Span]) -> torch.Tensor:
@@ -216,7 +250,7 @@ class Engine:
         for span in spans:
             sequence = span.sequence
             self._prompt_tokens += max(0, min(span.stop, sequence.prompt_length) - span.start)
-            if sequence.choice == 0 and not sequence.started:
+            if sequence.leads and not sequence.started:
                 self._begin(sequence)
             if tokens := told.get(sequence):
                 self._tell(sequence, tokens, sequence.scored)
@@ -230,6 +264,8 @@ class Engine:
         key, text = sequence.request.key, sequence.request.prompt_text
         start = Start(sequence.prompt_length, sequence.cached_tokens)
         self._emitted.append(Emission(key, 0, STARTED, start=start))
+        if sequence.request.is_carried_on:
+            return
         if text is not None and sequence.call.prompt_logprobs is not None:
             self._tell(sequence, [first_token(sequence, text)], 0)
         elif text is not None:

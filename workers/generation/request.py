@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from ipc.wire.messages import GenerateCall
+from ipc.wire.messages import GenerateCall, Written
 from ipc.wire.streams import CalledFunction, Finish, PromptToken, Start, TokenLogprob
 
 
@@ -69,7 +70,8 @@ class GenerationRequest:
     `key` names the request in `Emission`s. `prompt` are token ids, at least one. `max_tokens` is resolved against the
     context and counts each choice alone. `stop_ids` are the ids that end a choice, end tokens of the model included
     unless the request ignores them. `make_matcher` and `make_parser` give each choice a state of its own; without a
-    parser all text is visible. `prompt_text` is there for a request that wants to be told its prompt.
+    parser all text is visible. `prompt_text` is there for a request that wants to be told its prompt. `written` is
+    there for a text that another worker may carry on, and is what earlier workers have written.
     """
 
     key: Hashable
@@ -80,6 +82,21 @@ class GenerationRequest:
     make_parser: Callable[[], OutputParser] | None = None
     make_matcher: Callable[[], Matcher] | None = None
     prompt_text: PromptText | None = None
+    written: Written | None = None
+
+    @property
+    def is_carried_on(self) -> bool:
+        """Whether earlier workers have told the beginning of the answer."""
+        return self.written is not None and self.written.has_begun
+
+    def written_of(self, choice: int) -> array[int]:
+        """Ids of the tokens of a choice that earlier workers have written."""
+        choices = self.written.choices if self.written is not None else []
+        return array("I", choices[choice]) if choices else array("I")
+
+    def has_ended(self, choice: int) -> bool:
+        """Whether an earlier worker has told the end of a choice."""
+        return self.written is not None and bool(self.written.ended) and self.written.ended[choice]
 
 
 class Emission(NamedTuple):
@@ -95,3 +112,4 @@ class Emission(NamedTuple):
     start: Start | None = None
     finish: Finish | None = None
     prompt: Sequence[PromptToken] | None = None
+    written: bytes = b""

@@ -7,8 +7,8 @@
 4. Greedy rows take the highest logit. The others get temperature and softmax, and `drawing` draws.
 
 Each stage works on all rows that need the stage. What happens to a row depends on the row alone, so a seed gives the
-same text whatever else is in the batch. A sequence uses one uniform number a token, taken after everything that may
-fail: a sampling stage that raises has changed nothing.
+same text whatever else is in the batch. A token of an answer is drawn with the uniform number of its place: a sampling
+stage that raises has changed nothing, and another worker can go on with the text.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _State:
     ) -> None:
         self.sampling = wish = sequence.call.sampling
         self.greedy = wish.temperature is None or not wish.temperature > _COLD
-        self.uniforms = None if self.greedy else _stream_of(wish.seed, sequence.choice)
+        self.uniforms = None if self.greedy else Uniforms(_seed_of(sequence), sequence.choice)
         self.counts = self.passages = self.bias = None
         if wish.presence_penalty or wish.frequency_penalty or wish.repetition_penalty != 1:
             self.counts = TokenCounts(sequence.tokens)
@@ -102,13 +102,33 @@ class _State:
         self.plain = self.greedy and not self.changes and self.alternatives is None
 
 
-def _stream_of(seed: int | None, choice: int) -> random.Random:
-    """The uniform numbers of one choice; no two pairs of a seed and a choice share a stream."""
-    if seed is None:
-        return random.Random()
-    # NOTE: `Random` takes the absolute value of a number, so -1 and 1 would be one seed.
-    digest = hashlib.blake2b(f"{seed}:{choice}".encode(), digest_size=32).digest()
-    return random.Random(int.from_bytes(digest))
+def _seed_of(sequence: Choice) -> int | None:
+    """The seed of the call, else the one under which any worker draws the same tokens for this request."""
+    written = sequence.request.written
+    seed = sequence.call.sampling.seed
+    return written.seed if seed is None and written is not None else seed
+
+
+class Uniforms:
+    """The uniform numbers of one choice, one for each place in the answer; no two pairs of seed and choice share any.
+
+    A number depends on seed, choice and place alone. So a worker that carries on a text draws what the worker before
+    would have drawn.
+    """
+
+    def __init__(self, seed: int | None, choice: int) -> None:
+        """Without a seed the numbers are those of no other choice."""
+        # NOTE: `Random` takes the absolute value of a number, so -1 and 1 would be one seed.
+        digest = hashlib.blake2b(f"{seed}:{choice}".encode(), digest_size=32).digest()
+        self._stream = random.Random() if seed is None else random.Random(int.from_bytes(digest))
+        self._next, self._last = 0, 0.0
+
+    def at(self, place: int) -> float:
+        """The number of a place, counted from 0. Places may be skipped, and the last one may be asked for again."""
+        while self._next <= place:
+            self._last = self._stream.random()
+            self._next += 1
+        return self._last
 
 
 class _Likely(NamedTuple):
@@ -190,7 +210,12 @@ class BatchedSampler:
         _forbid(logits, sequences)
         peaks, tokens = _highest(logits)
         _check(peaks, sequences)
-        uniforms = np.array([0.0 if state.uniforms is None else state.uniforms.random() for state in states])
+        uniforms = np.array(
+            [
+                0.0 if state.uniforms is None else state.uniforms.at(len(one.tokens) - one.prompt_length)
+                for one, state in zip(sequences, states, strict=True)
+            ]
+        )
         for filtered in (False, True):
             rows = [row for row, one in enumerate(states) if not one.greedy and one.filtered is filtered]
             if rows:

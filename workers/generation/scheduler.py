@@ -31,6 +31,7 @@ The oldest sequence can always go on, since no sequence is let in that exceeds t
 from __future__ import annotations
 
 import collections.abc
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
@@ -171,7 +172,9 @@ class Sequence:
     `registered` blocks that can be found again. `cached_tokens` were found when the sequence first began. `mask` are
     the bits of the tokens that the grammar allows next, where there is a `matcher`. `sampler_state` is the sampler's.
     `is_run`: the blocks of the `table` lie side by side. `scored` tokens of the prompt have their log probabilities, or
-    need none; of several choices the first has the prompt scored.
+    need none; of several choices the first has the prompt scored. `given` tokens were there at the beginning: the
+    prompt, and what an earlier worker has written. `told` tokens are those whose ids the frontend has. `leads`: the
+    request begins with this choice, the first that has not ended.
     """
 
     request: GenerationRequest
@@ -182,6 +185,8 @@ class Sequence:
     tokens: list[int] = field(init=False)
     prompt_length: int = field(init=False)
     scored: int = field(init=False)
+    given: int = field(init=False)
+    told: int = field(init=False)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     link: Link = ROOT
@@ -194,12 +199,26 @@ class Sequence:
     paused: bool = False
     done: bool = False
     started: bool = False
+    leads: bool = False
 
     def __post_init__(self) -> None:
-        """Begin with the prompt."""
-        self.tokens, self.prompt_length = list(self.request.prompt), len(self.request.prompt)
-        is_scored = self.call.prompt_logprobs is not None and self.choice == 0
+        """Begin with the prompt and what an earlier worker has written, which is replayed in silence."""
+        request = self.request
+        self.tokens, self.prompt_length = list(request.prompt), len(request.prompt)
+        # NOTE: an earlier worker told the prompt before any choice.
+        is_scored = self.call.prompt_logprobs is not None and self.choice == 0 and not request.is_carried_on
         self.scored = 1 if is_scored else self.prompt_length
+        for token in request.written_of(self.choice):
+            self.tokens.append(token)
+            self.output.push(token, None)
+            if self.matcher is not None:
+                self.matcher.consume(token)
+        self.given = self.told = len(self.tokens)
+
+    def untold(self) -> bytes:
+        """The ids of the tokens that were not told before, in the form of `ipc.wire.messages.Written`."""
+        ids, self.told = self.tokens[self.told :], len(self.tokens)
+        return array("I", ids).tobytes()
 
     @property
     def call(self) -> GenerateCall:
@@ -304,6 +323,10 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """A sequence arrives."""
         self.waiting.append(sequence)
+
+    def add_first(self, sequence: Sequence) -> None:
+        """A sequence arrives whose client has its beginning from another worker: it goes before those that wait."""
+        self.waiting.appendleft(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """A sequence has ended: its blocks are free."""

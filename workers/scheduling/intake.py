@@ -161,7 +161,7 @@ class Intake:
         models.touch(work.model)
         raw = Payload(payload, self._memory) if isinstance(work.call, InferCall) else NOTHING
         job = Job(session.key, session.tag, message.id, work, adapter, strategy, message.solo, raw)
-        job.apart = message.apart
+        job.apart, job.written = message.apart, message.written
         # NOTE: two instances of a model may serve at the same time while a changed entry takes effect.
         job.group = (work.model, served.instance.serial, strategy.group(job))
         self.take_in(job)

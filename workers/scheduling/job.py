@@ -34,7 +34,7 @@ from ipc.errors import Unsupported
 from ipc.memory.arena import Block
 from ipc.metrics.families import size_label
 from ipc.metrics.registry import Tally, WorkerMetrics, WrittenAmount
-from ipc.wire.messages import BatchTimes, ItemError, TensorInfo, TensorRef, Trace, Work
+from ipc.wire.messages import BatchTimes, ItemError, TensorInfo, TensorRef, Trace, Work, Written
 from ipc.wire.stats import BatchRecord
 from workers import foreign, operations
 from workers.adapters.base import Prepared
@@ -102,6 +102,7 @@ class Job:
     infos      the outputs of an infer call
     told_prepare_ns  the part of `prepare_ns` that its runs have counted; `collate_ns` is a part of `device_ns`
     apart      whether no other may share a step with its generated text
+    written    what earlier workers have written of a text that another worker may carry on
     ordered    whether its answer must not pass those of earlier jobs of its model
     """
 
@@ -121,6 +122,7 @@ class Job:
     trace: JobTrace | None = field(init=False)
     ordered: bool = False
     apart: bool = False
+    written: Written | None = None
     resting: bool = False
     refs: list[TensorRef] = field(default_factory=list)
     result_nbytes: int = 0

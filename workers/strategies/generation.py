@@ -37,6 +37,7 @@ from workers.scheduling.job import Batch, Job, Piece, Strategy, error_of, item_e
 
 if TYPE_CHECKING:
     from workers.generation.engine import Engine
+    from workers.generation.scheduler import Sequence as Choice
 
 log = logging.getLogger(__name__)
 
@@ -55,13 +56,15 @@ class TextState:
     """What a job keeps besides: `owed` are the tokens that its choices are expected to generate.
 
     `flow` counts bytes; more than `WINDOW_NBYTES` ahead pause a stream. The endpoint's thread calls `Flow.taken`. The
-    device thread writes all else: `paused` while the client has too much to read, `runs` once in the engine.
+    device thread writes all else: `paused` while the client has too much to read, `runs` once in the engine. `choices`
+    are there for a text that an earlier worker has begun, from its arrival until it runs.
     """
 
     owed: float
     flow: Flow = field(default_factory=lambda: Flow(WINDOW_NBYTES + 1))
     paused: bool = False
     runs: bool = False
+    choices: list[Choice] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -120,13 +123,21 @@ class Generations(Strategy):
         """Jobs that have ended, or whose clients read again."""
 
     def admit(self, job: Job) -> None:
-        """Refuse a job when too many sequences of its model wait, unless its caller has less than its part of them."""
+        """Refuse a job when too many sequences of its model wait, unless its caller has less than its part of them.
+
+        A text that an earlier worker has begun is never refused: the client has its beginning.
+        """
         crowd, number, engine = self._crowd(job.adapter), _call_of(job).n, job.adapter.engine
         work = job.work
         assert engine is not None
         with self._table.lock:
             most = engine.max_sequences + self._most_waiting - number + 1
-            if crowd.sequences and not crowd.shares.allows(most, _one, "", work.caller, work.share):
+            is_begun = job.written is not None and job.written.has_begun
+            if (
+                crowd.sequences
+                and not is_begun
+                and not crowd.shares.allows(most, _one, "", work.caller, work.share)
+            ):
                 waiting = max(1, crowd.sequences - engine.max_sequences)
                 raise QueueFull(
                     f"{waiting} sequences of model '{job.model}' wait (generation.max_waiting {self._most_waiting})",
@@ -147,9 +158,16 @@ class Generations(Strategy):
         return False
 
     def arrive(self, job: Job) -> bool:
-        """Tell the tokens of a prompt. A job that only counts them is answered; all others wait for the device."""
+        """Tell the tokens of a prompt. A job that only counts them is answered; all others wait for the device.
+
+        What an earlier worker has written is replayed here, mostly in a preparing thread.
+        """
         if job.strategy_state.runs:
             return True
+        request: GenerationRequest = job.prepared[0].payload
+        request.written = job.written
+        if request.is_carried_on:
+            job.strategy_state.choices = job.adapter.engine.choices_of(request)
         counts_only = _call_of(job).counts_only
         kind = STARTED if counts_only else QUEUED
         self._send(job.session, [(job, Emission(job, 0, kind, start=Start(job.prepared[0].cost)))])
@@ -201,8 +219,9 @@ class Generations(Strategy):
             self._table.rest(job)
             job.strategy_state.runs = True
             crowd.jobs[job] = None
+        choices, job.strategy_state.choices = job.strategy_state.choices, None
         try:
-            engine.add(request)
+            engine.add(request, choices)
         except BaseException as raised:
             self._end_with(engine, {job}, error_of(raised))
 
@@ -323,6 +342,7 @@ class Generations(Strategy):
 
     def _send(self, session: bytes, entries: list[tuple[Job, Emission]]) -> None:
         """One message with all entries for a session."""
+        written = [emission.written for _, emission in entries]
         deltas = Deltas(
             [job.id for job, _ in entries],
             [emission.choice for _, emission in entries],
@@ -334,6 +354,7 @@ class Generations(Strategy):
             {at: each.start for at, (_, each) in enumerate(entries) if each.start is not None},
             {at: each.finish for at, (_, each) in enumerate(entries) if each.finish is not None},
             {at: list(each.prompt) for at, (_, each) in enumerate(entries) if each.prompt},
+            written if any(written) else [],
         )
         self._table.send_deltas(session, deltas)
 

@@ -45,6 +45,14 @@ def choice(tokens: Sequence[int] = (1,), number: int = 0, **wishes: Any) -> Choi
     return Choice(request, number, 0, CHECKED)
 
 
+def step(one: BatchedSampler, logits: torch.Tensor, sequences: Sequence[Choice]) -> list[int]:
+    """The next token of each sequence, which the sequence gets."""
+    tokens = [token for token, _ in one.sample(logits, sequences)]
+    for sequence, token in zip(sequences, tokens, strict=True):
+        sequence.tokens.append(token)
+    return tokens
+
+
 def logits_of(rows: int, columns: int, seed: int = 0, spread: float = 2.0) -> torch.Tensor:
     """Random logits float32 [rows, columns]."""
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * spread
@@ -99,7 +107,7 @@ def test_the_draws_of_each_filter_have_its_distribution(wishes: dict[str, float]
     sequences = [choice(seed=1000 + row, **wishes) for row in range(rows)]
     counts = np.zeros(75)
     for _ in range(steps):
-        tokens = [token for token, _ in one.sample(logits.expand(rows, -1), sequences)]
+        tokens = step(one, logits.expand(rows, -1), sequences)
         counts += np.bincount(tokens, minlength=75)
     assert not counts[expected == 0].any()
     wanted = expected * rows * steps
@@ -346,7 +354,7 @@ def test_a_mask_allows_its_tokens_only(vocabulary: int, columns: int) -> None:
         sequence.mask = mask_of(allowed, vocabulary)
     one, seen = sampler(), set()
     for _ in range(60):
-        found = [token for token, _ in one.sample(logits, sequences)]
+        found = step(one, logits, sequences)
         assert found[0] == max(allowed, key=lambda token: float(logits[0, token]))
         assert found[2] == int(logits[2].argmax())
         seen.add(found[1])
@@ -472,7 +480,7 @@ def test_no_two_pairs_of_seed_and_choice_share_their_numbers() -> None:
     wishes = [(seed, number) for seed in seeds for number in range(16)]
     logits, one = torch.zeros(1, 4096).expand(len(wishes), -1), sampler()
     drawing = [choice(temperature=1.0, seed=seed, number=number) for seed, number in wishes]
-    texts = zip(*([token for token, _ in one.sample(logits, drawing)] for _ in range(4)), strict=True)
+    texts = zip(*(step(one, logits, drawing) for _ in range(4)), strict=True)
     assert len(set(texts)) == len(wishes)
 
 
