@@ -258,12 +258,12 @@ class GenerateCall(Wire, frozen=True, tag="generate"):
     `counts_only` asks for the number of prompt tokens and generates nothing. With `splits` reasoning and tool calls are
     told apart from the text; else all text is TEXT. With `tells_prompt` the text of the prompt comes before all
     choices, and `prompt_logprobs` adds the log probability of each of its tokens, beside so many of the likeliest.
+    `lora` names the model's LoRA adapter to generate with; empty without any.
     """
 
     names: ClassVar[FieldNames] = FieldNames()
     options: ClassVar[dict[str, Any]] = {}
     overflow: ClassVar[str] = "error"
-    lora: ClassVar[str] = ""
     instruction: ClassVar[str | None] = None
     items: ClassVar[list[InputItem]] = [InputItem()]
     messages: list[dict[str, Any]] | None = None
@@ -283,6 +283,7 @@ class GenerateCall(Wire, frozen=True, tag="generate"):
     salt: str = ""
     space: str = ""
     images: list[bytes] = []
+    lora: str = ""
 
     @property
     def continues_text(self) -> bool:

@@ -32,9 +32,10 @@ def request_of(
     make_matcher: Callable[[], Matcher] | None = None,
     sampling: Sampling = LIKELIEST,
     space: str = "",
+    lora: str = "",
 ) -> GenerationRequest:
     """A request for token ids as they are."""
-    call = GenerateCall(n=n, sampling=sampling, space=space)
+    call = GenerateCall(n=n, sampling=sampling, space=space, lora=lora)
     return GenerationRequest(key, list(prompt), call, max_tokens, stop_ids, _no_parser, make_matcher)
 
 

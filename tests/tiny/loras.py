@@ -29,17 +29,32 @@ def write(
 
     Weights are drawn with a wide spread, so that the adapter changes every vector. `config` goes into its config.
     """
+    shapes = {path: tuple(weight.shape) for path, weight in layers_of(model, targets).items()}
+    assert shapes, f"no layer of {model.name} ends with {targets}"
+    return write_layers(directory, shapes, targets, seed=seed, ranks=ranks, **config)
+
+
+def write_layers(
+    directory: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    targets: tuple[str, ...],
+    *,
+    seed: int = 1,
+    ranks: Mapping[str, int] | None = None,
+    spread: float = 0.1,
+    **config: Any,
+) -> Path:
+    """An adapter for layers with weights of these shapes [outputs, inputs], by path."""
     directory.mkdir(parents=True, exist_ok=True)
     rank = int(config.setdefault("r", 4))
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for path, weight in layers_of(model, targets).items():
+    for path, (outputs, inputs) in shapes.items():
         own = next((r for target, r in (ranks or {}).items() if path.endswith(target)), rank)
-        down = torch.randn((own, weight.shape[1]), generator=generator)
-        up = torch.randn((weight.shape[0], own), generator=generator)
-        tensors[f"base_model.model.{path}.lora_A.weight"] = down * 0.1
-        tensors[f"base_model.model.{path}.lora_B.weight"] = up * 0.1
-    assert tensors, f"no layer of {model.name} ends with {targets}"
+        down = torch.randn((own, inputs), generator=generator)
+        up = torch.randn((outputs, own), generator=generator)
+        tensors[f"base_model.model.{path}.lora_A.weight"] = down * spread
+        tensors[f"base_model.model.{path}.lora_B.weight"] = up * spread
     save_file(tensors, directory / WEIGHTS)
     stored = {
         "peft_type": "LORA",

@@ -24,6 +24,7 @@ from workers.adapters.shared import checkpoint
 from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.checkpoint import stored_limit, text_limit
 from workers.adapters.shared.linears import GENERATED_ROWS, lay_out_linears
+from workers.adapters.shared.text_loras import TextLoras
 from workers.generation.building import CACHE_SETTING, build
 from workers.generation.engine import Engine
 from workers.generation.formats.table import Format, detect
@@ -47,6 +48,7 @@ class CausalAdapter(Adapter):
         operations=("generate",),
         inputs=("text",),
         outputs=("chat",),
+        lora=True,
         gguf=True,
     )
     engine: Engine
@@ -62,7 +64,8 @@ class CausalAdapter(Adapter):
         context_tokens: int,
     ) -> None:
         """`context_tokens` is the longest sequence, prompt and answer together."""
-        self.engine = engine
+        self.engine, self.loras = engine, TextLoras(engine.model)
+        engine.loras = self.loras
         self._template, self._answers, self._grammars = template, answers, grammars
         self._context_tokens = min(context_tokens, engine.capacity)
         self._model_tokens = context_tokens

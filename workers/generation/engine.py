@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,6 +25,7 @@ from ipc.wire.streams import HELD, PROMPT, STARTED, PromptToken, Start, TokenLog
 from workers import foreign
 from workers.generation.attention import PagedAttention, packed_pass, plan_of
 from workers.generation.captured import CapturedSteps
+from workers.generation.lora_rows import StepLoras, StepRows, rows_of
 from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.scheduler import BlockPool, Output, Scheduler, Span, Spoiled
 from workers.generation.scheduler import Sequence as Choice
@@ -89,6 +90,8 @@ class Engine:
         self._by_key: dict[Hashable, list[Choice]] = {}
         self._emitted: list[Emission] = []
         self._prompt_tokens = self._output_tokens = 0
+        self.loras: StepLoras | None = None
+        """The LoRA adapters of the model, where its family has some."""
 
     @property
     def capacity(self) -> int:
@@ -136,8 +139,12 @@ class Engine:
     def add(self, request: GenerationRequest, choices: list[Choice] | None = None) -> None:
         """Begin a request. Its prompt must be shorter than `capacity`; an answer ends at the end of the cache.
 
-        `choices` are those of `choices_of`. A text that an earlier worker has begun goes before those that wait.
+        `choices` are those of `choices_of`. A text that an earlier worker has begun goes before those that wait. Raises
+        KeyError for a LoRA adapter that is not installed. The request keeps its adapter to its end.
         """
+        if request.call.lora:
+            assert self.loras is not None
+            request.lora = self.loras.get(request.call.lora)
         choices = self.choices_of(request) if choices is None else choices
         self._by_key[request.key] = choices
         for sequence in choices:
@@ -179,21 +186,27 @@ class Engine:
         """One forward pass for all sequences; returns what the choices have got."""
         spans = self._scheduler.plan()
         if spans:
+            spans, rows = self._adapters(spans)
             choosing = [span.sequence for span in spans if span.chooses]
             guided = [sequence for sequence in choosing if sequence.matcher is not None]
             if guided:
                 self._masks.begin(guided)
-            try:
-                logits = self._forward(spans)
-            finally:
-                if guided:
-                    self._masks.wait()
-            told = self._score(spans, logits[len(choosing) :])
+            with self.loras.over(rows) if self.loras else nullcontext():
+                try:
+                    logits = self._forward(spans)
+                finally:
+                    if guided:
+                        self._masks.wait()
+                told = self._score(spans, logits[len(choosing) :])
             chosen = self._sampler.sample(logits[: len(choosing)], choosing) if choosing else []
             self._note(spans, told)
             self._take(choosing, chosen)
         emitted, self._emitted = self._emitted, []
         return emitted
+
+    def _adapters(self, spans: list[Span]) -> tuple[list[Span], StepRows | None]:
+        """The spans in the order in which the step computes these, and which rows have LoRA adapters."""
+        return rows_of(spans) if self.loras else (spans, None)
 
     def _take(self, choosing: Sequence[Choice], chosen: Sequence[tuple[int, TokenLogprob | None]]) -> None:
         """Each sequence takes its token. Raises `Spoiled` for those that could not, once all have had their turn."""
@@ -230,7 +243,9 @@ class Engine:
         for begin, span in zip(begins, spans, strict=False):
             rows += [begin + place - span.start for place in span.scores]
         every = rows == list(range(begins[-1]))
-        if every and self._captured is not None and (logits := self._captured.logits(spans)) is not None:
+        # NOTE: captured steps know the bare model only.
+        captured = None if self.loras is not None and self.loras.active else self._captured
+        if every and captured is not None and (logits := captured.logits(spans)) is not None:
             return logits
         plan = plan_of(spans, self.pool.block_tokens, self.model.device)
         keep = 0 if every else torch.tensor(rows or [0], device=self.model.device)
@@ -306,6 +321,21 @@ class Engine:
         key = sequence.request.key
         if all(choice.done for choice in self._by_key[key]):
             del self._by_key[key]
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Requests that are added in this block run without those of before, which go on afterwards."""
+        before = [each for choices in self._by_key.values() for each in choices if not each.done]
+        waiting = sorted((each for each in before if not each.paused), key=lambda each: each.order)
+        kept, self._emitted = self._emitted, []
+        for sequence in waiting:
+            self._scheduler.pause(sequence)
+        try:
+            yield
+        finally:
+            for sequence in reversed(waiting):
+                self._scheduler.resume(sequence)
+            self._emitted = kept + self._emitted
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:

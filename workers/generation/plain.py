@@ -23,6 +23,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from ipc.wire.streams import PromptToken
 from workers import foreign
 from workers.generation.engine import Engine, Masks, Sampler
+from workers.generation.lora_rows import StepRows, whole
 from workers.generation.request import GenerationRequest
 from workers.generation.rope import depends_on_length, forget_lengths
 from workers.generation.scheduler import BlockPool, Output, Span
@@ -64,6 +65,10 @@ class PlainEngine(Engine):
         self._bare, self._scored_tokens = without_settings(model), scored_tokens
         self._keeps_some = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._run: Run | None = None
+
+    def _adapters(self, spans: list[Span]) -> tuple[list[Span], StepRows | None]:
+        """All rows of the model's own passes are of the one sequence."""
+        return spans, whole(spans) if self.loras else None
 
     def _forward(self, spans: Sequence[Span]) -> torch.Tensor:
         """Logits [1, vocabulary] of the one sequence, or none."""

@@ -63,6 +63,14 @@ class PromptText(NamedTuple):
         return self.text[start : self.starts[stop] if stop < len(self.starts) else None]
 
 
+class Numbered(Protocol):
+    """What a sequence knows of its LoRA adapter."""
+
+    @property
+    def serial(self) -> int:
+        """A number above 0 that no other adapter of this process has."""
+
+
 @dataclass(slots=True, eq=False)
 class GenerationRequest:
     """One request, prepared for the engine on a preparing thread.
@@ -71,7 +79,8 @@ class GenerationRequest:
     context and counts each choice alone. `stop_ids` are the ids that end a choice, end tokens of the model included
     unless the request ignores them. `make_matcher` and `make_parser` give each choice a state of its own; without a
     parser all text is visible. `prompt_text` is there for a request that wants to be told its prompt. `written` is
-    there for a text that another worker may carry on, and is what earlier workers have written.
+    there for a text that another worker may carry on, and is what earlier workers have written. The engine sets `lora`,
+    the LoRA adapter that the call names.
     """
 
     key: Hashable
@@ -83,6 +92,7 @@ class GenerationRequest:
     make_matcher: Callable[[], Matcher] | None = None
     prompt_text: PromptText | None = None
     written: Written | None = None
+    lora: Numbered | None = None
 
     @property
     def is_carried_on(self) -> bool:

@@ -436,8 +436,11 @@ class Scheduler:
         return True
 
     def _root_of(self, sequence: Sequence) -> Link:
-        """Sequences share blocks within the space of their requests, and where their tokens have the same positions."""
+        """Sequences share blocks within the space of their requests, with equal adapters and equal positions."""
         space, regime = sequence.call.space, 0 if self._rope is None else self._rope.regime(sequence)
+        lora = sequence.request.lora
+        if lora is not None:
+            return (space, regime, lora.serial)
         return (space, regime) if space or regime else ROOT
 
     def _has_blocks(self, sequence: Sequence, tokens: int) -> bool:

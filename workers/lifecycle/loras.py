@@ -241,7 +241,7 @@ def _install(layers: LoraLayers, adapter: Adapter, entry: ModelEntry, name: str,
     layers.install(name, fitted)
     try:
         with layers.traced(name):
-            prove(adapter, entry)
+            prove(adapter, entry, name)
     except BaseException:
         layers.remove(name, fitted)
         raise

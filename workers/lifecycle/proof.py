@@ -67,8 +67,10 @@ _SHORTEST = 8
 """Tokens that a family of written text may write here; the device serves nobody meanwhile."""
 
 
-def prove(adapter: Adapter, entry: ModelEntry) -> Values:
+def prove(adapter: Adapter, entry: ModelEntry, lora: str = "") -> Values:
     """Run the canned inferences on the device thread; returns the fingerprint.
+
+    With `lora` text is generated with this LoRA adapter, which is active anyway for all other inferences.
 
     Raises the errors of the model, and `InferenceFailed` for values that are not finite, or when no operation takes
     any of the canned inputs.
@@ -78,7 +80,7 @@ def prove(adapter: Adapter, entry: ModelEntry) -> Values:
     values: Values = {}
     proven = 0
     for operation in offered(adapter, entry):
-        outputs = _attempt(adapter, entry, operation)
+        outputs = _attempt(adapter, entry, operation, lora)
         if outputs is None:
             log.warning("model %s: no canned input of ours suits its %s", entry.id, operation)
             continue
@@ -101,9 +103,9 @@ def offered(adapter: Adapter, entry: ModelEntry) -> list[str]:
     return offered or list(adapter.spec.operations[:1])
 
 
-def _attempt(adapter: Adapter, entry: ModelEntry, operation: str) -> Values | None:
+def _attempt(adapter: Adapter, entry: ModelEntry, operation: str, lora: str) -> Values | None:
     """The first values of the first canned call that the adapter takes, None when it takes none."""
-    for call in _calls(adapter, entry, operation):
+    for call in _calls(adapter, entry, operation, lora):
         try:
             operations.check(adapter, call)
             [prepared] = operations.operation_of(call).prepare(adapter, call, 0, 1, NOTHING)
@@ -116,10 +118,12 @@ def _attempt(adapter: Adapter, entry: ModelEntry, operation: str) -> Values | No
     return None
 
 
-def _calls(adapter: Adapter, entry: ModelEntry, operation: str) -> Iterator[Call]:
+def _calls(adapter: Adapter, entry: ModelEntry, operation: str, lora: str) -> Iterator[Call]:
     if operation == "generate":
-        ending = Ending(max_tokens=_SHORTEST, ignore_eos=True)
-        yield GenerateCall(text=entry.proof, ending=ending, sampling=Sampling(logprobs=0), splits=False)
+        # NOTE: the first token runs all layers of an adapter, and others wait meanwhile.
+        ending = Ending(max_tokens=1 if lora else _SHORTEST, ignore_eos=True)
+        sampling = Sampling(logprobs=0)
+        yield GenerateCall(text=entry.proof, ending=ending, sampling=sampling, splits=False, lora=lora)
         return
     options = {**entry.runtime, **({"max_new_tokens": _SHORTEST} if _writes(adapter) else {})}
     texts = [InputItem(entry.proof)] if "text" in entry.inputs else []

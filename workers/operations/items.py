@@ -284,11 +284,14 @@ class Generate(ItemOperation):
         assert isinstance(request, GenerationRequest)
         assert engine is not None
         found: list[float] = []
-        engine.add(request)
-        with engine.uncounted():
-            while engine.has_work:
-                for emission in engine.step():
-                    found += [each.logprob for each in emission.logprobs or ()]
+        with engine.alone(), engine.uncounted():
+            try:
+                engine.add(request)
+                while engine.has_work:
+                    for emission in engine.step():
+                        found += [each.logprob for each in emission.logprobs or ()]
+            finally:
+                engine.cancel(request.key)
         return Results(loose={"logprobs": [np.array(found, dtype=np.float32)]})
 
 

@@ -11,10 +11,11 @@ the active adapter to the layer's result. Without an active adapter the hook add
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from workers.adapters.shared.linears import LaidOutLinear
+from workers.generation.lora_rows import Delta
 from workers.loading.lora_files import FILES, LayerShape, LayerWeights, Lora, UnsupportedLora
 from workers.loading.reading import unchanged
 
@@ -29,18 +31,18 @@ _WITHOUT_EFFECT = "pooler."
 """Part of the paths of layers whose results no family reads; such layers need not run."""
 
 
-class _Delta(NamedTuple):
-    """`down` [r, inputs] and `up` [outputs, r] in the layer's dtype on its device; the scale is in `up`."""
-
-    down: torch.Tensor
-    up: torch.Tensor
+_serials = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedLora:
-    """An adapter ready to be installed: its weights by the path of each layer in the model."""
+    """An adapter ready to be installed: its weights by the path of each layer in the model.
 
-    deltas: dict[str, _Delta]
+    `serial` is a number that no other adapter of this process has, loaded before or later.
+    """
+
+    deltas: dict[str, Delta]
+    serial: int = field(default_factory=lambda: next(_serials))
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +59,7 @@ class LoraLayers:
         self._prefix = f"{getattr(model, 'base_model_prefix', '')}."
         self._installed: dict[str, FittedLora] = {}
         self._hooks: dict[str, RemovableHandle] = {}
-        self._active: dict[str, _Delta] = {}
+        self._active: dict[str, Delta] = {}
         self._seen: set[str] | None = None
 
     def fit(self, directory: Path) -> FittedLora:
@@ -144,9 +146,9 @@ class LoraLayers:
 
 
 @torch.inference_mode()
-def _fitted(weights: LayerWeights, layer: nn.Linear | LaidOutLinear) -> _Delta:
+def _fitted(weights: LayerWeights, layer: nn.Linear | LaidOutLinear) -> Delta:
     # The weight of a laid-out layer lies on "meta"; such layers run on the CPU.
     weight = layer.weight
     device = torch.device("cpu") if weight.device.type == "meta" else weight.device
     up = weights.up.float() * weights.scale
-    return _Delta(weights.down.to(device, weight.dtype), up.to(device, weight.dtype))
+    return Delta(weights.down.to(device, weight.dtype), up.to(device, weight.dtype))
