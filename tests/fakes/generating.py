@@ -9,13 +9,15 @@ import torch
 
 from ipc.wire.messages import GenerateCall, Sampling
 from ipc.wire.streams import FINISHED, TEXT, Finish, TokenLogprob
-from workers.generation.attention import PagedAttention
+from workers.generation.attention import PagedAttention, attend_with
+from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
 from workers.generation.engine import Engine
+from workers.generation.pictures.family import Picture
 from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.rope import length_rope
-from workers.generation.scheduler import BlockPool
 from workers.generation.scheduler import Sequence as Choice
+from workers.generation.tower import Tower
 
 BLOCK_TOKENS = 8
 LIKELIEST = Sampling(logprobs=0)
@@ -33,10 +35,13 @@ def request_of(
     sampling: Sampling = LIKELIEST,
     space: str = "",
     lora: str = "",
+    pictures: Sequence[Picture] = (),
 ) -> GenerationRequest:
     """A request for token ids as they are."""
     call = GenerateCall(n=n, sampling=sampling, space=space, lora=lora)
-    return GenerationRequest(key, list(prompt), call, max_tokens, stop_ids, _no_parser, make_matcher)
+    return GenerationRequest(
+        key, list(prompt), call, max_tokens, stop_ids, _no_parser, make_matcher, pictures=list(pictures)
+    )
 
 
 def _no_parser() -> Any:
@@ -115,6 +120,7 @@ def engine_of(
     sampler: Any = None,
     attention: PagedAttention | None = None,
     captures: type[CapturedSteps] | None = None,
+    tower: Tower | None = None,
 ) -> Engine:
     """An engine over a small model, made as a load makes one. The model keeps the attention of this engine.
 
@@ -122,7 +128,7 @@ def engine_of(
     """
     attention = attention or PagedAttention(BLOCK_TOKENS)
     attention.rope = length_rope(model)
-    model.set_attn_implementation(attention.name)
+    attend_with(model, attention.name)
     with torch.inference_mode():
         model(
             input_ids=torch.arange(5, 9, device=model.device)[None],
@@ -143,6 +149,7 @@ def engine_of(
         prefill_tokens=prefill_tokens,
         scored_tokens=scored_tokens,
         captured=captures(model, attention, max_sequences, blocks) if captures else None,
+        tower=tower,
     )
 
 

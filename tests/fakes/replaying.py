@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from workers.generation.attention import PagedAttention, Plan, packed_pass
+from workers.generation.attention import PagedAttention, packed_pass
 from workers.generation.captured import CapturedSteps, Graph
 from workers.generation.heads import Heads
 from workers.generation.paged_decode import Decode, DecodeLayout
+from workers.generation.step_plan import Plan
 
 
 def decode(

@@ -14,12 +14,13 @@ import torch
 from ipc.wire.messages import Written
 from ipc.wire.streams import HELD, STARTED
 from tests.harness.guided_model import Model
+from workers.generation.blocks import BlockPool
 from workers.generation.engine import Engine
 from workers.generation.grammar import MaskFiller
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.sampling import BatchedSampler
-from workers.generation.scheduler import BlockPool, Span
 from workers.generation.scheduler import Sequence as Choice
+from workers.generation.scheduler import Span
 from workers.generation.text import ChoiceOutput
 
 Script = Callable[[int], Sequence[int]]

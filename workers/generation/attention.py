@@ -7,7 +7,8 @@ since the registry belongs to the process. In each layer the attention function
 2. attends for all sequences in one call of torch's variable-length kernel, on CUDA where `paged_kernel` proved the
    kernel, and where the layer's formula is plain (`Heads.is_plain`); else
 3. reads the blocks of the sequences that compute one token, in groups of similar length, and attends;
-4. attends for each part of a prompt: to the part itself where the part is the beginning, else to the blocks so far.
+4. attends for each part of a prompt: to the part itself where the part is the beginning, else to the blocks so far. The
+   tokens of a picture see one another, earlier and later ones, where the model has it so (`Part.whole`).
 
 Steps that CUDA captures (`captured`) have single tokens only. For these `paged_decode` takes the place of 2 to 4.
 
@@ -22,9 +23,8 @@ import itertools
 import math
 import mmap
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,32 +33,15 @@ from numpy.typing import NDArray
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from workers.generation.heads import Heads, MaskRule, in_reach
-from workers.generation.paged_decode import Decode, DecodeLayout, select_decode
-from workers.generation.paged_kernel import Kind, PagedKernel, StepLayout, Stretch, select_kernel
-from workers.generation.rope import LengthRope, Lengths
-from workers.generation.scheduler import Span
+from workers.generation.paged_decode import Decode, select_decode
+from workers.generation.paged_kernel import PagedKernel, StepLayout, Stretch, select_kernel
+from workers.generation.rope import LengthRope
+from workers.generation.sight import Pictured
+from workers.generation.step_plan import Group, Part, Plan, Space, View
 
 _SERIAL = itertools.count()
 Integers = NDArray[np.int64]
 _NO_BLOCKS = torch.empty(0, dtype=torch.long)
-_GROW, _NEAR = 1.5, 64
-"""Sequences share a group while the longest has at most `_GROW` times the shortest's tokens plus `_NEAR`."""
-
-
-class Group(NamedTuple):
-    """Sequences of similar length that compute one token each; `rows` int64 [n] of the step, None for all from 0."""
-
-    rows: torch.Tensor | None
-    spans: Sequence[Span]
-
-
-class Part(NamedTuple):
-    """The tokens `start` to `stop` of a sequence, at `row` of the step; `table` are the sequence's blocks."""
-
-    row: int
-    start: int
-    stop: int
-    table: torch.Tensor
 
 
 class Widths(NamedTuple):
@@ -89,54 +72,6 @@ class Pool(NamedTuple):
     heads: torch.Tensor
 
 
-class Space(NamedTuple):
-    """Memory for the blocks of a group side by side: `blocks`, and of these `heads` [sequences, heads, width, dim]."""
-
-    blocks: torch.Tensor
-    heads: torch.Tensor
-
-
-class View(NamedTuple):
-    """What a group reads: its `rows` of the step, and `width` keys of each of its `sequences`.
-
-    `blocks` int64 [sequences * blocks] hold the keys. A single sequence whose blocks lie side by side has the place of
-    its first key as `start` instead. `mask` is additive [sequences, 1, 1, width], None if every key is seen. `spaces`
-    are kept between the layers, by what a pool holds.
-    """
-
-    rows: torch.Tensor | None
-    sequences: int
-    width: int
-    start: int | None
-    blocks: torch.Tensor
-    mask: torch.Tensor | None
-    spaces: dict[tuple[int, tuple[int, int]], Space]
-
-
-@dataclass(slots=True)
-class Plan:
-    """One step, laid out once and read by every layer.
-
-    `ids`, `positions` and `slots` int64 [tokens] are the step's tokens, and their places in the sequence and in the
-    cache. The first `singles` rows belong to `groups`. `views` keeps the block tables and masks by kind of mask, and
-    `layouts` what kernels read, by `PagedKernel.kind`. A step that CUDA captures has `decoding` instead of all these.
-    `lengths` are those of a step without spans, for a model with `LengthRope`.
-    """
-
-    ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    tokens: int
-    singles: int
-    groups: list[Group]
-    parts: list[Part]
-    spans: Sequence[Span]
-    views: dict[Any, list[View]] = field(default_factory=dict)
-    layouts: dict[Kind, StepLayout] = field(default_factory=dict)
-    decoding: DecodeLayout | None = None
-    lengths: Lengths | None = None
-
-
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros of a cache. PERF: on CPU the kernel gives each page when the page is first written, already zeroed."""
     numbers = math.prod(shape)
@@ -147,47 +82,6 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         # Kernels without huge pages refuse the advice.
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
-
-
-def plan_of(spans: Sequence[Span], block_tokens: int, device: torch.device) -> Plan:
-    """The plan of a step; spans of single tokens come first."""
-    ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    parts: list[Part] = []
-    for sequence, start, stop in spans:
-        blocks = sequence.blocks
-        if stop - start == 1 and not parts:
-            ids.append(sequence.tokens[start])
-            positions.append(start)
-            slots.append(blocks[start // block_tokens] * block_tokens + start % block_tokens)
-            continue
-        table = torch.from_numpy(sequence.block_table()).to(device)
-        parts.append(Part(len(ids), start, stop, table))
-        ids += sequence.tokens[start:stop]
-        positions += range(start, stop)
-        slots += [blocks[at // block_tokens] * block_tokens + at % block_tokens for at in range(start, stop)]
-    singles = len(spans) - len(parts)
-    row, at, place = torch.from_numpy(np.array((ids, positions, slots))).to(device).unbind()
-    return Plan(row, at, place, len(ids), singles, _groups_of(spans[:singles], device), parts, spans)
-
-
-def _groups_of(singles: Sequence[Span], device: torch.device) -> list[Group]:
-    """Sequences of similar length together: padding stays below half of what is read."""
-    if not singles:
-        return []
-    lengths = [span.stop for span in singles]
-    if max(lengths) <= _GROW * min(lengths) + _NEAR:
-        return [Group(None, singles)]
-    order = sorted(range(len(singles)), key=lengths.__getitem__)
-    groups, current = [], [order[0]]
-    for row in order[1:]:
-        if lengths[row] > _GROW * lengths[current[0]] + _NEAR:
-            groups.append(current)
-            current = []
-        current.append(row)
-    groups.append(current)
-    return [Group(torch.tensor(rows, device=device), [singles[row] for row in rows]) for rows in groups]
 
 
 class PagedAttention:
@@ -309,7 +203,7 @@ class PagedAttention:
             decode = self._decodes[layer]
             return decode(q, keys.tokens, values.tokens, self.plan.decoding, heads)[None], None
         kernel = self._kernels.get(layer)
-        if kernel is not None and heads.is_plain:
+        if kernel is not None and heads.is_plain and not self.plan.looks_ahead:
             layout = self._layout(self.plan, kernel, window)
             return kernel(q, keys.tokens, values.tokens, layout, scaling, window)[None], None
         return self._attend(self.plan, heads, q, k, v, keys, values)[None], None
@@ -340,7 +234,9 @@ class PagedAttention:
             whole[: plan.singles] = self._singles(plan, heads, q[: plan.singles], keys, values)
         for part in plan.parts:
             rows = slice(part.row, part.row + part.stop - part.start)
-            if part.start == 0:
+            if part.whole:
+                whole[rows] = self._looking_ahead(heads, q[rows], part, keys, values)
+            elif part.start == 0:
                 whole[rows] = heads.whole(q[rows], k[rows], v[rows])
             else:
                 whole[rows] = self._later_part(heads, q[rows], part, keys, values)
@@ -383,14 +279,33 @@ class PagedAttention:
         self, heads: Heads, q: torch.Tensor, part: Part, keys: Pool, values: Pool
     ) -> torch.Tensor:
         """A part of a prompt that attends to its own tokens and to all before."""
-        size = self.block_tokens
-        first = max(0, part.start + 1 - heads.window) // size if heads.window else 0
-        table, low = part.table[first : -(-part.stop // size)], first * size
-        k, v = (
-            pool.blocks.index_select(0, table).view(-1, *pool.shape)[: part.stop - low]
-            for pool in (keys, values)
+        low = self._lowest(heads, part.start)
+        return heads.later(q, self._from(low, part, keys), self._from(low, part, values), low)
+
+    def _looking_ahead(
+        self, heads: Heads, q: torch.Tensor, part: Part, keys: Pool, values: Pool
+    ) -> torch.Tensor:
+        """As `_later_part`, and the tokens of a picture attend to the later ones of the picture as well."""
+        low = min(
+            self._lowest(heads, part.start), part.whole[0].first // self.block_tokens * self.block_tokens
         )
-        return heads.later(q, k, v, low)
+        at = torch.arange(low, part.stop, device=q.device)
+        seen = heads.allows(at[part.start - low :, None], at[None])
+        for first, stop in part.whole:
+            seen[max(0, first - part.start) : stop - part.start, first - low : stop - low] = True
+        return heads.masked(q, self._from(low, part, keys), self._from(low, part, values), seen)
+
+    def _lowest(self, heads: Heads, start: int) -> int:
+        """The first token of the first block that the token at `start` sees."""
+        return (
+            max(0, start + 1 - heads.window) // self.block_tokens * self.block_tokens if heads.window else 0
+        )
+
+    def _from(self, low: int, part: Part, pool: Pool) -> torch.Tensor:
+        """[tokens, heads, dim] of a pool, from the block that begins at `low` to the end of a part."""
+        size = self.block_tokens
+        table = part.table[low // size : -(-part.stop // size)]
+        return pool.blocks.index_select(0, table).view(-1, *pool.shape)[: part.stop - low]
 
     def _views(self, plan: Plan, heads: Heads) -> list[View]:
         """What each group reads, made once a step for each kind of mask."""
@@ -458,6 +373,14 @@ def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def attend_with(model: Any, implementation: str) -> None:
+    """Give the text of a model another implementation of attention; a vision tower keeps its own."""
+    config = model.config
+    text = config.get_text_config()
+    names = [name for name in config.sub_configs if getattr(config, name, None) is text]
+    model.set_attn_implementation({names[0]: implementation} if names else implementation)
+
+
 def packed_pass(
     model: Any, attention: PagedAttention, plan: Plan, keep: torch.Tensor | int = 0
 ) -> torch.Tensor:
@@ -470,12 +393,47 @@ def packed_pass(
 
 
 def _logits(model: Any, plan: Plan, keep: torch.Tensor | int) -> torch.Tensor:
+    if plan.pictured is not None or plan.positions.dim() > 1:
+        return _pictured_logits(model, plan, plan.pictured, keep)
     logits: torch.Tensor = model(
         input_ids=plan.ids[None],
         position_ids=plan.positions[None],
         # NOTE: without a mask of ones some models look for packed sequences in the positions.
-        attention_mask=torch.ones(1, plan.tokens, dtype=torch.long, device=plan.ids.device),
+        attention_mask=_ones(plan),
         use_cache=False,
         logits_to_keep=keep,
     ).logits[0]
     return logits
+
+
+def _pictured_logits(model: Any, plan: Plan, seen: Pictured | None, keep: torch.Tensor | int) -> torch.Tensor:
+    """The logits of a step with pictures: features take the place of word embeddings.
+
+    Further features are added behind the first layers of the text (DeepStack, arXiv:2406.04334).
+    """
+    words = model.get_input_embeddings()(plan.ids[None])
+    deep: dict[str, Any] = {}
+    if seen is not None:
+        words[0, seen.rows] = seen.words.to(words.dtype)
+        if seen.deep:
+            places = torch.zeros(1, plan.tokens, dtype=torch.bool, device=words.device)
+            places[0, seen.rows] = True
+            deep = {"visual_pos_masks": places, "deepstack_visual_embeds": seen.deep}
+    positions = plan.positions[:, None] if plan.positions.dim() > 1 else plan.positions[None]
+    common = {
+        "inputs_embeds": words,
+        "position_ids": positions,
+        "attention_mask": _ones(plan),
+        "use_cache": False,
+    }
+    if not deep:
+        logits: torch.Tensor = model(**common, logits_to_keep=keep).logits[0]
+        return logits
+    # NOTE: the whole model takes these features only together with the pictures themselves.
+    hidden = model.get_decoder()(**common, **deep).last_hidden_state[0]
+    kept: torch.Tensor = model.get_output_embeddings()(hidden if isinstance(keep, int) else hidden[keep])
+    return kept
+
+
+def _ones(plan: Plan) -> torch.Tensor:
+    return torch.ones(1, plan.tokens, dtype=torch.long, device=plan.ids.device)

@@ -16,12 +16,13 @@ import torch
 
 from ipc.settings import Generation
 from workers.generation.attention import PagedAttention
+from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
 from workers.generation.engine import Engine, Masks, Sampler
 from workers.generation.plain import PlainEngine
 from workers.generation.proof import Earlier, packs
 from workers.generation.request import GenerationRequest
-from workers.generation.scheduler import BlockPool, Output
+from workers.generation.scheduler import Output
 from workers.generation.scoring import scored_tokens
 
 log = logging.getLogger(__name__)

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from workers.generation.attention import PagedAttention, Plan, packed_pass, plan_of
+from workers.generation.attention import PagedAttention, packed_pass
 from workers.generation.paged_decode import DecodeLayout
 from workers.generation.rope import Lengths
 from workers.generation.scheduler import Span
+from workers.generation.step_plan import Plan, plan_of
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,10 @@ class CapturedSteps:
 
     def _suits(self, spans: Sequence[Span]) -> bool:
         return len(spans) <= self._counts[-1] and all(
-            span.stop - span.start == 1 and len(span.sequence.blocks) <= self._most_blocks for span in spans
+            span.stop - span.start == 1
+            and span.start >= span.sequence.pictured
+            and len(span.sequence.blocks) <= self._most_blocks
+            for span in spans
         )
 
     def _first(self, count: int, spans: Sequence[Span]) -> torch.Tensor:
@@ -156,7 +160,8 @@ class CapturedSteps:
             table[row, : len(blocks)] = blocks
             at = span.start
             slot, is_long = blocks[at // size] * size + at % size, rope is not None and rope.is_long(span)
-            numbers[:, row] = span.sequence.tokens[at], at, slot, span.stop, is_long
+            position = at + span.sequence.shift
+            numbers[:, row] = span.sequence.tokens[at], position, slot, span.stop, is_long
         last = len(spans) - 1
         numbers[:, last + 1 :], table[last + 1 :] = numbers[:, last, None], table[last]
         inputs.numbers.copy_(torch.from_numpy(numbers))

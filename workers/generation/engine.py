@@ -23,13 +23,16 @@ import torch
 from ipc.wire.stats import GenerationStats
 from ipc.wire.streams import HELD, PROMPT, STARTED, PromptToken, Start, TokenLogprob
 from workers import foreign
-from workers.generation.attention import PagedAttention, packed_pass, plan_of
+from workers.generation.attention import PagedAttention, packed_pass
+from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
 from workers.generation.lora_rows import StepLoras, StepRows, rows_of
 from workers.generation.request import Emission, GenerationRequest, Matcher
-from workers.generation.scheduler import BlockPool, Output, Scheduler, Span, Spoiled
+from workers.generation.scheduler import Output, Scheduler, Span, Spoiled
 from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scoring import first_token, scored
+from workers.generation.step_plan import plan_of
+from workers.generation.tower import Tower
 
 
 class Chosen(NamedTuple):
@@ -74,18 +77,20 @@ class Engine:
         prefill_tokens: int = 512,
         scored_tokens: int = 512,
         captured: CapturedSteps | None = None,
+        tower: Tower | None = None,
     ) -> None:
         """`attention` is the one that `model` runs with, its cache as large as `pool`; None with another `_forward`.
 
         A step computes logits of at most `scored_tokens` tokens of prompts. `captured` computes steps of single tokens,
-        where CUDA can capture them.
+        where CUDA can capture them. A model that sees has a `tower`.
         `make_output(request, choice)` gives each choice what makes its text.
         """
         self.model, self.attention, self.pool = model, attention, pool
         self._sampler, self._masks, self._make_output = sampler, masks, make_output
         self.max_sequences, self._captured = max_sequences, captured
         self._rope = None if attention is None else attention.rope
-        self._scheduler = Scheduler(pool, max_sequences, prefill_tokens, self._rope, scored_tokens)
+        self.tower = tower
+        self._scheduler = Scheduler(pool, max_sequences, prefill_tokens, self._rope, scored_tokens, tower)
         self._orders = itertools.count()
         self._by_key: dict[Hashable, list[Choice]] = {}
         self._emitted: list[Emission] = []
@@ -133,7 +138,10 @@ class Engine:
             if not request.has_ended(number):
                 matcher = None if request.make_matcher is None else request.make_matcher()
                 output = self._make_output(request, number)
-                choices.append(Choice(request, number, 0, output, matcher, leads=not choices))
+                choice = Choice(request, number, 0, output, matcher, leads=not choices)
+                if request.pictures and self.tower is not None:
+                    choice.see(self.tower.sight(request.pictures, self.pool.block_tokens))
+                choices.append(choice)
         return choices
 
     def add(self, request: GenerationRequest, choices: list[Choice] | None = None) -> None:
@@ -183,7 +191,12 @@ class Engine:
                 self._scheduler.resume(sequence)
 
     def step(self) -> list[Emission]:
-        """One forward pass for all sequences; returns what the choices have got."""
+        """One forward pass for all sequences, behind a turn of the tower; returns what the choices have got.
+
+        Raises `Unseen` before the pass.
+        """
+        if self.tower is not None:
+            self.tower.turn(self._scheduler.waiting, self.prefill_tokens)
         spans = self._scheduler.plan()
         if spans:
             spans, rows = self._adapters(spans)

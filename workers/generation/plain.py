@@ -22,11 +22,12 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from ipc.wire.streams import PromptToken
 from workers import foreign
+from workers.generation.blocks import BlockPool
 from workers.generation.engine import Engine, Masks, Sampler
 from workers.generation.lora_rows import StepRows, whole
 from workers.generation.request import GenerationRequest
 from workers.generation.rope import depends_on_length, forget_lengths
-from workers.generation.scheduler import BlockPool, Output, Span
+from workers.generation.scheduler import Output, Span
 from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scoring import scored
 

@@ -30,13 +30,15 @@ from ipc.wire.messages import GenerateCall
 from ipc.wire.streams import TokenLogprob
 from workers.device.findings import Proof
 from workers.device.oom import is_out_of_memory
-from workers.generation.attention import PagedAttention, packed_pass, plan_of
+from workers.generation.attention import PagedAttention, attend_with, packed_pass
+from workers.generation.blocks import BlockPool
 from workers.generation.engine import Engine
 from workers.generation.plain import Run, without_settings
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.rope import LengthRope, Unfollowed, forget_lengths, length_rope
-from workers.generation.scheduler import BlockPool, Span
 from workers.generation.scheduler import Sequence as Choice
+from workers.generation.scheduler import Span
+from workers.generation.step_plan import plan_of
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +88,8 @@ def packs(model: Any, attention: PagedAttention, earlier: Earlier | None = None)
     """
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
         # NOTE: SDPA of transformers 5.17 leaves the soft cap out without a word.
-        model.set_attn_implementation("eager")
-    before = model.config._attn_implementation
+        attend_with(model, "eager")
+    before = model.config.get_text_config()._attn_implementation
     try:
         attention.rope = length_rope(model)
     except Unfollowed as error:
@@ -102,7 +104,7 @@ def packs(model: Any, attention: PagedAttention, earlier: Earlier | None = None)
     for passes_rules in (True, False) if known is None else (known,):
         attention.passes_rules = passes_rules
         try:
-            model.set_attn_implementation(attention.name)
+            attend_with(model, attention.name)
             if not _reaches_all_layers(model, attention):
                 continue
             if known is not None:
@@ -116,7 +118,7 @@ def packs(model: Any, attention: PagedAttention, earlier: Earlier | None = None)
             if is_out_of_memory(error):
                 raise
             log.info("%s: %s: %s", type(model).__name__, type(error).__name__, error)
-    model.set_attn_implementation(before)
+    attend_with(model, before)
     return False
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ipc.wire.messages import GenerateCall, Written
 from ipc.wire.streams import CalledFunction, Finish, PromptToken, Start, TokenLogprob
+from workers.generation.pictures.family import Picture
 
 
 class Segment(NamedTuple):
@@ -80,7 +81,7 @@ class GenerationRequest:
     unless the request ignores them. `make_matcher` and `make_parser` give each choice a state of its own; without a
     parser all text is visible. `prompt_text` is there for a request that wants to be told its prompt. `written` is
     there for a text that another worker may carry on, and is what earlier workers have written. The engine sets `lora`,
-    the LoRA adapter that the call names.
+    the LoRA adapter that the call names. `pictures` stand in the prompt in this order.
     """
 
     key: Hashable
@@ -93,6 +94,7 @@ class GenerationRequest:
     prompt_text: PromptText | None = None
     written: Written | None = None
     lora: Numbered | None = None
+    pictures: list[Picture] = field(default_factory=list)
 
     @property
     def is_carried_on(self) -> bool:

@@ -168,6 +168,12 @@ def length_rope(model: Any) -> LengthRope | None:
     return LengthRope(modules, border, steps=steps, anew=anew)
 
 
+def has_axes(model: Any) -> bool:
+    """Whether the positions of a model count the rows and columns of pictures (M-RoPE)."""
+    parameters = getattr(model.config.get_text_config(), "rope_parameters", None)
+    return isinstance(parameters, dict) and "mrope_section" in parameters
+
+
 def depends_on_length(model: Any) -> bool:
     """Whether the first tokens of a text may have other positions once the text is long."""
     config = model.config.get_text_config()

@@ -5,20 +5,11 @@ keys and values in the cache. The rest is pending: a whole prompt at first, one 
 after tokens that a grammar forced and after a preemption. A step computes some pending tokens. If none is left then,
 the step chooses the next token.
 
-`BlockPool` knows who holds which blocks of the key-value cache, and finds blocks again by the tokens of a prompt:
-
-1. A sequence holds its blocks by reference. Several sequences may hold one block with a common beginning.
-2. A block whose tokens are all computed gets a `link`: a number for this content behind that beginning. Its key is the
-   link of the block before and its own tokens, so a match compares tokens and never only a hash. The link before the
-   first block is the sequence's root: sequences with different roots never find each other's blocks.
-3. A block that nobody holds keeps its content until the room is needed. The block that rested longest goes first.
-
-A link is never used twice. So a block that goes also hides the blocks that followed it, which go in their turn.
-
 `Scheduler` plans the steps:
 
 1. Waiting sequences begin in the order of their arrival, as soon as a place and blocks for all their tokens are free.
-   Blocks of a known beginning are taken over (`BlockPool.match`).
+   Blocks of a known beginning are taken over (`BlockPool.match`). A sequence that waits for features of its pictures
+   lets later ones pass.
 2. Every sequence that only waits for its next token computes one token. Prompts share what is left of the budget, the
    oldest first, so a long prompt is computed in chunks beside the others. Chunks whose tokens get log probabilities
    have a budget of their own beside, since each of their tokens costs a row of logits.
@@ -32,10 +23,8 @@ from __future__ import annotations
 
 import collections.abc
 from array import array
-from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable
+from collections import deque
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -43,112 +32,9 @@ from numpy.typing import NDArray
 
 from ipc.wire.messages import GenerateCall
 from ipc.wire.streams import TokenLogprob
+from workers.generation.blocks import NO_MARKS, ROOT, BlockPool, Content, Link
 from workers.generation.request import Emission, GenerationRequest, Matcher
-
-ROOT = 0
-"""The root of sequences that share their beginnings with all others."""
-
-Link = Hashable
-"""The number of a block's content, or a root, which is no other number than `ROOT`."""
-Key = tuple[Link, tuple[int, ...]]
-
-
-class BlockPool:
-    """All blocks of one model. One thread."""
-
-    def __init__(self, total: int, block_tokens: int, *, keeps_prefixes: bool = True) -> None:
-        """`total` blocks of `block_tokens` tokens each."""
-        self.total, self.block_tokens, self._keeps_prefixes = total, block_tokens, keeps_prefixes
-        self._empty = list(range(total - 1, -1, -1))
-        self._holders = [0] * total
-        self._keys: dict[int, Key] = {}
-        self._found: dict[Key, tuple[int, int]] = {}
-        """Block and link of every content that can be found."""
-        self._resting: OrderedDict[int, None] = OrderedDict()
-        self._links = count(ROOT + 1)
-        self.lookups = self.hits = self.evictions = 0
-
-    @property
-    def available(self) -> int:
-        """Blocks that nobody holds."""
-        return len(self._empty) + len(self._resting)
-
-    @property
-    def used(self) -> int:
-        """Blocks that some sequence holds."""
-        return self.total - self.available
-
-    def match(self, tokens: collections.abc.Sequence[int], root: Link = ROOT) -> tuple[list[int], Link]:
-        """Hold the blocks of the longest known beginning of `tokens` behind `root`, and the link of the last of them.
-
-        At least one token stays uncovered, since a forward pass needs one.
-        """
-        link: Link = root
-        blocks: list[int] = []
-        size = self.block_tokens
-        if self._keeps_prefixes:
-            self.lookups += 1
-            for start in range(0, len(tokens) - size, size):
-                found = self._found.get((link, tuple(tokens[start : start + size])))
-                if found is None:
-                    break
-                block, link = found
-                blocks.append(block)
-            self.hits += bool(blocks)
-        for block in blocks:
-            self._hold(block)
-        return blocks, link
-
-    def _hold(self, block: int) -> None:
-        if not self._holders[block]:
-            self._resting.pop(block, None)
-        self._holders[block] += 1
-
-    def allocate(self, number: int) -> list[int]:
-        """Hold so many blocks without content. The caller has looked at `available`."""
-        blocks = []
-        for _ in range(number):
-            block = self._empty.pop() if self._empty else self._evict()
-            self._holders[block] = 1
-            blocks.append(block)
-        return blocks
-
-    def _evict(self) -> int:
-        block, _ = self._resting.popitem(last=False)
-        del self._found[self._keys.pop(block)]
-        self.evictions += 1
-        return block
-
-    def register(self, block: int, before: Link, tokens: tuple[int, ...]) -> Link:
-        """All tokens of a block are computed; returns its link. `before` is the link of the block before."""
-        if not self._keeps_prefixes:
-            return ROOT
-        key = before, tokens
-        found = self._found.get(key)
-        if found is not None:
-            # NOTE: two sequences computed the same content at the same time. One of the blocks can be found.
-            return found[1]
-        link = next(self._links)
-        self._keys[block], self._found[key] = key, (block, link)
-        return link
-
-    def release(self, blocks: Iterable[int]) -> None:
-        """Let go of blocks. Those with content rest in this order, so the end of a sequence comes first."""
-        for block in blocks:
-            self._holders[block] -= 1
-            if self._holders[block]:
-                continue
-            if block in self._keys:
-                self._resting[block] = None
-            else:
-                self._empty.append(block)
-
-    def forget(self) -> None:
-        """Forget all content: the memory of the cache was lost. No block may be held."""
-        self._keys.clear()
-        self._found.clear()
-        self._empty.extend(self._resting)
-        self._resting.clear()
+from workers.generation.sight import Sight
 
 
 class Output(Protocol):
@@ -174,7 +60,8 @@ class Sequence:
     `is_run`: the blocks of the `table` lie side by side. `scored` tokens of the prompt have their log probabilities, or
     need none; of several choices the first has the prompt scored. `given` tokens were there at the beginning: the
     prompt, and what an earlier worker has written. `told` tokens are those whose ids the frontend has. `leads`: the
-    request begins with this choice, the first that has not ended.
+    request begins with this choice, the first that has not ended. A choice with pictures has a `sight`; its first
+    `pictured` tokens end with the last picture, behind which positions differ from places by `shift`.
     """
 
     request: GenerationRequest
@@ -200,6 +87,9 @@ class Sequence:
     done: bool = False
     started: bool = False
     leads: bool = False
+    sight: Sight | None = None
+    pictured: int = 0
+    shift: int = 0
 
     def __post_init__(self) -> None:
         """Begin with the prompt and what an earlier worker has written, which is replayed in silence."""
@@ -219,6 +109,10 @@ class Sequence:
         """The ids of the tokens that were not told before, in the form of `ipc.wire.messages.Written`."""
         ids, self.told = self.tokens[self.told :], len(self.tokens)
         return array("I", ids).tobytes()
+
+    def see(self, sight: Sight) -> None:
+        """The pictures of the prompt."""
+        self.sight, self.pictured, self.shift = sight, sight.end, sight.shift
 
     @property
     def call(self) -> GenerateCall:
@@ -288,6 +182,16 @@ class Positions(Protocol):
         """Sequences with equal numbers have equal positions."""
 
 
+class Eyes(Protocol):
+    """Finds features of pictures (`workers.generation.tower.Tower`)."""
+
+    def ready(self, sequence: Sequence) -> bool:
+        """Whether a sequence holds the features of all pictures behind its computed tokens; asks for the others."""
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence needs no features any more."""
+
+
 class Scheduler:
     """The sequences of one engine. One thread."""
 
@@ -298,13 +202,14 @@ class Scheduler:
         prefill_tokens: int,
         rope: Positions | None = None,
         scored_tokens: int = 512,
+        eyes: Eyes | None = None,
     ) -> None:
         """At most `max_sequences` are computed together, with `prefill_tokens` tokens of prompts in one step.
 
-        Of these, `scored_tokens` at most get log probabilities.
+        Of these, `scored_tokens` at most get log probabilities. Sequences with a `sight` need `eyes`.
         """
         self._pool, self._max_sequences, self.prefill_tokens = pool, max_sequences, prefill_tokens
-        self._rope, self._scored_tokens = rope, scored_tokens
+        self._rope, self._scored_tokens, self._eyes = rope, scored_tokens, eyes
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of arrival."""
@@ -336,6 +241,7 @@ class Scheduler:
                 place.remove(sequence)
                 break
         self._release(sequence)
+        self._close_eyes(sequence)
 
     def restart(self, sequence: Sequence) -> None:
         """All tokens of a sequence are to be computed anew: the sequence is the first of those that wait."""
@@ -376,6 +282,8 @@ class Scheduler:
             stop = min(len(sequence.tokens), sequence.computed + left)
             if sequence.tells_prompt:
                 stop = min(stop, max(sequence.computed, sequence.scored - 1) + scored)
+            if sequence.sight is not None and stop > sequence.computed:
+                stop = sequence.sight.fitted(sequence.computed, stop)
             if stop > sequence.computed and self._has_blocks(sequence, stop):
                 spans.append(Span(sequence, sequence.computed, stop))
                 left -= stop - sequence.computed
@@ -389,18 +297,42 @@ class Scheduler:
         size = self._pool.block_tokens
         sequence.computed = stop
         for number in range(sequence.registered, stop // size):
-            tokens = tuple(sequence.tokens[number * size : (number + 1) * size])
-            sequence.link = self._pool.register(sequence.blocks[number], sequence.link, tokens)
+            content: Content = tuple(sequence.tokens[number * size : (number + 1) * size])
+            if sequence.sight is not None:
+                content += sequence.sight.marks.get(number, ())
+            sequence.link = self._pool.register(sequence.blocks[number], sequence.link, content)
             sequence.registered = number + 1
+        if sequence.sight is not None and stop >= sequence.pictured:
+            self._close_eyes(sequence)
+
+    def _close_eyes(self, sequence: Sequence) -> None:
+        if sequence.sight is not None and self._eyes is not None:
+            self._eyes.release(sequence)
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self._max_sequences:
-            sequence = self.waiting[0]
-            if self._awaits_sibling(sequence) or not self._begin(sequence):
+        place = 0
+        while place < len(self.waiting) and len(self.running) < self._max_sequences:
+            sequence = self.waiting[place]
+            if self._awaits_sibling(sequence):
                 return
-            self.waiting.popleft()
+            if sequence.sight is not None and not self._sees(sequence, sequence.sight):
+                place += 1
+                continue
+            if not self._begin(sequence):
+                return
+            del self.waiting[place]
             self.running.append(sequence)
             self.running.sort(key=_order)
+
+    def _sees(self, sequence: Sequence, sight: Sight) -> bool:
+        """Whether the features are there for all tokens that a waiting sequence has to compute."""
+        assert self._eyes is not None
+        if not sight.lacking:
+            self._match(sequence)
+        is_ready = self._eyes.ready(sequence)
+        if not is_ready:
+            self._release(sequence)
+        return is_ready
 
     def _awaits_sibling(self, sequence: Sequence) -> bool:
         """Whether another choice of the same request still computes the prompt, whose blocks this one will share.
@@ -416,12 +348,7 @@ class Scheduler:
     def _begin(self, sequence: Sequence) -> bool:
         """Hold blocks for all tokens of a waiting sequence; false if too few are free."""
         size, pool = self._pool.block_tokens, self._pool
-        if not sequence.blocks:
-            # NOTE: what is known of a prompt has no logits, so only tokens that are told already are taken over.
-            known = sequence.tokens[: sequence.scored] if sequence.tells_prompt else sequence.tokens
-            sequence.blocks, sequence.link = pool.match(known, self._root_of(sequence))
-            sequence.registered = len(sequence.blocks)
-            sequence.computed = sequence.registered * size
+        self._match(sequence)
         lacking = -(-len(sequence.tokens) // size) - len(sequence.blocks)
         # NOTE: every running sequence may need a block soon. Without this reserve new ones would be preempted at once.
         while lacking + len(self.running) > pool.available:
@@ -434,6 +361,17 @@ class Scheduler:
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = sequence.computed
         return True
+
+    def _match(self, sequence: Sequence) -> None:
+        """Hold the blocks of the known beginning of a waiting sequence."""
+        if sequence.blocks:
+            return
+        # NOTE: what is known of a prompt has no logits, so only tokens that are told already are taken over.
+        known = sequence.tokens[: sequence.scored] if sequence.tells_prompt else sequence.tokens
+        marks = NO_MARKS if sequence.sight is None else sequence.sight.marks
+        sequence.blocks, sequence.link = self._pool.match(known, self._root_of(sequence), marks)
+        sequence.registered = len(sequence.blocks)
+        sequence.computed = sequence.registered * self._pool.block_tokens
 
     def _root_of(self, sequence: Sequence) -> Link:
         """Sequences share blocks within the space of their requests, with equal adapters and equal positions."""

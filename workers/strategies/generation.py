@@ -31,6 +31,7 @@ from workers.device import oom
 from workers.device.stepping import batch_limit_s
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.scheduler import Unfit
+from workers.generation.tower import Unseen
 from workers.scheduling.bound import TokenBudget
 from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, Job, Piece, Strategy, error_of, item_error
@@ -298,6 +299,8 @@ class Generations(Strategy):
 
     def _end_with(self, engine: Engine, jobs: Iterable[Hashable], error: Exception) -> None:
         """End jobs with the error that the model raised on them."""
+        if isinstance(error, Unseen):
+            error = error_of(error.error)
         for job in jobs:
             assert isinstance(job, Job)
             engine.cancel(job)

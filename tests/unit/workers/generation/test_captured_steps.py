@@ -11,10 +11,11 @@ import torch
 from tests.fakes.generating import BLOCK_TOKENS, Answers, engine_of, request_of
 from tests.fakes.replaying import Replay, ReplayedSteps, attention, decode
 from tests.tiny import causal
-from workers.generation.attention import PagedAttention, Plan
+from workers.generation.attention import PagedAttention
 from workers.generation.captured import CapturedSteps, Graph, row_counts
 from workers.generation.heads import Heads
 from workers.generation.paged_decode import DecodeLayout
+from workers.generation.step_plan import Plan
 
 LENGTHS = (1, 7, 30, 60)
 TOKENS = 14

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from workers.generation.scheduler import ROOT, BlockPool
+from workers.generation.blocks import ROOT, BlockPool
 
 SIZE, TOTAL = 4, 12
 TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=27).filter(lambda tokens: len(tokens) % SIZE)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from tests.fakes.generating import KeptOutput, request_of
-from workers.generation.scheduler import BlockPool, Scheduler, Sequence, Span
+from workers.generation.blocks import BlockPool
+from workers.generation.scheduler import Scheduler, Sequence, Span
 
 SIZE = 4
 

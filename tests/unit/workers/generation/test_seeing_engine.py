@@ -1,0 +1,123 @@
+"""Models that see in the engine: the tokens of generate(), with any number of pictures and in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.fakes.generating import BLOCK_TOKENS, Answers, request_of
+from tests.fakes.seeing import TOKENS, Chat, Seeing
+from workers.generation.engine import Engine
+
+FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+TOLERANCE = 1e-4
+QUESTION = "What do you see in the picture, and where does it stand?"
+CHATS = {
+    "none": Chat((QUESTION,)),
+    "one": Chat((1, QUESTION)),
+    "another": Chat((4, QUESTION)),
+    "behind": Chat((QUESTION, 2)),
+    "two": Chat((1, "Compare.", 2, QUESTION)),
+    "twice": Chat((3, 3, QUESTION)),
+    "text": Chat(("A long text of a river and a bridge, told before any picture was seen. " * 3,)),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
+    """Each family."""
+    return Seeing(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def added(model: Seeing, engine: Engine, chats: list[str], **options: int) -> None:
+    for name in chats:
+        engine.add(model.request(name, CHATS[name], **options))
+
+
+def alone(model: Seeing) -> tuple[Engine, Answers]:
+    engine, answers = model.engine(keeps_prefixes=False), Answers()
+    for name in CHATS:
+        added(model, engine, [name])
+        answers.run(engine)
+    return engine, answers
+
+
+def together(model: Seeing) -> tuple[Engine, Answers]:
+    engine = model.engine(max_sequences=4)
+    added(model, engine, list(CHATS))
+    return engine, Answers().run(engine)
+
+
+def in_chunks(model: Seeing) -> tuple[Engine, Answers]:
+    engine = model.engine(prefill_tokens=11)
+    added(model, engine, list(CHATS))
+    return engine, Answers().run(engine)
+
+
+def with_known_beginnings(model: Seeing) -> tuple[Engine, Answers]:
+    engine, first = model.engine(), Answers()
+    added(model, engine, list(CHATS))
+    first.run(engine)
+    seen = engine.tower.pictures_seen
+    assert seen == 4, "each picture is seen once"
+    answers = Answers()
+    added(model, engine, list(CHATS))
+    answers.run(engine)
+    for name in CHATS:
+        length = len(model.request(name, CHATS[name]).prompt)
+        assert answers.cached[name] == (length - 1) // BLOCK_TOKENS * BLOCK_TOKENS, name
+    assert engine.tower.pictures_seen == seen
+    return engine, answers
+
+
+def preempted(model: Seeing) -> tuple[Engine, Answers]:
+    """Each chat loses its blocks to others while its prompt is read, and while it is answered."""
+    longest = max(len(model.request(name, chat).prompt) for name, chat in CHATS.items())
+    engine = model.engine(
+        blocks=-(-longest // BLOCK_TOKENS) + 3, prefill_tokens=24, keeps_prefixes=False, store_nbytes=0
+    )
+    answers = Answers()
+    for name in CHATS:
+        added(model, engine, [name])
+        for steps in (4, 6):
+            for _ in range(steps):
+                answers.take(engine.step())
+            engine.pause(name)
+            engine.add(request_of("other", range(5, 5 + longest), 1))
+            Answers().run(engine)
+            engine.resume(name)
+        answers.run(engine)
+    assert engine.tower.pictures_seen > 8
+    return engine, answers
+
+
+def two_choices(model: Seeing) -> tuple[Engine, Answers]:
+    engine = model.engine()
+    added(model, engine, list(CHATS), n=2)
+    answers = Answers().run(engine)
+    for name in CHATS:
+        assert answers.tokens[name, 0] == answers.tokens[name, 1]
+    return engine, answers
+
+
+WAYS = (alone, together, in_chunks, with_known_beginnings, preempted, two_choices)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tokens_and_log_probabilities_are_those_of_generate(
+    model: Seeing, way: Callable[[Seeing], tuple[Engine, Answers]]
+) -> None:
+    engine, answers = way(model)
+    for name, chat in CHATS.items():
+        tokens, logprobs = model.expected(chat)
+        assert answers.tokens[name, 0] == tokens, name
+        assert answers.logprobs[name, 0] == pytest.approx(logprobs, abs=TOLERANCE), name
+        assert len(tokens) == TOKENS
+    assert engine.pool.used == 0 and not list(engine.keys)
+    assert engine.tower.store.held_nbytes == 0
+
+
+def test_other_pictures_give_other_texts(model: Seeing) -> None:
+    found = {tuple(model.expected(CHATS[name])[0]) for name in ("none", "one", "another")}
+    assert len(found) == 3
