@@ -4,8 +4,9 @@
 2. A row belongs to an owner and to the process whose run waits. Once the process is dead or the time is over nobody
    waits, and a decision finds nothing.
 3. A decision may come before its wait begins: the wait then finds the decision.
-4. A process has one look for all of its waits: every `LOOK_EVERY_S` it asks SQLite whether another connection has
-   written, in microseconds, on the event loop. Without waits nothing looks.
+4. Whoever decides rings a bell (`ipc.store.bell`), which wakes the one look that a process has for all of its waits.
+   Rings may be lost, so a process that waits also asks SQLite every `LOOK_EVERY_S` whether another connection has
+   written, in microseconds, and every `LOOK_WITHOUT_BELL_S` where it cannot hear the bell. Without waits nothing looks.
 5. An approval that is remembered holds for later calls of its session, and releases other waits of the session. It is
    forgotten `state.session_idle_s` after its last use, and with its session.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,11 +25,14 @@ from frontend.state.content import completed
 from frontend.state.errors import reached
 from ipc import settings
 from ipc.processes.liveness import is_running, own_identity
+from ipc.store.bell import Bell
 from ipc.store.store import LastingStore, StoreUnreadable
 
 FILE = "approvals-1.db"
 """The number rises when the tables change."""
-LOOK_EVERY_S = 0.025
+BELL = "approvals.bell"
+LOOK_EVERY_S, LOOK_WITHOUT_BELL_S = 2.0, 0.025
+"""Pauses between two looks, with and without a bell to hear."""
 MAX_MESSAGE = 4096
 """Characters of a message that are kept."""
 _GRACE_S = 60.0
@@ -51,6 +56,8 @@ _OF_SESSION = (
 _REMEMBER = (
     "INSERT INTO remembered VALUES (?, ?, ?) ON CONFLICT (owner, session) DO UPDATE SET used = excluded.used"
 )
+_BEGIN_WAIT = "UPDATE approvals SET waits = 1 WHERE id = ? AND approve IS NULL"
+_OPEN_HERE = "SELECT id FROM approvals WHERE runner = ? AND approve IS NULL"
 _DECIDED = "SELECT approve, message FROM approvals WHERE id = ? AND approve IS NOT NULL"
 _DELETED = "the session was deleted"
 
@@ -75,6 +82,8 @@ class ApprovalStore:
         self._path = root / FILE
         self._rows = LastingStore(self._path, _SCHEMA)
         self._bounds = bounds
+        self._bell = Bell(root / BELL)
+        self._rung = asyncio.Event()
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._looking: asyncio.Task[None] | None = None
 
@@ -89,13 +98,15 @@ class ApprovalStore:
         woken = self._waiting[id] = asyncio.get_running_loop().create_future()
         try:
             self._look()
-            await reached(self._rows.write(lambda connection: _begin_wait(connection, id)))
-            async with asyncio.timeout(timeout_s):
-                await woken
+            if await reached(self._rows.write(lambda connection: _begin_wait(connection, id))):
+                async with asyncio.timeout(timeout_s):
+                    await woken
         except TimeoutError:
             pass
         finally:
             self._waiting.pop(id, None)
+            if not self._waiting:
+                self._rung.set()
             decision = await completed(reached(self._rows.write(lambda connection: _take(connection, id))))
         return decision
 
@@ -106,23 +117,26 @@ class ApprovalStore:
     async def _watch(self) -> None:
         """Wake the waits whose rows are decided, until nobody waits."""
         version = -1
-        while self._waiting:
-            try:
-                if (newer := self._rows.version()) != version:
-                    for id_ in await self._rows.read(self._decided):
-                        if (waiter := self._waiting.get(id_)) is not None and not waiter.done():
-                            waiter.set_result(None)
-                    version = newer
-            except StoreUnreadable:
-                # The decisions come with a later look, or the waits end by their own time.
-                version = -1
-            await asyncio.sleep(LOOK_EVERY_S)
+        with self._bell.listening(self._rung.set) as hears:
+            while self._waiting:
+                self._rung.clear()
+                try:
+                    if (newer := self._rows.version()) != version:
+                        waiting = list(self._waiting)
+                        self._wake(waiting, await self._rows.read(_open_here))
+                        version = newer
+                except StoreUnreadable:
+                    # The decisions come with a later look, or the waits end by their own time.
+                    version = -1
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S if hears else LOOK_WITHOUT_BELL_S):
+                        await self._rung.wait()
 
-    def _decided(self, connection: sqlite3.Connection) -> list[str]:
-        """Ids of waits of this process that have nothing to wait for: decided, or without a row."""
-        waiting = list(self._waiting)
-        query = "SELECT 1 FROM approvals WHERE id = ? AND approve IS NULL"
-        return [id_ for id_ in waiting if connection.execute(query, (id_,)).fetchone() is None]
+    def _wake(self, waiting: list[str], still_open: set[str]) -> None:
+        """End those waits that have nothing to wait for: their rows are decided or gone."""
+        for id_ in set(waiting) - still_open:
+            if (waiter := self._waiting.get(id_)) is not None and not waiter.done():
+                waiter.set_result(None)
 
     async def decide(self, owner: str | None, id: str, decision: Decision, *, remember: bool = False) -> Told:
         """Decide about a call once; `owner` None for an operator, who decides for all owners."""
@@ -139,7 +153,7 @@ class ApprovalStore:
                 connection.execute(_OF_SESSION, (True, None, *row[:2]))
             return "resolved" if row[3] else "queued"
 
-        return await reached(self._rows.write(write))
+        return await reached(self._rows.write(write, self._bell.ring))
 
     async def is_remembered(self, owner: str, session: str) -> bool:
         """Whether an approval holds for the whole session; a use lengthens its life."""
@@ -159,7 +173,7 @@ class ApprovalStore:
             connection.execute("DELETE FROM remembered WHERE owner = ? AND session = ?", (owner, session))
             connection.execute(_OF_SESSION, (False, _DELETED, owner, session))
 
-        await reached(self._rows.write(write))
+        await reached(self._rows.write(write, self._bell.ring))
 
     async def sweep(self) -> None:
         """Delete rows for which nobody waits any more."""
@@ -179,8 +193,14 @@ class ApprovalStore:
             await reached(self._rows.write(write))
 
 
-def _begin_wait(connection: sqlite3.Connection, id_: str) -> None:
-    connection.execute("UPDATE approvals SET waits = 1 WHERE id = ?", (id_,))
+def _begin_wait(connection: sqlite3.Connection, id_: str) -> bool:
+    """Whether there is anything to wait for: nobody has decided yet."""
+    return connection.execute(_BEGIN_WAIT, (id_,)).rowcount == 1
+
+
+def _open_here(connection: sqlite3.Connection) -> set[str]:
+    """Ids of this process that nobody has decided about."""
+    return {id_ for (id_,) in connection.execute(_OPEN_HERE, (own_identity(),))}
 
 
 def _take(connection: sqlite3.Connection, id_: str) -> Decision:

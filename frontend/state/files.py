@@ -246,7 +246,7 @@ class FileStore:
         def read(connection: sqlite3.Connection) -> Any:
             return connection.execute(_FIND, (owner, id, time.time())).fetchone()
 
-        row = await reached(self._rows.read(read))
+        row = await reached(self._rows.find(read))
         if row is None:
             raise _not_found(id)
         return _file_of(row)

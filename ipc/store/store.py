@@ -14,10 +14,11 @@ state ends with the server, and the death of a process loses nothing that was wr
 
 `LastingStore` is another file, of state that survives the server and is too much to be kept in memory. Each process has
 one connection for reads and one for writes, each in a thread of its own. So the event loop never waits, writes of a
-process happen in their order, and readers do not wait for writers. Nothing is opened before the first use: a process
-that never asks has neither thread nor descriptor, and a process that forks before has nothing to inherit. A file that
-is no database any more is put aside, and a new file takes its place. What was committed survives the death of any
-process. A loss of power may cost the last commits, never the file.
+process happen in their order, and readers do not wait for writers. A third connection is for the event loop's thread:
+look-ups of a few rows, which the kernel has in memory and which wait for no lock. Nothing is opened before the first
+use: a process that never asks has neither thread nor descriptor, and a process that forks before has nothing to
+inherit. A file that is no database any more is put aside, and a new file takes its place. What was committed survives
+the death of any process. A loss of power may cost the last commits, never the file.
 """
 
 from __future__ import annotations
@@ -361,21 +362,37 @@ class LastingStore:
         self._looker: sqlite3.Connection | None = None
 
     def version(self) -> int:
-        """A number that changes with the commits of all processes. Takes microseconds, for one thread."""
+        """A number that changes with the commits of all processes. Takes microseconds, for the event loop's thread."""
         with _unreadable():
-            if self._looker is None:
-                self._looker = self._opened()
-            (version,) = self._looker.execute("PRAGMA data_version").fetchone()
+            (version,) = self._open_looker().execute("PRAGMA data_version").fetchone()
             return int(version)
 
     async def read(self, how: How[R]) -> R:
         """The result of `how`, which reads from one snapshot."""
         return await asyncio.get_running_loop().run_in_executor(self._reading, self._read, how)
 
-    async def write(self, how: How[R]) -> R:
-        """The result of `how`, whose changes are committed, also if the caller is cancelled."""
+    async def find(self, how: How[R]) -> R:
+        """The result of `how`, one statement that reads a few rows.
+
+        The statement runs on the event loop's thread, in microseconds, where `read` takes a switch to a thread and back
+        again. The reading thread reads while another process has locked the file.
+        """
+        if self._looker is None:
+            await asyncio.get_running_loop().run_in_executor(self._reading, self._open_looker)
+        assert self._looker is not None
+        try:
+            with translated():
+                return how(self._looker)
+        except Locked:
+            return await self.read(how)
+
+    async def write(self, how: How[R], committed: Callable[[], None] | None = None) -> R:
+        """The result of `how`, whose changes are committed, also if the caller is cancelled.
+
+        `committed` is called after the commit, in the writing thread.
+        """
         loop = asyncio.get_running_loop()
-        return await asyncio.shield(loop.run_in_executor(self._writing, self._write, how))
+        return await asyncio.shield(loop.run_in_executor(self._writing, self._write, how, committed))
 
     def _read(self, how: How[R]) -> R:
         with _unreadable():
@@ -383,11 +400,23 @@ class LastingStore:
                 self._reader = self._opened()
             return transacted(self._reader, "BEGIN", how)
 
-    def _write(self, how: How[R]) -> R:
+    def _write(self, how: How[R], committed: Callable[[], None] | None) -> R:
         with _unreadable():
             if self._writer is None:
                 self._writer = self._opened()
-            return transacted(self._writer, "BEGIN IMMEDIATE", how)
+            result = transacted(self._writer, "BEGIN IMMEDIATE", how)
+        if committed is not None:
+            committed()
+        return result
+
+    def _open_looker(self) -> sqlite3.Connection:
+        """The connection of the event loop's thread, which must not wait for a lock."""
+        with _unreadable():
+            if self._looker is None:
+                looker = self._opened()
+                looker.execute("PRAGMA busy_timeout = 0")
+                self._looker = looker
+            return self._looker
 
     def _opened(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

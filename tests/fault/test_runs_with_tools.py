@@ -149,7 +149,7 @@ def test_a_store_that_is_locked_ends_the_run_with_one_error_and_the_tool_ran_onc
 ) -> None:
     output(server, "rm -f marks", session)
     before = server.get(f"/v1/sessions/{session}").json()
-    with closing(sqlite3.connect(server.run_dir / "state" / "sessions-1.db", isolation_level=None)) as held:
+    with closing(sqlite3.connect(server.run_dir / "state" / "sessions-2.db", isolation_level=None)) as held:
         held.execute("BEGIN IMMEDIATE")
         with Run(server, session, ["echo ran >> marks"], permission="auto") as run:
             assert run.result()["exit_code"] == 0

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from frontend.state import approvals as module
 from frontend.state.approvals import ApprovalStore, Decision
 from ipc import settings
+from ipc.store import bell
 from tests.harness.server import eventually
 
 T = TypeVar("T")
@@ -62,6 +64,40 @@ def test_a_decision_at_another_frontend_releases_the_wait(tmp_path: Path) -> Non
         assert await _rows(here) == 0
         assert not here._waiting
         await asyncio.wait_for(here._looking or asyncio.sleep(0), 10)
+
+    _run(act())
+
+
+def test_a_decision_wakes_a_wait_that_looks_at_long_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 3600.0)
+
+    async def act() -> None:
+        here, there = _made(tmp_path), _made(tmp_path)
+        first, second = await _waiting(here, "appr_1"), await _waiting(here, "appr_2", session="t")
+        looking = here._looking
+        assert await there.decide("a", "appr_1", YES) == "resolved"
+        assert await asyncio.wait_for(first, 60) == YES
+        await there.forget("a", "t")
+        assert not (await asyncio.wait_for(second, 60)).approve
+        assert looking is not None
+        await asyncio.wait_for(looking, 60)
+
+    _run(act())
+
+
+def test_a_wait_that_cannot_hear_looks_at_short_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(bell, "_LIBC", SimpleNamespace(inotify_init1=lambda _: -1))
+
+    async def act() -> None:
+        here, there = _made(tmp_path), _made(tmp_path)
+        task = await _waiting(here, "appr_1")
+        assert await there.decide("a", "appr_1", YES) == "resolved"
+        assert await asyncio.wait_for(task, 60) == YES
 
     _run(act())
 

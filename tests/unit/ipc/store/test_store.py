@@ -21,7 +21,7 @@ from ipc import deadline
 from ipc.errors import DeadlineExceeded, InvalidInput
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.processes.starting import TOP
-from ipc.store.store import Store, StoreUnreadable, Table, begin
+from ipc.store.store import LastingStore, Store, StoreUnreadable, Table, begin
 
 OPEN = """
 import signal, sys
@@ -324,3 +324,45 @@ def test_a_row_of_another_form_is_told_passed_over_and_deleted_by_the_next_chang
         put(mine, "b", "2")
         assert other.execute("SELECT key FROM state WHERE kind = 'k'").fetchall() == [(b"a",), (b"b",)]
     assert mine.rows() == {"a": "1", "b": "2"}
+
+
+def test_a_look_up_on_the_event_loop_sees_each_commit_and_waits_for_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / "lasting.db"
+    mine = LastingStore(path, "CREATE TABLE IF NOT EXISTS numbers (number INTEGER);")
+    threads = list[int]()
+
+    def count(connection: sqlite3.Connection) -> int:
+        threads.append(threading.get_ident())
+        (number,) = connection.execute("SELECT count(*) FROM numbers").fetchone()
+        return int(number)
+
+    async def act() -> None:
+        assert await mine.find(count) == 0
+        await LastingStore(path, "").write(lambda each: each.execute("INSERT INTO numbers VALUES (1)"))
+        assert await mine.find(count) == 1
+        assert set(threads) == {threading.get_ident()}
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("INSERT INTO numbers VALUES (2)")
+            assert await mine.find(count) == 1
+            other.execute("COMMIT")
+        assert await mine.find(count) == 2
+        assert set(threads) == {threading.get_ident()}
+
+    asyncio.run(act())
+
+
+def test_a_look_up_in_a_file_that_is_locked_leaves_the_event_loop_free(tmp_path: Path) -> None:
+    mine = LastingStore(tmp_path / "lasting.db", "")
+    threads = list[int]()
+
+    def look(_: sqlite3.Connection) -> str:
+        threads.append(threading.get_ident())
+        if threads == [threading.get_ident()]:
+            locked = sqlite3.OperationalError("database is locked")
+            locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            raise locked
+        return "read"
+
+    assert asyncio.run(mine.find(look)) == "read"
+    assert len(threads) == 2 and threads[0] != threads[1]

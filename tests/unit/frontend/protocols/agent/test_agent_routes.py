@@ -183,7 +183,7 @@ def test_ids_are_any_text_and_no_paths(server: Server, tmp_path: Path, id_: str)
         assert server.get(id_).status_code == 404
     else:
         assert answer.status_code == 400
-    known = {"files-1.db", "sessions-1.db", "approvals-1.db", "files"}
+    known = {"files-1.db", "sessions-2.db", "approvals-1.db", "approvals.bell", "files"}
     assert {
         path.name.partition("-wal")[0].partition("-shm")[0] for path in (tmp_path / "state").iterdir()
     } <= known
