@@ -53,14 +53,14 @@ class _Labels:
 
     def ended(self, status: int) -> _Ended:
         """The counter and the histogram of requests with this status."""
-        found = self._ended.get(status)
-        if found is None:
+        ended = self._ended.get(status)
+        if ended is None:
             metrics, values = self._metrics, (*self._values, str(status))
-            found = self._ended[status] = _Ended(
+            ended = self._ended[status] = _Ended(
                 metrics.tally.amount(metrics.http_requests.labels(*values)),
                 metrics.tally.observations(metrics.http_duration.labels(*values)),
             )
-        return found
+        return ended
 
 
 class HttpCounts:

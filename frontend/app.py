@@ -213,9 +213,9 @@ class ErrorRenderer:
     ) -> None:
         """An error of the tree."""
         tracebacks.forget(error)
-        made = getattr(req.context, "penstock", None)
-        if made is not None:
-            made.failed(error)
+        scope = getattr(req.context, "penstock", None)
+        if scope is not None:
+            scope.failed(error)
         if isinstance(error, Cancelled):
             if resp is not None:
                 resp.status = 499

@@ -292,10 +292,10 @@ class Watch:
 
     def _report_state(self) -> None:
         state = self._services.state
-        for gauge, kept in zip(
+        for gauge, amount in zip(
             (self._metrics.state_files, self._metrics.state_bytes), state.kept, strict=True
         ):
-            gauge.set(kept)
+            gauge.set(amount)
         if state.is_full and not self._was_full:
             log.warning("the state directory has no room for another file (state.max_file_bytes)")
         self._was_full = state.is_full

@@ -156,8 +156,8 @@ class Sources:
                 continue
             if any(name.startswith(each) and _KUBERNETES.fullmatch(name, len(each)) for each in services):
                 continue
-            section, found, field = name.removeprefix(PREFIX).lower().partition("__")
-            if not found:
+            section, separator, field = name.removeprefix(PREFIX).lower().partition("__")
+            if not separator:
                 raise ConfigError(f"{name}: unknown variable{_nearest(name, self._variables())}")
             self.put(section, field, value, name)
 

@@ -46,9 +46,9 @@ def sweep(paths: RunPaths) -> list[str]:
     if not paths.root.exists():
         return _unlink(_ownerless(paths))
     slots = {
-        int(found[2])
+        int(lock[2])
         for path in paths.root.glob("*.lock")
-        if (found := _LOCK_NAME.match(path.name)) and found[1] == "worker"
+        if (lock := _LOCK_NAME.match(path.name)) and lock[1] == "worker"
     }
     owners = {path.name.split(".")[2] for path in paths.arenas()}
     slots |= {int(owner) for owner in owners if _is_slot(owner)}
@@ -83,10 +83,10 @@ def _sweep_tools(paths: RunPaths) -> list[str]:
         return []
     try:
         with SlotLock(paths.lock(TOOLS)):
-            found = [work.name] if work.exists() else []
+            swept = [work.name] if work.exists() else []
             kill_sandboxes(work)
             remove_tree(work)
-            return found + _unlink([paths.tools_socket(), paths.tools_notify_socket()])
+            return swept + _unlink([paths.tools_socket(), paths.tools_notify_socket()])
     except SlotTaken:
         return []
 

@@ -49,8 +49,8 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
         flags["catalog.dirs"] = ",".join(options.catalog)
     flags |= _serving_flags(options)
     for pair in getattr(options, "set", ()):
-        name, found, value = pair.partition("=")
-        if not found or "." not in name:
+        name, sign, value = pair.partition("=")
+        if not sign or "." not in name:
             raise ConfigError(f"--set {pair}: expected SECTION.FIELD=VALUE")
         flags[name] = value
     if (bind := target.bind_of(options, flags)) is not None:

@@ -139,11 +139,11 @@ class Parser(argparse.ArgumentParser):
         """As the base, but what this command does not understand ends the program with a hint."""
         words = list(sys.argv[1:] if args is None else args)
         self._refuse_unknown_flags(words)
-        found, rest = super().parse_known_args(words, namespace)
+        options, rest = super().parse_known_args(words, namespace)
         if rest:
             problem = f"{rest[0][:200]!r} is one word too many for {self.prog}"
             self.error(f"{problem}; flags stand behind all other words")
-        return found, rest
+        return options, rest
 
     def _refuse_unknown_flags(self, words: Sequence[str]) -> None:
         """Look before a lack of other flags is told. A command with commands below has only the flags before these."""

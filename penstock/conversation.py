@@ -152,10 +152,10 @@ def _read(name: str, value: bytes, usage: dict[str, Any]) -> list[tuple[str, Any
         if name and not failed:
             return [(name, chunk)]
         deltas = [] if failed else [choice["delta"] for choice in chunk["choices"]]
-        told = [(kind, str(delta[kind])) for delta in deltas for kind in TEXTS if delta.get(kind)]
+        pieces = [(kind, str(delta[kind])) for delta in deltas for kind in TEXTS if delta.get(kind)]
         usage |= chunk.get("usage") or {}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise NoAnswer("the stream cannot be read: this is no server of chat completions") from None
     if failed:
         raise NoAnswer(target.message_of(value) or "the answer failed, and the server did not say why")
-    return told
+    return pieces

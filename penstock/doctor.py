@@ -147,11 +147,11 @@ def _tools(config: Settings) -> Iterator[Finding]:
         yield True, "tools: off (agent.code_execution, agent.shell, agent.mcp_config)"
         return
     try:
-        found = layers.find(config.agent)
+        sandbox = layers.find(config.agent)
     except ConfigError as error:
         yield False, error.message
         return
-    for name, state in found.states.items():
+    for name, state in sandbox.states.items():
         yield True, f"sandbox {config.agent.sandbox}, layer {name}: {state}"
 
 

@@ -47,12 +47,12 @@ class ProgressLine:
     def __call__(self, phase: str, fraction: float) -> None:
         """`fraction` (0 to 1) of `phase` is done."""
         tenths = int(fraction * 10)
-        told = self._told if fraction < 1 else ""
+        amount = self._told if fraction < 1 else ""
         if sys.stderr.isatty():
             end = "\n" if fraction >= 1 else ""
-            terminal.redraw(f"{self._name}: {phase} {fraction:4.0%}{told}", end)
+            terminal.redraw(f"{self._name}: {phase} {fraction:4.0%}{amount}", end)
         elif tenths != self._shown:
-            print(f"{self._name}: {phase} {tenths * 10} %{told}", file=sys.stderr)
+            print(f"{self._name}: {phase} {tenths * 10} %{amount}", file=sys.stderr)
         self._shown = tenths
 
 
@@ -80,7 +80,7 @@ def run(names: Sequence[str], catalog: Catalog, to: str | None, *, as_json: bool
             Path(to).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"models pull: --to {to} cannot be a directory: {error.strerror}") from error
-    found = []
+    pulled_models = []
     for name in names:
         try:
             entry = entry_of(name.partition(":")[0] if to else name, catalog, source_alone=True)
@@ -91,10 +91,10 @@ def run(names: Sequence[str], catalog: Catalog, to: str | None, *, as_json: bool
         else:
             if not as_json:
                 print(_line(pulled, copied=bool(to)))
-        found.append(pulled)
+        pulled_models.append(pulled)
     if as_json:
-        print(terminal.as_json(found))
-    return 1 if any(pulled.error for pulled in found) else 0
+        print(terminal.as_json(pulled_models))
+    return 1 if any(pulled.error for pulled in pulled_models) else 0
 
 
 def _line(pulled: Pulled, *, copied: bool) -> str:

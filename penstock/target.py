@@ -152,11 +152,11 @@ def key_of(options: argparse.Namespace) -> str:
 
     Raises `ConfigError` for a file that is missing, or that other users may read, and for a key no header can hold.
     """
-    found, where = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
+    key_text, where = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
     if options.key_file:
         where = "--key-file"
-        found = read_private_file(Path(options.key_file), where).decode(errors="replace")
-    key = found.strip()
+        key_text = read_private_file(Path(options.key_file), where).decode(errors="replace")
+    key = key_text.strip()
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{where}: this is no API key, it holds characters that no header can have")
     if options.key_file and not key:

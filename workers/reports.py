@@ -243,13 +243,13 @@ class Statistics:
         return (self._marks[-1][1] - cpu_s) / elapsed_s, min(1.0, (self._marks[-1][2] - busy_s) / elapsed_s)
 
     def _queues(self) -> list[QueueState]:
-        found: dict[str, QueueState] = {}
+        by_model: dict[str, QueueState] = {}
         for model, _, items, tokens, age_s in self._context.queue.snapshot():
-            known = found.get(model, QueueState(model, 0, 0, 0.0))
-            found[model] = QueueState(
+            known = by_model.get(model, QueueState(model, 0, 0, 0.0))
+            by_model[model] = QueueState(
                 model, known.items + items, known.tokens + tokens, max(known.oldest_s, age_s)
             )
-        return [state for state in found.values() if state.items]
+        return [state for state in by_model.values() if state.items]
 
 
 def generations(models: ModelTable) -> list[GenerationStats]:

@@ -183,10 +183,10 @@ def _is_foreign(headers: Iterable[tuple[bytes, bytes]], host: str) -> bool:
 
 def _body_type(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """The media type of the body without its parameters, "" for none; of several one that forms send."""
-    found = [
+    types = [
         value.partition(b";")[0].strip().lower() for name, value in headers if name == b"content-type"
     ] or [b""]
-    return next((one for one in found if one in _FORM_TYPES), found[0])
+    return next((one for one in types if one in _FORM_TYPES), types[0])
 
 
 def _text(value: bytes) -> str:

@@ -114,23 +114,23 @@ def accept() -> Configuration:
     """Read the configuration anew. Raises `ConfigError` when it is wrong and none was accepted before."""
     global _accepted
     try:
-        found = read()
-        if _accepted is not None and found.settings.paths != _accepted.settings.paths:
+        configuration = read()
+        if _accepted is not None and configuration.settings.paths != _accepted.settings.paths:
             raise ConfigError(
                 "run.dir, run.instance and the port they follow from cannot change while the server runs"
             )
-        if _accepted is not None and _address(found) != _address(_accepted):
+        if _accepted is not None and _address(configuration) != _address(_accepted):
             raise ConfigError("grpc.enabled and grpc.bind cannot change while the server runs")
-        if _accepted is not None and listeners.addresses(found.settings.server) != listeners.addresses(
-            _accepted.settings.server
-        ):
+        if _accepted is not None and listeners.addresses(
+            configuration.settings.server
+        ) != listeners.addresses(_accepted.settings.server):
             raise ConfigError(
                 "server.bind, server.metrics_bind, server.health_bind and server.mcp_port cannot change while the "
                 "server runs"
             )
-        if _accepted is not None and _accepted.access.closed and not found.access.closed:
+        if _accepted is not None and _accepted.access.closed and not configuration.access.closed:
             log.warning("server.keys_file is empty now: requests need no key any more")
-        _accepted = found
+        _accepted = configuration
     except ConfigError as error:
         if _accepted is None:
             raise

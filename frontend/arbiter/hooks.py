@@ -60,8 +60,8 @@ class PatientArbiter(Arbiter):  # type: ignore[misc]
 
     def wait_for_signals(self, timeout: float = 1.0) -> list[int]:
         """Signals in their order."""
-        found: list[int] = super().wait_for_signals(timeout)
-        return [sig for at, sig in enumerate(found) if sig != signal.SIGHUP or sig not in found[:at]]
+        signals: list[int] = super().wait_for_signals(timeout)
+        return [sig for at, sig in enumerate(signals) if sig != signal.SIGHUP or sig not in signals[:at]]
 
     def manage_workers(self) -> None:
         """Keep the number of frontends that serve: start missing ones, and tell the oldest of too many to end."""
@@ -105,13 +105,13 @@ def take_over(server: Any, max_draining: Callable[[], int]) -> None:
 def read_settings() -> Settings:
     """Checked settings. At the start a mistake ends the process with code 3 and one line."""
     try:
-        found = configuration.accept().settings
+        settings = configuration.accept().settings
     except ConfigError as error:
         # The form of log lines is not known without settings.
         sys.stderr.write(f"penstock: {error.message}\n")
         raise SystemExit(EXIT_CONFIG) from error
-    logs.configure(found.log, "arbiter", forks=True)
-    return found
+    logs.configure(settings.log, "arbiter", forks=True)
+    return settings
 
 
 def hide_notify_socket() -> None:

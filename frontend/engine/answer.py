@@ -163,13 +163,13 @@ class Answer:
 
         Raises `LeaseRevoked` if the worker has taken the memory back.
         """
-        found: list[dict[str, np.ndarray]] = [{} for _ in self.tokens]
+        by_item: list[dict[str, np.ndarray]] = [{} for _ in self.tokens]
         for name, values in self.tensors().items():
-            starts = [0, *accumulate(self.ragged.get(name) or [1] * len(found))]
-            for own, (start, stop) in zip(found, pairwise(starts), strict=True):
+            starts = [0, *accumulate(self.ragged.get(name) or [1] * len(by_item))]
+            for own, (start, stop) in zip(by_item, pairwise(starts), strict=True):
                 own[name] = values[start:stop].copy()
         self.check()
-        return found
+        return by_item
 
     @classmethod
     def joined(
@@ -186,9 +186,9 @@ class Answer:
         `timing` and `uuid` are those of the work that computed some of the items, or empty.
         """
         rows = {name: [len(own[name]) for own in items] for name in ragged}
-        made = cls(Result(0, None, [], tokens, truncated, [], timing, rows=rows), EMPTY, uuid=uuid)
-        made._copies = {name: np.concatenate([own[name] for own in items]) for name in items[0]}
-        return made
+        answer = cls(Result(0, None, [], tokens, truncated, [], timing, rows=rows), EMPTY, uuid=uuid)
+        answer._copies = {name: np.concatenate([own[name] for own in items]) for name in items[0]}
+        return answer
 
     def check(self) -> None:
         """Raise `LeaseRevoked` when the memory was taken back. Call after every copy."""

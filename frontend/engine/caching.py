@@ -266,15 +266,15 @@ class CachingEngine(Front):
         if keys is None:
             return await super().run(scope, work, payload)
         meter, identity = self._recorder.cache(work.model), self._models.identity(work.model)
-        found = [_of(identity, row) for row in map(self.kept.get, keys)]
-        missing = [at for at, row in enumerate(found) if row is None]
-        scope.cache_hits = len(found) - len(missing)
+        rows = [_of(identity, row) for row in map(self.kept.get, keys)]
+        missing = [at for at, row in enumerate(rows) if row is None]
+        scope.cache_hits = len(rows) - len(missing)
         meter.hits.inc(scope.cache_hits)
         meter.misses.inc(len(missing))
         if scope.cache_hits:
-            computed: Computed | None = Computed(found)
+            computed: Computed | None = Computed(rows)
             if missing:
-                computed = await self._completed(scope, work, keys, found, missing, meter)
+                computed = await self._completed(scope, work, keys, rows, missing, meter)
             if computed is not None:
                 return await off_loop_if(large, joined, computed)
             scope.cache_hits = 0

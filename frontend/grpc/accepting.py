@@ -159,8 +159,8 @@ class _ServedStream:
     def cut_off(self) -> None:
         """End the rpc at once."""
         for task in (self._serving, self._handling):
-            if task is not None and (found := task()) is not None:
-                found.cancel()
+            if task is not None and (running := task()) is not None:
+                running.cancel()
 
 
 class _Core(cygrpc.AioServer):  # type: ignore[misc]

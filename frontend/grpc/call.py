@@ -64,17 +64,17 @@ class Call:
         given, traceparent = metadata.get("x-request-id", ""), metadata.get("traceparent", "")
         if number and given:
             given = f"{given!s}/{number}"
-        made = scope_of_ids(str(given), str(traceparent), services.settings.limits)
-        made.host, made.grant, made.operation = rpc.host, rpc.grant, operation
-        current_scope.set(made)
+        scope = scope_of_ids(str(given), str(traceparent), services.settings.limits)
+        scope.host, scope.grant, scope.operation = rpc.host, rpc.grant, operation
+        current_scope.set(scope)
         left_s = rpc.context.time_remaining()
         if left_s is not None:
-            made.deadline_ns = min(made.deadline_ns, deadline.after(max(0.0, left_s)))
-        logs.request_id.set(made.request_id)
+            scope.deadline_ns = min(scope.deadline_ns, deadline.after(max(0.0, left_s)))
+        logs.request_id.set(scope.request_id)
         logs.caller.set(rpc.grant.name)
         if operation:
-            services.finisher.begin(made, path)
-        return cls(services, rpc, protocol, path, made, rpc.grant, number)
+            services.finisher.begin(scope, path)
+        return cls(services, rpc, protocol, path, scope, rpc.grant, number)
 
     @property
     def metadata(self) -> Metadata:
@@ -112,16 +112,16 @@ class Call:
 
     def finish(self, error: PenstockError | None = None) -> None:
         """The request has been answered, or has failed with `error`."""
-        made, self.ended = self.context, True
+        scope, self.ended = self.context, True
         status = 200 if error is None else error.status
-        made.error = ""
+        scope.error = ""
         if error is not None:
-            made.failed(error)
+            scope.failed(error)
         if self.grant.name or isinstance(error, AccessRefused):
             self.services.recorder.called(self.grant.name or NO_KEY, str(status))
         if self.grant.admin and self.grant.name:
-            log.info("%s answered %s for key %s", self.path, made.error or "OK", self.grant.name)
-        self.services.finisher.finish(made, self.protocol, Outcome("", self.path, self.path[1:], status))
+            log.info("%s answered %s for key %s", self.path, scope.error or "OK", self.grant.name)
+        self.services.finisher.finish(scope, self.protocol, Outcome("", self.path, self.path[1:], status))
 
     def ended_early(self) -> PenstockError:
         """Why the rpc was cancelled: its deadline passed, or its client went away."""
@@ -130,9 +130,9 @@ class Call:
     @property
     def trailers(self) -> tuple[tuple[str, str], ...]:
         """The request's ids, and the caller's traceparent, for the trailing metadata."""
-        made = self.context
-        ids = (("x-request-id", made.request_id), ("x-trace-id", made.trace_id))
-        return (*ids, ("traceparent", made.parent)) if made.parent else ids
+        scope = self.context
+        ids = (("x-request-id", scope.request_id), ("x-trace-id", scope.trace_id))
+        return (*ids, ("traceparent", scope.parent)) if scope.parent else ids
 
 
 Failed = Callable[[Call, Any, PenstockError], Answer | None]

@@ -53,11 +53,11 @@ class Peer(NamedTuple):
     def of(cls, address: str, port: int) -> Peer:
         """The peer at the address of a socket; IPv4 within IPv6 becomes IPv4."""
         try:
-            found = ipaddress.ip_address(address.partition("%")[0])
+            host = ipaddress.ip_address(address.partition("%")[0])
         except ValueError:
             return cls(address, port)
-        mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-        return cls(str(mapped or found), port)
+        mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
+        return cls(str(mapped or host), port)
 
     @classmethod
     def named(cls, name: str) -> Peer:

@@ -43,31 +43,31 @@ def split(data: bytes, field: int, messages: Collection[int] = ()) -> tuple[byte
         ValueError: `data` is no message.
         InvalidInput: it has more than `MAX_FIELDS` fields.
     """
-    view, wanted = memoryview(data), field << 3 | _BYTES
+    view, field_tag = memoryview(data), field << 3 | _BYTES
     nested = {number << 3 | _BYTES for number in messages}
     rest: list[memoryview] = []
-    found: list[memoryview] = []
-    kept = count = 0
+    contents: list[memoryview] = []
+    copied = count = 0
     for tag, began, content, end in fields(data, 0, len(data)):
         count = _counted(count)
-        if tag == wanted:
-            if kept < began:
-                rest.append(view[kept:began])
-            found.append(view[content:end])
-            kept = end
+        if tag == field_tag:
+            if copied < began:
+                rest.append(view[copied:began])
+            contents.append(view[content:end])
+            copied = end
         elif tag in nested:
             for _ in fields(data, content, end):
                 count = _counted(count)
-    rest.append(view[kept:])
-    return b"".join(rest), found
+    rest.append(view[copied:])
+    return b"".join(rest), contents
 
 
 def parts(head: bytes, field: int, contents: Sequence[Buffer]) -> list[Buffer]:
     """The message `head` with one bytes field numbered `field` for each of `contents`."""
-    found: list[Buffer] = [head]
+    buffers: list[Buffer] = [head]
     for content in contents:
-        found += (prefix(field, len(content)), content)
-    return found
+        buffers += (prefix(field, len(content)), content)
+    return buffers
 
 
 def nested(field: int, inner: list[Buffer]) -> list[Buffer]:

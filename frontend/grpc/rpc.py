@@ -96,13 +96,13 @@ def shortened(message: str) -> str:
 
 def trailers(error: PenstockError) -> tuple[tuple[str, str], ...]:
     """Trailing metadata: the stable code, whether to try again, and after how many seconds."""
-    found = (
+    fields = (
         ("penstock-code", error.code),
         ("penstock-retryable", str(error.retryable).lower()),
     )
     if not error.retryable:
-        return found
-    return (*found, ("retry-after", error.retry_after()))
+        return fields
+    return (*fields, ("retry-after", error.retry_after()))
 
 
 class Reply(NamedTuple):

@@ -106,13 +106,13 @@ class Health:
             self._watchers.give(account)
 
     async def _tell(self, name: str, rpc: Rpc) -> None:
-        told = None
+        last = None
         while True:
             ending = self._draining.is_set()
             status = self._status(name)
-            if status != told:
+            if status != last:
                 await rpc.context.write(health_pb2.HealthCheckResponse(status=status))
-                told = status
+                last = status
             if ending:
                 return
             try:
@@ -255,8 +255,8 @@ def _without_clients_faults(record: logging.LogRecord) -> bool:
 
 def _max_connections(settings: Settings) -> int:
     """As many as the settings allow and the limit of open files leaves."""
-    wanted = (settings.server.max_connections, settings.grpc.max_connections)
-    allowed = state.connection_shares(wanted, state.hard_limit())[1]
+    limits = (settings.server.max_connections, settings.grpc.max_connections)
+    allowed = state.connection_shares(limits, state.hard_limit())[1]
     if allowed < settings.grpc.max_connections:
         log.warning("grpc.max_connections: the limit of open files leaves room for %d", allowed)
     return allowed
@@ -265,7 +265,7 @@ def _max_connections(settings: Settings) -> int:
 def options(settings: Settings, max_connections: int) -> list[tuple[str, Any]]:
     """Options of gRPC's core."""
     age_s = settings.grpc.max_connection_age_s
-    found: list[tuple[str, Any]] = [
+    options: list[tuple[str, Any]] = [
         ("grpc.so_reuseport", 1),
         ("grpc.max_receive_message_length", settings.max_rpc_bytes),
         ("grpc.max_send_message_length", -1),
@@ -281,11 +281,11 @@ def options(settings: Settings, max_connections: int) -> list[tuple[str, Any]]:
     ]
     if age_s:
         grace_ms = round(settings.limits.request_timeout_s * 1000)
-        found += [
+        options += [
             ("grpc.max_connection_age_ms", round(age_s * 1000)),
             ("grpc.max_connection_age_grace_ms", grace_ms),
         ]
-    return found
+    return options
 
 
 def mount(server: Server, services: Services, service: GrpcService, streams: Streams) -> None:

@@ -199,10 +199,10 @@ class _Stream:
             self._broken.set_exception(error)
 
     def _told(self, call: Call, received: Received, error: PenstockError) -> Answer:
-        told = self._runner.told(call, received, error)
-        if told is None or call.metadata.get(END_AT_ERROR) == "true":
+        answer = self._runner.told(call, received, error)
+        if answer is None or call.metadata.get(END_AT_ERROR) == "true":
             raise _Failure(call, error) from error
-        return told
+        return answer
 
     async def _write(self, answer: Answer) -> None:
         async with self._writing:

@@ -189,10 +189,10 @@ class Unary:
 
     def _failed(self, call: Call, received: Received, error: PenstockError) -> Reply:
         """The contract's own form of an error; without one the rpc ends with a status."""
-        told = self.told(call, received, error)
-        if told is None:
+        answer = self.told(call, received, error)
+        if answer is None:
             return self._status(call, error)
-        return Reply(serialized(told), (*call.trailers, *trailers(error)))
+        return Reply(serialized(answer), (*call.trailers, *trailers(error)))
 
     def _status(self, call: Call, error: PenstockError) -> Reply:
         status = status_of(error)

@@ -123,12 +123,12 @@ def _whole_escapes(body: bytes) -> Iterator[bytes]:
 
 def count(body: bytes, mark: bytes, most: int | None = None) -> int:
     """How often `mark` occurs, in pieces; no further than `most` + 1 where that is all that matters."""
-    found, reach = 0, len(mark) - 1
+    marks, reach = 0, len(mark) - 1
     for start in range(0, len(body), PIECE_NBYTES):
-        found += body.count(mark, start, start + PIECE_NBYTES + reach)
-        if most is not None and found > most:
+        marks += body.count(mark, start, start + PIECE_NBYTES + reach)
+        if most is not None and marks > most:
             break
-    return found
+    return marks
 
 
 def _msgpack_values(body: bytes, limit: int) -> int:
@@ -230,14 +230,14 @@ def _half_in(value: Any) -> tuple[str, str] | None:
         return ("", half[0]) if half else None
     if type(value) is list:
         for at, entry in enumerate(value):
-            if entry and type(entry) in _HOLDING and (found := _half_in(entry)):
-                return f"[{at}]{found[0]}", found[1]
+            if entry and type(entry) in _HOLDING and (inner := _half_in(entry)):
+                return f"[{at}]{inner[0]}", inner[1]
     elif type(value) is dict:
         for name, entry in value.items():
             if half := _HALF.search(name):
                 return "[key]", half[0]
-            if entry and type(entry) in _HOLDING and (found := _half_in(entry)):
-                return f".{name}{found[0]}" if _FIELD.fullmatch(name) else f"[...]{found[0]}", found[1]
+            if entry and type(entry) in _HOLDING and (inner := _half_in(entry)):
+                return f".{name}{inner[0]}" if _FIELD.fullmatch(name) else f"[...]{inner[0]}", inner[1]
     return None
 
 

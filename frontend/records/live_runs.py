@@ -139,9 +139,9 @@ def _runs_in(path: Path) -> list[LiveRun]:
         if len(data) != PLACES * PLACE_NBYTES:
             # Its frontend is making the file, or found no room for the file.
             return []
-        found = [_decoded(data, place) for place in numbers_in(data, PLACE_NBYTES).nonzero()[0].tolist()]
-        runs = [run for run in found if run is not None]
-        if len(runs) == len(found):
+        decoded = [_decoded(data, place) for place in numbers_in(data, PLACE_NBYTES).nonzero()[0].tolist()]
+        runs = [run for run in decoded if run is not None]
+        if len(runs) == len(decoded):
             break
     return runs
 

@@ -61,8 +61,8 @@ def shown_message(message: str, model: str) -> str:
 
     Messages quote each value of a request, so whatever is quoted goes.
     """
-    kept = _QUOTED.sub(lambda found: found[0] if found[0][1:-1] == model else "…", message)
-    nbytes = kept.encode(errors="replace")
+    shown = _QUOTED.sub(lambda found: found[0] if found[0][1:-1] == model else "…", message)
+    nbytes = shown.encode(errors="replace")
     if len(nbytes) <= _MAX_MESSAGE_NBYTES:
         return nbytes.decode()
     return nbytes[:_MAX_MESSAGE_NBYTES].decode(errors="ignore") + "…"

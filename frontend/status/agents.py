@@ -86,11 +86,11 @@ def _state(services: Services) -> dict[str, Any]:
 
 def lacks(services: Services) -> list[Problem]:
     """What tools and files lack now: a tool host that does not answer, a state directory without room."""
-    found = []
+    problems = []
     if services.settings.agent.has_tools and services.agent.host.ready is None:
         note = "requests with its tools are refused"
-        found.append(Problem("tools", "The tool host does not answer", services.agent.host.since, note))
+        problems.append(Problem("tools", "The tool host does not answer", services.agent.host.since, note))
     if services.state.is_full:
         text = "The state directory has no room for another file"
-        found.append(Problem("state", text, note="uploads are refused"))
-    return found
+        problems.append(Problem("state", text, note="uploads are refused"))
+    return problems

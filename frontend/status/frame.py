@@ -74,12 +74,12 @@ def histogram_fields(totals: Totals) -> dict[str, dict[str, Any]]:
     return {
         name: {
             model: {
-                "buckets": found.bounds,
-                "counts": found.counts,
-                "count": found.observations,
-                "sum": round(found.total, 6),
+                "buckets": histogram.bounds,
+                "counts": histogram.counts,
+                "count": histogram.observations,
+                "sum": round(histogram.total, 6),
             }
-            for model, found in models.items()
+            for model, histogram in models.items()
         }
         for name, models in sorted(totals.histograms.items())
     }
@@ -115,7 +115,7 @@ def _mean_phases(records: Sequence[Recent]) -> dict[str, float] | None:
 
 def fault_fields(totals: Totals) -> dict[str, dict[str, float]]:
     """Faults since the start, by reason: restarts of workers, retries, poison, leases taken back, OOM."""
-    found = {
+    counts = {
         kind: _by_label(totals, family, label)
         for kind, family, label in (
             ("worker_restarts", "penstock_worker_restarts", "reason"),
@@ -124,7 +124,7 @@ def fault_fields(totals: Totals) -> dict[str, dict[str, float]]:
             ("leases_revoked", "penstock_shm_leases_revoked", "reason"),
         )
     }
-    return {**found, "out_of_memory": totals.by_model.get("penstock_oom", {})}
+    return {**counts, "out_of_memory": totals.by_model.get("penstock_oom", {})}
 
 
 def restart_fields(totals: Totals) -> dict[str, float]:
@@ -287,11 +287,11 @@ def _model(entry: ModelEntry, workers: Sequence[WorkerView], seen: Traffic, now_
 
 def _generation(model: str, workers: Sequence[WorkerView]) -> dict[str, int] | None:
     """Sequences, cache and counts of a model that generates, summed over the workers that have the model loaded."""
-    found = [
+    engines = [
         each for worker in workers if worker.stats for each in worker.stats.generations if each.model == model
     ]
     names = [name for name in GenerationStats.__struct_fields__ if name != "model"]
-    return {name: sum(getattr(each, name) for each in found) for name in names} if found else None
+    return {name: sum(getattr(each, name) for each in engines) for name in names} if engines else None
 
 
 def _rank(status: ModelStatus) -> int:

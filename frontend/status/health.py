@@ -66,11 +66,13 @@ def trouble(worker: WorkerView) -> str:
 def problems(workers: Sequence[WorkerView], expected: int, models: Sequence[dict[str, Any]]) -> list[Problem]:
     """All problems, problems of workers first. `expected` workers are configured; `models` are fields of the frame."""
     total = max(expected, len(workers))
-    found: dict[str, list[float]] = {}
+    since_by_trouble: dict[str, list[float]] = {}
     for worker in workers:
-        found.setdefault(trouble(worker), []).append(worker.since)
-    found.setdefault("absent", []).extend([0.0] * (total - len(workers)))
-    listed = [_of_workers(kind, found[kind], total) for kind in _KINDS if found.get(kind)]
+        since_by_trouble.setdefault(trouble(worker), []).append(worker.since)
+    since_by_trouble.setdefault("absent", []).extend([0.0] * (total - len(workers)))
+    listed = [
+        _of_workers(kind, since_by_trouble[kind], total) for kind in _KINDS if since_by_trouble.get(kind)
+    ]
     return listed + _of_models([model for model in models if model["state"] == "failed"])
 
 

@@ -76,14 +76,14 @@ def _version_policy(policy: VersionPolicy) -> dict[str, Any]:
 
 
 def _configured(tensor: TensorConfig) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": tensor.name,
         "data_type": DATATYPES[tensor.datatype].config,
         "dims": list(tensor.dims),
     }
     if tensor.reshape is not None:
-        made["reshape"] = {"shape": list(tensor.reshape)}
-    return made
+        fields["reshape"] = {"shape": list(tensor.reshape)}
+    return fields
 
 
 def _input(tensor: TensorConfig) -> dict[str, Any]:
@@ -102,16 +102,16 @@ def _sequence_batching(batching: SequenceBatching) -> dict[str, Any]:
 
 
 def _control_input(control: Control) -> dict[str, Any]:
-    made: dict[str, Any] = {"kind": f"CONTROL_SEQUENCE_{control.kind}"}
+    fields: dict[str, Any] = {"kind": f"CONTROL_SEQUENCE_{control.kind}"}
     if control.kind == "CORRID":
-        made["data_type"] = DATATYPES[control.datatype].config
+        fields["data_type"] = DATATYPES[control.datatype].config
     elif control.datatype == "INT32":
-        made["int32_false_true"] = [int(value) for value in control.off_on]
+        fields["int32_false_true"] = [int(value) for value in control.off_on]
     elif control.datatype == "BOOL":
-        made["bool_false_true"] = [bool(value) for value in control.off_on]
+        fields["bool_false_true"] = [bool(value) for value in control.off_on]
     else:
-        made["fp32_false_true"] = [_json_number(value) for value in control.off_on]
-    return {"name": control.name, "control": [made]}
+        fields["fp32_false_true"] = [_json_number(value) for value in control.off_on]
+    return {"name": control.name, "control": [fields]}
 
 
 def _json_number(value: float) -> float | str:

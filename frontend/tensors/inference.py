@@ -216,9 +216,9 @@ def _checked(scope: RequestScope, model: TensorModel, request: TensorRequest) ->
 
 
 async def _result(checked: CheckedRequest, answer: Answer, outputs: list[OutputTensor]) -> TensorResult:
-    model, wanted = checked.model, checked.request.outputs
-    if wanted:
-        await classify(outputs, wanted, model, checked.rows)
+    model, wanted_outputs = checked.model, checked.request.outputs
+    if wanted_outputs:
+        await classify(outputs, wanted_outputs, model, checked.rows)
     return TensorResult(model.name, model.version, outputs, answer, checked.rows, model.config.batches)
 
 

@@ -447,14 +447,14 @@ def _encode(entry: ModelEntry, dims: Mapping[str, int]) -> _Tensors:
     def width(output: str) -> int:
         return entry.outputs[output].dims or dims.get(output) or -1
 
-    made = {
+    makers = {
         "dense": lambda: TensorConfig(name="dense", datatype="FP32", dims=(width("dense"),)),
         "sparse": lambda: TensorConfig(name="sparse", datatype="BYTES", dims=()),
         "multivector": lambda: TensorConfig(
             name="multivector", datatype="FP32", dims=(-1, width("multivector"))
         ),
     }
-    return _items(entry, ()), tuple(made[output]() for output in entry.encode_outputs)
+    return _items(entry, ()), tuple(makers[output]() for output in entry.encode_outputs)
 
 
 def _score(entry: ModelEntry, dims: Mapping[str, int]) -> _Tensors:

@@ -332,12 +332,12 @@ def _aliases(entries: Iterable[ModelEntry]) -> Iterable[tuple[str, str]]:
 
 
 def _versions(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    found: dict[str, list[int]] = {}
+    by_model: dict[str, list[int]] = {}
     for name in names:
         if is_repository(name):
             model, version = split_id(name)
-            found.setdefault(model, []).append(version)
-    return {model: tuple(sorted(versions)) for model, versions in found.items()}
+            by_model.setdefault(model, []).append(version)
+    return {model: tuple(sorted(versions)) for model, versions in by_model.items()}
 
 
 def is_lora_name(name: str) -> bool:

@@ -265,8 +265,8 @@ def _loras(profile: SieProfile) -> dict[str, dict[str, Any]]:
     if not isinstance(named, dict):
         raise ValueError(f"lora_paths: expected a list or a map, got {type(named).__name__}")
     own = options.runtime.get("lora_id") or options.runtime.get("lora")
-    found = {str(own): own} if own else {}
-    return {str(name): _lora(name, where) for name, where in {**found, **named}.items()}
+    loras = {str(own): own} if own else {}
+    return {str(name): _lora(name, where) for name, where in {**loras, **named}.items()}
 
 
 def _lora(name: Any, where: Any) -> dict[str, Any]:

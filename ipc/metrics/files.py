@@ -200,8 +200,8 @@ def _totals(index: _Index, sums: np.ndarray) -> Totals:
             if (operation := labels.get("operation")) is not None:
                 pairs_of = totals.operations.setdefault(name, {})
                 pairs_of[model, operation] = pairs_of.get((model, operation), 0.0) + value
-    for (name, model), found in buckets.items():
-        totals.histograms.setdefault(name, {})[model] = _histogram(index.bounds(name), found)
+    for (name, model), counts in buckets.items():
+        totals.histograms.setdefault(name, {})[model] = _histogram(index.bounds(name), counts)
     return totals
 
 

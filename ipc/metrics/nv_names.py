@@ -151,11 +151,11 @@ def _without_gpu(key: Labels) -> Labels:
 
 def _of_devices(row: NvFamily, samples: _Samples) -> dict[Labels, float]:
     """Values by device: workers on the same device measure the same, so the highest value counts."""
-    found: dict[Labels, float] = {}
+    by_device: dict[Labels, float] = {}
     for labels, value in samples[row.sources[0]]:
         if key := _gpu_label(labels["uuid"]):
-            found[key] = max(found.get(key, 0.0), value)
-    return found
+            by_device[key] = max(by_device.get(key, 0.0), value)
+    return by_device
 
 
 def _ratios(samples: _Samples, tags: Tags) -> dict[Labels, float]:

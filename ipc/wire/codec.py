@@ -318,9 +318,9 @@ def long_integer_in(value: Any) -> LongInteger | None:
     if isinstance(value, int):
         return None if SMALLEST <= value <= LARGEST else LongInteger("", value)
     for step, part in _parts(value):
-        found = long_integer_in(part)
-        if found is not None:
-            return LongInteger(f"{step}{found.path}", found.number)
+        inner = long_integer_in(part)
+        if inner is not None:
+            return LongInteger(f"{step}{inner.path}", inner.number)
     return None
 
 

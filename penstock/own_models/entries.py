@@ -62,20 +62,20 @@ def resolve(config: Settings) -> dict[str, str]:
                     )
                 laid[name] = program
             continue
-        found = _find(model, names, reading)
-        name = str(found.entry["id"])
+        match = _find(model, names, reading)
+        name = str(match.entry["id"])
         if name == ids.RESERVED_NAME:
             raise ConfigError(
                 f"{model}: {name!r} stands for the model of generated text; name it: {model}=other-name"
             )
         taken = name in reading.entries
-        if name in own or (taken and not found.complete):
+        if name in own or (taken and not match.complete):
             raise ConfigError(
                 f"{model}: the catalog, or another model, has the id {name!r}; name it: {model}=other-name"
             )
-        own[name] = found._replace(entry=found.entry | {"replaces": True}) if taken else found
+        own[name] = match._replace(entry=match.entry | {"replaces": True}) if taken else match
         models += _with_names(name, [each for each in names if each != name])
-    lines = [*(found.lines for found in own.values()), *starmap(programs.line_of, laid.items())]
+    lines = [*(match.lines for match in own.values()), *starmap(programs.line_of, laid.items())]
     if lines:
         print("\n".join(lines), file=sys.stderr)
     flags = _served_programs(config, laid) | ({"catalog.models": ",".join(models)} if own or laid else {})

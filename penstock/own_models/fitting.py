@@ -136,9 +136,9 @@ def _unfitting_layers(config: dict[str, Any], parts: Sequence[_Part], shapes: Ma
 
     Layers beyond may be those that guess the next tokens (`num_nextn_predict_layers`), which are not run.
     """
-    found = [match for tensor in shapes if (match := _LAYER.match(tensor))]
-    stacks = {match[1]: 0 for match in found}
-    for match in found:
+    matches = [match for tensor in shapes if (match := _LAYER.match(tensor))]
+    stacks = {match[1]: 0 for match in matches}
+    for match in matches:
         stacks[match[1]] = max(stacks[match[1]], 1 + int(match[2]))
     if any("nextn" in name for part in parts for name in part.fields):
         return ""
@@ -146,7 +146,7 @@ def _unfitting_layers(config: dict[str, Any], parts: Sequence[_Part], shapes: Ma
     if key and len(stacks) == 1:
         [(stack, stored)] = stacks.items()
         return "" if stored == config[key] else _told_layers(key, config[key], stack, stored, shapes)
-    attending = {match[1] for match in found if _ATTENTION.search(match.string[match.end() :])}
+    attending = {match[1] for match in matches if _ATTENTION.search(match.string[match.end() :])}
     counts = [each for part in parts for each in _counts(part.fields)]
     extra = Counter(stacks[stack] for stack in attending) - Counter(number for _, number in counts)
     left = Counter(number for _, number in counts) - Counter(stacks.values())

@@ -278,8 +278,8 @@ def _described(files: ModelFiles, stated: Mapping[str, Any]) -> Description:
     if not _has_weights(files):
         programs = sorted(name for name in files.names if name.lower().endswith(".onnx"))
         if programs:
-            found = files.root / programs[0]
-            file = str(found) if found.exists() else programs[0]
+            program = files.root / programs[0]
+            file = str(program) if program.exists() else programs[0]
             more = f" ({len(programs)} of them)" if len(programs) > 1 else ""
             raise CannotTell(f"the weights are a program{more}, {_as_program(file)}")
         raise CannotTell("there are no weights: neither *.safetensors nor pytorch_model*.bin nor *.gguf")
@@ -306,16 +306,16 @@ def _repository(repo: str, tag: str, stated: Mapping[str, Any]) -> Own:
         raise CannotTell(f"{repo}: a model of the hub needs {extras.needed('worker')}")
     try:
         sizes = source.files_in_hub(repo, MOST_FILES)
-        wanted = [
+        files_needed = [
             name
             for name, nbytes in sizes.items()
             if nbytes <= MOST_BYTES and any(fnmatch(name, pattern) for pattern in DESCRIBING)
         ]
-        root = source.fetch_files(repo, wanted)
+        root = source.fetch_files(repo, files_needed)
     except source.DownloadFailed as error:
-        found = failure.classify(error)
-        kind = CannotTell if found.error_class == "UNKNOWN" else NotFetched
-        raise kind(f"{repo}: {found.error_class}: {found.message}") from error
+        failure_class = failure.classify(error)
+        kind = CannotTell if failure_class.error_class == "UNKNOWN" else NotFetched
+        raise kind(f"{repo}: {failure_class.error_class}: {failure_class.message}") from error
     files = ModelFiles(root, sizes)
     own = _own(repo, repo, {"kind": "hub", "repo": repo}, files, stated, f"{repo}:{{}}", tag)
     if "gguf" not in own.entry["source"]:

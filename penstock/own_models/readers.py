@@ -92,8 +92,8 @@ def _dense(model: Description) -> None:
     model.tell("normalization", "yes" if normalized else "no", where)
     tell_width(model, width)
     if layout.truncate_dim is not None:
-        kept = f"the first {layout.truncate_dim} values of a vector"
-        model.tell("truncation", kept, f"{PROMPTS_FILE}: truncate_dim")
+        truncation = f"the first {layout.truncate_dim} values of a vector"
+        model.tell("truncation", truncation, f"{PROMPTS_FILE}: truncate_dim")
     read_prompts(model)
     read_length(model, config, folder_of(places))
     model.fields["loadtime"] = {

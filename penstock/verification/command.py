@@ -164,8 +164,8 @@ def _cosine(a: Array, b: Array) -> float:
     lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     products = (x * y).sum(axis=1)
     zero = (np.abs(x).sum(axis=1) == 0) & (np.abs(y).sum(axis=1) == 0)
-    found = np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1.0), np.where(zero, 1.0, 0.0))
-    return float(found.min(initial=1.0))
+    cosines = np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1.0), np.where(zero, 1.0, 0.0))
+    return float(cosines.min(initial=1.0))
 
 
 def similarities(queries: Vectors, documents: Vectors, similarity: str) -> Array:

@@ -77,11 +77,11 @@ class Ours:
         self, call: Call, read: Callable[[Results, list[Prepared]], list[np.ndarray[Any, Any]]]
     ) -> list[np.ndarray[Any, Any]]:
         operations.check(self.adapter, call)
-        operation, found = operations.operation_of(call), []
+        operation, answers = operations.operation_of(call), []
         for batch in self._batches(call):
             results = operation.run(self.adapter, self.adapter.collate(batch), call)
-            found.extend(read(results, batch))
-        return found
+            answers.extend(read(results, batch))
+        return answers
 
     def _batches(self, call: Call) -> list[list[Prepared]]:
         operation = operations.operation_of(call)

@@ -237,15 +237,15 @@ class TwoTowers(_Plain):
     def _one(self, item: InputItem) -> Array:
         if item.text is None:
             inputs = self._reader(images=opened(item.images[:1]), return_tensors="pt").to(self._device)
-            found = self._model.get_image_features(**inputs)
+            outputs = self._model.get_image_features(**inputs)
         else:
             padding: Any = "max_length" if self._fills else True
             limits = {"padding": padding, "truncation": True, "max_length": self._opening.length}
             inputs = self._reader(text=[item.text], return_tensors="pt", **limits).to(self._device)
             if self._fills:
                 inputs.pop("attention_mask", None)
-            found = self._model.get_text_features(**inputs)
-        features = found if torch.is_tensor(found) else found.pooler_output
+            outputs = self._model.get_text_features(**inputs)
+        features = outputs if torch.is_tensor(outputs) else outputs.pooler_output
         return F.normalize(features[0].float(), dim=-1).cpu().numpy()
 
 

@@ -99,8 +99,8 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
 
     def sides(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize; every token but the first gives a token vector."""
-        found = self._text.payloads(items, call, _all_but_first)
-        return [payload.prepared(truncated) for payload, truncated in found]
+        payloads = self._text.payloads(items, call, _all_but_first)
+        return [payload.prepared(truncated) for payload, truncated in payloads]
 
     def encode(self, batch: TextBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
         """The wanted heads over one forward pass."""
@@ -186,8 +186,8 @@ def _token_owners(row: TextRow) -> Int64Array:
     layout, restore = row.packed.layout, row.packed.restore.numpy()
     owners = np.empty_like(restore)
     owners[restore] = row.owners
-    found: Int64Array = np.repeat(owners, (layout.last - layout.first + 1).numpy())
-    return found
+    token_owners: Int64Array = np.repeat(owners, (layout.last - layout.first + 1).numpy())
+    return token_owners
 
 
 def _weights_of(call: ScoreCall) -> Float32Array:

@@ -112,8 +112,8 @@ class ColbertAdapter(LateInteraction, TextAdapter):
 
     def sides(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize as queries or documents."""
-        found = self.late_payloads(items, call)
-        return [payload.prepared(truncated) for payload, truncated in found]
+        payloads = self.late_payloads(items, call)
+        return [payload.prepared(truncated) for payload, truncated in payloads]
 
     def late_payloads(self, items: Sequence[InputItem], call: Call) -> Iterator[tuple[TextPayload, bool]]:
         """Each query or document as a payload, and whether the text was cut."""
@@ -180,11 +180,11 @@ class ColbertAdapter(LateInteraction, TextAdapter):
     @torch.inference_mode()
     def token_vectors(self, batch: TextBatch) -> torch.Tensor:
         """fp32 [R, dims]: the normalised token vectors of a batch, item after item."""
-        found = TokenVectors(batch)
+        collected = TokenVectors(batch)
         for row, _, rows in self._text.run(batch):
             vectors = self._projection(self._text.picked(row, rows).float())
-            found.add(F.normalize(vectors, dim=-1) if self._layout.normalized else vectors)
-        return found.whole()
+            collected.add(F.normalize(vectors, dim=-1) if self._layout.normalized else vectors)
+        return collected.whole()
 
     def score(self, batch: PairBatch) -> torch.Tensor:
         """fp32 [pairs] on the device; for a model of MeanMaxSim divided by the number of query vectors."""

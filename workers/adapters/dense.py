@@ -110,12 +110,12 @@ def chunks_of(
 
 def windows(count: int, size: int, overlap: int) -> list[tuple[int, int]]:
     """Places of windows over `count` things, the last of which may be shorter."""
-    found = []
+    spans = []
     for start in range(0, count, size - overlap):
-        found.append((start, min(start + size, count)))
+        spans.append((start, min(start + size, count)))
         if start + size >= count:
             break
-    return found
+    return spans
 
 
 def _of_sentences(text: str, rule: Chunking) -> list[tuple[int, int]]:
@@ -190,8 +190,8 @@ class DenseAdapter(TextAdapter):
         if isinstance(call, EncodeCall) and call.chunking is not None:
             before, after = self._text.affixes(call)
             return [self._document(item, before, after, call.chunking) for item in items]
-        found = self._text.payloads(items, call)
-        return [payload.prepared(truncated) for payload, truncated in found]
+        payloads = self._text.payloads(items, call)
+        return [payload.prepared(truncated) for payload, truncated in payloads]
 
     def _document(self, item: InputItem, before: str, after: str, rule: Chunking) -> Prepared:
         """A document whole, with the tokens of its chunks. Raises `ItemRefused` for chunks that it cannot have.
@@ -252,7 +252,7 @@ class DenseAdapter(TextAdapter):
     @torch.inference_mode()
     def encode_chunks(self, batch: TextBatch) -> ChunkRows:
         """A vector for each chunk of each document, all from one pass over the documents."""
-        found = []
+        chunk_means = []
         for row, _, rows in self._text.run(batch):
             if len(self._token_head):
                 rows = self._token_head(rows.float())
@@ -260,9 +260,9 @@ class DenseAdapter(TextAdapter):
             ranges = [
                 first + batch.payloads[at].extra.ranges for first, at in zip(firsts, row.owners, strict=True)
             ]
-            found.append(means(rows, np.concatenate(ranges)))
+            chunk_means.append(means(rows, np.concatenate(ranges)))
         spans = [payload.extra.spans for payload in batch.payloads]
-        return ChunkRows(self._finished(self._vector_head(torch.cat(found))), spans)
+        return ChunkRows(self._finished(self._vector_head(torch.cat(chunk_means))), spans)
 
     def _proof_width(self) -> int:
         """The width of the vector of an empty text. Raises RuntimeError for values that are not finite."""
@@ -282,10 +282,10 @@ def _with_options(layout: ModelLayout, options: Mapping[str, Any], *, causal: bo
         layout = replace(layout, pooling=("lasttoken" if causal else "mean",))
     others = tuple(module for module in layout.vector_modules if module.kind != "Normalize")
     stored = len(others) != len(layout.vector_modules)
-    wanted = bool(options.get("normalize", True if plain else stored))
-    if wanted == stored:
+    normalized = bool(options.get("normalize", True if plain else stored))
+    if normalized == stored:
         return layout
-    normalize = (ModuleConfig("Normalize", layout.transformer, {}),) if wanted else ()
+    normalize = (ModuleConfig("Normalize", layout.transformer, {}),) if normalized else ()
     return replace(layout, vector_modules=(*others, *normalize))
 
 

@@ -46,8 +46,12 @@ class DetectionAdapter(Detector):
 
     def inputs_of(self, image: Any, wanted: Any) -> Mapping[str, np.ndarray]:
         """Pixel values float32 [3, h, w], and the mask of real pixels where the model has one."""
-        found = self._processor(images=image, return_tensors="np")
-        return {name: np.asarray(found[name][0]) for name in ("pixel_values", "pixel_mask") if name in found}
+        processed = self._processor(images=image, return_tensors="np")
+        return {
+            name: np.asarray(processed[name][0])
+            for name in ("pixel_values", "pixel_mask")
+            if name in processed
+        }
 
     def read(self, output: Any, scenes: Sequence[Scene]) -> list[list[Found]]:
         """The detections of each scene above its threshold and among its labels."""

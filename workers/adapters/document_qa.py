@@ -290,8 +290,8 @@ class DocumentQaAdapter(ImageExtractAdapter):
         kept = windows[:1] if cut else windows
         pixels = None
         if self._sees:
-            found = self._processor.image_processor(images=image, return_tensors="np")
-            pixels = np.asarray(found["pixel_values"][0], np.float32)
+            processed = self._processor.image_processor(images=image, return_tensors="np")
+            pixels = np.asarray(processed["pixel_values"][0], np.float32)
         page = _Page(pixels, size, words.on_page(size), kept, wanted)
         excess = Excess(self._reader.tokens_of(windows), self._limit, "with the question") if cut else None
         return Prepared(page, sum(_cost(page, window) for window in kept), cut, excess=excess)
@@ -323,13 +323,13 @@ class DocumentQaAdapter(ImageExtractAdapter):
         pairs, tokens, parts = self._parts(batch)
         steps = stepping.each(parts, [sum(tokens[part]) for part in parts])
         logits = [one for part in steps for one in self._logits(pairs[part])]
-        found: list[Extraction | ItemFailure] = []
+        extractions: list[Extraction | ItemFailure] = []
         rest = iter(logits)
         for page in batch:
             own = [next(rest) for _ in page.windows]
             finite = all(np.isfinite(one).all() for one in own)
-            found.append(Extraction(entities=_answers(page, own)) if finite else NOT_FINITE)
-        return found
+            extractions.append(Extraction(entities=_answers(page, own)) if finite else NOT_FINITE)
+        return extractions
 
     def _logits(self, pairs: Sequence[tuple[_Page, Window]]) -> list[np.ndarray]:
         """float32 [2, t], of starts and ends, for the tokens of each window."""
@@ -385,11 +385,11 @@ def _spans(window: Window, both: np.ndarray, question: _Question) -> list[tuple[
     most = min(outer.size, _CANDIDATES * question.top_k)
     flat = outer.ravel()
     likeliest = np.argpartition(-flat, most - 1)[:most]
-    found: dict[tuple[int, int], float] = {}
+    scores: dict[tuple[int, int], float] = {}
     for at in likeliest[np.argsort(-flat[likeliest], kind="stable")].tolist():
         start, end = divmod(at, len(window.ids))
         score = float(flat[at])
-        if score <= 0.0 or len(found) >= question.top_k:
+        if score <= 0.0 or len(scores) >= question.top_k:
             break
-        found.setdefault((int(window.words[start]), int(window.words[end])), score)
-    return list(found.items())
+        scores.setdefault((int(window.words[start]), int(window.words[end])), score)
+    return list(scores.items())

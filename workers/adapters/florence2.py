@@ -113,17 +113,17 @@ class Florence2Adapter(ImageWriter):
         """Entities or objects, depending on the task."""
         task, size = page.assignment.task, page.size
         text = self._processor.tokenizer.decode(ids, skip_special_tokens=False)
-        found = self._processor.post_process_generation(
+        parsed = self._processor.post_process_generation(
             text=text, task=task, image_size=(size.width, size.height)
         )[task]
-        if isinstance(found, str):
-            return Extraction(entities=[Entity(found, _LABELS.get(task, "text"))] if found else [])
-        if "quad_boxes" in found:
-            pairs = zip(found["labels"], found["quad_boxes"], strict=True)
+        if isinstance(parsed, str):
+            return Extraction(entities=[Entity(parsed, _LABELS.get(task, "text"))] if parsed else [])
+        if "quad_boxes" in parsed:
+            pairs = zip(parsed["labels"], parsed["quad_boxes"], strict=True)
             return Extraction(
                 entities=[Entity(text, "text", bbox=around(quad, size)) for text, quad in pairs]
             )
-        return _objects(found, size)
+        return _objects(parsed, size)
 
 
 def _objects(found: Mapping[str, Any], size: Size) -> Extraction:

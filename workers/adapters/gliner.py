@@ -104,11 +104,11 @@ def filled(fields: Fields, entities: Sequence[Entity]) -> dict[str, Any]:
     """The texts found for each field."""
     data: dict[str, Any] = {}
     for name, collects in fields.items():
-        found = [entity for entity in entities if entity.label == name]
+        matching = [entity for entity in entities if entity.label == name]
         if collects:
-            data[name] = [entity.text for entity in found]
+            data[name] = [entity.text for entity in matching]
         else:
-            data[name] = max(found, key=lambda entity: entity.score).text if found else None
+            data[name] = max(matching, key=lambda entity: entity.score).text if matching else None
     return data
 
 
@@ -182,8 +182,8 @@ class WordTokenizer:
 
         At most `most_words`, and no more than the model has positions for behind the tokens of a prompt.
         """
-        found = list(self._processor.words_splitter(text))
-        kept = found[-most_words:] if from_end else found[:most_words]
+        words = list(self._processor.words_splitter(text))
+        kept = words[-most_words:] if from_end else words[:most_words]
         ids, owners = self._tokens([word for word, _, _ in kept])
         if self.limit is not None:
             counts = np.bincount(owners, minlength=len(kept))
@@ -197,7 +197,7 @@ class WordTokenizer:
             [start for _, start, _ in kept],
             [end for _, _, end in kept],
             len(prompt) + len(ids),
-            len(kept) < len(found),
+            len(kept) < len(words),
             wanted,
             ids,
             prompt,
@@ -484,14 +484,14 @@ class GlinerAdapter(ExtractAdapter):
 
     def extract(self, batch: Batch) -> list[Extraction | ItemFailure]:
         """The entities and relations of each item."""
-        found: list[Extraction | ItemFailure] = [Extraction() for _ in batch.items]
+        extractions: list[Extraction | ItemFailure] = [Extraction() for _ in batch.items]
         for places, collated in batch.parts:
             wanted = [batch.items[place].wanted for place in places]
             spans, relations, finite = self._run(collated, wanted)
             for at, place in enumerate(places):
                 item = batch.items[place]
-                found[place] = found_in(item, spans[at], relations[at]) if finite[at] else NOT_FINITE
-        return found
+                extractions[place] = found_in(item, spans[at], relations[at]) if finite[at] else NOT_FINITE
+        return extractions
 
     @torch.inference_mode()
     def _run(

@@ -184,11 +184,11 @@ class Gliner2Adapter(ExtractAdapter):
     @torch.inference_mode()
     def extract(self, batch: Batch) -> list[Extraction | ItemFailure]:
         """The entities of each item."""
-        found: dict[int, Extraction | ItemFailure] = {}
+        extractions: dict[int, Extraction | ItemFailure] = {}
         for places, part in batch.parts:
             for at, logits in enumerate(self._logits(part)):
-                found[places[at]] = self._found(batch.items[places[at]], logits)
-        return [found[place] for place in sorted(found)]
+                extractions[places[at]] = self._found(batch.items[places[at]], logits)
+        return [extractions[place] for place in sorted(extractions)]
 
     def _logits(self, part: Any) -> list[torch.Tensor | None]:
         """For each item fp32 [labels, words, widths] on the host, or None where the model counts no entity."""

@@ -103,8 +103,8 @@ class GroundingDinoAdapter(Detector):
 
     def inputs_of(self, image: Any, wanted: _Wanted) -> Mapping[str, np.ndarray]:
         """Pixel values float32 [3, h, w], the mask of real pixels, and the text."""
-        found = self._processor.image_processor(images=image, return_tensors="np")
-        pixels = {name: np.asarray(found[name][0]) for name in ("pixel_values", "pixel_mask")}
+        processed = self._processor.image_processor(images=image, return_tensors="np")
+        pixels = {name: np.asarray(processed[name][0]) for name in ("pixel_values", "pixel_mask")}
         return {**pixels, **wanted.text}
 
     def read(self, output: Any, scenes: Sequence[Scene]) -> list[list[Found]]:

@@ -127,19 +127,19 @@ class NerAdapter(ClassifierAdapter[TokenClassifier]):
     def extract(self, batch: ClassifierBatch) -> list[Extraction | ItemFailure]:
         """The entities of each item, by place."""
         scores = (one for row in in_steps(batch.rows) for one in self._scores(row))
-        found: list[Extraction | ItemFailure] = []
+        extractions: list[Extraction | ItemFailure] = []
         for text in batch.items:
             read = [next(scores) for _ in text.windows]
             if not all(np.isfinite(one).all() for one in read):
-                found.append(NOT_FINITE)
+                extractions.append(NOT_FINITE)
                 continue
             spans = [
                 self._entities(window, one, text.wanted.strategy)
                 for window, one in zip(text.windows, read, strict=True)
             ]
             chosen = spans[0] if len(spans) == 1 else _merge([span for one in spans for span in one])
-            found.append(Extraction(entities=_rendered(text, chosen)))
-        return found
+            extractions.append(Extraction(entities=_rendered(text, chosen)))
+        return extractions
 
     def _scores(self, row: PackedBatch) -> Iterator[np.ndarray]:
         """float32 [tokens, labels] probabilities of each sequence, in the order given."""
@@ -230,12 +230,12 @@ def _merge(spans: list[_Span]) -> list[_Span]:
 
 def _rendered(text: _Text, spans: list[_Span]) -> list[Entity]:
     """The entities of one text above the threshold and among the labels of the request."""
-    found = []
+    entities = []
     for span in spans:
-        wanted = not text.wanted.labels or span.label in text.wanted.labels
+        is_wanted = not text.wanted.labels or span.label in text.wanted.labels
         piece = text.text[span.start : span.end]
         bare = piece.strip()
-        if wanted and span.score >= text.wanted.threshold and bare:
+        if is_wanted and span.score >= text.wanted.threshold and bare:
             start = span.start + len(piece) - len(piece.lstrip())
-            found.append(Entity(bare, span.label, span.score, start, start + len(bare)))
-    return found
+            entities.append(Entity(bare, span.label, span.score, start, start + len(bare)))
+    return entities

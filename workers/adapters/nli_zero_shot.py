@@ -122,19 +122,19 @@ class NliZeroShotAdapter(ClassifierAdapter[SequenceClassifier]):
     def extract(self, batch: ClassifierBatch) -> list[Extraction | ItemFailure]:
         """The labels of each item, the likeliest first."""
         logits = self._classifier.logits_of_rows(batch.rows)
-        found: list[Extraction | ItemFailure] = []
+        extractions: list[Extraction | ItemFailure] = []
         done = 0
         for text in batch.items:
             rows = logits[done : done + len(text.sequences)]
             done += len(text.sequences)
             if not bool(torch.isfinite(rows).all()):
-                found.append(NOT_FINITE)
+                extractions.append(NOT_FINITE)
                 continue
             scores = self._scores(rows, text.wanted.multi_label).tolist()
-            found.append(
+            extractions.append(
                 Extraction(classifications=ranked(text.wanted.labels, scores, text.wanted.threshold))
             )
-        return found
+        return extractions
 
     def _scores(self, logits: torch.Tensor, multi_label: bool) -> torch.Tensor:
         """fp32 [labels] from fp32 [labels, classes of the classifier]."""

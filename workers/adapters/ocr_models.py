@@ -85,10 +85,10 @@ class OcrAdapter(ImageWriter):
 
     def model_inputs(self, prompts: torch.Tensor) -> Mapping[str, Any]:
         """Prompts with the places of the picture."""
-        found = {"input_ids": prompts, "attention_mask": torch.ones_like(prompts)}
+        inputs = {"input_ids": prompts, "attention_mask": torch.ones_like(prompts)}
         if self.typed:
-            found["mm_token_type_ids"] = (prompts == int(self._model.config.image_token_id)).int()
-        return {**found, "pad_token_id": self._processor.pad_id}
+            inputs["mm_token_type_ids"] = (prompts == int(self._model.config.image_token_id)).int()
+        return {**inputs, "pad_token_id": self._processor.pad_id}
 
     def read(self, ids: list[int], page: Page) -> Extraction:
         """The text after the prompt."""

@@ -111,12 +111,12 @@ class OnnxAdapter(RepositoryProgram):
         """Run the session for the outputs of the batch."""
         given = {self._inputs[name]: _fed(name, batch.array(name)) for name in batch.names}
         names = [name for name in self._outputs if name in batch.outputs]
-        wanted = [self._outputs[name] for name in names]
-        found = dict(zip(names, self._session.run(wanted, given, self._run_options), strict=True))
+        output_names = [self._outputs[name] for name in names]
+        arrays = dict(zip(names, self._session.run(output_names, given, self._run_options), strict=True))
         for name, shape in self._single.items():
-            if name in found and found[name].ndim == 0:
-                found[name] = found[name].reshape(shape)
-        return found
+            if name in arrays and arrays[name].ndim == 0:
+                arrays[name] = arrays[name].reshape(shape)
+        return arrays
 
 
 def open_session(

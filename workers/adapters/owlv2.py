@@ -81,8 +81,8 @@ class Owlv2Adapter(Detector):
         if max(image.size) > LONGEST_SIDE:
             image = image.copy()
             image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
-        found = self._processor.image_processor(images=image, return_tensors="np")
-        return {"pixel_values": np.asarray(found["pixel_values"][0], np.float32)}
+        processed = self._processor.image_processor(images=image, return_tensors="np")
+        return {"pixel_values": np.asarray(processed["pixel_values"][0], np.float32)}
 
     def ids_of(self, payload: Scene) -> Sequence[Sequence[int]]:
         """The texts of the labels."""
@@ -115,22 +115,22 @@ class Owlv2Adapter(Detector):
         for row, text in enumerate(texts):
             ids[row, : len(text)] = text
             mask[row, : len(text)] = 1
-        found = self._model.owlv2.get_text_features(
+        features = self._model.owlv2.get_text_features(
             input_ids=self.on_device(ids), attention_mask=self.on_device(mask)
         )
-        return torch.nn.functional.normalize(found.pooler_output, dim=-1)
+        return torch.nn.functional.normalize(features.pooler_output, dim=-1)
 
     def read(self, output: Any, scenes: Sequence[Scene]) -> list[list[Found]]:
         """The best label of each patch whose score reaches the threshold."""
-        found = []
+        extractions = []
         for scene, logits, boxes in zip(scenes, output.logits, corners_of(output.pred_boxes), strict=True):
             best, label = torch.sigmoid(logits).max(dim=-1)
             kept = best >= scene.wanted.threshold
             columns = (label[kept].tolist(), best[kept].tolist(), (boxes[kept] * max(scene.size)).tolist())
-            found.append(
+            extractions.append(
                 [Found(scene.wanted.labels[at], score, box) for at, score, box in zip(*columns, strict=True)]
             )
-        return found
+        return extractions
 
 
 def _texts_of(scenes: Sequence[Scene]) -> list[tuple[int, ...]]:

@@ -63,8 +63,8 @@ class PageInputs(VisualEncoder):
 
     def process(self, **inputs: Any) -> Inputs:
         """Model inputs of one item, without the batch dimension."""
-        found = self._processor(**inputs, return_tensors="pt")
-        return {name: tensor[0].numpy() for name, tensor in found.items() if name != "labels"}
+        processed = self._processor(**inputs, return_tensors="pt")
+        return {name: tensor[0].numpy() for name, tensor in processed.items() if name != "labels"}
 
     def page(self, item: InputItem) -> Prepared | ItemFailure:
         """The first image of an item as a page."""
@@ -109,10 +109,10 @@ class PageInputs(VisualEncoder):
         padded = self._processor.tokenizer.pad(
             {name: [one[name].tolist() for one in inputs] for name in names}, return_tensors="pt"
         )
-        found: dict[str, torch.Tensor] = {name: padded[name] for name in names}
+        tensors: dict[str, torch.Tensor] = {name: padded[name] for name in names}
         for name in inputs[0].keys() - {*names}:
-            found[name] = torch.from_numpy(_stacked([one[name] for one in inputs]))
-        return found
+            tensors[name] = torch.from_numpy(_stacked([one[name] for one in inputs]))
+        return tensors
 
 
 class PageRetriever(LateInteraction, PageInputs):
@@ -214,7 +214,7 @@ def _prepared(inputs: Inputs, excess: Excess | None = None) -> Prepared:
 def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Arrays one above another, padded with zeros along their first dimension."""
     longest = max(len(array) for array in arrays)
-    found = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), arrays[0].dtype)
-    for row, array in zip(found, arrays, strict=True):
+    stacked = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), arrays[0].dtype)
+    for row, array in zip(stacked, arrays, strict=True):
         row[: len(array)] = array
-    return found
+    return stacked

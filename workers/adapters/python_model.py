@@ -120,9 +120,9 @@ class PythonModelAdapter(RepositoryProgram):
                 f"{entry.program} tells no types and shapes; config.pbtxt must give input and output"
             )
         wanted = DecoupledModel if entry.config.decoupled else Model
-        found = _class_of(context.directory / entry.program, wanted)
+        model_class = _class_of(context.directory / entry.program, wanted)
         device = cls.device_of(context)
-        model = found(Context(entry.model, entry.version, context.directory, entry.config, device))
+        model = model_class(Context(entry.model, entry.version, context.directory, entry.config, device))
         context.progress("read", 1.0)
         return cls(model, context)
 
@@ -156,14 +156,14 @@ def _class_of(path: Path, wanted: type[BaseModel]) -> type[BaseModel]:
         exec(spec.loader.source_to_code(path.read_bytes(), str(path)), vars(module))
     finally:
         del sys.modules[name]
-    found = [
+    classes = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, wanted) and value.__module__ == name
     ]
-    if len(found) != 1:
-        names = ", ".join(each.__name__ for each in found) or "none"
+    if len(classes) != 1:
+        names = ", ".join(each.__name__ for each in classes) or "none"
         raise ModelRefused(
             f"{path.name} must have one subclass of penstock.model.{wanted.__name__}; it has {names}"
         )
-    return found[0]
+    return classes[0]

@@ -141,16 +141,16 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         default = OptionReader(call).text("default_instruction", INSTRUCTION)
         instruction = call.instruction or default
         filled = [self._wording.fill(instruction, query, text) for text in texts]
-        found = [half.ids for half in self._pairs.halves(filled)]
-        long = {at: len(ids) for at, ids in enumerate(found) if len(ids) > self._room}
+        sequences = [half.ids for half in self._pairs.halves(filled)]
+        long = {at: len(ids) for at, ids in enumerate(sequences) if len(ids) > self._room}
         if long:
             kept = self._kept(query)
             if len(kept) < len(query):
                 shorter = [self._wording.fill(instruction, kept, texts[at]) for at in long]
                 for at, half in zip(long, self._pairs.halves(shorter), strict=True):
-                    found[at] = half.ids
+                    sequences[at] = half.ids
         excesses = self._excesses(query, long) if long else {}
-        return [self._prepared(ids, excesses.get(at)) for at, ids in enumerate(found)]
+        return [self._prepared(ids, excesses.get(at)) for at, ids in enumerate(sequences)]
 
     def _prepared(self, ids: list[int], excess: Excess | None) -> Prepared:
         whole: Int64Array = np.concatenate((self._prefix, as_ids(ids[: self._room]), self._suffix))

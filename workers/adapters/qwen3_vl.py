@@ -143,10 +143,10 @@ class Qwen3VlRerankerAdapter(VisionChatModel):
         alone = self._chat.prompt(_pair(instruction, query, [""]))
         *pictures, text = document
         shorter = self._shorter(query, instruction)
-        found = self.fitted(str(text), lambda kept: _pair(instruction, shorter, [*pictures, kept]))
-        if isinstance(found, Prepared):
-            found.truncated, found.excess = True, pair_excess(len(alone.ids), tokens, self._limit)
-        return found
+        fitted = self.fitted(str(text), lambda kept: _pair(instruction, shorter, [*pictures, kept]))
+        if isinstance(fitted, Prepared):
+            fitted.truncated, fitted.excess = True, pair_excess(len(alone.ids), tokens, self._limit)
+        return fitted
 
     def _shorter(self, query: Sequence[Part], instruction: str) -> list[Part]:
         """The query, of whose text the beginning is kept that leaves half of the room to a document."""
@@ -159,8 +159,8 @@ class Qwen3VlRerankerAdapter(VisionChatModel):
     def score(self, batch: PromptBatch) -> torch.Tensor:
         """fp32 [pairs] on the device."""
         logits = self._answers(self.last_rows(batch))
-        found: torch.Tensor = self._function(logits[:, 0] - logits[:, 1])
-        return found
+        scores: torch.Tensor = self._function(logits[:, 0] - logits[:, 1])
+        return scores
 
 
 def _pair(instruction: str, query: Sequence[Part], document: Sequence[Part]) -> list[Message]:

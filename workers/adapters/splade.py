@@ -181,10 +181,10 @@ class SpladeAdapter(TextAdapter):
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize. In a model that looks up queries a query is finished here."""
-        found = self._text.payloads(items, call, extra=_Extra(self._max_terms(call)))
+        payloads = self._text.payloads(items, call, extra=_Extra(self._max_terms(call)))
         if is_query(call) and self._idf is not None:
-            return [self._looked_up(payload, truncated) for payload, truncated in found]
-        return [payload.prepared(truncated) for payload, truncated in found]
+            return [self._looked_up(payload, truncated) for payload, truncated in payloads]
+        return [payload.prepared(truncated) for payload, truncated in payloads]
 
     def _max_terms(self, call: Call) -> int:
         return OptionReader(call).whole("max_terms", self._terms, 1)
@@ -200,13 +200,13 @@ class SpladeAdapter(TextAdapter):
     def encode(self, batch: TextBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
         """{"sparse": terms and weights of each item}."""
         items = len(batch.payloads)
-        found = SparseRows([np.empty(0, np.int32)] * items, [np.empty(0, np.float32)] * items)
+        terms = SparseRows([np.empty(0, np.int32)] * items, [np.empty(0, np.float32)] * items)
         if batch.rows:
-            found = nonzero_terms(self._weights(batch))
+            terms = nonzero_terms(self._weights(batch))
         for at, payload in enumerate(batch.payloads):
-            indices, values = payload.extra.looked_up or (found.indices[at], found.values[at])
-            found.indices[at], found.values[at] = strongest(indices, values, payload.extra.max_terms)
-        return {"sparse": found}
+            indices, values = payload.extra.looked_up or (terms.indices[at], terms.values[at])
+            terms.indices[at], terms.values[at] = strongest(indices, values, payload.extra.max_terms)
+        return {"sparse": terms}
 
     def _weights(self, batch: TextBatch) -> torch.Tensor:
         """fp32 [items, vocabulary]; a text in several windows has the largest weight of each term."""
@@ -229,11 +229,11 @@ class SpladeAdapter(TextAdapter):
 def _read_layout(directory: Path) -> tuple[ModelLayout, dict[str, Any]]:
     """Where the transformer lies, and the stored settings of the pooling."""
     modules = read_modules(directory, ("Transformer", "MLMTransformer", "SpladePooling", "Router"))
-    found = {module.kind.removeprefix("MLM"): module for module in modules}
-    transformer = found["Transformer"].directory if "Transformer" in found else directory
-    pooling = dict(found["SpladePooling"].config) if "SpladePooling" in found else {}
+    by_kind = {module.kind.removeprefix("MLM"): module for module in modules}
+    transformer = by_kind["Transformer"].directory if "Transformer" in by_kind else directory
+    pooling = dict(by_kind["SpladePooling"].config) if "SpladePooling" in by_kind else {}
     within = directory / "document_0_MLMTransformer"
-    if "Router" in found and (within / "config.json").is_file():
+    if "Router" in by_kind and (within / "config.json").is_file():
         transformer = within
         pooling = read_json(directory / "document_1_SpladePooling" / "config.json")
     return read_transformer(directory, transformer, "fill-mask"), pooling

@@ -97,8 +97,8 @@ class Table(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """fp32 [tokens, width] of int64 [tokens]."""
         places = ids if self.mapping is None else self.mapping.index_select(0, ids)
-        found = self.rows.index_select(0, places).float()
-        return found if self.weights is None else found * self.weights.index_select(0, ids)[:, None]
+        vectors = self.rows.index_select(0, places).float()
+        return vectors if self.weights is None else vectors * self.weights.index_select(0, ids)[:, None]
 
 
 class StaticEmbeddingAdapter(ReadingAdapter):

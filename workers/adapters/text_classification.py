@@ -100,18 +100,18 @@ class TextClassificationAdapter(ClassifierAdapter[SequenceClassifier]):
         wanted = self.wanted_of(call)
         texts = self._texts([item for item in items if item.first is None], call.overflow)
         pairs = self._joined([item for item in items if item.first is not None], call.overflow)
-        found = [next(texts if item.first is None else pairs) for item in items]
+        sequences = [next(texts if item.first is None else pairs) for item in items]
         return [
             Prepared(ClassifierItem([sequence], wanted), len(sequence.ids), excess is not None, excess=excess)
-            for sequence, excess in found
+            for sequence, excess in sequences
         ]
 
     def _texts(self, items: Sequence[InputItem], overflow: str) -> Iterator[_Read]:
         texts = [text_of(item) for item in items if item.ids is None]
-        found = iter(self._tokenizer.windows(texts, overflow) if texts else ())
+        windows = iter(self._tokenizer.windows(texts, overflow) if texts else ())
         for item in items:
             if item.ids is None:
-                [window], excess = next(found)
+                [window], excess = next(windows)
                 yield window.sequence, excess
             else:
                 yield self._given(item, overflow)

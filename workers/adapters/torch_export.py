@@ -93,11 +93,11 @@ class TorchExportAdapter(RepositoryProgram):
         given = [batch.tensor(name, self.device, writable=self._writes) for name in self._inputs]
         if self._rules:
             self._refuse_sizes(given)
-        found = self._forward(*self._state, *given)
-        for buffer, value in zip(self._changed, found, strict=False):
+        results_of_program = self._forward(*self._state, *given)
+        for buffer, value in zip(self._changed, results_of_program, strict=False):
             if buffer is not None:
                 buffer.copy_(value)
-        results = found[len(self._changed) :]
+        results = results_of_program[len(self._changed) :]
         return {name: value for name, value in zip(self._outputs, results, strict=True) if name}
 
     def _refuse_sizes(self, given: Sequence[torch.Tensor]) -> None:
@@ -135,16 +135,16 @@ def _state(program: torch.export.ExportedProgram) -> list[torch.Tensor]:
 
 def _changed_buffers(program: torch.export.ExportedProgram) -> list[torch.Tensor | None]:
     """The buffer whose new value each output before the user's outputs is; None for the new value of an input."""
-    found: list[torch.Tensor | None] = []
+    buffers: list[torch.Tensor | None] = []
     held = {**program.state_dict, **program.constants}
     for spec in program.graph_signature.output_specs:
         if spec.kind == OutputKind.BUFFER_MUTATION:
-            found.append(held[str(spec.target)])
+            buffers.append(held[str(spec.target)])
         elif spec.kind == OutputKind.USER_INPUT_MUTATION:
-            found.append(None)
+            buffers.append(None)
         elif spec.kind != OutputKind.USER_OUTPUT:
             raise ModelRefused("the program gives more than tensors")
-    return found
+    return buffers
 
 
 def _describe(program: torch.export.ExportedProgram) -> tuple[Interface, list[SizeRule]]:

@@ -109,15 +109,15 @@ class TorchScriptAdapter(RepositoryProgram):
             for argument, name in self._inputs.items()
             if name in names
         }
-        found: Any = self._module(**given)
-        if isinstance(found, dict):
-            results = found
+        returned: Any = self._module(**given)
+        if isinstance(returned, dict):
+            results = returned
         else:
-            several = found if isinstance(found, (tuple, list)) else (found,)
+            several = returned if isinstance(returned, (tuple, list)) else (returned,)
             results = {name: several[at] for name, at in self._outputs.items() if at < len(several)}
         for name in batch.outputs:
             if name not in results:
-                raise UnexpectedOutput(f"output {name!a}: the program gives {_given(found)}")
+                raise UnexpectedOutput(f"output {name!a}: the program gives {_given(returned)}")
         return results
 
 

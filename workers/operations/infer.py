@@ -149,10 +149,10 @@ class Infer:
 
     def run(self, adapter: ProgramAdapter, batch: NamedBatch, call: InferCall) -> Results:
         """Run the program once. Raises `UnexpectedOutput` for a result that the configuration forbids."""
-        found = adapter.infer(batch)
+        tensors = adapter.infer(batch)
         rows = batch.rows if adapter.signature.batches else None
         outputs = adapter.signature.outputs
-        return Results(named={name: checked(outputs[name], found, rows) for name in batch.outputs})
+        return Results(named={name: checked(outputs[name], tensors, rows) for name in batch.outputs})
 
     def stream(self, adapter: ProgramAdapter, batch: NamedBatch) -> Iterator[Any]:
         """The steps of one request."""

@@ -377,8 +377,8 @@ def _prepared(reader: TokenReader, item: InputItem, special: bool) -> Prepared:
     if item.text is None:
         text = reader.text_of(item, keep_special=special)
         return Prepared(_bytes(text.encode()), len(item.ids or ()))
-    [found] = reader.read([item.text], add_special=special)
-    return Prepared(_bytes(tokens.pack(found)), len(found.ids))
+    [sequence] = reader.read([item.text], add_special=special)
+    return Prepared(_bytes(tokens.pack(sequence)), len(sequence.ids))
 
 
 def _bytes(data: bytes) -> np.ndarray:

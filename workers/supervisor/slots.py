@@ -351,10 +351,10 @@ _TOOLCHAIN = ("GOROOT", "JAVA_HOME", "RUSTUP_HOME", settings.SANDBOX)
 
 def _scrubbed() -> dict[str, str]:
     """The environment of the tool host without the variables of the slot."""
-    found = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if name in (*_PASSED, *_TOOLCHAIN)
         or (name.startswith(PREFIX) and name not in ("PENSTOCK_KEY", "PENSTOCK_NOTIFY_SOCKET"))
     }
-    return processes.environment(found | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
+    return processes.environment(variables | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")})

@@ -189,12 +189,12 @@ class ApprovalResource:
         parse = partial(decode, kind=ApprovalBody, max_items=self._services.settings.limits.max_items)
         body: ApprovalBody = await receive(self._services, req, parse)
         approves = body.decision == "approve"
-        told = await self._services.state.approvals.decide(
+        outcome = await self._services.state.approvals.decide(
             None if req.context.penstock.grant.operates else owner_of(req),
             approval_id,
             Decision(approves, None if approves else body.message),
             remember=body.remember_for_session,
         )
-        if told == "not_found":
+        if outcome == "not_found":
             resp.status = 404
-        answer_json(resp, ApprovalAnswer(told))
+        answer_json(resp, ApprovalAnswer(outcome))

@@ -143,11 +143,11 @@ class FilesResource(_Resource):
             return await self._page(req)
         if len(ids) > _MOST_IDS:
             raise InvalidField("ids", f"{len(ids)} ids, the limit is {_MOST_IDS}")
-        found = []
+        files = []
         for file_id in ids:
             with suppress(FileNotFound):
-                found.append(await self._file(req, file_id))
-        return found, False
+                files.append(await self._file(req, file_id))
+        return files, False
 
 
 class FileResource(_Resource):

@@ -99,8 +99,8 @@ class Rows:
 
     def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> Steps[None]:
         """Each string and zeros behind it."""
-        made = np.frombuffer(place, np.uint8).reshape(shape)
-        for row, element in zip(made, datatypes.split(data, self.count, self.where), strict=True):
+        rows = np.frombuffer(place, np.uint8).reshape(shape)
+        for row, element in zip(rows, datatypes.split(data, self.count, self.where), strict=True):
             row[: len(element)] = np.frombuffer(element, np.uint8)
             row[len(element) :] = 0
             yield
@@ -277,10 +277,10 @@ def resize(pixels: np.ndarray, height: int, width: int, dtype: np.dtype) -> np.n
         return pixels.astype(dtype)
     # PERF: the order that makes the smaller array in between; it bounds memory for very wide or high images too.
     if height * pixels.shape[1] <= width * pixels.shape[0]:
-        made = _along(_along(pixels, height, 0), width, 1)
+        resampled = _along(_along(pixels, height, 0), width, 1)
     else:
-        made = _along(_along(pixels, width, 1), height, 0)
-    resized: np.ndarray = (made if dtype.kind == "f" else np.rint(made)).astype(dtype)
+        resampled = _along(_along(pixels, width, 1), height, 0)
+    resized: np.ndarray = (resampled if dtype.kind == "f" else np.rint(resampled)).astype(dtype)
     return resized
 
 
@@ -307,13 +307,13 @@ DATATYPES_OF_IMAGES = ("FP32", "FP64", "FP16", "UINT8", "INT8", "UINT16", "INT16
 
 def to_convert(config: ModelConfig, inputs: list[InputTensor]) -> list[tuple[InputTensor, TensorConfig]]:
     """The inputs that were sent as BYTES though the model takes numbers, where that means images or strings."""
-    found = []
+    convertible = []
     for tensor in inputs:
         if tensor.datatype == BYTES and tensor.data is not None:
             expected = config.input(tensor.name)
             if expected is not None and expected.datatype != BYTES and _may_convert(config, expected):
-                found.append((tensor, expected))
-    return found
+                convertible.append((tensor, expected))
+    return convertible
 
 
 def defer(config: ModelConfig, inputs: list[InputTensor], limits: Limits) -> None:
@@ -392,7 +392,7 @@ class Images:
     def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> Steps[None]:
         """Decode one image after another into the place. Raises `InvalidInput` for a misfit."""
         dtype = np.dtype(DATATYPES[self.datatype].array)
-        made = np.frombuffer(place, dtype).reshape(shape)
+        rows = np.frombuffer(place, dtype).reshape(shape)
         channels, height, width = self._parted(tuple(shape[1:]))
         for index, element in enumerate(datatypes.split(data, self.count, self.where)):
             where = f"{self.where}: image {index}"
@@ -400,7 +400,7 @@ class Images:
             self._check_pixels(pixels, (channels, height, width), where)
             yield
             image = resize(_bounded(pixels, dtype), height, width, dtype)
-            made[index] = image.transpose(2, 0, 1) if self.transposed else image
+            rows[index] = image.transpose(2, 0, 1) if self.transposed else image
             yield
 
     def _parted(self, dims: tuple[int, ...]) -> tuple[int, int, int]:

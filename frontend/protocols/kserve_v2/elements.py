@@ -145,9 +145,9 @@ class _Real(float):
     _text: str
 
     def __new__(cls, text: str) -> _Real:
-        made = super().__new__(cls, text)
-        made._text = text
-        return made
+        number = super().__new__(cls, text)
+        number._text = text
+        return number
 
     def __repr__(self) -> str:
         return self._text

@@ -104,13 +104,13 @@ def _input(expected: TensorConfig, text: bytes, batches: bool) -> InputTensor:
     if -1 in dims:
         if dims.count(-1) > 1:
             raise InvalidInput(f"{where}: generate cannot tell the shape, the model takes {dims}")
-        found = elements.count_of(text, where)
-        if not count or found % count:
+        elements_given = elements.count_of(text, where)
+        if not count or elements_given % count:
             raise InvalidInput(
-                f"{where}: expected a multiple of {count} elements for shape {dims}, got {found}"
+                f"{where}: expected a multiple of {count} elements for shape {dims}, got {elements_given}"
             )
-        dims[dims.index(-1)] = found // count
-        count = found
+        dims[dims.index(-1)] = elements_given // count
+        count = elements_given
     return InputTensor(
         expected.name, expected.datatype, dims, elements.read(text, expected.datatype, count, where)
     )
@@ -145,13 +145,13 @@ class GenerateResource(InferenceRoute):
         services, model = self.services, await self._infer.find(req, scope, target)
         with identifying(""):
             parse = partial(parsed_body, target, model.config)
-            wanted = await schemas.parsed(services, req, parse, MOST_NBYTES)
+            arrived = await schemas.parsed(services, req, parse, MOST_NBYTES)
         answers = self._texts if model.config.decoupled else self._text
-        texts = answers(scope, model, wanted)
+        texts = answers(scope, model, arrived)
         if self._stream:
             await send(services, req, resp, texts)
         else:
-            resp.data = await _only(texts, wanted.request.model)
+            resp.data = await _only(texts, arrived.request.model)
             resp.content_type = falcon.MEDIA_JSON
 
     @property

@@ -262,16 +262,16 @@ class InferResource(InferenceRoute):
         try:
             async with Arriving(self.services, req, scope.deadline_ns) as arriving:
                 arrived = await arriving.receive()
-                wanted = await self._parsed(model, target, arrived)
-                given_id, request = wanted.id, wanted.request
+                parsed = await self._parsed(model, target, arrived)
+                given_id, request = parsed.id, parsed.request
                 request.block = arrived.block
                 if self._forwarding.active:
                     self._forwarding.apply(req.headers_lower, request)
                 conversions.defer(model.config, request.inputs, self.services.settings.limits)
                 result = await self.services.tensor_inference.run(scope, model, request)
                 if arrived.head_nbytes > 0 and not given_id and not self._forwarding.active:
-                    self._keep(model, arrived, wanted)
-            await self._send(req, resp, result, wanted)
+                    self._keep(model, arrived, parsed)
+            await self._send(req, resp, result, parsed)
         except PenstockError as error:
             reading.identified(error, given_id)
             raise

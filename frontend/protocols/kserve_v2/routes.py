@@ -192,8 +192,8 @@ async def _model_server_states(services: Services, req: Request, tail: None) -> 
 async def _control(services: Services, req: Request, tail: str) -> list[management.IndexEntry] | None:
     """The index, a load or an unload, by the end of the path."""
     if _INDEX.fullmatch(tail):
-        wanted = await schemas.read(services, req, schemas.INDEX)
-        return management.repository_index(services, wanted.ready)
+        filters = await schemas.read(services, req, schemas.INDEX)
+        return management.repository_index(services, filters.ready)
     path = _CONTROL.fullmatch(tail)
     if path is None:
         raise falcon.HTTPNotFound

@@ -183,8 +183,8 @@ class VersionResource(_Resource):
 
     async def on_get(self, req: Request, resp: Response, skill_id: str, version: str) -> None:
         """The version."""
-        found = await self._version(req, skill_id, version)
-        _answer_version(req, resp, found)
+        row = await self._version(req, skill_id, version)
+        _answer_version(req, resp, row)
 
     async def on_delete(self, req: Request, resp: Response, skill_id: str, version: str) -> None:
         """Delete the version; the last one with its skill."""

@@ -57,12 +57,12 @@ class Inference:
         model = await inference.find(scope, request.model_name, version)
         record.rows = requests.rows_of(model, header)
         place.note_model(model.config)
-        wanted = requests.request_of(model, header)
-        checking.check_shapes(model, wanted)
-        sizes = requests.sizes_of(model, header, wanted)
-        requests.attach(model, wanted, sizes, call.raw)
+        request_read = requests.request_of(model, header)
+        checking.check_shapes(model, request_read)
+        sizes = requests.sizes_of(model, header, request_read)
+        requests.attach(model, request_read, sizes, call.raw)
         call.scheduled = True
-        result = await inference.run(scope, model, wanted)
+        result = await inference.run(scope, model, request_read)
         with result.answer:
             status = self._statuses.success()
             return await off_loop_if(result.has_many_classes, _rendered, result, header.id, status)
@@ -165,25 +165,25 @@ class TrtisService:
         """A unary method: `work` fills a response, the status carries the outcome; calls are counted by `kind`."""
 
         async def answer(call: Call, request: Any) -> Answer:
-            began, made = time.perf_counter_ns(), response()
+            began, answer_message = time.perf_counter_ns(), response()
             call.context.model = getattr(request, "model_name", "")
             try:
-                await work(call, request, made)
+                await work(call, request, answer_message)
             finally:
                 call.services.extensions.counters.called(kind, time.perf_counter_ns() - began)
-            made.request_status.CopyFrom(self._statuses.success())
-            return made  # type: ignore[no-any-return]
+            answer_message.request_status.CopyFrom(self._statuses.success())
+            return answer_message  # type: ignore[no-any-return]
 
         def failed(call: Call, request: Any, error: PenstockError) -> Message:
-            made = response()
-            made.request_status.CopyFrom(self._statuses.failure(error))
-            return made  # type: ignore[no-any-return]
+            answer = response()
+            answer.request_status.CopyFrom(self._statuses.failure(error))
+            return answer  # type: ignore[no-any-return]
 
         return Method(answer, kind, need, failed=_unless_transport(failed))
 
     async def _status(self, call: Call, request: pb.StatusRequest, made: pb.StatusResponse) -> None:
-        found = await server_status(call.services, self._statuses.server_id, request.model_name)
-        made.server_status.CopyFrom(found)
+        status = await server_status(call.services, self._statuses.server_id, request.model_name)
+        made.server_status.CopyFrom(status)
 
 
 def _unless_transport(

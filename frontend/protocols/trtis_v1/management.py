@@ -58,7 +58,7 @@ def repository_index(services: Services) -> pb.ModelRepositoryIndex:
 
 def regions(services: Services) -> list[pb.SharedMemoryRegion]:
     """All regions of shared memory."""
-    found = []
+    regions_shown = []
     for entry in services.extensions.regions.status(None):
         region = pb.SharedMemoryRegion(name=entry.name, byte_size=entry.nbytes)
         if entry.kind == "cuda":
@@ -66,8 +66,8 @@ def regions(services: Services) -> list[pb.SharedMemoryRegion]:
         else:
             region.system_shared_memory.shared_memory_key = entry.key
             region.system_shared_memory.offset = entry.offset
-        found.append(region)
-    return found
+        regions_shown.append(region)
+    return regions_shown
 
 
 async def profile() -> None:
@@ -149,10 +149,10 @@ async def server_status(services: Services, server_id: str, model: str = "") -> 
 def _former(services: Services, statistics: ServerStatistics) -> dict[str, set[int]]:
     """Versions by full name that have answered, or were removed during the life of this frontend."""
     answered = {key for key, counted in statistics.models.items() if counted.requests.success.count}
-    found: dict[str, set[int]] = {}
+    numbers: dict[str, set[int]] = {}
     for name, number in answered | services.directory.removed:
-        found.setdefault(name, set()).add(number)
-    return found
+        numbers.setdefault(name, set()).add(number)
+    return numbers
 
 
 def _add_model(

@@ -278,9 +278,13 @@ def _positions_given(model: Any, table: torch.nn.Module, ids: list[int]) -> list
         """Ends the pass, of which nothing else is needed."""
 
     def note(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        found = inputs[0] if inputs else None
-        if isinstance(found, torch.Tensor) and not found.is_floating_point() and found.numel() == len(ids):
-            seen.extend(found.flatten().tolist())
+        positions = inputs[0] if inputs else None
+        if (
+            isinstance(positions, torch.Tensor)
+            and not positions.is_floating_point()
+            and positions.numel() == len(ids)
+        ):
+            seen.extend(positions.flatten().tolist())
         raise Seen
 
     handle = table.register_forward_pre_hook(note)

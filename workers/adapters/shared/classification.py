@@ -216,14 +216,14 @@ class _Classifier(ABC):
     def _logits(self, part: Rectangle) -> Iterator[torch.Tensor]:
         """Logits of a rectangle, or of its sequences alone where the model refuses them in this company."""
         try:
-            found = self._run(part)
+            rows = self._run(part)
         except Exception as failure:
             if len(part.ids) == 1 or is_out_of_memory(failure):
                 raise
             # NOTE: BART asks that all texts of a pass have equal numbers of end markers.
             yield from map(self._run, part.alone())
         else:
-            yield found
+            yield rows
 
     def _run(self, part: Rectangle) -> torch.Tensor:
         self._lengths.reset()
@@ -253,12 +253,12 @@ class SequenceClassifier(_Classifier):
         if self._first_only:
             hidden, ids = rows[batch.layout.first][:, None], batch.ids[0, batch.layout.first][:, None]
             return self._head(hidden, ids, torch.ones_like(ids))
-        found = []
+        logits = []
         for part in padded(batch, self._filler, self._cut):
             hidden = rows.new_zeros((*part.mask.shape, rows.shape[1]))
             hidden[part.mask] = rows[part.place]
-            found.append(self._head(hidden, part.ids, part.mask.long()))
-        return torch.cat(found)
+            logits.append(self._head(hidden, part.ids, part.mask.long()))
+        return torch.cat(logits)
 
     def _prove(self, batch: PackedBatch, wanted: torch.Tensor) -> bool:
         self._first_only = True

@@ -86,14 +86,14 @@ def attend_runs(
         )
         if start in layout.partial:
             mask = _partial_mask(layout, start, (first, count, length), causal, reach)
-            found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=gqa)
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=gqa)
         elif reach is None or length <= reach + 1:
-            found = F.scaled_dot_product_attention(
+            attended = F.scaled_dot_product_attention(
                 q, k, v, is_causal=causal and length > 1, scale=scaling, enable_gqa=gqa
             )
         else:
-            found = _attend_windows(q, k, v, layout, scaling, causal, reach)
-        row[start:stop].view(count, length, heads, -1).copy_(found.transpose(1, 2))
+            attended = _attend_windows(q, k, v, layout, scaling, causal, reach)
+        row[start:stop].view(count, length, heads, -1).copy_(attended.transpose(1, 2))
         first += count
     return out
 
@@ -328,11 +328,11 @@ class TextEncoder:
         if not self._lengths.many:
             yield batch
             return
-        found = [
+        classes = [
             list(runs) for _, runs in groupby(batch.layout.runs, lambda run: self._lengths.of(run.length))
         ]
-        for runs in found:
-            yield batch if len(found) == 1 else section(batch, runs)
+        for runs in classes:
+            yield batch if len(classes) == 1 else section(batch, runs)
 
     def _pass(self, batch: PackedBatch) -> torch.Tensor:
         """The row in one forward pass."""
@@ -388,8 +388,8 @@ class TextEncoder:
         def run(sequence: TokenSequence) -> torch.Tensor:
             return self._padded_rows(self.pack([sequence]).to(self.device), ALONE)
 
-        found = sorted(possible(given, run), key=lambda pair: -len(pair[0].ids))
-        return [sequence for sequence, _ in found], torch.cat([rows for _, rows in found])
+        pairs = sorted(possible(given, run), key=lambda pair: -len(pair[0].ids))
+        return [sequence for sequence, _ in pairs], torch.cat([rows for _, rows in pairs])
 
     def _with_types(self, types: bool) -> torch.Tensor:
         """The token vectors of a sequence, with segment ids of 0 or without any."""

@@ -145,15 +145,15 @@ class OffsetTokenizer:
 
     def windows(self, texts: Sequence[str], overflow: str) -> list[tuple[list[Window], Excess | None]]:
         """The windows of each text (several only for "chunk"), and how much of the text was cut, if anything."""
-        found: list[tuple[list[Window], Excess | None]] = []
+        divided: list[tuple[list[Window], Excess | None]] = []
         for text, encoding in zip(texts, self._cutting[overflow].encode_batch(list(texts)), strict=True):
             encodings = [encoding, *encoding.overflowing] if overflow == "chunk" else [encoding]
             excess = None
             if overflow != "chunk" and encoding.overflowing:
                 rest = sum(len(one) - self._special for one in encoding.overflowing)
                 excess = Excess(len(encoding) + rest, len(encoding))
-            found.append(([self._window(text, one) for one in encodings], excess))
-        return found
+            divided.append(([self._window(text, one) for one in encodings], excess))
+        return divided
 
     def _window(self, text: str, encoding: Any) -> Window:
         types = as_ids(encoding.type_ids) if self._uses_types and any(encoding.type_ids) else None

@@ -130,17 +130,17 @@ def _widths(model: GgufModel) -> dict[str, Any]:
     turned = model.get("rope.dimension_count", stated or even)
     # NOTE: old files of Llama say how wide a head is by the numbers that turn only.
     width = stated or (turned if model.architecture == "llama" else even)
-    found: dict[str, Any] = {"head_dim": width} if width != even or stated else {}
+    widths: dict[str, Any] = {"head_dim": width} if width != even or stated else {}
     if model.architecture.startswith("gemma"):
         rooted = (model.architecture, model.get("block_count")) in _ROOT_OF_WIDTH
-        found["query_pre_attn_scalar"] = even if rooted else width
+        widths["query_pre_attn_scalar"] = even if rooted else width
     if turned == width:
-        return found
+        return widths
     if model.architecture != "phi3":
         raise GgufRefused(
             f"{model.name}: rope.dimension_count {turned}: a head of {model.architecture} turns all its {width} numbers"
         )
-    return found | {"partial_rotary_factor": turned / width}
+    return widths | {"partial_rotary_factor": turned / width}
 
 
 def _scaling(model: GgufModel, theta: float) -> dict[str, Any]:
@@ -149,10 +149,10 @@ def _scaling(model: GgufModel, theta: float) -> dict[str, Any]:
     original = model.get("rope.scaling.original_context_length", model.get("context_length"))
     long, short = (_values(model, name) for name in _ROPE[1:])
     if long and short:
-        told = {"rope_type": "longrope", "long_factor": long, "short_factor": short}
+        scaling = {"rope_type": "longrope", "long_factor": long, "short_factor": short}
         attention = model.get("rope.scaling.attn_factor")
-        told |= {"attention_factor": attention} if attention else {}
-        return told | {"original_max_position_embeddings": original}
+        scaling |= {"attention_factor": attention} if attention else {}
+        return scaling | {"original_max_position_embeddings": original}
     if kind == "linear" and factor != 1.0:
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn" and factor != 1.0:

@@ -174,11 +174,11 @@ def _head_weights(directory: Path) -> dict[str, torch.Tensor]:
 
 def stored_activation(name: str) -> nn.Module:
     """The module of torch.nn with this dotted name. Raises ValueError for any other name."""
-    found = getattr(nn, name.rpartition(".")[2], None)
-    if not name.startswith("torch.nn.") or not (isinstance(found, type) and issubclass(found, nn.Module)):
+    kind = getattr(nn, name.rpartition(".")[2], None)
+    if not name.startswith("torch.nn.") or not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise ValueError(f"unsupported activation {name!r}: only modules of torch.nn are loaded")
-    made: nn.Module = found()
-    return made
+    activation: nn.Module = kind()
+    return activation
 
 
 def max_per_id(
@@ -205,8 +205,8 @@ def nonzero_terms(matrix: torch.Tensor) -> SparseRows:
     """The positive values of each row of fp32 [items, vocabulary]."""
     places = torch.nonzero(matrix > 0)
     values = matrix[places[:, 0], places[:, 1]].cpu().numpy()
-    found = places.cpu().numpy()
-    return _split(found[:, 0], found[:, 1], values, matrix.shape[0])
+    indices = places.cpu().numpy()
+    return _split(indices[:, 0], indices[:, 1], values, matrix.shape[0])
 
 
 def strongest(indices: np.ndarray, values: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
@@ -229,9 +229,9 @@ def paired_dots(
     asked = keys_of(queries, np.arange(len(queries.indices)))
     if not asked.size:
         return np.zeros(len(owners), np.float32)
-    found = keys_of(documents, owners)
-    places = np.minimum(np.searchsorted(asked, found), asked.size - 1)
-    shared = asked[places] == found
+    document_keys = keys_of(documents, owners)
+    places = np.minimum(np.searchsorted(asked, document_keys), asked.size - 1)
+    shared = asked[places] == document_keys
     products = np.concatenate(documents.values)[shared] * np.concatenate(queries.values)[places[shared]]
     pairs = np.repeat(np.arange(len(owners)), [len(indices) for indices in documents.indices])
     return np.bincount(pairs[shared], products, minlength=len(owners)).astype(np.float32)

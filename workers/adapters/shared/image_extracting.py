@@ -225,15 +225,15 @@ class Detector(ImageExtractAdapter):
     @torch.inference_mode()
     def extract(self, batch: list[Scenes]) -> list[Extraction | ItemFailure]:
         """Objects of each picture, the likeliest first."""
-        found: dict[int, Extraction | ItemFailure] = {}
+        extractions: dict[int, Extraction | ItemFailure] = {}
         for group in batch:
             output = self.forward(self._stacked(group.scenes), group.scenes)
             broken = _broken(output)
             detections = self.read(output, group.scenes)
             for at, place in enumerate(group.places):
                 size = group.scenes[at].size
-                found[place] = NOT_FINITE if broken[at] else _extraction(detections[at], size)
-        return [found[place] for place in sorted(found)]
+                extractions[place] = NOT_FINITE if broken[at] else _extraction(detections[at], size)
+        return [extractions[place] for place in sorted(extractions)]
 
     def _stacked(self, scenes: Sequence[Scene]) -> dict[str, torch.Tensor]:
         return {

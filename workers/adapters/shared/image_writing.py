@@ -116,8 +116,8 @@ class ImageWriter(ImageExtractAdapter):
 
     def prepared(self, image: Any, item: InputItem, wanted: Any) -> Prepared | ItemFailure:
         """Pixel values of one picture; the cost is the tokens of picture and prompt."""
-        found = self._processor.image_processor(images=image, return_tensors="np")
-        pixels = np.asarray(found["pixel_values"], np.float32)
+        processed = self._processor.image_processor(images=image, return_tensors="np")
+        pixels = np.asarray(processed["pixel_values"], np.float32)
         page = Page({"pixel_values": pixels}, size_of(image), wanted)
         return Prepared(page, self.tokens_read(pixels[0]) + len(wanted.prompt))
 
@@ -144,10 +144,10 @@ class ImageWriter(ImageExtractAdapter):
     @torch.inference_mode()
     def extract(self, batch: list[Pages]) -> list[Extraction | ItemFailure]:
         """The findings in the text that the model writes about each picture."""
-        found: dict[int, Extraction | ItemFailure] = {}
+        extractions: dict[int, Extraction | ItemFailure] = {}
         for group in batch:
-            found.update(zip(group.places, self._written(group), strict=True))
-        return [found[place] for place in sorted(found)]
+            extractions.update(zip(group.places, self._written(group), strict=True))
+        return [extractions[place] for place in sorted(extractions)]
 
     def _written(self, group: Pages) -> list[Extraction | ItemFailure]:
         heed, sound = _Heed(group.places), _Soundness(len(group.pages), self._model.device)

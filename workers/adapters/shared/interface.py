@@ -99,7 +99,7 @@ def _batch(interface: Interface, default: int) -> int:
 def _inferred(
     kind: str, tensors: Sequence[ProgramTensor], batch: int, left_out: Sequence[str]
 ) -> tuple[TensorConfig, ...]:
-    found = []
+    tensors_inferred = []
     for tensor in tensors:
         if tensor.name in left_out:
             continue
@@ -108,8 +108,8 @@ def _inferred(
                 f"the program does not tell type and shape of {kind} {tensor.name!a}; configure it"
             )
         dims = tensor.shape[1:] if batch else tensor.shape
-        found.append(TensorConfig(tensor.name, tensor.datatype, dims, optional=tensor.optional))
-    return tuple(found)
+        tensors_inferred.append(TensorConfig(tensor.name, tensor.datatype, dims, optional=tensor.optional))
+    return tuple(tensors_inferred)
 
 
 def _match(kind: str, names: Sequence[str], tensors: Sequence[ProgramTensor]) -> tuple[str, ...]:

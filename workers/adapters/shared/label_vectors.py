@@ -45,13 +45,13 @@ class LabelEncoder:
 
         Raises `InvalidInput` for a label without a token, or with one for which the encoder has no embedding.
         """
-        found = [tuple(encoding.ids) for encoding in self._backend.encode_batch(list(labels))]
-        if () in found:
-            raise without_token(labels, found.index(()))
-        refusal = None if self._known.all_known else self._known.refusal(found)
+        sequences = [tuple(encoding.ids) for encoding in self._backend.encode_batch(list(labels))]
+        if () in sequences:
+            raise without_token(labels, sequences.index(()))
+        refusal = None if self._known.all_known else self._known.refusal(sequences)
         if refusal is not None:
             raise InvalidInput(f"params.labels: {refusal}")
-        return found
+        return sequences
 
     def inputs(self, rows: Sequence[Sequence[Ids]]) -> dict[str, torch.Tensor]:
         """`labels_embeds` [texts, labels, width] and their mask for labels tokenized by `tokenize`.  Device thread."""

@@ -193,7 +193,7 @@ def max_sim(vectors: torch.Tensor, batch: PairBatch) -> torch.Tensor:
     owners = torch.from_numpy(batch.owners).to(device)
     askers = torch.from_numpy(np.repeat(np.arange(len(batch.query_rows)), batch.query_rows)).to(device)
     limit = SLICE_ELEMENTS.get(device.type, SLICE_ELEMENTS["cuda"])
-    found = []
+    scores = []
     for first, last, query, query_end in slices(batch.owners, batch.query_rows, batch.document_rows, limit):
         columns = slice(int(starts[query]), int(starts[query_end]))
         matched, asking = of_documents[rows[first] : rows[last]], of_queries[columns]
@@ -205,8 +205,8 @@ def max_sim(vectors: torch.Tensor, batch: PairBatch) -> torch.Tensor:
                 matched @ asking.T, "max", lengths=lengths[first:last], axis=0, unsafe=True
             )
         counted = (askers[columns] == owners[first:last, None]) & (lengths[first:last, None] > 0)
-        found.append(torch.where(counted, best, 0.0).sum(dim=1))
-    return torch.cat(found)
+        scores.append(torch.where(counted, best, 0.0).sum(dim=1))
+    return torch.cat(scores)
 
 
 class LateInteraction(PairedAdapter):

@@ -96,8 +96,8 @@ class NamedBatch:
 
         Raises `KeyError` for an input that is not given.
         """
-        found = self._on_host(name, writable)
-        return found if writable else read_only(found)
+        values = self._on_host(name, writable)
+        return values if writable else read_only(values)
 
     def _on_host(self, name: str, writable: bool) -> np.ndarray:
         first, *others = [host_array(request.arrays[name]) for request in self._requests]
@@ -126,22 +126,22 @@ class NamedBatch:
         if isinstance(arrays[0], np.ndarray) and arrays[0].dtype.kind == "O":
             raise TypeError(f"input {name!r} is {BYTES}, which no tensor holds")
         if device.type == "cpu":
-            found = as_tensor(self._on_host(name, writable))
+            values = as_tensor(self._on_host(name, writable))
         else:
-            found = _joined_on(device, arrays, writable)
-        if found.dtype != torch.uint16:
-            return found
+            values = _joined_on(device, arrays, writable)
+        if values.dtype != torch.uint16:
+            return values
         declared = self._config.input(name)
-        return found.view(torch.bfloat16) if declared is not None and declared.datatype == "BF16" else found
+        return values.view(torch.bfloat16) if declared is not None and declared.datatype == "BF16" else values
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
     """The same memory as an array that cannot be written, be it the memory of a client or of a joined batch."""
     if not array.flags.writeable:
         return array
-    found = array.view()
-    found.flags.writeable = False
-    return found
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def host_array(values: Array) -> np.ndarray:

@@ -154,8 +154,8 @@ def pack(
     runs, seen = _runs(lens, starts), _seen(chosen)
 
     def tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-        made = torch.from_numpy(array)
-        return made.pin_memory() if pin else made
+        values = torch.from_numpy(array)
+        return values.pin_memory() if pin else values
 
     return PackedBatch(
         ids=tensor(ids[None]),
@@ -276,12 +276,12 @@ def _partial(runs: Sequence[Run], lens: Int64Array, seen: Int64Array | None) -> 
     """First tokens of the runs with unseen tokens."""
     if seen is None:
         return frozenset()
-    hidden, at, found = seen < lens, 0, set()
+    hidden, at, starts = seen < lens, 0, set()
     for run in runs:
         if hidden[at : at + run.rows].any():
-            found.add(run.start)
+            starts.add(run.start)
         at += run.rows
-    return frozenset(found)
+    return frozenset(starts)
 
 
 def _runs(lens: Int64Array, starts: Int64Array) -> tuple[Run, ...]:

@@ -87,14 +87,14 @@ class PairTokenizer:
         Returns the tokens of each text that was cut, by its place.
         """
         left = self._cuts_left(overflow)
-        found = {}
+        lengths = {}
         for at, half in enumerate(self.halves(texts) if left else self.sides(texts, overflow, most)):
             tokens = len(half.ids)
             if tokens > most:
                 first, last = (tokens - most, tokens) if left else (0, most)
                 texts[at] = texts[at][half.offsets[first][0] : half.offsets[last - 1][1]]
-                found[at] = tokens
-        return found
+                lengths[at] = tokens
+        return lengths
 
     def join(self, first: Any, second: Any, overflow: str = "truncate") -> Pair:
         """Two halves as the model reads them.
@@ -154,10 +154,10 @@ class ScoreAdapter(Adapter):
         """Documents cut to the call's `max_tokens`, if there are any, and joined with the query."""
         texts, most = texts_of(items, call.names.text), call.options.get("max_tokens")
         cut = self._pairs.shorten(texts, most, call.overflow) if most else {}
-        found = self.joined(texts, call)
+        prepared = self.joined(texts, call)
         for at, tokens in cut.items():
-            found[at].truncated, found[at].excess = True, Excess(tokens, most or 0)
-        return list(found)
+            prepared[at].truncated, prepared[at].excess = True, Excess(tokens, most or 0)
+        return list(prepared)
 
     @abstractmethod
     def joined(self, texts: Sequence[str], call: Call) -> list[Prepared]:
@@ -181,14 +181,14 @@ class ScoreAdapter(Adapter):
 
     def score(self, batch: PackedBatch) -> torch.Tensor:
         """fp32 [pairs] on the device, by the model's own function."""
-        found: torch.Tensor = self._function(self.logits(batch))
-        return found
+        scores: torch.Tensor = self._function(self.logits(batch))
+        return scores
 
     def scored(self, batch: PackedBatch, call: Call) -> torch.Tensor:
         """fp32 [pairs] on the device, by the function that the call names, else by the model's own."""
         name = _named_activation(call)
-        found: torch.Tensor = (activation(name) if name else self._function)(self.logits(batch))
-        return found
+        scores: torch.Tensor = (activation(name) if name else self._function)(self.logits(batch))
+        return scores
 
 
 def query_of(call: Call) -> str:

@@ -160,16 +160,16 @@ class ProgramAdapter(Adapter):
 
 def zeros(config: ModelConfig) -> Sample:
     """One row of zeros (empty texts for BYTES) for every required input; a dimension of any size is 1."""
-    found: Sample = {}
+    sample: Sample = {}
     for tensor in config.inputs:
         if tensor.optional:
             continue
         shape = [1] * config.batches + [max(dim, 1) if dim < 0 else dim for dim in tensor.dims]
         if tensor.datatype == BYTES:
-            found[tensor.name] = np.full(shape, b"", dtype=object)
+            sample[tensor.name] = np.full(shape, b"", dtype=object)
         else:
-            found[tensor.name] = np.zeros(shape, dtype=DATATYPES[tensor.datatype].array)
-    return found
+            sample[tensor.name] = np.zeros(shape, dtype=DATATYPES[tensor.datatype].array)
+    return sample
 
 
 def entry_of(context: LoadContext) -> RepositoryEntry:
@@ -205,8 +205,8 @@ class RepositoryProgram(ProgramAdapter):
     def samples(self) -> list[Sample]:
         """Inputs of the warm-up, or zeros without a warm-up. Raises `ModelRefused`."""
         warmups, config = self.config.warmups, self.config
-        found = [sample for warmup in warmups for sample in _samples(self._directory, warmup, config)]
-        return found or [zeros(config)]
+        samples = [sample for warmup in warmups for sample in _samples(self._directory, warmup, config)]
+        return samples or [zeros(config)]
 
     @property
     def samples_must_run(self) -> bool:
@@ -217,17 +217,17 @@ class RepositoryProgram(ProgramAdapter):
 def _samples(directory: Path, warmup: Warmup, config: ModelConfig) -> list[Sample]:
     where = f"model_warmup {warmup.name[:200]!a}"
     rows = max(1, warmup.batch_size)
-    found: Sample = {}
+    sample: Sample = {}
     for name, given in warmup.inputs.items():
         declared = config.input(name)
         if declared is None or declared.datatype != given.datatype:
             raise ModelRefused(f"{where}: there is no input {name[:200]!a} of {given.datatype}")
         shape = (rows, *given.dims) if config.batches else given.dims
-        found[name] = _values(directory, where, shape, given)
-    missing = [each.name for each in config.inputs if not each.optional and each.name not in found]
+        sample[name] = _values(directory, where, shape, given)
+    missing = [each.name for each in config.inputs if not each.optional and each.name not in sample]
     if missing:
         raise ModelRefused(f"{where}: input {missing[0][:200]!a} is missing")
-    return [found] * warmup.count
+    return [sample] * warmup.count
 
 
 def _values(directory: Path, where: str, shape: tuple[int, ...], given: WarmupInput) -> np.ndarray:

@@ -42,8 +42,8 @@ def odd_ids(model: Any, others: Iterable[int]) -> list[int]:
         value for name, value in config.to_dict().items() if name.endswith(("_token_id", "_token_index"))
     ]
     flat = [one for value in named for one in (value if isinstance(value, list) else [value])]
-    found = dict.fromkeys([*flat, *sorted(others)])
-    return [one for one in found if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < rows]
+    ids = dict.fromkeys([*flat, *sorted(others)])
+    return [one for one in ids if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < rows]
 
 
 def proof_sequences(rows: int, odd: Sequence[int], limit: int | None) -> list[TokenSequence]:
@@ -83,7 +83,7 @@ def possible(
     any_found = False
     for sequence in sequences:
         try:
-            found = run(sequence)
+            rows = run(sequence)
         except Exception as failure:
             if is_out_of_memory(failure):
                 raise
@@ -91,7 +91,7 @@ def possible(
             refusal = failure
             continue
         any_found = True
-        yield sequence, found
+        yield sequence, rows
     if not any_found and refusal is not None:
         raise refusal
 
@@ -118,11 +118,11 @@ def proven_cut(
 ) -> Cut:
     """The widest cut with which `run` gives the `wanted` rows; what is refused is logged under the model's `name`."""
     cut = lengths.within(PADDED)
-    for narrower, told in _NARROWER:
+    for narrower, way in _NARROWER:
         reason = fault(partial(run, cut), wanted)
         if reason is None:
             break
-        log.warning("%s runs %s: %s", name, told, reason)
+        log.warning("%s runs %s: %s", name, way, reason)
         cut = lengths.within(narrower)
     return cut
 

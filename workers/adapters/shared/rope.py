@@ -58,9 +58,9 @@ class LengthClasses:
         for module in model.modules():
             if not any("inv_freq" in name for name, _ in module.named_buffers(recurse=False)):
                 continue
-            found = set(_borders(module))
-            if found:
-                self._borders |= found
+            borders = set(_borders(module))
+            if borders:
+                self._borders |= borders
                 self._kept.append(_kept(module))
 
     @property

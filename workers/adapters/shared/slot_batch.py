@@ -96,18 +96,18 @@ class SlotBatch(NamedBatch):
     @property
     def parameters(self) -> list[Mapping[str, Parameter]]:
         """Parameters of each row."""
-        found: list[Mapping[str, Parameter]] = [{}] * self.rows
+        by_row: list[Mapping[str, Parameter]] = [{}] * self.rows
         for start, request in zip(self._starts, self._requests, strict=True):
-            found[start] = request.parameters
-        return found
+            by_row[start] = request.parameters
+        return by_row
 
     @property
     def steps(self) -> list[Step | None]:
         """The step of each row, None for a row without a request."""
-        found: list[Step | None] = [None] * self.rows
+        by_row: list[Step | None] = [None] * self.rows
         for start, request in zip(self._starts, self._requests, strict=True):
-            found[start] = request.step
-        return found
+            by_row[start] = request.step
+        return by_row
 
     def array(self, name: str, *, writable: bool = False) -> np.ndarray:
         """An input or control on the host, all rows; read-only unless `writable`.
@@ -117,13 +117,13 @@ class SlotBatch(NamedBatch):
         NOTE: no array is a view of the payload. A program may keep an array for the next step, and the next request
         overwrites the payload.
         """
-        found = self._of_slots(name, writable)
-        return found if writable else read_only(found)
+        values = self._of_slots(name, writable)
+        return values if writable else read_only(values)
 
     def _of_slots(self, name: str, writable: bool) -> np.ndarray:
         if name in self._control_arrays:
-            found = self._control_arrays[name]
-            return found.copy() if writable else found
+            control = self._control_arrays[name]
+            return control.copy() if writable else control
         if not self._config.batches:
             return super().array(name, writable=True)
         parts = [host_array(request.arrays[name]) for request in self._requests]
@@ -139,11 +139,11 @@ class SlotBatch(NamedBatch):
         array = self.array(name, writable=writable)
         if array.dtype.kind == "O":
             raise TypeError(f"input {name!r} is {BYTES}, which no tensor holds")
-        found = as_tensor(np.require(array, requirements="A")).to(device)
+        values = as_tensor(np.require(array, requirements="A")).to(device)
         if device.type != "cpu":
             copies.count("device", array.nbytes)
         declared = self._config.input(name)
-        return found.view(torch.bfloat16) if declared is not None and declared.datatype == "BF16" else found
+        return values.view(torch.bfloat16) if declared is not None and declared.datatype == "BF16" else values
 
     @functools.cached_property
     def _control_arrays(self) -> dict[str, np.ndarray]:

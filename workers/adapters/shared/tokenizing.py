@@ -64,8 +64,8 @@ def apart_ids(tokenizer: Any) -> ApartIds:
 def stand_in(tokenizer: Any) -> int:
     """The id that stands for a text without any token."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    found = (getattr(tokenizer, name, None) for name in names)
-    return int(next((number for number in found if number is not None), 0))
+    numbers = (getattr(tokenizer, name, None) for name in names)
+    return int(next((number for number in numbers if number is not None), 0))
 
 
 class TextTokenizer:
@@ -125,13 +125,13 @@ class TextTokenizer:
 
     def marker_ids(self, *roles: str) -> frozenset[int]:
         """Ids of the special tokens in these roles ("cls", "mask", ...), as far as the tokenizer has them."""
-        found = (getattr(self._tokenizer, f"{role}_token_id", None) for role in roles)
-        return frozenset(int(marker) for marker in found if marker is not None)
+        markers = (getattr(self._tokenizer, f"{role}_token_id", None) for role in roles)
+        return frozenset(int(marker) for marker in markers if marker is not None)
 
     def id_of(self, token: str) -> int | None:
         """The id of exactly this token, or None where the vocabulary lacks it."""
-        found = self._tokenizer.get_vocab().get(token)
-        return None if found is None else int(found)
+        number = self._tokenizer.get_vocab().get(token)
+        return None if number is None else int(number)
 
     @property
     def pad_id(self) -> int:
@@ -156,13 +156,13 @@ class TextTokenizer:
         """Tokenize `texts` with special tokens; every result has at least one token."""
         if self._backend is None:
             return [self._encode_slowly(text) for text in texts]
-        found = []
+        sequences = []
         for encoding in self._encodings(texts):
             types = encoding.type_ids if self.uses_types else None
             kept = types if types and any(types) else None
             ids = encoding.ids or [self._stand_in]
-            found.append(Tokens(ids, kept, bool(encoding.overflowing)))
-        return found
+            sequences.append(Tokens(ids, kept, bool(encoding.overflowing)))
+        return sequences
 
     @property
     def tells_places(self) -> bool:
@@ -254,12 +254,12 @@ class TextTokenizer:
         if any(item.text is None and item.ids is None for item in items):
             raise ValueError("an item needs text or token ids")
         texts = [f"{before}{item.text}{after}" for item in items if item.text is not None]
-        found = iter(self.windows(texts, overflow, max_length) if texts else ())
+        windows = iter(self.windows(texts, overflow, max_length) if texts else ())
         if self.cuts_left and overflow in ("truncate", "error"):
             overflow = "truncate_left"
         for item in items:
             if item.text is not None:
-                yield next(found), self.frame
+                yield next(windows), self.frame
             else:
                 bare = (self._bare(before), self._bare(after))
                 yield self._given.fitted(item, bare, overflow, max_length or self._max_length)

@@ -102,10 +102,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_settings(directory: Path, task: str) -> TransformerSettings:
     """The settings beside the weights in `directory`. Raises UnsupportedLayoutError for those that cannot hold."""
-    found = next((directory / name for name in TRANSFORMER_CONFIGS if (directory / name).is_file()), None)
-    if found is None:
+    path = next((directory / name for name in TRANSFORMER_CONFIGS if (directory / name).is_file()), None)
+    if path is None:
         return TransformerSettings(directory)
-    config, name = read_json(found), found.name
+    config, name = read_json(path), path.name
     _refuse_other_outputs(config, task, name)
     per_call = _call_length(config.get("processing_kwargs") or {}, name)
     sides = {side: whole(config, side, name) for side in ("query_length", "document_length")}

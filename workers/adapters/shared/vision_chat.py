@@ -95,9 +95,9 @@ class VisionChat:
             str(context.directory), local_files_only=True, trust_remote_code=trust
         )
         tokenizer = load_tokenizer(context)
-        made = cls(tokenizer, images, _template(tokenizer, context.directory), config)
-        made.check_template()
-        return made
+        chat = cls(tokenizer, images, _template(tokenizer, context.directory), config)
+        chat.check_template()
+        return chat
 
     def check_template(self) -> None:
         """Raise ValueError if the template leaves out a text, or writes no mark for a picture before the text."""
@@ -110,8 +110,8 @@ class VisionChat:
 
     def picture(self, image: Any) -> Picture:
         """An RGB image in the sizes of the model."""
-        found = self._images(images=[image], return_tensors="np")
-        inputs = {name: np.asarray(found[name]) for name in _INPUTS if name in found}
+        processed = self._images(images=[image], return_tensors="np")
+        inputs = {name: np.asarray(processed[name]) for name in _INPUTS if name in processed}
         if "image_grid_thw" in inputs:
             return Picture(inputs, int(inputs["image_grid_thw"].prod()) // self._images.merge_size**2)
         side = int(self._config.vision_config.patch_size) * int(self._config.spatial_merge_size)
@@ -219,11 +219,11 @@ class VisionChatModel(VisualEncoder):
         """fp32 [prompts, width]: the vector of each prompt's last token."""
         device = self._model.device
         packed = batch.packed.to(device)
-        found = [
+        rows = [
             self._last(part, pictures)
             for part, pictures in zip(padded(packed, self._filler, self._cut), batch.pictures, strict=True)
         ]
-        return torch.cat(found).index_select(0, packed.restore)
+        return torch.cat(rows).index_select(0, packed.restore)
 
     def _last(self, part: Rectangle, pictures: Mapping[str, torch.Tensor]) -> torch.Tensor:
         self._lengths.reset()

@@ -108,13 +108,13 @@ def _check_counts(numbers: int, single: int) -> None:
 
 def _varints(data: bytes, first: int, last: int) -> int:
     """Numbers of variable length: the last byte of each is below 128."""
-    found = 0
+    numbers = 0
     for at in range(first, last, _PIECE_NBYTES):
         piece = np.frombuffer(data, np.uint8, min(_PIECE_NBYTES, last - at), at)
-        found += int(np.count_nonzero(piece < 128))
-        if found > MOST_NUMBERS:
+        numbers += int(np.count_nonzero(piece < 128))
+        if numbers > MOST_NUMBERS:
             break
-    return found
+    return numbers
 
 
 def _fixed(size: int) -> Callable[[bytes, int, int], int]:
@@ -288,10 +288,10 @@ class Infer:
 
 def _last(message: pb.ModelInferRequest, model: TensorModel) -> bytes | None:
     """The empty message behind all responses of a decoupled model, for a client that asks for such a message."""
-    wanted = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param
+    asks_for_end = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param
     return (
         bare_message(model.name, str(model.version), message.id)
-        if wanted and model.config.decoupled
+        if asks_for_end and model.config.decoupled
         else None
     )
 

@@ -193,8 +193,8 @@ def _log_setting_of(name: str, value: pb.LogSettingsRequest.SettingValue) -> boo
     choice = value.WhichOneof("parameter_choice")
     if choice is None:
         raise InvalidInput(f"setting {name[:64]!a} has no value")
-    found: bool | int | str = getattr(value, choice)
-    return found
+    setting: bool | int | str = getattr(value, choice)
+    return setting
 
 
 def _fields(struct: msgspec.Struct) -> dict[str, Any]:
