@@ -6,6 +6,7 @@ parts one by one, and no videos.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -44,10 +45,7 @@ def _processor_class(name: str) -> Any:
     """The class of a processor. SmolVLM's needs num2words for videos; for pictures Idefics 3's does the same."""
     if name != "PixtralProcessor":
         return getattr(transformers, "Idefics3Processor" if name == "SmolVLMProcessor" else name)
-    from transformers.models.pixtral import image_processing_pil_pixtral as in_pillow
-
+    in_pillow = importlib.import_module("transformers.models.pixtral.image_processing_pil_pixtral")
     # NOTE: the module imports one function of the torchvision module, which stands in the Pillow module, too.
     with patch.dict(sys.modules, {"transformers.models.pixtral.image_processing_pixtral": in_pillow}):
-        from transformers.models.pixtral import processing_pixtral
-
-        return processing_pixtral.PixtralProcessor
+        return importlib.import_module("transformers.models.pixtral.processing_pixtral").PixtralProcessor

@@ -6,14 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from workers.generation.pictures.family import Family
-from workers.generation.pictures.qwen import Qwen
-from workers.images import load_image_processor
+from workers.generation.pictures.llama4 import Llama4
+from workers.generation.pictures.tiled import Idefics3, InternVL, LlavaOnevision
+from workers.generation.pictures.whole import Gemma3, Mistral3, Qwen
 
 FAMILIES: dict[str, type[Family]] = {
     "qwen2_vl": Qwen,
     "qwen2_5_vl": Qwen,
     "qwen3_vl": Qwen,
     "qwen3_vl_moe": Qwen,
+    "gemma3": Gemma3,
+    "smolvlm": Idefics3,
+    "idefics3": Idefics3,
+    "llava_onevision": LlavaOnevision,
+    "mistral3": Mistral3,
+    "internvl": InternVL,
+    "llama4": Llama4,
 }
 """Families by `model_type`."""
 
@@ -29,5 +37,5 @@ def load(directory: Path, config: Any, tokenizer: Any, *, trust_remote_code: boo
         raise ValueError(
             f"pictures of the architecture {config.model_type!r} are not read; those of {', '.join(FAMILIES)} are"
         )
-    images = load_image_processor(directory, trust_remote_code=trust_remote_code)
+    images = family.load_images(directory, trust_remote_code=trust_remote_code)
     return family(config, tokenizer, images)

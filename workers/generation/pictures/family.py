@@ -13,10 +13,13 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+
+from workers.images import load_image_processor
 
 
 class Layout(NamedTuple):
@@ -86,6 +89,11 @@ class Family(ABC):
         self.image_word = str(tokenizer.convert_ids_to_tokens(self.image_id))
         self.word = self.image_word
 
+    @classmethod
+    def load_images(cls, directory: Path, *, trust_remote_code: bool) -> Any:
+        """The image processor of a model directory. Raises OSError without its file, ImportError without pillow."""
+        return load_image_processor(directory, trust_remote_code=trust_remote_code)
+
     @property
     def settings(self) -> bytes:
         """All that changes the inputs of a picture, for digests."""
@@ -121,6 +129,25 @@ class Family(ABC):
             else tensor.to(model.device)
             for name, tensor in joined.items()
         }
+
+    def in_vocabulary(self, *words: str) -> tuple[str, ...]:
+        """The words. Raises ValueError for one that is no token, which the family would write in vain."""
+        known = self.tokenizer.get_vocab()
+        missing = [word for word in words if word not in known]
+        if missing:
+            raise ValueError(f"the tokenizer lacks tokens that stand around pictures: {', '.join(missing)}")
+        return words
+
+    def stored_size(self, name: str) -> int:
+        """A side of the image processor's `size` in pixels. Raises ValueError where the file has another form."""
+        side = (
+            self.images.size.get(name)
+            if isinstance(self.images.size, dict)
+            else getattr(self.images.size, name, None)
+        )
+        if not side:
+            raise ValueError(f"preprocessor_config.json: size has no {name}")
+        return int(side)
 
     def _image_id(self) -> int:
         """The id of the placeholders; the name of its field differs between families and releases."""

@@ -17,10 +17,10 @@ from tests.harness import seeing_reference
 from tests.tiny import seeing
 from tests.tiny.pictures import encoded, picture
 from workers.generation.pictures import families
+from workers.generation.pictures.llama4 import Llama4Images
 from workers.generation.pictures.reading import PictureReader, SeenPrompt
 from workers.generation.templates import ChatTemplate
 
-SERVED = ("qwen2_5_vl",)
 SIZES = ((1, 1), (16, 16), (33, 47), (60, 40), (40, 130), (96, 96), (300, 5), (7, 320), (400, 300))
 
 
@@ -32,7 +32,7 @@ class Seeing(NamedTuple):
     model: Any
 
 
-@pytest.fixture(scope="module", params=SERVED)
+@pytest.fixture(scope="module", params=seeing.FAMILIES)
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
     """Each family."""
     directory = seeing.save(request.param, tmp_path_factory.mktemp(request.param))
@@ -41,7 +41,29 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     family = families.load(directory, model.config, tokenizer)
     reader = PictureReader(family, ChatTemplate(tokenizer, reserved=family.words))
     reader.check()
-    return Seeing(reader, seeing_reference.processor(directory), model)
+    images = _Llama4Shapes(family.images) if request.param == "llama4" else None
+    return Seeing(reader, seeing_reference.processor(directory, images), model)
+
+
+class _Llama4Shapes:
+    """Stands in for the image processor of Llama 4, which transformers has for torchvision only.
+
+    The pixels are ours (`test_llama4_pictures.py` compares these); ids and features are those of transformers.
+    """
+
+    def __init__(self, images: Llama4Images) -> None:
+        self._images = images
+
+    def fetch_images(self, images: Any) -> Any:
+        return images
+
+    def __call__(self, images: Any, **options: Any) -> dict[str, Any]:
+        upright = [image.convert("RGBA") for image in images]
+        laid = [Image.alpha_composite(Image.new("RGBA", image.size, "white"), image) for image in upright]
+        tiles = [self._images.tiles(image.convert("RGB")) for image in laid]
+        canvases = [self._images.canvas(image.height, image.width) for image in images]
+        ratios = [torch.tensor(canvas) // self._images.side for canvas in canvases]
+        return {"pixel_values": torch.cat(tiles), "aspect_ratios": torch.stack(ratios)}
 
 
 def noise(width: int, height: int, seed: int = 1) -> Image.Image:
@@ -128,7 +150,11 @@ def rows_of(model: Any, inputs: Any) -> torch.Tensor:
         if name not in ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
     }
     with torch.no_grad():
-        found = model.get_image_features(**given).pooler_output
+        output = model.get_image_features(**given, return_dict=True)
+    if model.config.model_type == "llama4":
+        seen: torch.Tensor = model.multi_modal_projector(output.last_hidden_state.flatten(0, 1))
+        return seen
+    found = output.pooler_output
     parts = [found] if isinstance(found, torch.Tensor) else found
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
@@ -162,7 +188,11 @@ def test_files_of_all_kinds_are_seen_as_transformers_sees_them(seen: Seeing, nam
 
 @pytest.mark.parametrize("size", SIZES)
 def test_pictures_of_all_sizes_take_the_places_of_transformers(seen: Seeing, size: tuple[int, int]) -> None:
-    assert_same(seen, [ASKED], [encoded(noise(*size))])
+    if seen.model.config.model_type == "mistral3" and max(size) <= 16:
+        # NOTE: transformers fails for one picture of one placeholder.
+        assert_same(seen, CHATS["two"], [encoded(noise(*size)), encoded(picture(2))])
+    else:
+        assert_same(seen, [ASKED], [encoded(noise(*size))])
 
 
 def test_a_placeholder_in_a_text_stays_text_and_shifts_no_picture(seen: Seeing) -> None:
