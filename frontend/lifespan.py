@@ -334,7 +334,9 @@ class Lifespan:
         self._leave = assembly.assemble(services, self._metrics, self._behind)
         host = ToolHost(settings.paths.tools_socket())
         most_nbytes = settings.state.max_file_bytes
-        services.agent = parts_of(settings.agent, settings.fetch, services.state, host, most_nbytes)
+        services.agent = parts_of(
+            settings.agent, settings.fetch, services.state, host, most_nbytes, services.fetcher
+        )
         await services.extensions.control.begin()
         self._grpc = await _start_grpc(services)
         watch = Watch(services, self._metrics)
@@ -356,6 +358,7 @@ class Lifespan:
             task.cancel()
         if self._services.agent is not None:
             await self._services.agent.close()
+        await self._services.close_fetcher()
         if self._services.state is not None:
             self._services.state.end()
         if self._keeper is not None:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
@@ -25,6 +25,9 @@ from frontend.tensors.models import TensorModels
 from ipc.catalog.entries import Catalog
 from ipc.settings import Settings
 from ipc.store.store import Store
+
+if TYPE_CHECKING:
+    from frontend.web.fetching import Fetcher
 
 LOOK_EVERY_S = 0.1
 LAST_S = 0.2
@@ -84,3 +87,20 @@ class Services:
     state: State = None  # type: ignore[assignment]
     agent: Any = None
     """What tools of the server need (`frontend.agent.parts.Parts`, a room above this one); None: no tool runs here."""
+    _fetcher: Fetcher | None = None
+
+    def fetcher(self) -> Fetcher:
+        """What fetches URLs of requests, by the rules of `fetch`.
+
+        PERF: the client library costs 7 MB of memory, which servers that fetch nothing keep.
+        """
+        if self._fetcher is None:
+            from frontend.web.fetching import Fetcher
+
+            self._fetcher = Fetcher(self.settings.fetch)
+        return self._fetcher
+
+    async def close_fetcher(self) -> None:
+        """End connections and threads of fetches, if there were any."""
+        if self._fetcher is not None:
+            await self._fetcher.close()

@@ -342,7 +342,8 @@ class Generation(Section, frozen=True):
     A model has at most `max_sequences` running and `max_waiting` waiting sequences, and `prefill_tokens` of prompts in
     one step; 0 = as many as suit the device. With `cuda_graphs` CUDA replays steps of single tokens. Beginnings of
     prompts are found by the API key that sent them, with `share_prefixes` by all keys. `keep_alive_s` is the time
-    until a stream opens whose request waits, and between comments in an idle stream.
+    until a stream opens whose request waits, and between comments in an idle stream. With `fetch_media` pictures of
+    messages may be URLs of http and https.
     """
 
     default_model: str = ""
@@ -357,6 +358,7 @@ class Generation(Section, frozen=True):
     first_token_timeout_s: Seconds = 300.0
     idle_timeout_s: Seconds = 60.0
     keep_alive_s: Seconds = 10.0
+    fetch_media: bool = True
 
 
 class Responses(Section, frozen=True):

@@ -66,6 +66,7 @@ _SWITCHES = (
     ("access_log", "log.access", "true"),
     ("access_log_health", "log.access_health", "true"),
     ("fetch_file_urls", "fetch.file_urls", "true"),
+    ("no_fetch_media", "generation.fetch_media", "false"),
     ("agent", "agent.code_execution", "true"),
     ("agent", "agent.shell", "true"),
     ("agent", "agent.search", "true"),

@@ -262,6 +262,9 @@ def _tools(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--search-embedding-model", metavar="ID", help="not built yet")
     group.add_argument("--fetch-file-urls", action="store_true", help="messages may name files by their URL")
+    group.add_argument(
+        "--no-fetch-media", action="store_true", help="messages may not name pictures by their URL"
+    )
     for flag, (_, metavar, text) in TOOL_FLAGS.items():
         group.add_argument(flag, metavar=metavar, help=text)
 

@@ -25,6 +25,7 @@ import orjson
 from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
 from frontend.generation.errors import InvalidField
 from frontend.generation.nested import arguments_of, values_of
+from frontend.generation.pictures import Content, texts_of
 from ipc.wire.messages import GenerateCall
 
 Message = dict[str, Any]
@@ -207,7 +208,9 @@ def spliced(stored: Sequence[Message], incoming: Sequence[Message]) -> list[Mess
         while at < len(stored) and _is_of_tools(stored[at]) and not _is_same(stored[at], message):
             joined.append(stored[at])
             seen |= _ids(stored[at])
-            before += _text(stored[at]) if stored[at]["role"] == "assistant" else ""
+            before += (
+                "".join(texts_of(stored[at].get("content"))) if stored[at]["role"] == "assistant" else ""
+            )
             at += 1
         if (ids := _ids(message)) and ids <= seen:
             continue
@@ -238,7 +241,7 @@ def _is_of_tools(message: Message) -> bool:
 
 
 def _is_same(stored: Message, message: Message) -> bool:
-    if stored["role"] != message["role"] or _text(stored) != _text(message):
+    if stored["role"] != message["role"] or _content(stored) != _content(message):
         return False
     ids = stored.get("tool_call_id"), message.get("tool_call_id")
     return _functions(stored) == _functions(message) and (None in ids or ids[0] == ids[1])
@@ -246,10 +249,11 @@ def _is_same(stored: Message, message: Message) -> bool:
 
 def _is_joined(stored: Message, message: Message, before: str) -> bool:
     """Whether a message of a client is the answer of the session behind the texts of the rounds before."""
-    return bool(before) and _is_same({**stored, "content": before + _text(stored)}, message)
+    told = _content(stored)
+    return bool(before) and isinstance(told, str) and _is_same({**stored, "content": before + told}, message)
 
 
-def _text(message: Message) -> str:
+def _content(message: Message) -> Content:
     return message.get("content") or ""
 
 

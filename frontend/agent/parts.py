@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -51,12 +51,20 @@ class Parts:
             await backend.close()
         if self.web is not None:
             await self.web.close()
-        if self.fetcher is not None:
-            await self.fetcher.close()
 
 
-def parts_of(agent: Agent, fetch: Fetch, state: State, host: ToolHost, max_file_nbytes: int) -> Parts:
-    """The parts of a frontend. Files of messages can be read always; skills need a shell."""
+def parts_of(
+    agent: Agent,
+    fetch: Fetch,
+    state: State,
+    host: ToolHost,
+    max_file_nbytes: int,
+    fetcher: Callable[[], Fetcher],
+) -> Parts:
+    """The parts of a frontend. Files of messages can be read always; skills need a shell.
+
+    `fetcher` gives the fetcher of the frontend, where requests may name files by URL or search the web.
+    """
     features = ((CODE, agent.code_execution), (SHELL, agent.shell), (SEARCH, agent.search))
     offer = Offer(
         frozenset(feature for feature, is_on in features if is_on),
@@ -78,8 +86,6 @@ def parts_of(agent: Agent, fetch: Fetch, state: State, host: ToolHost, max_file_
         return Parts(offer, host, *stores, backends)
     # PERF: the client library costs 7 MB of memory, which servers that fetch nothing keep.
     from frontend.agent.web import web_of
-    from frontend.web.fetching import Fetcher
 
-    fetcher = Fetcher(fetch)
-    web = web_of(agent, fetch, fetcher) if agent.search else None
-    return Parts(offer, host, *stores, backends, fetcher, web)
+    web = web_of(agent, fetch, fetcher()) if agent.search else None
+    return Parts(offer, host, *stores, backends, fetcher(), web)

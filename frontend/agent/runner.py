@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -33,6 +34,7 @@ from frontend.engine.events import Asked, Called, Calling, Completed, Event, Gen
 from frontend.generation import running as generation
 from frontend.generation.errors import InvalidField
 from frontend.generation.hosted import NOTHING, AgentPlan, Offer
+from frontend.generation.pictures import from_rows, in_rows, looked_at, pictures_of
 from frontend.generation.running import new_id
 from frontend.scope import RequestScope
 from frontend.services import Services
@@ -99,9 +101,9 @@ class AgentRun(Generation):
     async def begin(self, call: GenerateCall) -> None:
         """Find what the request needs, and ask the model. Raises as `running`."""
         _check(call)
-        incoming = call.messages or []
+        incoming = await self._looked_at(call.messages or [])
         kept = await self._find_session(incoming)
-        messages = spliced(kept.messages, incoming) if kept is not None else incoming
+        messages = incoming if kept is None else await self._looked_at(spliced(kept.messages, incoming))
         turn = max(0, sum(message["role"] == "user" for message in messages) - 1)
         sandbox = sandbox_of(self._owner, self._session)
         parts, plan = self._parts, self._plan
@@ -121,6 +123,15 @@ class AgentRun(Generation):
             self._first = await self._opened.enter_async_context(self._round())
             self.prompt_tokens = self._first.prompt_tokens
 
+    async def _looked_at(self, messages: list[Message]) -> list[Message]:
+        """`messages` whose pictures have their bytes, which count until the run ends. Loads the model for pictures."""
+        if next(pictures_of(messages), None) is None:
+            return messages
+        services, scope = self._services, self._scope
+        held = self.ending.enter_context(services.bodies.holding(0))
+        status = await services.directory.ensure_loaded(self._entry.id, scope.waits_until_ns)
+        return await looked_at(services, scope, self._entry, status, messages, held)
+
     async def __anext__(self) -> list[Event]:
         assert self._events is not None
         return await anext(self._events)
@@ -128,10 +139,11 @@ class AgentRun(Generation):
     async def _find_session(self, messages: list[Message]) -> KeptSession | None:
         """The session of the request, which has an id from now on."""
         sessions, id_ = self._parts.sessions, self._plan.session_id
-        known = id_ or await sessions.match(self._owner, messages)
+        known = id_ or await sessions.match(self._owner, await in_rows(messages))
         self._session = self._scope.session_id = known or str(uuid4())
         # PERF: nothing is kept under a new id, and to ask for it took half of the time of the loop.
-        return await sessions.get(self._owner, known) if known else None
+        kept = await sessions.get(self._owner, known) if known else None
+        return None if kept is None else replace(kept, messages=from_rows(kept.messages))
 
     async def _files_of(self, kept: KeptSession | None) -> list[File]:
         """The files of the session that are still there."""
@@ -274,7 +286,8 @@ class AgentRun(Generation):
 
     async def _save(self) -> None:
         files = [file.id for file in self._place.files]
-        await self._parts.sessions.save(self._owner, self._session, self._loop.messages, files)
+        messages = await in_rows(self._loop.messages)
+        await self._parts.sessions.save(self._owner, self._session, messages, files)
 
 
 @asynccontextmanager

@@ -321,7 +321,14 @@ def _prompt_characters(call: GenerateCall) -> int:
     if call.messages is None:
         return 4 * len(call.ids or ()) if call.text is None else len(call.text)
     functions = len(msgspec.json.encode(call.tools.functions)) if call.tools else 0
-    return functions + sum(len(message.get("content") or "") + 32 for message in call.messages)
+    return functions + sum(_content_characters(message.get("content")) + 32 for message in call.messages)
+
+
+def _content_characters(content: str | Sequence[dict[str, Any]] | None) -> int:
+    """Characters of the content of a message, of its texts where it has pictures too."""
+    if content is None or isinstance(content, str):
+        return len(content or "")
+    return sum(len(part.get("text") or "") for part in content)
 
 
 def cost_of(call: Call, status: ModelStatus, limits: Limits) -> int:
@@ -332,6 +339,8 @@ def cost_of(call: Call, status: ModelStatus, limits: Limits) -> int:
 
 
 def _images_of(call: Call) -> int:
-    """Items of a call that are images, its query included."""
+    """Items of a call that are images, its query included; pictures of a conversation."""
+    if isinstance(call, GenerateCall):
+        return len(call.images)
     count = sum(1 for item in call.items if item.images)
     return count + (isinstance(call, ScoreCall) and bool(call.query.images))

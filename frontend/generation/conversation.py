@@ -7,8 +7,7 @@ Messages:
 2. Arguments of calls are JSON text on the wire and objects in templates. Their integers are exact, however long.
 3. Texts may hold anything but NUL. The number of messages and their bytes in all are bounded by the limits of texts,
    and so are the arguments of calls.
-4. Pictures, sound and video are refused: the models that generate take text only. Files are inputs of the tools of
-   this server (`frontend.generation.hosted`).
+4. Messages of users and of tools may have pictures (`frontend.generation.pictures`), which stand in parts.
 
 The functions that a model may call, and how freely, are `tools` and `tool_choice` of a request:
 
@@ -30,9 +29,11 @@ import msgspec
 import orjson
 from msgspec import Meta
 
+from frontend.generation.contents import content_of
 from frontend.generation.errors import InvalidField
 from frontend.generation.hosted import REMOTE, Hosted
 from frontend.generation.nested import arguments_of, json_text, values_of
+from frontend.generation.pictures import Album, Content, Standing, texts_of
 from frontend.http.fields import one_of
 from ipc.settings import Limits
 from ipc.wire.messages import ToolUse
@@ -52,21 +53,10 @@ HOSTED = {
 }
 """Kinds of tools that run on the server, and what each needs there."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
-TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Types of parts that hold text, and the field with the text."""
-MEDIA_PARTS = {
-    "image_url": "images",
-    "input_image": "images",
-    "image": "images",
-    "audio_url": "audio",
-    "input_audio": "audio",
-    "video_url": "video",
-    "file": "files",
-    "input_file": "files",
-}
+SEEN_ROLES = ("user", "tool")
+"""Roles whose messages may have pictures."""
 CONTINUING: Mapping[str, bool] = {"add_generation_prompt": False, "continue_final_message": True}
 """Variables of a template whose last message the answer continues."""
-_SCHEMES = ("data:", "http://", "https://")
 BeginsAnswer = Annotated[
     bool | None, Meta(description="End the conversation with the beginning of an answer; the default.")
 ]
@@ -281,6 +271,7 @@ class Conversation:
     def __init__(self, limits: Limits, field: str = "messages") -> None:
         self.messages: list[dict[str, Any]] = []
         self.field = field
+        self.album = Album(limits)
         self._limits = limits
         self._nbytes = 0
         self._called: dict[str, str] = {}
@@ -288,7 +279,7 @@ class Conversation:
     def add(
         self,
         role: str,
-        text: str | None,
+        content: Content | None,
         where: str,
         *,
         calls: Sequence[dict[str, Any]] = (),
@@ -296,22 +287,28 @@ class Conversation:
         name: str | None = None,
         reasoning: str | None = None,
     ) -> None:
-        """Append a message. Raises `InvalidField` for an unknown role, and for too much of anything."""
+        """Append a message, whose content has parts where it has pictures, which `album` has taken.
+
+        Raises `InvalidField` for an unknown role, for pictures of a role that shows none, and for too much of anything.
+        """
         if role not in ROLES:
             raise InvalidField(f"{where}.role", f"{role[:64]!a} is not one of {', '.join(ROLES)}")
-        if text is None and not calls:
+        if content is None and not calls:
             raise InvalidField(f"{where}.content", "may be absent only together with tool_calls")
         if len(self.messages) >= self._limits.max_items:
             raise InvalidField(self.field, f"more than {self._limits.max_items} messages (limits.max_items)")
         # Templates know the role of a developer by its older name.
-        message: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": text}
+        message: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content}
         for key, value in (("tool_call_id", call_id), ("name", name), ("reasoning_content", reasoning)):
             if value is not None:
                 message[key] = self.checked(value, f"{where}.{key}")
         if role == "tool" and name is None and call_id in self._called:
             # Clients name the call, some templates want the name of the function.
             message["name"] = self._called[call_id]
-        if text is not None:
+        if isinstance(content, list) and role not in SEEN_ROLES:
+            text = f"images stand in messages of {' and '.join(SEEN_ROLES)} only, not of {role}"
+            raise InvalidField(f"{where}.content", text)
+        for text in texts_of(content):
             self.checked(text, f"{where}.content")
         if calls:
             message["tool_calls"] = list(calls)
@@ -360,55 +357,6 @@ def is_continued(message: Mapping[str, Any]) -> bool:
     return (
         message["role"] == "assistant" and message.get("content") is not None and "tool_calls" not in message
     )
-
-
-def text_of(content: Any, where: str, hosted: Hosted | None = None, *, required: bool = True) -> str | None:
-    """The text of `content`: a string, or parts of text, which a space joins. Raises `InvalidField`.
-
-    `hosted` takes the parts that are files; without it they are refused. `required` is as in `InputFile`.
-    """
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidField(where, "expected a string or a list of parts")
-    texts = []
-    for index, part in enumerate(content):
-        place = f"{where}[{index}]"
-        if hosted is None or not hosted.take(part, place, required=required):
-            texts.append(text_of_part(part, place))
-    return " ".join(texts)
-
-
-def text_of_part(part: Any, where: str) -> str:
-    """The text of one part. Raises `InvalidField` for a part that is not text."""
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict):
-        raise InvalidField(where, "expected an object with a type")
-    kind = part.get("type")
-    kind = "text" if kind is None else kind
-    if not isinstance(kind, str):
-        raise InvalidField(f"{where}.type", "expected a string")
-    if kind in TEXT_PARTS:
-        text = part.get(TEXT_PARTS[kind])
-        if not isinstance(text, str):
-            raise InvalidField(f"{where}.{TEXT_PARTS[kind]}", "expected a string")
-        return text
-    refuse_media(kind, part, where)
-    raise InvalidField(f"{where}.type", f"{kind[:64]!a} is no known kind of content")
-
-
-def refuse_media(kind: str, part: Mapping[str, Any], where: str) -> None:
-    """Raise the `InvalidField` of a part that is not text, if `kind` is one of `MEDIA_PARTS`."""
-    if kind == "file_url":
-        raise InvalidField(f"{where}.type", "'file_url' is not accepted here")
-    if kind not in MEDIA_PARTS:
-        return
-    inner = part.get(kind)
-    url = inner.get("url") if isinstance(inner, dict) else inner
-    if kind.endswith("_url") and not (isinstance(url, str) and url.lower().startswith(_SCHEMES)):
-        raise InvalidField(f"{where}.{kind}.url", "expected a URL with the scheme data, http or https")
-    raise InvalidField(f"{where}.type", f"{kind!a}: the model takes text only, no {MEDIA_PARTS[kind]}")
 
 
 def _arguments(given: Any, where: str) -> dict[str, Any]:
@@ -473,7 +421,13 @@ def messages_of(
         where = f"messages[{index}]"
         talk.add(
             message.role,
-            text_of(message.content, f"{where}.content", hosted),
+            content_of(
+                message.content,
+                f"{where}.content",
+                talk.album,
+                hosted,
+                Standing(in_result=message.role == "tool"),
+            ),
             where,
             calls=calls_of(talk, message.tool_calls, f"{where}.tool_calls"),
             call_id=message.tool_call_id,

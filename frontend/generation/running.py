@@ -5,8 +5,9 @@
 1. The wait for a load belongs to the run, so that a stream may open meanwhile.
 2. The time of a request is bounded until its first token, and then between two tokens; a stream may last. A caller that
    sends X-Request-Timeout bounds the whole request instead.
-3. The call gets its space: blocks of a prompt are found by the same API key and `cache_salt` only.
-4. The engine's context is entered when the worker has tokenized the prompt.
+3. Pictures of messages are fetched and checked (`frontend.generation.pictures`), and held until the end.
+4. The call gets its space: blocks of a prompt are found by the same API key and `cache_salt` only.
+5. The engine's context is entered when the worker has tokenized the prompt.
 
 `send_json` sends an answer that is whole, `send_stream` events while the text comes.
 """
@@ -28,6 +29,7 @@ from frontend.engine.events import Generation
 from frontend.engine.planning import cost_of, pace_of, plan
 from frontend.generation.errors import status_of
 from frontend.generation.outcome import Outcome
+from frontend.generation.pictures import laid_out, looked_at
 from frontend.http.rendering import off_loop_if
 from frontend.scope import RequestScope
 from frontend.sending import COMMENT, CONTENT_TYPE, EventStream, Opening, RenderError, comment
@@ -35,7 +37,7 @@ from frontend.services import Services
 from ipc import deadline
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import PenstockError
-from ipc.wire.messages import GenerateCall
+from ipc.wire.messages import GenerateCall, ModelStatus
 
 MANY_TOKENS = 2048
 """Log probabilities of more tokens are written by a thread."""
@@ -107,11 +109,25 @@ async def running(
 ) -> AsyncIterator[Generation]:
     """The generation of a call on a model, which is loaded first; leaving the context ends the work.
 
-    Raises why the model cannot be loaded in time. From the load on the times of generated text bound the request.
+    Raises why the model cannot be loaded in time, and what is wrong with pictures. From the load on the times of
+    generated text bound the request.
     """
     status = await services.directory.ensure_loaded(entry.id, scope.waits_until_ns)
     scope.loaded_ns = time.perf_counter_ns()
     _bound_times(req, scope, services)
+    with services.bodies.holding(0) as held:
+        if call.messages:
+            messages = await looked_at(services, scope, entry, status, call.messages, held)
+            call = laid_out(msgspec.structs.replace(call, messages=messages))
+        async with _started(services, scope, entry, status, call) as generation:
+            yield generation
+
+
+@asynccontextmanager
+async def _started(
+    services: Services, scope: RequestScope, entry: ModelEntry, status: ModelStatus, call: GenerateCall
+) -> AsyncIterator[Generation]:
+    """The generation of a call on a loaded model."""
     space = _space_of("" if services.settings.generation.share_prefixes else scope.grant.caller, call.salt)
     call = msgspec.structs.replace(call, space=space)
     cost = cost_of(call, status, services.settings.limits)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from falcon.asgi import Request
 
@@ -210,13 +210,20 @@ class Holding:
     def __init__(self, reader: BodyReader, nbytes: int) -> None:
         self._reader, self._nbytes = reader, nbytes
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._reader.held_nbytes += self._nbytes
         try:
             self._reader.check_room(self._nbytes)
         except QueueFull:
             self._reader.held_nbytes -= self._nbytes
             raise
+        return self
+
+    def grow(self, nbytes: int) -> None:
+        """Count more bytes within the context. Raises `QueueFull` as entering does."""
+        self._nbytes += nbytes
+        self._reader.held_nbytes += nbytes
+        self._reader.check_room(self._nbytes)
 
     def __exit__(self, *_: object) -> None:
         self._reader.held_nbytes -= self._nbytes

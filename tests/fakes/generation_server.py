@@ -14,6 +14,7 @@ import msgspec
 import orjson
 import uvicorn
 from falcon.testing import TestClient
+from falcon.util import async_to_sync
 
 from frontend.access.gate import Gate
 from frontend.app import Application, DeadlineMiddleware, ErrorRenderer, RequestMiddleware, access_middleware
@@ -89,12 +90,18 @@ def listening(application: Application) -> Iterator[str]:
 class RecordedServer:
     """All protocols of JSON in and out, over a model that tells recorded events and one that gives vectors."""
 
-    def __init__(self, root: Path, gate: Gate | None = None, **settings: Any) -> None:
-        """`gate` may ask for keys; `settings` as `section__field`."""
-        generator = msgspec.structs.replace(entry(CHAT), outputs={"chat": OutputSpec()})
-        self.services: Services = services_of(root, [generator, entry(DENSE)], [], **settings)
+    def __init__(
+        self, root: Path, gate: Gate | None = None, *, seeing: Sequence[str] = (), **settings: Any
+    ) -> None:
+        """`gate` may ask for keys; models of `seeing` read pictures; `settings` as `section__field`."""
+        texts = dict.fromkeys((CHAT, *seeing))
+        generators = [msgspec.structs.replace(entry(name), outputs={"chat": OutputSpec()}) for name in texts]
+        self.services: Services = services_of(root, [*generators, entry(DENSE)], [], **settings)
         self.services.engine.client.inputs.close()  # type: ignore[attr-defined]
-        statuses = [ModelStatus(name, "loaded", max_sequence_length=64) for name in (CHAT, DENSE)]
+        statuses = [
+            ModelStatus(name, "loaded", max_sequence_length=64, sees=name in seeing, image_tokens=20)
+            for name in (*texts, DENSE)
+        ]
         self.services.state = State(self.services.settings)
         self.engine = RecordedEngine([SCRIPT])
         self.services.engine = self.engine
@@ -135,6 +142,10 @@ class RecordedServer:
         self.script(SCRIPT)
         self.engine.works.clear()
         return self
+
+    def close(self) -> None:
+        """End the connections of fetches."""
+        async_to_sync(self.services.close_fetcher)
 
     def listening(self) -> AbstractContextManager[str]:
         """The address of this server on a socket, as the beginning of a URL."""

@@ -30,9 +30,9 @@ from frontend.protocols.agent.serialized import (
     MAX_BODIES_NBYTES,
     ImportedFile,
     SerializedSession,
+    exported,
     files_in,
     messages_in,
-    tagged,
 )
 from frontend.routes import TEXT
 from frontend.sending import answer_json
@@ -82,8 +82,7 @@ class SessionResource:
                 file = await state.files.get(owner, file_id)
                 files.append(await file_object(state.files, file, with_body=file.nbytes <= left))
                 left -= min(file.nbytes, left)
-        messages = [tagged(message) for message in session.messages]
-        answer_json(resp, SerializedSession(messages, files=files))
+        answer_json(resp, exported(session.messages, files))
 
     async def _import(self, req: Request, resp: Response, id_: str) -> None:
         _check_id(id_)

@@ -3,7 +3,9 @@
 1. Each value of a message is tagged: `{"Left": text}` or `{"Right": list}`. Arguments of tool calls are objects.
 2. An import may have that form or the plain form of OpenAI, mixed at will. Messages are checked as those of a request.
 3. Files come with their bodies while these have at most `MAX_BODIES_NBYTES` together; a further file has none.
-4. Conversations of this server have no pictures and no videos. An import with any is refused.
+4. `images` are the pictures of all messages as base64, in the order of the parts `{"type": "image"}`. An export has
+   the files as they were sent, an import may have any format that conversations take, and data URLs in messages.
+5. Conversations of this server have no videos. An import with any is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -20,6 +22,7 @@ from msgspec import Meta
 
 from frontend.generation.conversation import ChatMessage, messages_of
 from frontend.generation.errors import InvalidField
+from frontend.generation.pictures import IMAGE, check_picture, pictures_of, rows_of
 from frontend.state.files import AGENT_OUTPUT, USER_DATA, Origin, Placeholder
 from ipc.decoding import learnt
 from ipc.settings import Limits, State
@@ -29,7 +32,6 @@ MAX_BODIES_NBYTES = 32 << 20
 _TAGS = ("Left", "Right")
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _MOST_TEXT = 4096
-_List = Annotated[list[dict[str, Any]], Meta(description="Always empty: conversations hold texts only.")]
 
 
 class SerializedSession(msgspec.Struct):
@@ -38,8 +40,10 @@ class SerializedSession(msgspec.Struct):
     messages: Annotated[
         list[dict[str, Any]], Meta(description="The conversation, with the calls of tools and their results.")
     ]
-    images: _List = []
-    videos: _List = []
+    images: Annotated[list[str], Meta(description="The pictures of the messages as base64, in order.")] = []
+    videos: Annotated[
+        list[dict[str, Any]], Meta(description="Always empty: no model here takes videos.")
+    ] = []
     files: Annotated[list[dict[str, Any]], Meta(description="The files, with their bodies.")] = []
 
 
@@ -80,9 +84,16 @@ class ImportedFile:
     placeholder: Placeholder | None
 
 
-def tagged(message: dict[str, Any]) -> dict[str, Any]:
-    """A message in the form of mistral.rs."""
-    return {key: _tagged(value) for key, value in message.items()}
+def exported(rows: Sequence[dict[str, Any]], files: list[dict[str, Any]]) -> SerializedSession:
+    """A session by the rows of its messages (`frontend.generation.pictures.rows_of`), and its files."""
+    images, messages = list[str](), []
+    for row in rows:
+        if isinstance(content := row.get("content"), list):
+            images += [part["data"] for part in content if part["type"] == IMAGE]
+            bare = [{"type": IMAGE} if part["type"] == IMAGE else part for part in content]
+            row = {**row, "content": bare}
+        messages.append({key: _tagged(value) for key, value in row.items()})
+    return SerializedSession(messages, images=images, files=files)
 
 
 def _tagged(value: Any) -> Any:
@@ -99,20 +110,39 @@ def _untagged(value: Any) -> Any:
 
 
 def messages_in(session: SerializedSession, limits: Limits, bounds: State) -> list[dict[str, Any]]:
-    """The messages of an import in the form of templates. Raises `InvalidField`."""
-    for name in ("images", "videos"):
-        if given := getattr(session, name):
-            raise InvalidField(name, f"{len(given)} given, this server keeps conversations of text only")
-    given_messages = []
+    """The messages of an import as rows of a session. Raises `InvalidField`."""
+    if session.videos:
+        raise InvalidField("videos", f"{len(session.videos)} given, no model here takes videos")
+    given_messages, images = [], iter(session.images)
     for index, message in enumerate(session.messages):
         plain = {key: _untagged(value) for key, value in message.items()}
+        if isinstance(content := plain.get("content"), list):
+            plain["content"] = [_with_image(part, images) for part in content]
         try:
             given_messages.append(msgspec.convert(plain, learnt(ChatMessage)))
         except msgspec.ValidationError as error:
             raise InvalidField(f"messages[{index}]", str(error)[:200]) from None
+    if (left := sum(1 for _ in images)) > 0:
+        raise InvalidField("images", f"{left} more than the messages show")
     if not given_messages:
         return []
-    return messages_of(given_messages, msgspec.structs.replace(limits, max_text_bytes=bounds.max_file_bytes))
+    limits = msgspec.structs.replace(limits, max_text_bytes=bounds.max_file_bytes)
+    messages = messages_of(given_messages, limits)
+    for picture in pictures_of(messages):
+        if not picture.data:
+            raise InvalidField(picture.where, "an import has its pictures in images, or as data URLs")
+        check_picture(picture, limits)
+    return rows_of(messages)
+
+
+def _with_image(part: Any, images: Iterator[str]) -> Any:
+    """A part of a content; the next of the images where the part shows one. Raises `InvalidField`."""
+    if part != {"type": IMAGE}:
+        return part
+    image = next(images, None)
+    if image is None:
+        raise InvalidField("images", "fewer than the messages show")
+    return {"type": "image_url", "image_url": f"data:;base64,{image}"}
 
 
 def files_in(session: SerializedSession, bounds: State) -> list[ImportedFile]:

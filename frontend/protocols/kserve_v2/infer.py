@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import falcon
@@ -24,7 +23,7 @@ from falcon.asgi import Request, Response
 
 from frontend.access.restricted import Restrictions
 from frontend.engine.interface import Block
-from frontend.http.bodies import HeldBody
+from frontend.http.bodies import HeldBody, Holding
 from frontend.http.rendering import Steps, at_once, in_steps, off_loop
 from frontend.protocols.kserve_v2 import conversions, reading, rendering
 from frontend.protocols.kserve_v2.reading import InferRequest, Target
@@ -75,7 +74,7 @@ class Arriving:
     def __init__(self, services: Services, req: Request, deadline_ns: int) -> None:
         self._services, self._req, self._deadline_ns = services, req, deadline_ns
         self._held: HeldBody | Receiving | None = None
-        self._unpacked: AbstractContextManager[None] | None = None
+        self._unpacked: Holding | None = None
 
     async def __aenter__(self) -> Arriving:
         return self

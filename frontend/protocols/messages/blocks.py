@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from frontend.generation.conversation import MAX_FUNCTIONS, Conversation, refuse_media, text_of, text_of_part
+from frontend.generation.contents import refuse, text_of, text_of_part
+from frontend.generation.conversation import MAX_FUNCTIONS, Conversation
 from frontend.generation.errors import InvalidField
 from frontend.generation.hosted import Hosted
 from frontend.generation.nested import json_text, kind_of
+from frontend.generation.pictures import IMAGE, NEW, Album, Content, Part, Standing, content_of_parts
 from frontend.http.fields import one_of
 
 _ROLES = ("user", "assistant", "system")
@@ -20,8 +23,6 @@ _CLEARED = "next_user_message"
 _CLEAR_AT = ("never", _CLEARED)
 TOOL_CHANGES = ("tool_addition", "tool_removal")
 """Blocks of system messages that offer a tool from there on, or withdraw a tool."""
-PLACEHOLDER = "[image]"
-"""What stands for a picture in the result of a tool."""
 
 
 class Message(msgspec.Struct):
@@ -49,13 +50,13 @@ def add_messages(talk: Conversation, messages: list[Message], hosted: Hosted) ->
     | text | text | text |
     | tool_use | a call | refused |
     | tool_result | refused | a message of the tool, before the text of the user |
-    | image | refused | refused: the models take text only |
+    | image | refused | a picture in the order of the blocks |
     | container_upload, document | refused | a file for tools of this server |
     | tool_addition, tool_removal | refused | refused: system messages change the tools (`_functions`) |
     | thinking, redacted_thinking, server_tool_use, *_tool_result | dropped | dropped |
     | anything else | refused | refused |
 
-    Inside of a tool_result an image becomes a placeholder, and what is no text its JSON.
+    Inside of a tool_result an image is a picture, too, and what else is no text becomes its JSON.
     """
     last_turn = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
     for index, message in enumerate(messages):
@@ -125,20 +126,37 @@ def _blocks(content: Any, where: str) -> list[tuple[str, dict[str, Any], str]]:
 def _add_user(
     talk: Conversation, blocks: list[tuple[str, dict[str, Any], str]], where: str, hosted: Hosted
 ) -> None:
-    texts = []
+    parts: list[Part] = []
     for kind, block, place in blocks:
         if kind == _RESULT:
             call_id = _string(block.get("tool_use_id"), f"{place}.tool_use_id")
-            text = _result_text(block.get("content"), f"{place}.content")
-            talk.add("tool", text, place, call_id=call_id)
+            result = _result(block.get("content"), f"{place}.content", talk.album)
+            talk.add("tool", result, place, call_id=call_id)
+        elif kind == IMAGE:
+            parts.append(_picture(block, place, talk.album))
         elif kind == "container_upload" and hosted.offer.takes_files:
             hosted.add_file({"file_id": block.get("file_id")}, place)
         elif kind == "document" and hosted.offer.takes_files:
             _add_document(hosted, block, place)
         else:
-            texts.append(_text(kind, block, place))
-    if texts or not any(kind == _RESULT for kind, _, _ in blocks):
-        talk.add("user", " ".join(texts), where)
+            parts.append({"type": "text", "text": _text(kind, block, place)})
+    if parts or not any(kind == _RESULT for kind, _, _ in blocks):
+        talk.add("user", content_of_parts(parts), where)
+
+
+def _picture(block: Mapping[str, Any], where: str, album: Album, standing: Standing = NEW) -> Part:
+    """An image is base64, a URL, or a stored file. Raises `InvalidField`."""
+    source, place = block.get("source"), f"{where}.source"
+    kind = kind_of(source, place)
+    assert isinstance(source, dict)
+    if kind == "base64":
+        media_type = _string(source.get("media_type"), f"{place}.media_type")
+        return album.from_base64(source.get("data"), media_type, f"{place}.data", standing)
+    if kind == "url":
+        return album.from_url(source.get("url"), f"{place}.url", standing)
+    if kind == "file":
+        return album.from_file(source.get("file_id"), f"{place}.file_id", standing)
+    raise InvalidField(f"{place}.type", f"{kind[:64]!a} is not one of base64, url, file")
 
 
 def _add_document(hosted: Hosted, block: dict[str, Any], where: str) -> None:
@@ -180,28 +198,33 @@ def _text(kind: str, block: dict[str, Any], where: str) -> str:
     """The text of a text block. Raises `InvalidField` for every other kind of block."""
     if kind == "text":
         return _string(block.get("text"), f"{where}.text")
-    refuse_media(kind, block, where)
+    if kind != IMAGE:
+        refuse(kind, where)
     raise InvalidField(f"{where}.type", f"{kind[:64]!a} is not accepted in this message")
 
 
-def _result_text(content: Any, where: str) -> str:
+def _result(content: Any, where: str, album: Album) -> Content:
+    """What a tool gave."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
         return json_text(content, where)
-    return " ".join(_result_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+    return content_of_parts(
+        [_result_part(part, f"{where}[{index}]", album) for index, part in enumerate(content)]
+    )
 
 
-def _result_part(part: Any, where: str) -> str:
-    if isinstance(part, str):
-        return part
+def _result_part(part: Any, where: str, album: Album) -> Part:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "image":
-        return PLACEHOLDER
-    if kind == "text" and isinstance(part.get("text"), str):
-        text: str = part["text"]
-        return text
-    return json_text(part, where)
+    if kind == IMAGE:
+        return _picture(part, where, album, Standing(in_result=True))
+    if isinstance(part, str):
+        text = part
+    elif kind == "text" and isinstance(part.get("text"), str):
+        text = part["text"]
+    else:
+        text = json_text(part, where)
+    return {"type": "text", "text": text}
 
 
 def _string(value: Any, where: str) -> str:

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from frontend.agent.tools import with_own
+from frontend.generation.contents import text_of
 from frontend.generation.conversation import (
     CONTINUING,
     MAX_FUNCTIONS,
@@ -31,7 +32,6 @@ from frontend.generation.conversation import (
     is_continued,
     mode_of,
     read_functions,
-    text_of,
     tool_use,
 )
 from frontend.generation.errors import InvalidField

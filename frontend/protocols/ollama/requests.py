@@ -29,6 +29,7 @@ from frontend.generation.conversation import (
 from frontend.generation.errors import InvalidField, shown
 from frontend.generation.fields import SamplingFields, ending_of, sampling_of, variables_of
 from frontend.generation.nested import grammar_of, schema_grammar
+from frontend.generation.pictures import Album, Content, content_of_parts
 from frontend.generation.requests import decode
 from frontend.http.fields import one_of
 from ipc.catalog.entries import Catalog
@@ -38,13 +39,13 @@ from ipc.wire.messages import Ending, GenerateCall, Grammar, Sampling
 LATEST = ":latest"
 """The tag that clients add to names without a tag."""
 _ROLES = ("system", "user", "assistant", "tool")
-_BLIND = "the model takes text only, no images"
 _STAYS = "no model is unloaded by keep_alive: use POST /v1/admin/unload/{model}, or `penstock serve` with fewer models"
 
 _ZERO = re.compile(r"-?0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
 """A duration of nothing, as a number or with a unit."""
 
 Name = Annotated[str | None, Meta(description="Name of the model, with or without `:latest`.")]
+Images = Annotated[list[Any] | None, Meta(description="Pictures as base64, for models that see.")]
 KeepAlive = Annotated[
     float | str | None,
     Meta(description="No effect: a model stays until its memory is needed. 0 without a prompt is refused."),
@@ -137,9 +138,7 @@ class OllamaMessage(msgspec.Struct):
     role: Annotated[Annotated[str, one_of(_ROLES, required=True)], Meta(description="Who speaks.")]
     content: Annotated[str | None, Meta(description="What is said.")] = None
     thinking: Annotated[str | None, Meta(description="What the model thought before its answer.")] = None
-    images: Annotated[list[Any] | None, Meta(description="Refused unless empty: the models read text.")] = (
-        None
-    )
+    images: Images = None
     tool_calls: Annotated[list[Any] | None, Meta(description="Functions that the model calls.")] = None
     tool_name: Annotated[str | None, Meta(description="The function whose result this message is.")] = None
     tool_call_id: Annotated[str | None, Meta(description="Id of the call that this message answers.")] = None
@@ -164,9 +163,7 @@ class OllamaGenerateRequest(TextFields, kw_only=True):
         None
     )
     raw: Annotated[bool | None, Meta(description="Continue the prompt as it is, without a template.")] = None
-    images: Annotated[list[Any] | None, Meta(description="Refused unless empty: the models read text.")] = (
-        None
-    )
+    images: Images = None
     suffix: Annotated[str | None, Meta(description="Refused unless empty: no model here fills in.")] = None
     template: Annotated[str | None, Meta(description="Refused unless empty: the model has its own.")] = None
     context: Annotated[
@@ -219,7 +216,7 @@ def parse_generate(body: bytes, limits: Limits) -> TextPlan:
     else:
         if request.system:
             talk.add("system", request.system, "system")
-        talk.add("user", request.prompt, "prompt")
+        talk.add("user", _content(request.prompt, request.images, "images", talk.album), "prompt")
         call = msgspec.structs.replace(call, messages=talk.finished())
     return TextPlan(request.model, call, request.stream is not False)
 
@@ -234,7 +231,6 @@ def _loading(request: TextFields) -> TextPlan:
 
 def _refuse(request: OllamaGenerateRequest) -> None:
     reasons = {
-        "images": _BLIND,
         "suffix": "no model here fills in",
         "template": "the model has a template of its own: send the prompt with raw: true",
         "context": "the server keeps no conversations: send the messages to POST /api/chat",
@@ -244,6 +240,8 @@ def _refuse(request: OllamaGenerateRequest) -> None:
             raise InvalidField(name, reason)
     if request.raw and request.system:
         raise InvalidField("system", "cannot be used together with raw: write it into the prompt")
+    if request.raw and request.images:
+        raise InvalidField("images", "cannot be used together with raw: a chat template shows images")
 
 
 def _call(request: TextFields, end: Mapping[str, bool]) -> GenerateCall:
@@ -270,6 +268,14 @@ def _grammar(form: Any) -> Grammar | None:
     return schema_grammar(form, "format")
 
 
+def _content(text: str | None, images: Sequence[Any] | None, where: str, album: Album) -> Content | None:
+    """The content of a message: its pictures, then its text. Raises `InvalidField`."""
+    if not images:
+        return text
+    parts = [album.from_base64(image, "", f"{where}[{index}]") for index, image in enumerate(images)]
+    return content_of_parts([*parts, {"type": "text", "text": text}] if text else parts)
+
+
 def _messages(given: Sequence[OllamaMessage], limits: Limits) -> list[dict[str, Any]]:
     """The messages as chat templates read them. Raises `InvalidField`."""
     talk = Conversation(limits)
@@ -277,11 +283,9 @@ def _messages(given: Sequence[OllamaMessage], limits: Limits) -> list[dict[str, 
         where = f"messages[{index}]"
         if message.role not in _ROLES:
             raise InvalidField(f"{where}.role", f"{shown(message.role)!a} is not one of {', '.join(_ROLES)}")
-        if message.images:
-            raise InvalidField(f"{where}.images", _BLIND)
         talk.add(
             message.role,
-            message.content,
+            _content(message.content, message.images, f"{where}.images", talk.album),
             where,
             calls=calls_of(talk, message.tool_calls, f"{where}.tool_calls"),
             call_id=message.tool_call_id,

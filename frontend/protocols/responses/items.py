@@ -31,10 +31,12 @@ from typing import Any
 
 from frontend.agent.tools import EXECUTE, EXTRACT, SEARCH_TOOL, SHELL_TOOL, values_of
 from frontend.engine.events import Calling, Completed
-from frontend.generation.conversation import Conversation, text_of
+from frontend.generation.contents import content_of
+from frontend.generation.conversation import Conversation
 from frontend.generation.errors import InvalidField
 from frontend.generation.hosted import Hosted
 from frontend.generation.nested import json_text
+from frontend.generation.pictures import Content, Standing
 
 Item = dict[str, Any]
 SHELL_CALL, SHELL_OUTPUT, CODE_CALL = "shell_call", "shell_call_output", "code_interpreter_call"
@@ -186,8 +188,8 @@ class Turns:
     def __init__(self, talk: Conversation, hosted: Hosted) -> None:
         """`hosted` takes the files of messages."""
         self._talk, self._hosted = talk, hosted
-        self._said: tuple[str | None, str] | None = None
-        """Text and place of the assistant's turn that is not added yet."""
+        self._said: tuple[Content | None, str] | None = None
+        """Content and place of the assistant's turn that is not added yet."""
         self._calls: list[dict[str, Any]] = []
 
     def add(self, items: Sequence[dict[str, Any]], field: str, *, is_past: bool) -> None:
@@ -202,7 +204,7 @@ class Turns:
             elif item["type"] == "function_call":
                 self._call(item, where)
             elif item["type"] == "function_call_output":
-                self._output(item, where)
+                self._output(item, where, is_past)
             elif item["type"] in _OF_TOOLS:
                 self._of_tools(item, where)
         self._flush()
@@ -259,14 +261,15 @@ class Turns:
 
     def _message(self, item: dict[str, Any], where: str, is_past: bool) -> None:
         role = item.get("role")
-        text = text_of(item.get("content"), f"{where}.content", self._hosted, required=not is_past)
+        album, place = self._talk.album, f"{where}.content"
+        content = content_of(item.get("content"), place, album, self._hosted, Standing(is_past=is_past))
         if not isinstance(role, str):
             raise InvalidField(f"{where}.role", "expected a string")
         self._flush()
-        if role == "assistant" and text is not None:
-            self._said = text, where
+        if role == "assistant" and content is not None:
+            self._said = content, where
         else:
-            self._talk.add(role, text, where)
+            self._talk.add(role, content, where)
 
     def _call(self, item: dict[str, Any], where: str) -> None:
         call_id = _text_in(item, "call_id", where)
@@ -281,13 +284,13 @@ class Turns:
         self._calls.append(self._talk.call(call_id, name, arguments, where))
         self._said = self._said or (None, where)
 
-    def _output(self, item: dict[str, Any], where: str) -> None:
-        call_id = _text_in(item, "call_id", where)
-        text = text_of(item.get("output"), f"{where}.output")
-        if text is None:
-            raise InvalidField(f"{where}.output", "is required")
+    def _output(self, item: dict[str, Any], where: str, is_past: bool) -> None:
+        call_id, place = _text_in(item, "call_id", where), f"{where}.output"
+        content = content_of(item.get("output"), place, self._talk.album, standing=Standing(True, is_past))
+        if content is None:
+            raise InvalidField(place, "is required")
         self._flush()
-        self._talk.add("tool", text, where, call_id=call_id)
+        self._talk.add("tool", content, where, call_id=call_id)
 
     def _flush(self) -> None:
         """The turn of the assistant is complete."""

@@ -38,8 +38,9 @@ OUTPUT_ORDER = (*ENCODE_OUTPUTS, "score", "json")
 class ListedModel(msgspec.Struct, kw_only=True):
     """A model in the forms of OpenAI and Anthropic; `root` is the model behind `default` or a profile.
 
-    `max_sequences` and `tools` are there for loaded models that generate text, `tools_available` for those that can
-    call tools of this server, `limited_by` where a setting keeps `max_input_tokens` below what the model could take.
+    `max_sequences` and `tools` are there for loaded models that generate text, `vision` for those that read pictures,
+    `tools_available` for those that can call tools of this server. `limited_by` is there where a setting keeps
+    `max_input_tokens` below what the model could take.
     """
 
     id: Annotated[str, Meta(description="Name that requests call the model by.")]
@@ -75,6 +76,9 @@ class ListedModel(msgspec.Struct, kw_only=True):
     ] = msgspec.UNSET
     limited_by: Annotated[
         str | msgspec.UnsetType, Meta(description="The setting that bounds `max_input_tokens`.")
+    ] = msgspec.UNSET
+    vision: Annotated[
+        bool | msgspec.UnsetType, Meta(description="True where conversations may have pictures.")
     ] = msgspec.UNSET
 
 
@@ -112,6 +116,7 @@ def listed_model(
         mcp_tools_count=msgspec.UNSET if remotes is None else len(remotes.tools),
         mcp_servers_connected=msgspec.UNSET if remotes is None else remotes.connected,
         limited_by=status.limited_by or msgspec.UNSET,
+        vision=status.sees or msgspec.UNSET,
     )
 
 

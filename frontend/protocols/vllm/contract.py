@@ -21,6 +21,7 @@ from frontend.generation.conversation import (
     tool_use,
 )
 from frontend.generation.fields import template_variables
+from frontend.generation.pictures import refuse_pictures
 from frontend.protocols.foreign.scoring import activation_option, function_option
 from frontend.protocols.sie.convert import check_used
 from frontend.protocols.sie.inputs import Inputs, TokenId
@@ -260,10 +261,12 @@ class PromptRequest(Naming, kw_only=True):
         for name, given in refused.items():
             if given:
                 raise InvalidInput(f"{name}: not offered with messages, leave the field out")
+        messages = messages_of(self.messages, limits)
+        refuse_pictures(messages, "POST /v1/messages/count_tokens counts the tokens of images")
         functions = functions_of(self.tools, {})
         variables = template_variables(None, None, self.chat_template_kwargs)
         return GenerateCall(
-            messages=messages_of(self.messages, limits),
+            messages=messages,
             tools=tool_use(functions, choice_of(None, [one.name for one in functions]), None),
             variables=variables | end_variables(self.add_generation_prompt, self.continue_final_message),
         )

@@ -9,7 +9,8 @@ import pytest
 
 from frontend.generation import conversation, errors, requests
 from frontend.generation import nested as grammars
-from frontend.generation.conversation import Conversation, calls_of, text_of
+from frontend.generation.contents import text_of
+from frontend.generation.conversation import Conversation, calls_of
 from frontend.generation.fields import (
     HostedFields,
     SamplingFields,
@@ -398,11 +399,11 @@ def test_parts_of_text_are_joined_with_a_space() -> None:
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"type": "image_url", "image_url": {"url": "https://x/y.png"}}, "takes text only, no images"),
-        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "scheme data, http or https"),
-        ({"type": "audio_url", "audio_url": "data:audio/wav;base64,"}, "takes text only, no audio"),
-        ({"type": "video_url", "video_url": {}}, "scheme"),
-        ({"type": "file", "file": {"file_id": "f"}}, "takes text only, no files"),
+        ({"type": "image_url", "image_url": {"url": "https://x/y.png"}}, "images are not taken here"),
+        ({"type": "image", "image": "https://x/y.png"}, "expected 'image_url' or 'input_image'"),
+        ({"type": "audio_url", "audio_url": "data:audio/wav;base64,"}, "no model here takes audio"),
+        ({"type": "video_url", "video_url": {}}, "no model here takes video"),
+        ({"type": "file", "file": {"file_id": "f"}}, "files are not taken here"),
         ({"type": "file_url", "file_url": {}}, "not accepted"),
         ({"type": "smell"}, "no known kind"),
         ({"type": 1}, "expected a string"),

@@ -20,8 +20,10 @@ from frontend.protocols.agent import serialized
 from frontend.state.approvals import Decision
 from frontend.state.files import Origin, Placeholder
 from frontend.state.sessions import Session
+from tests.conformance.hostile_images import vast_png
 from tests.fakes.generation_server import RecordedServer
 from tests.harness.keys import bearer
+from tests.tiny.pictures import encoded, picture
 
 USER = {"role": "user", "content": "list files"}
 CALL: dict[str, Any] = {
@@ -33,6 +35,10 @@ CALL: dict[str, Any] = {
 }
 RESULT = {"role": "tool", "content": "a.txt", "name": "shell", "tool_call_id": "call-1"}
 FINAL = {"role": "assistant", "content": "one file"}
+SEEN = {"type": "image"}
+SHOWN = {"role": "user", "content": [SEEN, {"type": "text", "text": "see"}]}
+LINKED = {"role": "user", "content": [{"type": "image_url", "image_url": "https://a.example/a.png"}]}
+PNG = base64.b64encode(encoded(picture(1))).decode()
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -118,6 +124,19 @@ def test_an_import_takes_plain_messages_and_keeps_arguments_as_objects(server: S
     assert found == Session([USER, CALL, RESULT, FINAL], [])
     assert server.put("s", {"messages": []}).status_code == 200
     assert server.get("s").json == {"messages": [], "images": [], "videos": [], "files": []}
+
+
+def test_pictures_of_a_session_are_exported_in_their_order_and_imported_again(server: Server) -> None:
+    given = {"messages": [SHOWN, FINAL, SHOWN], "images": [PNG, base64.b64encode(vast_png(9, 9)).decode()]}
+    assert server.put("s", given).status_code == 200
+    export = server.get("s").json
+    assert export["images"] == given["images"]
+    assert export["messages"][0]["content"] == {"Right": [SEEN, {"type": "text", "text": "see"}]}
+    assert server.put("t", export).status_code == 200
+    assert server.get("t").json == export
+    plain = {**SHOWN, "content": [{"type": "image_url", "image_url": f"data:image/png;base64,{PNG}"}]}
+    assert server.put("u", {"messages": [plain]}).status_code == 200
+    assert server.get("u").json["images"] == [PNG]
 
 
 def test_files_of_an_export_have_bodies_up_to_a_bound(
@@ -212,8 +231,17 @@ def test_an_id_that_is_too_long_is_refused(server: Server) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "image",
         ),
-        ({"messages": [USER], "images": ["iVBORw0KGgo="]}, "images"),
-        ({"messages": [USER], "images": [{}]}, "images: 1 given"),
+        ({"messages": [USER], "images": ["iVBORw0KGgo="]}, "images: 1 more than the messages show"),
+        ({"messages": [SHOWN], "images": []}, "images: fewer than the messages show"),
+        ({"messages": [SHOWN], "images": [{}]}, "images[0]: expected str"),
+        ({"messages": [SHOWN], "images": ["?"]}, "no valid base64"),
+        ({"messages": [SHOWN], "images": ["aGk="]}, "not an image in one of"),
+        (
+            {"messages": [SHOWN], "images": [base64.b64encode(vast_png(50_000, 50_000)).decode()]},
+            "50000 pixels",
+        ),
+        ({"messages": [{**SHOWN, "content": [SEEN] * 17}], "images": [PNG] * 17}, "limits.max_images"),
+        ({"messages": [LINKED]}, "images, or as data URLs"),
         ({"messages": [USER], "videos": [{"fps": 1}]}, "videos: 1 given"),
         (
             {"messages": [{**CALL, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
@@ -238,7 +266,7 @@ def test_a_bad_import_is_told_in_plain_text_and_changes_nothing(server: Server, 
     answer = server.put("s", body)
     assert (answer.status_code, answer.headers["content-type"]) == (400, "text/plain")
     assert text in answer.text
-    assert server.get("s").json["messages"] == [serialized.tagged(FINAL)]
+    assert server.get("s").json["messages"] == serialized.exported([FINAL], []).messages
     assert server.client.simulate_get("/v1/files").json["data"] == []
 
 

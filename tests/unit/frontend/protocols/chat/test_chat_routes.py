@@ -177,7 +177,7 @@ _BAD_CHAT: list[tuple[Any, int, str | None]] = [
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         422,
-        "messages[0].content[0].image_url.url",
+        "messages[0].content[0]",
     ),
     ({"messages": [{"role": "user", "content": "a\0b"}]}, 422, "messages[0].content"),
     (b'{"messages": "\\ud800"}', 400, None),

@@ -132,7 +132,6 @@ def test_a_message_of_calls_alone_has_no_text_and_one_of_thoughts_alone_stays() 
     ("content", "text"),
     [
         ([_text("a"), _text("b")], "a b"),
-        ([{"type": "image", "source": {}}, _text("b")], "[image] b"),
         ([{"type": "document", "x": 1}], '{"type":"document","x":1}'),
         (["plain", 5], "plain 5"),
         ({"rows": [1, 2]}, '{"rows":[1,2]}'),
@@ -157,7 +156,11 @@ _PNG = {"type": "base64", "media_type": "image/png", "data": "AA=="}
         (_user("bare"), "messages[0].content[0].type"),
         (_user({"text": "x"}), "messages[0].content[0].type"),
         (_user({"type": "text"}), "messages[0].content[0].text"),
-        (_user({"type": "image", "source": _PNG}), "messages[0].content[0].type"),
+        (_user({"type": "image", "source": {**_PNG, "data": "?"}}), "messages[0].content[0].source.data"),
+        (
+            _user({"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "source": {}}]}),
+            "messages[0].content[0].content[0].source.type",
+        ),
         (_user({"type": "document", "source": {}}), "messages[0].content[0].type"),
         (_user({"type": "search_result"}), "messages[0].content[0].type"),
         (

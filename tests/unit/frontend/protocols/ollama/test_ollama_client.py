@@ -202,7 +202,7 @@ def test_errors_have_a_status_and_a_text(server: RecordedServer, clients: Client
     picture = {"role": "user", "content": "what?", "images": [b"\0"]}
     assert refused(lambda client: client.chat(CHAT, [picture])) == (
         400,
-        "messages[0].images: the model takes text only, no images",
+        "messages[0].images[0]: the model 'tiny/chat' takes text only, no images; no loaded model sees",
     )
     server.script(QueueFull("busy"))
     assert refused(lambda client: client.generate(CHAT, "hi")) == (503, "busy")

@@ -95,7 +95,7 @@ def test_arguments_of_calls_keep_their_digits(tmp_path: Path) -> None:
         (GENERATE, {"prompt": "a", "context": [1, 2]}, "context: the server keeps no conversations"),
         (GENERATE, {"prompt": "a", "template": "{{ .Prompt }}"}, "template: the model has a template"),
         (GENERATE, {"prompt": "a", "suffix": "b"}, "suffix: no model here fills in"),
-        (GENERATE, {"prompt": "a", "images": ["aGk="]}, "images: the model takes text only"),
+        (GENERATE, {"prompt": "a", "images": ["aGk="]}, "images[0]: the model 'tiny/chat' takes text only"),
         (GENERATE, {"prompt": "a", "raw": True, "system": "b"}, "system: cannot be used together with raw"),
         (GENERATE, {"prompt": "a\0", "raw": True}, "prompt: holds a NUL"),
         (GENERATE, {"keep_alive": "0s"}, "keep_alive: no model is unloaded"),

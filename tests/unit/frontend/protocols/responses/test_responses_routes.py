@@ -322,7 +322,7 @@ _BAD: list[tuple[Any, int, str | None]] = [
     ({"input": [{"role": "king", "content": "x"}]}, 422, "input[0].role"),
     ({"input": [{"role": "user"}]}, 422, "input[0].content"),
     ({"input": [{"role": "assistant", "content": None}]}, 422, "input[0].content"),
-    (_message({"type": "input_image", "image_url": "data:x"}), 422, "input[0].content[0].type"),
+    (_message({"type": "input_image", "image_url": "data:x"}), 422, "input[0].content[0].image_url"),
     (_message({"type": "input_file", "file_id": "x"}), 422, "input[0].content[0].type"),
     (_message({"type": "input_text"}), 422, "input[0].content[0].text"),
     (_message({"type": "smell"}), 422, "input[0].content[0].type"),
