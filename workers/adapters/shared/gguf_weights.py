@@ -2,8 +2,7 @@
 
 1. The configuration comes from the fields of the file by transformers' table of names. Here stands what the table
    leaves out: the width of a head, scaled rotary factors, and scales that llama.cpp knows by the number of layers.
-2. transformers builds the model without memory and asks for each weight once. A weight is read and turned into the
-   model's type in pieces, so a load holds the model and a few pieces of tensors beside it.
+2. transformers builds the model without memory and asks for each weight once (`gguf_blocks.read_tensor`).
 3. Tensors have llama.cpp's names and order. The table of the package `gguf` gives the name that a parameter has in the
    file; rows of Llama's queries and keys are put back into transformers' order, and Gemma's norms lose the one that
    llama.cpp adds.
@@ -21,12 +20,10 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import pre_tokenizers
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedTokenizerFast
@@ -39,12 +36,11 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 
 from ipc import extras
 from workers.adapters.shared.building import BUILDING
+from workers.adapters.shared.gguf_blocks import read_tensor
 from workers.loading.gguf_file import GgufModel, GgufRefused, StoredTensor
 
 log = logging.getLogger(__name__)
 
-PIECE_VALUES = 1 << 18
-"""Numbers of a tensor that are made at a time."""
 _HEAD, _WORDS = "output.weight", "token_embd.weight"
 _ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that belong to the configuration."""
@@ -299,35 +295,6 @@ def _paired_to_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.reshape(heads, weight.shape[0] // heads // 2, 2, -1).transpose(1, 2).reshape(weight.shape)
 
 
-def read_tensor(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of a file as numbers [*shape]. Raises OSError for a file that is cut off meanwhile."""
-    package = extras.require("gguf", "gguf")
-    kind = package.GGMLQuantizationType[stored.kind]
-    values, block_nbytes = package.GGML_QUANT_SIZES[kind]
-    whole = torch.empty(math.prod(stored.shape), dtype=dtype)
-    step = max(1, PIECE_VALUES // values)
-    with stored.file.open("rb", buffering=0) as stream:
-        for first in range(0, stored.nbytes // block_nbytes, step):
-            count = min(step, stored.nbytes // block_nbytes - first)
-            data = _read(stream.fileno(), count * block_nbytes, stored.start + first * block_nbytes, stored)
-            # PERF: the package takes 16 rows at a time, so all blocks are one row.
-            numbers = package.dequantize(data.reshape(1, -1), kind)
-            whole[first * values : (first + count) * values] = torch.from_numpy(numbers.reshape(-1))
-    return whole.reshape(stored.shape)
-
-
-def _read(file: int, nbytes: int, place: int, stored: StoredTensor) -> np.ndarray:
-    """Bytes of an open file."""
-    buffer = bytearray(nbytes)
-    view, done = memoryview(buffer), 0
-    while done < nbytes:
-        count = os.preadv(file, [view[done:]], place + done)
-        if not count:
-            raise OSError(f"{stored.file.name} was cut off while the model was read")
-        done += count
-    return np.frombuffer(buffer, dtype=np.uint8)
-
-
 def read_tokenizer(model: GgufModel) -> Any:
     """The tokenizer of a file. Raises `GgufRefused` for missing fields, and for an unknown way to cut texts."""
     fields = model.fields
@@ -350,7 +317,7 @@ def read_tokenizer(model: GgufModel) -> Any:
         backend.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme="never", split=False)
     kind: Any = PreTrainedTokenizerFast
     tokenizer = kind(
-        tokenizer_object=backend,
+        tokenizer_object=_Given(backend),
         # NOTE: a SentencePiece vocabulary begins a text with its first token unless the file says otherwise.
         add_bos_token=fields.get(f"{_FIELD}add_bos_token", not byte_level),
         add_eos_token=fields.get(f"{_FIELD}add_eos_token", False),
@@ -360,6 +327,19 @@ def read_tokenizer(model: GgufModel) -> Any:
     )
     tokenizer.chat_template = _template(fields)
     return tokenizer
+
+
+class _Given:
+    """A backend that nobody else has: the copy that transformers makes is the backend itself.
+
+    PERF: a copy is written as JSON and read again, which takes as long as making the backend.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._backend
 
 
 def _cut_as_named(model: GgufModel, backend: Any, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 from tests.tiny import gguf_models
-from workers.adapters.shared import gguf_weights
-from workers.loading.gguf_file import GgufRefused, read_model, refuse_unserved
+from workers.adapters.shared import gguf_blocks, gguf_weights
+from workers.loading.gguf_file import GgufRefused, StoredTensor, read_model, refuse_unserved
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 9, 300, 41, 7, 7, 120, 64, *range(100, 160)]])
@@ -205,23 +206,42 @@ def test_a_load_that_nobody_wants_ends(tmp_path: Path) -> None:
         gguf_weights.load(stored, gguf_weights.config_of(stored), torch.float32, abandon)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K"])
+def test_any_blocks_give_the_bits_of_the_package(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    block = gguf.GGMLQuantizationType[kind]
+    values, nbytes = gguf.GGML_QUANT_SIZES[block]
+    data = np.random.default_rng(0).integers(0, 256, 300 * nbytes, np.uint8)
+    path = tmp_path / "blocks"
+    path.write_bytes(b"head" + data.tobytes())
+    with np.errstate(invalid="ignore", over="ignore"):
+        made = gguf_blocks.read_tensor(StoredTensor((3, 100 * values), kind, path, 4, data.size), dtype)
+        wanted = torch.from_numpy(gguf.dequantize(data.reshape(3, -1), block)).to(dtype)
+    bits = torch.int32 if dtype == torch.float32 else torch.int16
+    defined = ~wanted.isnan()
+    assert torch.equal(made.isnan(), ~defined)
+    assert torch.equal(made.view(bits)[defined], wanted.view(bits)[defined])
+    assert defined.sum() > 0.8 * defined.numel()
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q5_1"])
 def test_a_tensor_is_made_in_pieces_and_no_file_is_mapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.gguf"
-    gguf_models.write(path, "llama", "Q4_1")
+    gguf_models.write(path, "llama", kind)
     stored = read_model(path).tensors["blk.0.attn_v.weight"]
-    whole = gguf_weights.read_tensor(stored, torch.float32)
-    made: list[int] = []
-    dequantize = gguf.dequantize
+    whole = gguf_blocks.read_tensor(stored, torch.float32)
+    read: list[int] = []
+    preadv = os.preadv
 
-    def counted(data: Any, kind: Any) -> Any:
-        found = dequantize(data, kind)
-        made.append(found.size)
-        return found
+    def counted(file: int, buffers: Any, place: int) -> int:
+        count = preadv(file, buffers, place)
+        read.append(count)
+        return count
 
-    monkeypatch.setattr(gguf_weights, "PIECE_VALUES", 1000)
-    monkeypatch.setattr(gguf, "dequantize", counted)
+    monkeypatch.setattr(gguf_blocks, "PIECE_VALUES", 1000)
+    monkeypatch.setattr(os, "preadv", counted)
     monkeypatch.setattr(np, "memmap", None)
-    assert torch.equal(gguf_weights.read_tensor(stored, torch.float32), whole)
-    assert max(made) <= 1000 and sum(made) == whole.numel()
+    assert torch.equal(gguf_blocks.read_tensor(stored, torch.float32), whole)
+    assert max(read) <= 1000 and sum(read) == stored.nbytes and len(read) > 4
