@@ -1,6 +1,7 @@
 """`penstock models list | show`: the catalog as a table, one model as YAML, and where the files of a model are.
 
-A model's files lie in the hub cache, in a directory of the operator, or in an installed package.
+A model's files lie in the hub cache, in a directory of the operator, or in an installed package. `penstock list` shows
+the models whose files are there, and those of the hub cache that the catalog does not name.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import difflib
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from ipc.settings import Settings
 from ipc.wire.messages import ModelStatus
 from penstock import terminal
 from penstock.families import FAMILIES, Family
+from penstock.own_models import gguf
 from workers.loading import source
+from workers.loading.gguf_file import choices
 
 _PARAMETERS = re.compile(r"([\d.]+) ([MB]) parameters")
 _SCALES = {"M": 1e6, "B": 1e9}
@@ -140,11 +143,57 @@ def print_list(config: Settings, options: argparse.Namespace) -> int:
         if options.output is None or options.output in entry.outputs
         if _matches(entry, options.text)
     ]
+    if getattr(options, "here", False):
+        if options.family is None and options.output is None:
+            further = _further(entries.values())
+            rows += [summary(entry, config) for entry in further if _matches(entry, options.text)]
+        rows = [row for row in rows if row["on_disk"]]
+        count = f"{len(rows)} models are" if len(rows) != 1 else "1 model is"
+        print(
+            f"penstock: {count} on this machine; `penstock models list` shows the {len(entries)} of the catalog",
+            file=sys.stderr,
+        )
     if options.json:
         print(terminal.as_json(rows))
     else:
         print("\n".join(_fitted([_HEAD, *map(_cells, rows)])))
     return 0
+
+
+def _further(entries: Iterable[ModelEntry]) -> list[ModelEntry]:
+    """Entries for the repositories of the hub cache that hold weights and are the source of none of `entries`.
+
+    Such a model was pulled or served by its id; nothing but its place is known here.
+    """
+    try:
+        from huggingface_hub import CacheNotFound, scan_cache_dir
+    except ImportError:
+        return []
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    sources = [entry.source for entry in entries if isinstance(entry.source, HubSource)]
+    known = {name for where in sources for name in (where.repo, where.tokenizer_repo)}
+    found = []
+    for one in sorted(repositories, key=lambda one: one.repo_id.lower()):
+        if one.repo_type == "model" and one.repo_id not in known:
+            paths = {
+                file.file_path.relative_to(each.snapshot_path).as_posix()
+                for each in one.revisions
+                for file in each.files
+            }
+            found += _cached(one.repo_id, paths)
+    return found
+
+
+def _cached(repository: str, paths: Collection[str]) -> list[ModelEntry]:
+    """Entries for the models of a repository of which files are in the hub cache."""
+    ggufs = choices(list(paths))
+    named = [(f"{repository}:{gguf.tag_of(path)}", HubSource(repository, gguf=path)) for path in ggufs]
+    if any(path.endswith(source.WEIGHTS) for path in paths):
+        named.append((repository, HubSource(repository)))
+    return [ModelEntry(name, where, adapter="", inputs=(), outputs={}, served=False) for name, where in named]
 
 
 def _matches(entry: ModelEntry, words: Sequence[str]) -> bool:
@@ -178,7 +227,7 @@ def _is_served(entry: ModelEntry, config: Settings) -> bool:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         row["id"],
-        "+".join(row["outputs"]).replace("multivector", "multi"),
+        "+".join(row["outputs"]).replace("multivector", "multi") or "-",
         str(next(iter(row["dims"].values()), "-")),
         str(row["max_sequence_length"] or "-"),
         "yes" if row["served"] else "no",
@@ -226,10 +275,11 @@ def description(entry: ModelEntry) -> dict[str, Any]:
     family = FAMILIES.get(entry.adapter, Family(title=entry.adapter, about="")).extra
     if family:
         fields["needs"] = extras.needed(family)
-    directory = directory_of(entry)
-    if directory is None:
-        where = f"no; fetch it with `penstock models pull {entry.id}`"
-        fields["on_disk"] = where if isinstance(entry.source, HubSource) else "no"
+    try:
+        directory = located(entry, ignore_progress, cached_only=True)
+    except (source.SourceError, source.DownloadFailed, ImportError) as error:
+        fetched = f"fetch it with `penstock models pull {entry.id}`"
+        fields["on_disk"] = f"no; {fetched if isinstance(entry.source, HubSource) else error}"
     else:
         fields["on_disk"] = f"{nbytes(directory) / 1e6:.0f} MB in {directory}"
     return fields

@@ -1,7 +1,8 @@
 """`penstock models list | show | pull | add | verify` and `penstock verify`: the catalog on the command line.
 
-These commands see all models of the catalog directories, served or not. Exit codes: 0 fine, 1 for a model or file that
-cannot be had, 2 and 3 as for the other commands.
+These commands see all models of the catalog directories, served or not. `penstock list`, as ollama's, leaves out models
+whose files are not on this machine, and has those of the hub cache that no catalog names. Exit codes: 0 fine, 1 for a
+model or file that cannot be had, 2 and 3 as for the other commands.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def add_parsers(commands: Any, add_flags: AddFlags, add_looking: AddFlags) -> No
         ("pull", "download models from the hub, of the catalog or by their ids", _add_pull),
         ("verify", "compare a model's results with a reference library", _add_verify),
     ):
-        alone = commands.add_parser(name, help=f"the same as `models {name}`")
-        alone.set_defaults(action=name)
+        meaning = f"the same as `models {name}`" if name != "list" else "the models that are on this machine"
+        alone = commands.add_parser(name, help=meaning)
+        alone.set_defaults(action=name, here=True)
         for parser in (actions.add_parser(name, help=about), alone):
             add_arguments(parser)
             (add_looking if name == "show" else add_flags)(parser)

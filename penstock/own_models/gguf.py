@@ -39,7 +39,7 @@ def chosen(names: Collection[str], tag: str, how: str) -> str:
             listed = _listed(gguf_file.choices(list(names)))
             raise CannotTell(f"no GGUF file of this repository is {shown(tag)}; there {listed}")
     if len(models) > 1:
-        example = how.replace("{}", _tag(models[0]) if how.endswith(":{}") else models[0])
+        example = how.replace("{}", tag_of(models[0]) if how.endswith(":{}") else models[0])
         raise CannotTell(f"there {_listed(models)}; name one, such as {example}")
     return models[0] if models else ""
 
@@ -50,7 +50,7 @@ def _words(name: str) -> set[str]:
     return {name.lower(), stem, *(stem[at + 1 :] for at, letter in enumerate(stem) if letter in "-.")}
 
 
-def _tag(name: str) -> str:
+def tag_of(name: str) -> str:
     """What follows the last dash or dot of the name, `Q4_K_M` as a rule."""
     return re.split(r"[-.]", gguf_file.stem_of(name))[-1]
 

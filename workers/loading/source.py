@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from ipc import extras
 from workers.loading import stored_files
-from workers.loading.gguf_file import GgufRefused, parts_of, read_model, refuse_unserved
+from workers.loading.gguf_file import SUFFIX, GgufRefused, parts_of, read_model, refuse_unserved
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
@@ -34,6 +34,8 @@ CHUNK_BYTES = 8 << 20
 _LIST_TIMEOUT_S = 10.0
 """How long the hub may take to list the files of a repository."""
 _DESCRIBING = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
+WEIGHTS = (".safetensors", ".bin")
+"""Endings of files of weights that are no GGUF files."""
 _CONFIGS = ("config.json", "modules.json", "gliner_config.json")
 _UNWANTED = ("onnx/*", "openvino/*", "consolidated*", "original/*")
 
@@ -187,7 +189,7 @@ def _cached_files(repo: str) -> dict[str, int]:
 
     root = Path(snapshot_download(repo, allow_patterns=[], local_files_only=True))
     sizes = {str(p.relative_to(root)): p.stat().st_size for p in root.rglob("*") if p.is_file()}
-    if not any(name.endswith((".safetensors", ".bin", ".gguf")) for name in sizes):
+    if not any(name.endswith((*WEIGHTS, SUFFIX)) for name in sizes):
         raise FileNotFoundError(f"the hub cache has no weights of {repo}")
     return sizes
 

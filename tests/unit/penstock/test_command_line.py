@@ -213,7 +213,7 @@ def test_one_half_of_an_address_leaves_the_other_to_the_configured_one(
 )
 def test_verbs_of_ollama_are_actions_of_models(verb: str, command: str) -> None:
     alone, whole = (vars(parser().parse_args(line.split())) for line in (verb, command))
-    assert {**alone, "command": "models"} == whole
+    assert {**alone, "command": "models"} == {**whole, "here": True}
 
 
 def test_what_is_said_of_flags_of_other_servers_names_settings_that_exist() -> None:
