@@ -343,7 +343,7 @@ class Generation(Section, frozen=True):
     one step; 0 = as many as suit the device. With `cuda_graphs` CUDA replays steps of single tokens. Beginnings of
     prompts are found by the API key that sent them, with `share_prefixes` by all keys. `keep_alive_s` is the time
     until a stream opens whose request waits, and between comments in an idle stream. With `fetch_media` pictures of
-    messages may be URLs of http and https.
+    messages may be URLs of http and https. Without `stream_arguments` the arguments of a call leave in one piece.
     """
 
     default_model: str = ""
@@ -359,6 +359,7 @@ class Generation(Section, frozen=True):
     idle_timeout_s: Seconds = 60.0
     keep_alive_s: Seconds = 10.0
     fetch_media: bool = True
+    stream_arguments: bool = True
 
 
 class Responses(Section, frozen=True):

@@ -1,7 +1,8 @@
 """The rounds of one run as a state machine without I/O: what the model is asked, which calls run, what the client sees.
 
 1. `call` is what the model is asked in the present round. `take` takes the neutral events of the round, and gives back
-   those that the client sees now: calls and the end of a round are held until it is known who runs the calls.
+   those that the client sees now: calls and the end of a round are held until it is known who runs the calls. If the
+   first call of a round is the client's, all calls of the round are, and pass as they come.
 2. `turn`, at the end of a round, says which calls run here. Calls of one turn run in order, up to the first call that
    is the client's. That call and all later ones are returned to the client.
 3. `answer` takes what a tool gave. `advance` begins the next round, or says that the run has ended: no call ran, the
@@ -22,7 +23,18 @@ from typing import Any
 import msgspec
 import orjson
 
-from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.engine.events import (
+    CallBegun,
+    Called,
+    CallEvent,
+    Ended,
+    Event,
+    Finished,
+    GrowingCall,
+    Reasoning,
+    Started,
+    Text,
+)
 from frontend.generation.errors import InvalidField
 from frontend.generation.nested import arguments_of, values_of
 from frontend.generation.pictures import Content, texts_of
@@ -40,8 +52,15 @@ class _Said:
 
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    calls: list[Called] = field(default_factory=list)
+    is_clients: bool = False
+    """Whether the first call is the client's, so that none of the round runs here."""
+    growing: list[GrowingCall] = field(default_factory=list)
     finished: Finished = field(default_factory=lambda: Finished(0, "canceled"))
+
+    @property
+    def calls(self) -> list[Called]:
+        """The calls so far."""
+        return [call.called for call in self.growing]
 
     def message(self, calls: Sequence[Called]) -> Message:
         """The turn of the assistant, with these of its calls."""
@@ -91,8 +110,8 @@ class Loop:
         """Take events of the model; those that the client sees now."""
         shown: list[Event] = []
         for event in events:
-            if isinstance(event, Called):
-                self._said.calls.append(event)
+            if isinstance(event, CallEvent):
+                shown += self._take_call(event)
             elif isinstance(event, Finished):
                 self._said.finished = event
             elif isinstance(event, Ended):
@@ -107,6 +126,16 @@ class Loop:
                     self._said.reasoning.append(event.text)
                 shown.append(event)
         return shown
+
+    def _take_call(self, event: CallEvent) -> list[Event]:
+        """A part of a call, which the client sees now if the call goes to the client in any case."""
+        said = self._said
+        if isinstance(event, CallBegun):
+            said.is_clients |= not said.growing and event.name not in self._hosted
+            said.growing.append(GrowingCall(event))
+        else:
+            said.growing[-1].take(event)
+        return [event] if said.is_clients else []
 
     def unanswered(self) -> list[Called]:
         """Calls of the last turn of the conversation that run here and have no result yet, before the first round."""
@@ -124,6 +153,11 @@ class Loop:
         if cut or self.round >= self._most_rounds:
             first = 0
         self._run, self._returned = calls[:first], calls[first:]
+        if not self._said.is_clients:
+            # NOTE: neither side can run a call of a tool of this server whose arguments break off.
+            self._returned = [
+                call for call in self._returned if call.is_whole or call.name not in self._hosted
+            ]
         if self._run:
             self.messages.append(self._said.message(self._run))
         return self._run
@@ -149,9 +183,11 @@ class Loop:
         said, returned = self._said, [replace(call, index=index) for index, call in enumerate(self._returned)]
         if self._run:
             # NOTE: the text stands beside the calls that have run.
-            said = _Said(calls=returned)
-        self.messages.append(said.message(returned))
-        return [*returned, self._said.finished, _sum_of(self._ends)]
+            said = _Said()
+        # NOTE: a call whose arguments break off is told, and is no part of the conversation.
+        self.messages.append(said.message([call for call in returned if call.is_whole]))
+        told = [] if self._said.is_clients else [event for call in returned for event in call.events()]
+        return [*told, self._said.finished, _sum_of(self._ends)]
 
 
 def _call_entry(call: Called) -> Message:

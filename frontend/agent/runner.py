@@ -211,9 +211,11 @@ class AgentRun(Generation):
             tool, round_ = self._tools[call.name], self._loop.round
             data = tools.calling(tool, call.arguments)
             yield [Calling(round_, call.id, call.name, call.arguments, data, tool.server)]
-            denied = self._plan.permission == "deny"
+            denied, status = self._plan.permission == "deny", results.DENIED
             reason = f"{tool.label} was denied by policy." if denied else ""
-            if self._plan.permission == "ask" and not await self._is_remembered():
+            if not call.is_whole:
+                reason, status = "the arguments are no JSON: they break off", results.ERROR
+            elif self._plan.permission == "ask" and not await self._is_remembered():
                 asked = Asked(
                     new_id("appr_"), self._session, round_, tool.approval, tools.values_of(call.arguments)
                 )
@@ -224,7 +226,7 @@ class AgentRun(Generation):
                     async with self._in_time():
                         reason = _why_not(tool, await decision)
             if reason:
-                answer, files = results.refused(tool, results.DENIED, reason, call.arguments), list[File]()
+                answer, files = results.refused(tool, status, reason, call.arguments), list[File]()
                 self._services.recorder.agent_call(tool.metric, answer.status, None)
             else:
                 self._progress.calls(tool.label, data)

@@ -1,7 +1,9 @@
 """The neutral events of a stream of generated text, and its pace. Every protocol renders these events only.
 
-    Started, Prompted if the request asks for its prompt, then for each choice any of Text, Reasoning and Called, then
+    Started, Prompted if the request asks for its prompt, then for each choice any of Text, Reasoning and calls, then
     Finished; last Ended for the whole request
+
+A call is CallBegun, any number of Arguments, and CallEnded; nothing else of its choice stands between.
 
 A request with tools that run on the server has one choice. Each call of such a tool tells, between texts:
 
@@ -72,8 +74,40 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
+class CallBegun:
+    """A tool call of one choice begins; `index` counts the calls of the choice.
+
+    `logprobs` has one entry for each token of the call so far.
+    """
+
+    choice: int
+    index: int
+    id: str
+    name: str
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A piece of the arguments of the call that has begun last. All pieces are compact JSON text."""
+
+    choice: int
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """The call that has begun last gets no more arguments. Without `is_whole` they break off, and are no JSON."""
+
+    choice: int
+    is_whole: bool = True
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Called:
-    """A whole tool call of one choice; `index` counts the calls of the choice, `arguments` is compact JSON text.
+    """A tool call put together, see `CallBegun`. Without `is_whole` the arguments break off, and are no JSON.
 
     `logprobs` has one entry for each token of the call.
     """
@@ -82,8 +116,44 @@ class Called:
     index: int
     id: str
     name: str
-    arguments: str
+    arguments: str = ""
     logprobs: list[TokenLogprob] | None = None
+    is_whole: bool = True
+
+    def events(self) -> list[Event]:
+        """The events of the call, with its arguments in one piece."""
+        begun = CallBegun(self.choice, self.index, self.id, self.name, self.logprobs)
+        pieces = [Arguments(self.choice, self.arguments)] if self.arguments else []
+        return [begun, *pieces, CallEnded(self.choice, self.is_whole)]
+
+
+@dataclass(slots=True)
+class GrowingCall:
+    """A tool call as its events come."""
+
+    begun: CallBegun
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    is_whole: bool = False
+
+    def __post_init__(self) -> None:
+        self.logprobs += self.begun.logprobs or ()
+
+    def take(self, event: Arguments | CallEnded) -> None:
+        """More of the call."""
+        self.logprobs += event.logprobs or ()
+        if isinstance(event, Arguments):
+            self.texts.append(event.text)
+        else:
+            self.is_whole = event.is_whole
+
+    @property
+    def called(self) -> Called:
+        """The call so far."""
+        begun, arguments = self.begun, "".join(self.texts)
+        return Called(
+            begun.choice, begun.index, begun.id, begun.name, arguments, self.logprobs or None, self.is_whole
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +249,9 @@ class Session:
 
 ToolEvent = Calling | Asked | Produced | Completed | Session
 """What a run with tools of the server adds to what an engine tells."""
-Event = Started | Prompted | Text | Reasoning | Called | Finished | Ended | ToolEvent
+CallEvent = CallBegun | Arguments | CallEnded
+"""What tells a call."""
+Event = Started | Prompted | Text | Reasoning | CallEvent | Finished | Ended | ToolEvent
 
 
 class Generation(ABC):

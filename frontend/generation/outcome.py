@@ -11,6 +11,7 @@ form of OpenAI, which chat, Responses and Messages share. `Together` runs a requ
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -18,13 +19,16 @@ from types import TracebackType
 from typing import Any, Self
 
 from frontend.engine.events import (
+    CallBegun,
     Called,
+    CallEvent,
     Calling,
     Completed,
     Ended,
     Event,
     Finished,
     Generation,
+    GrowingCall,
     Produced,
     Prompted,
     Reasoning,
@@ -35,6 +39,8 @@ from frontend.engine.events import (
 )
 from ipc.wire.streams import PromptToken, TokenLogprob
 
+_PART = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^"{}\[\]:,]+')
+"""A whole string, a mark, or another value of compact JSON."""
 LEAST = -9999.0
 """What stands for a probability of zero, whose logarithm JSON cannot express."""
 
@@ -70,34 +76,91 @@ def _entry(token: int, raw: bytes, logprob: float) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
+class Spoken:
+    """A stretch of visible text or of reasoning, in pieces."""
+
+    kind: type[Text | Reasoning]
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The whole stretch."""
+        return "".join(self.texts)
+
+
+@dataclass(slots=True)
 class ChoiceOutcome:
-    """One choice: its texts in pieces, its calls, and how it ended (None while it goes on).
+    """One choice: its parts in the order in which they were written, and how it ended (None while it goes on).
 
     The first choice of a prompt has what is told of the prompt.
     """
 
     prompt_texts: list[str] = field(default_factory=list)
     prompt_tokens: list[PromptToken] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[Called] = field(default_factory=list)
+    parts: list[Spoken | GrowingCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finished: Finished | None = None
+
+    def take(self, event: Text | Reasoning | CallEvent) -> None:
+        """More of the choice."""
+        last = self.parts[-1] if self.parts else None
+        if isinstance(event, Text | Reasoning):
+            kind = type(event)
+            if not isinstance(last, Spoken) or last.kind is not kind:
+                self.parts.append(last := Spoken(kind))
+            last.texts.append(event.text)
+        elif isinstance(event, CallBegun):
+            self.parts.append(GrowingCall(event))
+        else:
+            assert isinstance(last, GrowingCall)
+            last.take(event)
 
     @property
     def text(self) -> str:
         """All visible text."""
-        return "".join(self.texts)
+        return self._spoken(Text)
 
     @property
     def reasoning_text(self) -> str:
         """All text of the reasoning."""
-        return "".join(self.reasoning)
+        return self._spoken(Reasoning)
+
+    def _spoken(self, kind: type[Text | Reasoning]) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Spoken) and part.kind is kind)
+
+    @property
+    def calls(self) -> list[Called]:
+        """All calls, the last of which may lack a part of its arguments."""
+        return [part.called for part in self.parts if isinstance(part, GrowingCall)]
 
     @property
     def reason(self) -> str:
         """Why it ended; a choice that was cut off counts as canceled."""
         return finish_reason(self.finished, bool(self.calls)) if self.finished else "canceled"
+
+
+def object_of(call: Called) -> str:
+    """The arguments of a call as the JSON text of an object; of arguments that break off, the members that are whole.
+
+    Arguments of a worker are compact JSON, or a beginning of that.
+    """
+    if call.is_whole:
+        return call.arguments
+    end, closing, ends = 0, "", ""
+    is_key = False
+    for part in _PART.finditer(call.arguments):
+        letter = part[0][0]
+        if letter in "{[":
+            closing = ("}" if letter == "{" else "]") + closing
+        elif letter in "}]":
+            closing = closing[1:]
+        if letter == "," or letter == ":":
+            is_key = letter == "," and closing[:1] == "}"
+            continue
+        if not is_key:
+            end, ends = part.end(), closing
+        is_key = letter == "{"
+    return call.arguments[:end] + ends or "{}"
 
 
 def finish_reason(finished: Finished, has_calls: bool) -> str:
@@ -128,16 +191,13 @@ class Outcome:
     def take(self, events: Iterable[Event]) -> None:
         """Take events in their order."""
         for event in events:
-            if isinstance(event, Text | Reasoning | Called | Finished):
+            if isinstance(event, Text | Reasoning | CallEvent | Finished):
                 self.choices[event.choice].logprobs += event.logprobs or ()
-            if isinstance(event, Text | Reasoning):
-                choice = self.choices[event.choice]
-                (choice.texts if isinstance(event, Text) else choice.reasoning).append(event.text)
+            if isinstance(event, Text | Reasoning | CallEvent):
+                self.choices[event.choice].take(event)
             elif isinstance(event, Prompted):
                 self.choices[event.choice].prompt_texts.append(event.text)
                 self.choices[event.choice].prompt_tokens += event.tokens
-            elif isinstance(event, Called):
-                self.choices[event.choice].calls.append(event)
             elif isinstance(event, Finished):
                 self.choices[event.choice].finished = event
             elif isinstance(event, Ended):
@@ -165,7 +225,7 @@ class Outcome:
     @property
     def is_empty(self) -> bool:
         """Whether nothing has been generated."""
-        return not any(each.texts or each.reasoning or each.calls for each in self.choices)
+        return not any(each.parts for each in self.choices)
 
     @property
     def counts(self) -> Ended:

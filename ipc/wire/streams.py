@@ -31,10 +31,11 @@ from ipc.wire.messages import Result, Wire
 WINDOW = 8
 """Parts that a frontend asks to be sent ahead."""
 MAX_WINDOW = 64
-STARTED, TEXT, REASONING, CALLED, FINISHED, HELD, QUEUED, PROMPT = range(8)
-"""Kinds of entries: the engine has begun; visible text; text of reasoning; a whole tool call; a choice has ended;
+STARTED, TEXT, REASONING, CALLED, FINISHED, HELD, QUEUED, PROMPT, ARGUMENTS, CALL_ENDED, CALL_CUT = range(11)
+"""Kinds of entries: the engine has begun; visible text; text of reasoning; a tool call begins; a choice has ended;
 a choice goes on with tokens whose text waits, as the text may become a tool call or a stop string; the prompt is
-tokenized, and the request waits for the engine; a piece of the prompt."""
+tokenized, and the request waits for the engine; a piece of the prompt; a piece of the arguments of the call that began
+last; that call has all of its arguments; that call ends without the rest of its arguments."""
 WINDOW_NBYTES = 64 << 10
 """Bytes that a worker sends ahead of the client of one stream."""
 LOGPROB_NBYTES = 16
@@ -144,10 +145,12 @@ def nbytes_of(text: str, logprobs: Sequence[TokenLogprob | PromptToken] | None) 
 
 
 class CalledFunction(Wire, frozen=True):
-    """A whole tool call: the name, the arguments as compact JSON text, and the beginning of ids of such calls."""
+    """A tool call that begins: the name, and the beginning of ids of such calls.
+
+    Entries ARGUMENTS of the choice follow, whose texts add up to compact JSON, then CALL_ENDED or CALL_CUT.
+    """
 
     name: str
-    arguments: str
     prefix: str = "call-"
 
 
@@ -172,8 +175,8 @@ class Deltas(Wire, frozen=True, tag="deltas"):
 
     ids      request of the entry
     choices  number of the choice, from 0
-    kinds    STARTED, TEXT, REASONING, CALLED, FINISHED, HELD, QUEUED or PROMPT
-    texts    text of TEXT, REASONING and PROMPT, else empty
+    kinds    STARTED, TEXT, REASONING, CALLED, FINISHED, HELD, QUEUED, PROMPT, ARGUMENTS, CALL_ENDED or CALL_CUT
+    texts    text of TEXT, REASONING, PROMPT and ARGUMENTS, else empty
     tokens   how many tokens the entry stands for
     written  ids of tokens, in the form of `Written.choices`; no list where no entry has any
     The maps hold, by number of the entry, what few entries have.

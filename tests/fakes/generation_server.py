@@ -52,7 +52,7 @@ SCRIPT: list[Step] = [
 def calling(call_id: str, name: str, city: str) -> list[Step]:
     """A prompt of nine tokens, answered with a call of the tool `name` for a city."""
     called = Called(0, 0, call_id, name, f'{{"city":"{city}"}}')
-    return [[Started(9)], [called, Finished(0, "tool_calls", tokens=7), Ended(9, 7)]]
+    return [[Started(9)], [*called.events(), Finished(0, "tool_calls", tokens=7), Ended(9, 7)]]
 
 
 def app_of(services: Services, known: Protocols, *, with_keys: bool = False) -> falcon.asgi.App[Any, Any]:

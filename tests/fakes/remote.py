@@ -323,7 +323,7 @@ class RemoteText(Generation):
             self._pace.heard(now_ns)
         elif isinstance(event, events.Text | events.Reasoning):
             self._pace.step(event.choice, event.tokens, now_ns)
-        elif isinstance(event, events.Called):
+        elif isinstance(event, events.CallEvent):
             self._pace.step(event.choice, len(event.logprobs or ()), now_ns)
         elif isinstance(event, events.Finished):
             finish = Finish(event.reason, event.stop, event.tokens, event.reasoning_tokens)

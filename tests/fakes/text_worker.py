@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.dealer import Dealer
@@ -10,6 +10,9 @@ from ipc.errors import PenstockError
 from ipc.wire.codec import ToWorker
 from ipc.wire.messages import Cancel, Credits, Failure, ModelStatus, Result, Submit, Timing
 from ipc.wire.streams import (
+    ARGUMENTS,
+    CALL_CUT,
+    CALL_ENDED,
     CALLED,
     FINISHED,
     HELD,
@@ -27,12 +30,20 @@ from ipc.wire.streams import (
     TokenLogprob,
 )
 
+
+class Written(NamedTuple):
+    """A piece of arguments."""
+
+    text: str
+
+
 Piece = tuple[str, list[PromptToken]]
 """Text and tokens of a prompt."""
-Entry = tuple[int, int, str | int | Start | Piece | CalledFunction | Finish | None]
+Entry = tuple[int, int, str | int | bool | Start | Piece | CalledFunction | Written | Finish | None]
 """Request, choice, and what a step added: a text stands for one token, a text that begins with "?" is reasoning.
 
 A number says that a prompt of so many tokens waits for the engine, None that the choice goes on with text that waits.
+True ends a call that is whole, False one whose arguments break off.
 """
 
 
@@ -43,6 +54,10 @@ def deltas(*entries: Entry, logprobs: dict[int, list[TokenLogprob]] | None = Non
         text, tokens = "", 0
         if isinstance(what, str):
             kind, text, tokens = REASONING if what.startswith("?") else TEXT, what, 1
+        elif isinstance(what, bool):
+            kind = CALL_ENDED if what else CALL_CUT
+        elif isinstance(what, Written):
+            kind, text, tokens = ARGUMENTS, what.text, 1
         elif isinstance(what, int):
             kind, made.starts[at] = QUEUED, Start(what)
         elif isinstance(what, Start):

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ipc.wire.messages import GenerateCall, ToolUse
-from ipc.wire.streams import CALLED, REASONING, TEXT
+from ipc.wire.streams import REASONING, TEXT
+from tests.harness.called import calls_in
 from tests.tiny import chat_tokenizers
+from workers.generation.called import PARTS
 from workers.generation.formats.table import Format, detect
 from workers.generation.grammar import Grammars, Guide
 from workers.generation.request import Emission, GenerationRequest
@@ -33,9 +35,8 @@ class Answer(NamedTuple):
 
     @property
     def calls(self) -> list[tuple[str, Any]]:
-        """Names and arguments."""
-        found = [segment.call for segment in self.segments if segment.kind == CALLED]
-        return [(call.name, json.loads(call.arguments)) for call in found if call is not None]
+        """Names and arguments of the calls that are whole."""
+        return [(call.name, json.loads(call.arguments)) for call in calls_in(self.segments) if call.is_whole]
 
 
 class Model:
@@ -97,7 +98,7 @@ class Model:
                     told += output.push(taken, None)
         assert not guide.error
         told += output.finish(output.ended)
-        segments = [each for each in told if each.kind in (TEXT, REASONING, CALLED)]
+        segments = [each for each in told if each.kind in (TEXT, REASONING, *PARTS)]
         return Answer("".join(each.text for each in segments), segments, output.ended == "stop")
 
     @staticmethod

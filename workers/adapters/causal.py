@@ -104,7 +104,7 @@ class CausalAdapter(Adapter):
             context.free_bytes(),
             BatchedSampler(vocabulary.raw, partial(tokenizer.encode, add_special_tokens=False)),
             MaskFiller(grammars.words, size),
-            partial(ChoiceOutput, vocabulary),
+            partial(ChoiceOutput, vocabulary, in_pieces=context.generation.stream_arguments),
             Earlier(context.proof, context.identity, partial(context.progress, "proof of packed steps")),
         )
         return cls(engine, tokenizer, template, answers, grammars, vocabulary, limit)

@@ -8,12 +8,21 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ipc.wire.messages import GenerateCall, Written
-from ipc.wire.streams import CalledFunction, Finish, PromptToken, Start, TokenLogprob
+from ipc.wire.streams import (
+    ARGUMENTS,
+    CALL_ENDED,
+    CALLED,
+    CalledFunction,
+    Finish,
+    PromptToken,
+    Start,
+    TokenLogprob,
+)
 from workers.generation.pictures.family import Picture
 
 
 class Segment(NamedTuple):
-    """A stretch of output of one kind (TEXT, REASONING or CALLED of `ipc.wire.streams`).
+    """A stretch of output: TEXT, REASONING, CALLED, ARGUMENTS, CALL_ENDED or CALL_CUT of `ipc.wire.streams`.
 
     `call` is there for CALLED only. `tokens` is the number of tokens that the segment stands for.
     """
@@ -22,6 +31,19 @@ class Segment(NamedTuple):
     text: str = ""
     call: CalledFunction | None = None
     tokens: int = 0
+
+
+class Call(NamedTuple):
+    """A whole tool call: the name, the arguments as compact JSON text, and the beginning of ids of such calls."""
+
+    name: str
+    arguments: str
+    prefix: str = "call-"
+
+    def segments(self) -> list[Segment]:
+        """The call, with its arguments in one piece."""
+        begun = Segment(CALLED, call=CalledFunction(self.name, self.prefix))
+        return [begun, Segment(ARGUMENTS, self.arguments), Segment(CALL_ENDED)]
 
 
 class OutputParser(Protocol):

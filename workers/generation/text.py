@@ -3,11 +3,12 @@
 1. `Vocabulary` knows the bytes of every token. Tokenizers over bytes need no more. Text of all others is the difference
    of two decodings (`_Window`).
 2. `ChoiceOutput` turns the tokens of one choice into `Emission`s: bytes become characters, text that may begin a stop
-   string waits, and the parser of the request tells text, reasoning and calls apart.
+   string waits, and the parser of the request tells text, reasoning and calls apart. The emissions depend on the tokens
+   alone: they are the same whenever and wherever the tokens are pushed again.
 3. Text that waits for long is told by entries without text, so that nobody takes the choice for stuck.
 4. Every token has its log probability in an emission, at the latest in FINISHED, if the request asks for these.
 5. A choice ends with an end token, a stop string, its last allowed token, or a call that the request does not want
-   (`_is_wanted`). A stop string is looked for in all text, and neither the string nor text behind the string is
+   (`CalledFunctions`). A stop string is looked for in all text, and neither the string nor text behind the string is
    sent. The same holds for an unwanted call.
 """
 
@@ -20,8 +21,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ipc.wire.messages import ToolUse
-from ipc.wire.streams import FINISHED, HELD, REASONING, CalledFunction, Finish, TokenLogprob
+from ipc.wire.streams import FINISHED, HELD, REASONING, Finish, TokenLogprob
+from workers.generation.called import PARTS, CalledFunctions
 from workers.generation.formats.table import PlainParser
 from workers.generation.formats.tags import Marks
 from workers.generation.request import Emission, GenerationRequest, PromptText, Segment
@@ -147,7 +148,10 @@ def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
 class ChoiceOutput:
     """What one choice of a request has become so far (`workers.generation.scheduler.Output`)."""
 
-    def __init__(self, vocabulary: Vocabulary, request: GenerationRequest, choice: int) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, request: GenerationRequest, choice: int, *, in_pieces: bool = True
+    ) -> None:
+        """Without `in_pieces` the arguments of a call leave in one piece."""
         self.ended: str | None = None
         self._request, self._choice = request, choice
         self._text = vocabulary.detokenizer(request.prompt[-_JOINT:] if request.call.continues_text else ())
@@ -160,9 +164,7 @@ class ChoiceOutput:
         self._stop: str | None = None
         self._unfed = self._tokens = self._reasoning_tokens = self._quiet = 0
         self._logprobs: list[TokenLogprob] = []
-        self._calls: list[CalledFunction] = []
-        self._is_over = False
-        """Whether nothing that is written any more belongs to the answer."""
+        self._calls = CalledFunctions(request.call.tools, in_pieces=in_pieces)
 
     def push(self, token: int, logprob: TokenLogprob | None) -> list[Emission]:
         """What one more token adds; `ended` says then whether the choice goes on."""
@@ -194,11 +196,11 @@ class ChoiceOutput:
         emissions = self._feed(self._text(None)) if self._stop is None else []
         if self._stop is None and self._held:
             emissions += self._fed(self._held)
-        if not self._is_over:
+        if not self._calls.is_over:
             emissions += self._told(self._parser.finish(reason == "length" and self._stop is None))
         if self._stop is not None:
             reason = "stop"
-        if reason == "stop" and self._calls:
+        if reason == "stop" and self._calls.count:
             reason = "tool_calls"
         end = Finish(reason, self._stop, self._tokens, self._reasoning_tokens)
         logprobs, self._logprobs = self._logprobs or None, []
@@ -219,7 +221,7 @@ class ChoiceOutput:
         return self._fed(text[:settled])
 
     def _fed(self, text: str) -> list[Emission]:
-        if not text or self._is_over:
+        if not text or self._calls.is_over:
             return []
         tokens, self._unfed = self._unfed, 0
         # NOTE: no request may hold NUL, and clients send answers back.
@@ -230,14 +232,12 @@ class ChoiceOutput:
     def _told(self, segments: list[Segment]) -> list[Emission]:
         """Segments up to the first call that the request does not want, which ends the choice."""
         emissions: list[Emission] = []
-        tools = self._request.call.tools
         for segment in segments:
-            if segment.call is not None:
-                if tools is not None and not _is_wanted(segment.call, self._calls, tools):
-                    self.ended, self._is_over = "stop", True
-                    break
-                self._calls.append(segment.call)
-            emissions.append(self._emission(segment))
+            parts = self._calls.take(segment) if segment.kind in PARTS else (segment,)
+            emissions += map(self._emission, parts)
+            if self._calls.is_over:
+                self.ended = "stop"
+                break
         return emissions
 
     def _emission(self, segment: Segment) -> Emission:
@@ -246,17 +246,6 @@ class ChoiceOutput:
             self._reasoning_tokens += segment.tokens
         kind, text, call, tokens = segment
         return Emission(self._request.key, self._choice, kind, text, tokens, logprobs, call)
-
-
-def _is_wanted(call: CalledFunction, earlier: list[CalledFunction], tools: ToolUse) -> bool:
-    """Whether a call may follow `earlier` calls of a choice.
-
-    A model that must call cannot stop between two calls unless the model has learned to: without this rule such a model
-    makes the same call again and again.
-    """
-    if tools.is_single:
-        return not earlier
-    return tools.choice != "required" or call not in earlier
 
 
 def _bytes_of(tokenizer: Any, pieces: dict[int, str], added: dict[int, Any]) -> tuple[dict[int, bytes], bool]:

@@ -24,7 +24,9 @@ from uuid import uuid4
 
 from frontend.engine.answer import Answer
 from frontend.engine.events import (
-    Called,
+    Arguments,
+    CallBegun,
+    CallEnded,
     Event,
     Finished,
     Generation,
@@ -42,6 +44,9 @@ from frontend.engine.local.retry import Attempts
 from ipc.errors import PenstockError, WorkerLost
 from ipc.wire.messages import Work
 from ipc.wire.streams import (
+    ARGUMENTS,
+    CALL_CUT,
+    CALL_ENDED,
     CALLED,
     HELD,
     PROMPT,
@@ -60,6 +65,7 @@ from ipc.wire.streams import (
 TELL_AFTER = WINDOW_NBYTES // 2
 """So many bytes of text are taken before the worker is told."""
 _PIECES: dict[int, type[Text] | type[Reasoning]] = {TEXT: Text, REASONING: Reasoning}
+_CALLS = frozenset((CALLED, ARGUMENTS, CALL_ENDED, CALL_CUT))
 
 
 class DeltaStream(Incoming[Event], Generation):
@@ -130,17 +136,31 @@ class DeltaStream(Incoming[Event], Generation):
         elif kind == HELD:
             self._pace.held(now_ns)
             return
-        elif kind == CALLED:
-            self.answering = True
-            self._pace.step(choice, deltas.tokens[at], now_ns)
-            call, index = deltas.calls[at], self._calls[choice]
-            self._calls[choice] += 1
-            logprobs = deltas.logprobs.get(at)
-            name = f"{call.prefix}{uuid4()}"
-            self._waiting.append(Called(choice, index, name, call.name, call.arguments, logprobs))
+        elif kind in _CALLS:
+            self._take_call(deltas, at, now_ns)
         else:
             self._finish(choice, deltas.finishes[at], deltas.logprobs.get(at), now_ns)
         self._wake()
+
+    def _take_call(self, deltas: Deltas, at: int, now_ns: int) -> None:
+        """A call begins, goes on, or ends."""
+        kind, choice, text, logprobs = (
+            deltas.kinds[at],
+            deltas.choices[at],
+            deltas.texts[at],
+            deltas.logprobs.get(at),
+        )
+        self.answering = True
+        self._pace.step(choice, deltas.tokens[at], now_ns)
+        self._waiting_nbytes += nbytes_of(text, logprobs)
+        if kind == CALLED:
+            call, index = deltas.calls[at], self._calls[choice]
+            self._calls[choice] += 1
+            self._waiting.append(CallBegun(choice, index, f"{call.prefix}{uuid4()}", call.name, logprobs))
+        elif kind == ARGUMENTS:
+            self._waiting.append(Arguments(choice, text, logprobs))
+        else:
+            self._waiting.append(CallEnded(choice, kind == CALL_ENDED, logprobs))
 
     def _take_prompt(self, text: str, tokens: list[PromptToken]) -> None:
         """A piece of the prompt, which a later run would tell again: the answer has not begun with the piece."""

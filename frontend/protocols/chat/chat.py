@@ -217,7 +217,11 @@ class ChatResource(InferenceRoute):
         """The events of a stream, after an empty piece once the prompt has been accepted."""
         envelope = Envelope.new("chatcmpl", CHUNK, entry.id)
         chunks = ChatChunks(
-            envelope, plan.call.n, logprobs=plan.has_logprobs, include_usage=plan.include_usage
+            envelope,
+            plan.call.n,
+            logprobs=plan.has_logprobs,
+            include_usage=plan.include_usage,
+            stream_arguments=self.services.settings.generation.stream_arguments,
         )
         async with running(self.services, req, scope, entry, plan.call, plan.agent) as generation:
             yield b""

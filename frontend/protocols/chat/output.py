@@ -17,10 +17,14 @@ from msgspec import Meta
 
 from frontend.agent.rendering import MAX_FILES, RunCalls, RunFiles, RunSession, framed
 from frontend.engine.events import (
+    CallBegun,
     Called,
+    CallEnded,
+    CallEvent,
     Ended,
     Event,
     Finished,
+    GrowingCall,
     Reasoning,
     Session,
     Started,
@@ -34,6 +38,7 @@ from frontend.sending import data
 FINGERPRINT = "local"
 OBJECT = "chat.completion"
 CHUNK = "chat.completion.chunk"
+_NO_END = b'"finish_reason":null,"logprobs":null}],"usage":null}'
 
 
 class PromptDetails(msgspec.Struct):
@@ -216,18 +221,28 @@ class ChatChunks:
     """Makes the chunks of one request with `choices` choices.
 
     1. Text and reasoning leave as they come. The role stands on every delta.
-    2. The calls of a choice leave together, in the chunk with its finish reason.
+    2. A call leaves as its pieces come. Without `stream_arguments` the calls of a choice leave together, whole, in the
+       chunk with its finish reason.
     3. The chunk that finishes the last choice waits for the counts of the request, and has the usage.
     4. `include_usage` adds a chunk without choices that has the usage in place of the finishing one: clients add the
        usages up.
     """
 
-    def __init__(self, envelope: Envelope, choices: int, *, logprobs: bool, include_usage: bool) -> None:
+    def __init__(
+        self,
+        envelope: Envelope,
+        choices: int,
+        *,
+        logprobs: bool,
+        include_usage: bool,
+        stream_arguments: bool = True,
+    ) -> None:
         self._fields = envelope.fields()
         # PERF: the bytes around a text are the same for every chunk of the request.
         self._head = orjson.dumps(self._fields)[:-1] + b',"choices":[{"index":'
         self._open, self._logprobs, self._include_usage = choices, logprobs, include_usage
-        self._calls: dict[int, list[Called]] = {}
+        self._streams_arguments = stream_arguments
+        self._calls: dict[int, list[GrowingCall]] = {}
         self._last: dict[str, Any] | None = None
         self._session: dict[str, str] = {}
 
@@ -239,8 +254,8 @@ class ChatChunks:
                 chunks.append(self._text(event))
             elif isinstance(event, Reasoning):
                 chunks.append(self._reasoning(event))
-            elif isinstance(event, Called):
-                self._calls.setdefault(event.choice, []).append(event)
+            elif isinstance(event, CallEvent):
+                chunks += self._called(event)
             elif isinstance(event, Finished):
                 chunks += self._finish(event)
             elif isinstance(event, Ended):
@@ -267,12 +282,37 @@ class ChatChunks:
             self._head,
             event.choice,
             orjson.dumps(event.text),
-            b'"finish_reason":null,"logprobs":null}],"usage":null}',
+            _NO_END,
         )
 
     def _reasoning(self, event: Reasoning) -> bytes:
         delta = {"content": None, "tool_calls": None, "reasoning_content": event.text}
         return self._dumped(event.choice, delta, event.logprobs if self._logprobs else None)
+
+    def _called(self, event: CallEvent) -> list[bytes]:
+        """The chunk of a part of a call, if the part leaves now."""
+        calls = self._calls.setdefault(event.choice, [])
+        if isinstance(event, CallBegun):
+            calls.append(GrowingCall(event))
+        elif not self._streams_arguments:
+            calls[-1].take(event)
+        if not self._streams_arguments:
+            return []
+        logprobs = event.logprobs if self._logprobs else None
+        index = calls[-1].begun.index
+        if isinstance(event, CallBegun):
+            begun = {"index": index, **msgspec.to_builtins(call_of(calls[-1].called))}
+            return [self._dumped(event.choice, {"content": None, "tool_calls": [begun]}, logprobs)]
+        if isinstance(event, CallEnded):
+            delta = {"content": None, "tool_calls": None}
+            return [self._dumped(event.choice, delta, logprobs)] if logprobs else []
+        if logprobs:
+            piece = {"index": index, "function": {"arguments": event.text}}
+            return [self._dumped(event.choice, {"content": None, "tool_calls": [piece]}, logprobs)]
+        return [
+            b'%s%d,"delta":{"role":"assistant","content":null,"tool_calls":[{"index":%d,"function":{"arguments":%s}}]},%s'
+            % (self._head, event.choice, index, orjson.dumps(event.text), _NO_END)
+        ]
 
     def _dumped(self, choice: int, delta: dict[str, Any], logprobs: Any) -> bytes:
         return orjson.dumps(self._chunk(choice, delta, None, logprobs))
@@ -290,10 +330,11 @@ class ChatChunks:
 
     def _finish(self, event: Finished) -> list[bytes]:
         """The chunk of a choice that ends; that of the last one waits for the usage."""
-        calls = self._calls.pop(event.choice, [])
-        entries = [{"index": call.index, **msgspec.to_builtins(call_of(call))} for call in calls] or None
+        calls = [call.called for call in self._calls.pop(event.choice, ())]
+        told = [] if self._streams_arguments else calls
+        entries = [{"index": call.index, **msgspec.to_builtins(call_of(call))} for call in told] or None
         delta = {"content": None if calls else "", "tool_calls": entries}
-        parts: list[Called | Finished] = [*calls, event] if self._logprobs else []
+        parts: list[Called | Finished] = [*told, event] if self._logprobs else []
         logprobs = [token for part in parts for token in part.logprobs or ()]
         chunk = self._chunk(event.choice, delta, finish_reason(event, bool(calls)), logprobs)
         self._open -= 1

@@ -2,13 +2,14 @@
 
 1. `message_start` leaves once the prompt is tokenized, with the number of its tokens. A stream that opens before, since
    the request waits, tells 0 tokens there; `message_delta` has the true number always.
-2. Blocks come in the order of arrival. Text closes a block of reasoning and the reverse; a call is a block of its own.
+2. Blocks come in the order in which the model writes, whole answers included. Text closes a block of reasoning and the
+   reverse; a call is a block of its own, whose input leaves piece by piece.
 3. `message_delta` waits for the counts of the request.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -22,12 +23,15 @@ from frontend.agent import rendering
 from frontend.agent.rendering import MAX_FILES, RunCalls, RunFiles, RunSession
 from frontend.agent.runner import offer_of, running
 from frontend.engine.events import (
-    Called,
+    Arguments,
+    CallBegun,
+    CallEvent,
     Calling,
     Completed,
     Ended,
     Event,
     Finished,
+    GrowingCall,
     Reasoning,
     Session,
     Started,
@@ -35,7 +39,7 @@ from frontend.engine.events import (
     ToolEvent,
 )
 from frontend.generation.anthropic_errors import status_of, stream_error
-from frontend.generation.outcome import Outcome, entries_of, finish_reason
+from frontend.generation.outcome import Outcome, Spoken, entries_of, finish_reason, object_of
 from frontend.generation.requests import named_model, receive
 from frontend.generation.running import new_id, send_json, send_stream
 from frontend.protocols.messages import search_blocks
@@ -91,14 +95,9 @@ def answer_of(identity: str, model: str, outcome: Outcome, logprobs: bool) -> Me
     """The body; with `logprobs` it has those of all tokens."""
     [choice] = outcome.choices
     content: list[dict[str, Any]] = []
-    if reasoning := choice.reasoning_text:
-        content.append(thinking_block(reasoning))
     searches = search_blocks.whole(outcome.completed)
     content += searches
-    if text := choice.text:
-        content.append({"type": "text", "text": text})
-    # NOTE: arguments are JSON text already, with numbers of any length.
-    content += [{**call_block(call), "input": msgspec.Raw(call.arguments.encode())} for call in choice.calls]
+    content += [block for part in choice.parts if (block := _block_of(part)) is not None]
     begun = {**envelope(identity, model), "content": content}
     stop = stop_of(choice.finished or Finished(0, "canceled"), bool(choice.calls))
     entries = {"content": entries_of(choice.logprobs)} if logprobs else msgspec.UNSET
@@ -123,9 +122,19 @@ def thinking_block(text: str) -> dict[str, Any]:
     return {"type": "thinking", "thinking": text, "signature": ""}
 
 
-def call_block(call: Called) -> dict[str, Any]:
+def call_block(call: CallBegun) -> dict[str, Any]:
     """A block of a call, with no input yet."""
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+
+
+def _block_of(part: Spoken | GrowingCall) -> dict[str, Any] | None:
+    """A block of a whole message; None for a stretch without text."""
+    if isinstance(part, GrowingCall):
+        # NOTE: arguments are JSON text already, with numbers of any length.
+        return {**call_block(part.begun), "input": msgspec.Raw(object_of(part.called).encode())}
+    if not (text := part.text):
+        return None
+    return thinking_block(text) if part.kind is Reasoning else {"type": _TEXT, "text": text}
 
 
 def stop_of(finished: Finished, has_calls: bool) -> dict[str, Any]:
@@ -143,7 +152,7 @@ def usage_of(counts: Ended, searches: int = 0) -> MessagesUsage:
 
 
 PING = named("ping", b'{"type":"ping"}')
-_TEXT, _THINKING = "text", "thinking"
+_TEXT, _THINKING, _CALL = "text", "thinking", "tool_use"
 
 
 class MessageEvents:
@@ -155,6 +164,8 @@ class MessageEvents:
         self._open = ""
         self._is_started = False
         self._has_calls = False
+        self._unsaid: list[TokenLogprob] = []
+        """Log probabilities of the beginning of a call, which its first piece tells."""
         self._finished = Finished(0, "canceled")
         self._session: dict[str, str] = {}
         self._searches = 0
@@ -167,7 +178,7 @@ class MessageEvents:
                 framed += self._spoken(_TEXT, event)
             elif isinstance(event, Reasoning):
                 framed += self._spoken(_THINKING, event)
-            elif isinstance(event, Called):
+            elif isinstance(event, CallEvent):
                 framed += self._called(event)
             elif isinstance(event, Finished):
                 self._finished = event
@@ -219,10 +230,9 @@ class MessageEvents:
     def _begin(self, kind: str) -> list[bytes]:
         """The end of the open block, and the beginning of another one."""
         block = thinking_block("") if kind == _THINKING else {"type": _TEXT, "text": ""}
-        framed = self._stop()
+        framed = [*self._stop(), self._started(block)]
         self._open = kind
-        self._index += 1
-        return [*framed, _event("content_block_start", index=self._index, content_block=block)]
+        return framed
 
     def _stop(self) -> list[bytes]:
         if not self._open:
@@ -230,26 +240,33 @@ class MessageEvents:
         self._open = ""
         return [_event("content_block_stop", index=self._index)]
 
-    def _called(self, event: Called) -> list[bytes]:
-        self._has_calls = True
-        entries = self._entries(event.logprobs)
-        return [*self._stop(), *self._block(call_block(event), event.arguments, entries)]
+    def _called(self, event: CallEvent) -> list[bytes]:
+        """The beginning of a call, a piece of its input, or its end."""
+        if isinstance(event, CallBegun):
+            self._has_calls, self._unsaid = True, list(event.logprobs or ())
+            framed = [*self._stop(), self._started(call_block(event))]
+            self._open = _CALL
+            return framed
+        logprobs, self._unsaid = [*self._unsaid, *(event.logprobs or ())], []
+        if isinstance(event, Arguments):
+            return [self._input(event.text, logprobs)]
+        rest = [self._input("", logprobs)] if self._entries(logprobs) else []
+        return [*rest, *self._stop()]
 
-    def _block(
-        self, block: dict[str, Any], given: str | None = None, entries: Mapping[str, Any] | None = None
-    ) -> list[bytes]:
-        """A block that is complete; `given` is the JSON text of its input."""
+    def _started(self, block: dict[str, Any]) -> bytes:
         self._index += 1
-        delta = {"type": "input_json_delta", "partial_json": given}
-        return [
-            _event("content_block_start", index=self._index, content_block=block),
-            *(
-                [_event("content_block_delta", index=self._index, delta=delta, **(entries or {}))]
-                if given is not None
-                else []
-            ),
-            _event("content_block_stop", index=self._index),
-        ]
+        return _event("content_block_start", index=self._index, content_block=block)
+
+    def _input(self, text: str, logprobs: list[TokenLogprob] | None = None) -> bytes:
+        """A piece of the JSON text of the open block's input."""
+        delta = {"type": "input_json_delta", "partial_json": text}
+        return _event("content_block_delta", index=self._index, delta=delta, **self._entries(logprobs))
+
+    def _block(self, block: dict[str, Any], given: str | None = None) -> list[bytes]:
+        """A block that is complete; `given` is the JSON text of its input."""
+        started = self._started(block)
+        delta = [] if given is None else [self._input(given)]
+        return [started, *delta, _event("content_block_stop", index=self._index)]
 
     def _end(self, event: Ended) -> list[bytes]:
         delta = stop_of(self._finished, self._has_calls)

@@ -1,7 +1,7 @@
 """POST /api/chat and /api/generate: the resources, and their answers, whole and as lines of JSON.
 
-1. Text, thinking and calls leave as they come, each as a line. The last line has `done`, the reason, the counts of
-   tokens and the times in nanoseconds.
+1. Text, thinking and whole calls leave as they come, each as a line. The last line has `done`, the reason, the
+   counts of tokens and the times in nanoseconds.
 2. While nothing comes, a line with an empty text keeps the connection open: clients read every line as JSON.
 3. An error ends a stream with the line `{"error": text}`.
 """
@@ -18,9 +18,20 @@ import msgspec
 from falcon.asgi import Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Text
+from frontend.engine.events import (
+    CallBegun,
+    Called,
+    CallEnded,
+    CallEvent,
+    Ended,
+    Event,
+    Finished,
+    GrowingCall,
+    Reasoning,
+    Text,
+)
 from frontend.generation.errors import text_of
-from frontend.generation.outcome import Outcome, entries_of
+from frontend.generation.outcome import Outcome, entries_of, object_of
 from frontend.generation.requests import named_model, receive
 from frontend.generation.running import running, send_json, send_stream
 from frontend.http.rendering import instant
@@ -156,6 +167,7 @@ class TextAnswer:
         self._route, self._name, self._scope = route, name, scope
         self._began_ns = time.perf_counter_ns()
         self._finished: Finished | None = None
+        self._call: GrowingCall | None = None
 
     def line(
         self, said: dict[str, Any], logprobs: Iterable[TokenLogprob] | None = None, **end: Any
@@ -180,14 +192,26 @@ class TextAnswer:
                 lines.append(self.line(self._route.said(event.text), event.logprobs, done=False))
             elif isinstance(event, Reasoning):
                 lines.append(self.line(self._route.said("", event.text), event.logprobs, done=False))
-            elif isinstance(event, Called):
-                lines.append(self.line(self._route.said("", calls=[event]), event.logprobs, done=False))
+            elif isinstance(event, CallEvent):
+                lines += self._called(event)
             elif isinstance(event, Finished):
                 self._finished = event
             elif isinstance(event, Ended):
                 rest = self._finished.logprobs if self._finished else None
                 lines.append(self.line(self._route.said(""), rest, **self._end(event)))
         return lines
+
+    def _called(self, event: CallEvent) -> list[OllamaEnd]:
+        """The line of a call that has ended."""
+        if isinstance(event, CallBegun):
+            self._call = GrowingCall(event)
+            return []
+        assert self._call is not None
+        self._call.take(event)
+        if not isinstance(event, CallEnded):
+            return []
+        call = self._call.called
+        return [self.line(self._route.said("", calls=[call]), call.logprobs, done=False)]
 
     def _end(self, counts: Ended) -> dict[str, Any]:
         """The end of an answer: reason, tokens, and nanoseconds of the request, the load, the prompt and the text."""
@@ -242,5 +266,5 @@ class GenerateResource(TextResource):
 
 def _call(call: Called) -> dict[str, Any]:
     """A call, whose arguments are an object with the digits that the model wrote."""
-    arguments = msgspec.Raw(call.arguments.encode())
+    arguments = msgspec.Raw(object_of(call).encode())
     return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}

@@ -27,6 +27,7 @@ text stands once in each dialect. A call that was denied has the exit code 126 o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from frontend.agent.tools import EXECUTE, EXTRACT, SEARCH_TOOL, SHELL_TOOL, values_of
@@ -36,7 +37,9 @@ from frontend.generation.conversation import Conversation
 from frontend.generation.errors import InvalidField
 from frontend.generation.hosted import Hosted
 from frontend.generation.nested import json_text
+from frontend.generation.outcome import entries_of
 from frontend.generation.pictures import Content, Standing
+from ipc.wire.streams import TokenLogprob
 
 Item = dict[str, Any]
 SHELL_CALL, SHELL_OUTPUT, CODE_CALL = "shell_call", "shell_call_output", "code_interpreter_call"
@@ -62,6 +65,35 @@ def text_part(text: str) -> dict[str, Any]:
 def reasoning(id_: str, status: str = "in_progress", *parts: dict[str, Any]) -> Item:
     """How the model thought."""
     return {"type": "reasoning", "id": id_, "status": status, "summary": [], "content": list(parts)}
+
+
+@dataclass(slots=True)
+class Growing:
+    """An item whose text still grows; of a call the arguments, with `fields` that name the call."""
+
+    kind: str
+    index: int
+    id: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The fields of events that say where their text belongs."""
+        place = {"item_id": self.id, "output_index": self.index}
+        return place | ({"call_id": self.fields["call_id"]} if self.fields else {"content_index": 0})
+
+    def whole(self, status: str) -> Item:
+        """The item with all of its text."""
+        text = "".join(self.texts)
+        if self.fields:
+            return {"type": self.kind, "id": self.id, **self.fields, "arguments": text, "status": status}
+        if self.kind == "reasoning":
+            return reasoning(self.id, status, {"type": "reasoning_text", "text": text})
+        logprobs = {"logprobs": entries_of(self.logprobs)} if self.logprobs else {}
+        return message(self.id, status, {**text_part(text), "annotations": self.annotations, **logprobs})
 
 
 def is_shell(event: Calling | Completed) -> bool:
@@ -272,6 +304,9 @@ class Turns:
             self._talk.add(role, content, where)
 
     def _call(self, item: dict[str, Any], where: str) -> None:
+        if item.get("status") == "incomplete":
+            # NOTE: the arguments break off, and nobody has answered the call.
+            return
         call_id = _text_in(item, "call_id", where)
         self._add_call(
             call_id,

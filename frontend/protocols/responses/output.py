@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
@@ -20,7 +20,9 @@ from msgspec import Meta
 
 from frontend.agent import rendering
 from frontend.engine.events import (
-    Called,
+    Arguments,
+    CallBegun,
+    CallEvent,
     Calling,
     Completed,
     Ended,
@@ -36,9 +38,9 @@ from frontend.engine.events import (
 from frontend.generation.errors import error_info, status_of
 from frontend.generation.outcome import entries_of
 from frontend.protocols.responses import items
+from frontend.protocols.responses.items import Growing
 from frontend.protocols.responses.requests import Names, ResponsePlan, container_of, item_id
 from ipc.errors import Draining, ModelError, Overloaded, PenstockError, WorkerFault
-from ipc.wire.streams import TokenLogprob
 
 Tell = Callable[..., None]
 """Takes the name of an event, and its fields."""
@@ -56,37 +58,20 @@ def quiet(name: str, /, **fields: Any) -> None:
 
 
 @dataclass(slots=True)
-class _Open:
-    """An item whose text still grows."""
-
-    kind: str
-    index: int
-    id: str
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    annotations: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def place(self) -> dict[str, Any]:
-        """The fields of events that say where their text belongs."""
-        return {"item_id": self.id, "output_index": self.index, "content_index": 0}
-
-
-@dataclass(slots=True)
 class _Choice:
     """One choice while it runs; `opened` says whether it has any item."""
 
-    open: _Open | None = None
+    open: Growing | None = None
     opened: bool = False
-    calls: list[Called] = field(default_factory=list)
 
 
 class Output:
     """The items of one response.
 
-    1. An item opens with its first text, and closes when text of the other kind opens another item, or when its choice
-       ends. The calls of a choice follow when the choice ends. A choice that gives nothing is one empty message. Items
-       of a response that is cancelled or fails are closed as incomplete.
+    1. An item opens with its first text, and closes when another kind of text or a call opens another item, or when its
+       choice ends. A call is an item that grows by its arguments. A choice that gives nothing is one empty message.
+       Items of a response that is cancelled or fails are closed as incomplete, and so are calls whose arguments break
+       off.
     2. Items are numbered as they open. Their ids follow from the id of the response and the number, so that a stream
        that is told again has the same ids.
     3. A caller that wants whole output only passes `quiet` for the events.
@@ -95,7 +80,7 @@ class Output:
     def __init__(self, response: dict[str, Any], tell: Tell = quiet) -> None:
         """`response` is the beginning of the response."""
         self._id, self._names, self._tell = response["id"], Names(response["tools"]), tell
-        self._items: list[Item | _Open] = []
+        self._items: list[Item | Growing] = []
         self._choices: dict[int, _Choice] = {}
         self._reasons: list[str] = []
         self._started: Started | None = None
@@ -111,8 +96,8 @@ class Output:
         for event in events:
             if isinstance(event, Text | Reasoning):
                 self._grow(event)
-            elif isinstance(event, Called):
-                self._choice(event.choice).calls.append(event)
+            elif isinstance(event, CallEvent):
+                self._call(event)
             elif isinstance(event, Finished):
                 self._finish(event)
             elif isinstance(event, Ended):
@@ -185,7 +170,7 @@ class Output:
     def items(self) -> list[Item]:
         """All items; those that have not ended are incomplete."""
         return [
-            self._whole(item, INCOMPLETE) if isinstance(item, _Open) else items.settled(item)
+            item.whole(INCOMPLETE) if isinstance(item, Growing) else items.settled(item)
             for item in self._items
         ]
 
@@ -236,9 +221,9 @@ class Output:
             self._reasoning_tokens += event.tokens
             self._tell("response.reasoning_text.delta", **item.place, delta=event.text)
 
-    def _open(self, choice: _Choice, kind: str) -> _Open:
+    def _open(self, choice: _Choice, kind: str) -> Growing:
         index = len(self._items)
-        item = choice.open = _Open(kind, index, item_id(kind, self._id, str(index)))
+        item = choice.open = Growing(kind, index, item_id(kind, self._id, str(index)))
         choice.opened = True
         self._items.append(item)
         self._added(
@@ -253,7 +238,13 @@ class Output:
         item, choice.open = choice.open, None
         if item is None:
             return
-        whole = self._items[item.index] = self._whole(item, status)
+        whole = self._items[item.index] = item.whole(status)
+        if item.fields:
+            fields = {name: value for name, value in item.fields.items() if name != "call_id"}
+            done = "response.function_call_arguments.done"
+            self._tell(done, **item.place, **fields, arguments=whole["arguments"])
+            self._tell("response.output_item.done", output_index=item.index, item=whole)
+            return
         [part] = whole["content"]
         if item.kind == "message":
             logprobs = entries_of(item.logprobs)
@@ -263,43 +254,44 @@ class Output:
             self._tell("response.reasoning_text.done", **item.place, text=part["text"])
         self._tell("response.output_item.done", output_index=item.index, item=whole)
 
-    def _whole(self, item: _Open, status: str) -> Item:
-        text = "".join(item.texts)
-        if item.kind == "reasoning":
-            return items.reasoning(item.id, status, {"type": "reasoning_text", "text": text})
-        logprobs = {"logprobs": entries_of(item.logprobs)} if item.logprobs else {}
-        return items.message(
-            item.id, status, {**items.text_part(text), "annotations": item.annotations, **logprobs}
-        )
-
     def _finish(self, event: Finished) -> None:
         choice = self._choice(event.choice)
         self._reasons.append(event.reason)
-        is_message = choice.open is not None and choice.open.kind == "message"
-        if not is_message and (self._citations or not (choice.opened or choice.calls)):
-            self._close(choice)
+        self._cite(choice)
+        if not choice.opened:
             self._open(choice, "message")
-        if choice.open is not None:
-            choice.open.annotations, self._citations = self._citations, []
-        if event.logprobs and choice.open is not None and choice.open.kind == "message" and not choice.calls:
+        if event.logprobs and choice.open is not None and choice.open.kind == "message":
             self._grow(Text(event.choice, "", 0, event.logprobs))
         self._close(choice, "incomplete" if event.reason in ("length", "canceled") else "completed")
-        for call in choice.calls:
-            self._add_call(call)
 
-    def _add_call(self, call: Called) -> None:
-        index = len(self._items)
-        id_ = item_id("function_call", self._id, str(index))
-        names, place = self._names.fields(call.name), {"item_id": id_, "output_index": index}
-        begun = {"type": "function_call", "id": id_, "call_id": call.id, **names}
-        item = {**begun, "arguments": call.arguments, "status": "completed"}
-        self._items.append(item)
-        self._added(index, {**begun, "arguments": "", "status": "in_progress"})
-        delta = "response.function_call_arguments.delta"
-        self._tell(delta, **place, call_id=call.id, delta=call.arguments)
-        done = "response.function_call_arguments.done"
-        self._tell(done, **place, call_id=call.id, **names, arguments=call.arguments)
-        self._tell("response.output_item.done", output_index=index, item=item)
+    def _cite(self, choice: _Choice) -> None:
+        """The files that were made so far stand on the open message, or on one without text."""
+        if self._citations:
+            item = choice.open
+            if item is None or item.kind != "message":
+                self._close(choice)
+                item = self._open(choice, "message")
+            item.annotations, self._citations = self._citations, []
+
+    def _call(self, event: CallEvent) -> None:
+        """A call begins, goes on or ends."""
+        choice = self._choice(event.choice)
+        if isinstance(event, CallBegun):
+            self._cite(choice)
+            self._close(choice)
+            index, kind = len(self._items), "function_call"
+            fields = {"call_id": event.id, **self._names.fields(event.name)}
+            item = choice.open = Growing(kind, index, item_id(kind, self._id, str(index)), fields)
+            choice.opened = True
+            self._items.append(item)
+            self._added(index, item.whole("in_progress"))
+            return
+        assert choice.open is not None
+        if isinstance(event, Arguments):
+            choice.open.texts.append(event.text)
+            self._tell("response.function_call_arguments.delta", **choice.open.place, delta=event.text)
+        else:
+            self._close(choice, "completed" if event.is_whole else INCOMPLETE)
 
     def _added(self, index: int, item: Item) -> None:
         self._tell("response.output_item.added", output_index=index, item=item)

@@ -10,7 +10,8 @@
 
 Neutral events as bytes, so that any frontend can tell the stream of a response again.
 
-Pieces of text of one choice that follow each other become one piece. Pieces with log probabilities stay as they are.
+Pieces of text of one choice that follow each other become one piece, and so do those of arguments. Pieces with log
+probabilities stay as they are.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ import msgspec
 import orjson
 
 from frontend.engine.events import (
+    Arguments,
     Asked,
-    Called,
+    CallBegun,
+    CallEnded,
     Calling,
     Completed,
     Ended,
@@ -46,7 +49,7 @@ from ipc.errors import InvalidInput, PenstockError
 from ipc.processes.liveness import is_running, own_identity
 from ipc.store.store import How, LastingStore, StoreUnreadable
 
-_OF_MODELS = (Started, Text, Reasoning, Called, Finished, Ended)
+_OF_MODELS = (Started, Text, Reasoning, CallBegun, Arguments, CallEnded, Finished, Ended)
 _OF_TOOLS = (Calling, Asked, Produced, Completed, Session)
 KINDS: tuple[type[Any], ...] = (*_OF_MODELS, *_OF_TOOLS)
 """Kinds of events by the number that stands for each in the file."""
@@ -117,16 +120,18 @@ def _joined(events: Iterable[Event]) -> list[Event]:
     joined: list[Event] = []
     for event in events:
         last = joined[-1] if joined else None
-        if (
-            isinstance(event, Text | Reasoning)
-            and isinstance(last, Text | Reasoning)
+        if not (
+            isinstance(event, Text | Reasoning | Arguments)
+            and isinstance(last, Text | Reasoning | Arguments)
             and type(event) is type(last)
             and event.choice == last.choice
             and not (event.logprobs or last.logprobs)
         ):
-            joined[-1] = replace(last, text=last.text + event.text, tokens=last.tokens + event.tokens)
-        else:
             joined.append(event)
+        elif isinstance(last, Arguments) or isinstance(event, Arguments):
+            joined[-1] = replace(last, text=last.text + event.text)
+        else:
+            joined[-1] = replace(last, text=last.text + event.text, tokens=last.tokens + event.tokens)
     return joined
 
 

@@ -1,4 +1,4 @@
-"""Bodies of tool calls, in each notation that models write, as `CalledFunction`s.
+"""Bodies of tool calls, in each notation that models write, as `Call`s.
 
 A reader takes the text between the marks of a call and the schemas of the request's functions. A reader gives the
 calls, or None where the text is no call: then the text is shown as it is. Arguments leave as compact JSON. Text is no
@@ -13,11 +13,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ipc.wire.streams import MOST_LEVELS, CalledFunction
+from ipc.wire.streams import MOST_LEVELS
+from workers.generation.request import Call
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """Schemas of arguments by name of the function."""
-Reader = Callable[[str, Schemas], list[CalledFunction] | None]
+Reader = Callable[[str, Schemas], list[Call] | None]
 # NOTE: a model may write a mark thousands of times in one body. No pattern looks for an end behind each of them.
 _QUOTED_BEGIN = re.compile(r'"(?:arguments|parameters)"\s*:\s*"(?=\{)')
 _QUOTED_END = re.compile(r'\}"(?=\s*[,}])')
@@ -41,7 +42,7 @@ _PYTHON_PART = re.compile(
 _MOST_DEPTH, _MOST_PYTHON = 100, 64 << 10
 
 
-def read_json(body: str, schemas: Schemas) -> list[CalledFunction] | None:
+def read_json(body: str, schemas: Schemas) -> list[Call] | None:
     """`{"name": ..., "arguments": {...}}`, or a list of those; `parameters` stands for `arguments` as well."""
     value = _loaded(body)
     if value is None:
@@ -58,12 +59,12 @@ def _unquoted(body: str) -> str:
     return f"{body[: begin.end() - 1]}{body[begin.end() : ends[-1] + 1]}{body[ends[-1] + 2 :]}"
 
 
-def calls_of(value: Any) -> list[CalledFunction] | None:
+def calls_of(value: Any) -> list[Call] | None:
     """The calls of a parsed value: an object, or a list of them."""
     return _all([_call_of(item) for item in (value if isinstance(value, list) else [value])])
 
 
-def read_named(body: str, schemas: Schemas) -> list[CalledFunction] | None:
+def read_named(body: str, schemas: Schemas) -> list[Call] | None:
     """Mistral: a list as `read_json` takes, or a name, `[ARGS]` or nothing, and the object of arguments."""
     named = _NAMED.fullmatch(body)
     if named is None:
@@ -71,7 +72,7 @@ def read_named(body: str, schemas: Schemas) -> list[CalledFunction] | None:
     return _all([_written(named[1], named[2])])
 
 
-def read_fenced(body: str, schemas: Schemas) -> list[CalledFunction] | None:
+def read_fenced(body: str, schemas: Schemas) -> list[Call] | None:
     """DeepSeek: `name<sep>{...}`, or `function<sep>name` and the arguments in a JSON fence."""
     kind, bar, rest = body.partition("<｜tool▁sep｜>")
     if not bar:
@@ -81,7 +82,7 @@ def read_fenced(body: str, schemas: Schemas) -> list[CalledFunction] | None:
     return _all([_written(name, arguments)])
 
 
-def read_xml(body: str, schemas: Schemas) -> list[CalledFunction] | None:
+def read_xml(body: str, schemas: Schemas) -> list[Call] | None:
     """Qwen3-Coder: `<function=name>` with `<parameter=key>` elements, whose values have the types of the schema.
 
     An object in JSON may stand in place of the elements.
@@ -90,7 +91,7 @@ def read_xml(body: str, schemas: Schemas) -> list[CalledFunction] | None:
     if whole is not None:
         return _all([_written(whole[1].strip(), whole[2])])
     found = _XML_FUNCTION.findall(body)
-    calls: list[CalledFunction | None] = []
+    calls: list[Call | None] = []
     for name, inner in found:
         properties = schemas.get(name.strip(), {}).get("properties")
         types = properties if isinstance(properties, Mapping) else {}
@@ -112,7 +113,7 @@ def _parameters(inner: str) -> Iterator[tuple[str, str]]:
         begin = _XML_PARAMETER.search(inner, end + len(_XML_PARAMETER_END))
 
 
-def read_xml_function(body: str, schemas: Schemas) -> list[CalledFunction] | None:
+def read_xml_function(body: str, schemas: Schemas) -> list[Call] | None:
     """The same for a body behind the mark `<function=`."""
     return read_xml(f"<function={body}</function>", schemas)
 
@@ -125,7 +126,7 @@ def whole_xml(body: str) -> str:
     return body[: end + len(_XML_FUNCTION_END)] if end >= 0 else ""
 
 
-def read_gemma(body: str, schemas: Schemas) -> list[CalledFunction] | None:
+def read_gemma(body: str, schemas: Schemas) -> list[Call] | None:
     """Gemma 4: `call:name{key:<|"|>text<|"|>,other:1}`, or a name and an object in JSON."""
     match = _GEMMA.fullmatch(body)
     if match is None:
@@ -149,7 +150,7 @@ def read_gemma(body: str, schemas: Schemas) -> list[CalledFunction] | None:
     return _all([_called(match[1], value)]) if end == len(tokens) else None
 
 
-def read_python(body: str, schemas: Schemas) -> list[CalledFunction] | None:
+def read_python(body: str, schemas: Schemas) -> list[Call] | None:
     """Python calls with literal arguments: one, a list of them, or one a line; `print(...)` around one is taken off.
 
     Calls as `read_json` takes them may stand in their place.
@@ -229,7 +230,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
-def _call_of(value: Any) -> CalledFunction | None:
+def _call_of(value: Any) -> Call | None:
     """A call from an object with a name and arguments, bare or under `function`."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
@@ -240,7 +241,7 @@ def _call_of(value: Any) -> CalledFunction | None:
     return _called(value["name"], value.get("arguments", value.get("parameters")))
 
 
-def _called(name: str, arguments: Any) -> CalledFunction | None:
+def _called(name: str, arguments: Any) -> Call | None:
     """A call, whose arguments may be an object, an object in a string, or null for none."""
     if isinstance(arguments, str):
         arguments = _loaded(arguments) if arguments.strip() else {}
@@ -251,7 +252,7 @@ def _called(name: str, arguments: Any) -> CalledFunction | None:
         return None
     try:
         _check(arguments)
-        return CalledFunction(name=_portable(name), arguments=compact(arguments))
+        return Call(name=_portable(name), arguments=compact(arguments))
     except (ValueError, RecursionError, OverflowError):
         return None
 
@@ -268,13 +269,13 @@ def _check(arguments: Any) -> None:
     raise ValueError("nested too deeply")
 
 
-def _written(name: str, arguments: str) -> CalledFunction | None:
+def _written(name: str, arguments: str) -> Call | None:
     """A call whose arguments are JSON text."""
     value = _loaded(arguments)
     return None if value is None else _called(name, value)
 
 
-def _all(calls: list[CalledFunction | None]) -> list[CalledFunction] | None:
+def _all(calls: list[Call | None]) -> list[Call] | None:
     """All calls, or None if one of them is none."""
     whole = [call for call in calls if call is not None]
     return whole if whole and len(whole) == len(calls) else None
@@ -335,7 +336,7 @@ def _gemma_object(tokens: list[tuple[str, str]], at: int, depth: int) -> tuple[d
     return values, at + 1
 
 
-def _python_call(node: ast.expr, schemas: Schemas) -> CalledFunction | None:
+def _python_call(node: ast.expr, schemas: Schemas) -> Call | None:
     """A call with literal arguments; arguments by position get the names of the schema, in its order."""
     if not isinstance(node, ast.Call):
         return None

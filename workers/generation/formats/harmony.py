@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 
-from ipc.wire.streams import CALLED, REASONING, TEXT, CalledFunction
+from ipc.wire.streams import CALLED, REASONING, TEXT
 from workers.generation.formats.bodies import Schemas, read_arguments
 from workers.generation.formats.regions import JsonEnd
 from workers.generation.formats.tags import Marks
-from workers.generation.request import Segment
+from workers.generation.request import Call, Segment
 
 MARKS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 OPENINGS = ("<|start|>", "<|channel|>")
@@ -143,9 +143,9 @@ class HarmonyParser:
         if arguments is None:
             self._emit(TEXT, self._header + body)
         else:
-            call = CalledFunction(name=self._recipient, arguments=arguments, prefix="call_")
-            self._segments.append(Segment(CALLED, call=call, tokens=self._tokens))
-            self._tokens = 0
+            for segment in Call(self._recipient, arguments, "call_").segments():
+                self._segments.append(segment._replace(tokens=self._tokens))
+                self._tokens = 0
 
     def _emit(self, kind: int, text: str) -> None:
         if text:

@@ -16,8 +16,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ipc.wire.streams import CalledFunction
 from workers.generation.formats.bodies import Reader, Schemas, read_json
+from workers.generation.request import Call
 
 MOST_HEADER = 300
 """Characters between a mark and the arguments."""
@@ -36,10 +36,10 @@ class Region(Protocol):
     def end(self, text: str) -> int | None:
         """Characters of the region in `text`, which begins with the mark; None while more text is needed."""
 
-    def listed(self, text: str) -> list[CalledFunction]:
+    def listed(self, text: str) -> list[Call]:
         """Further calls of a list that are complete, after `end` has seen the text."""
 
-    def read(self, text: str, cut: bool) -> tuple[list[CalledFunction], str]:
+    def read(self, text: str, cut: bool) -> tuple[list[Call], str]:
         """The calls of the whole region that `listed` has not given, and the text that is no call.
 
         `cut`: the answer ended with its last allowed token, within the region.
@@ -118,9 +118,9 @@ class Listed:
         self._seen = self.count = self.upto = 0
         self._is_broken = False
 
-    def take(self, text: str, value: JsonEnd) -> list[CalledFunction]:
+    def take(self, text: str, value: JsonEnd) -> list[Call]:
         """The calls among the items of `value` that are new."""
-        told: list[CalledFunction] = []
+        told: list[Call] = []
         for begin, end in value.items[self._seen :]:
             self._seen += 1
             calls = None if self._is_broken else read_json(text[begin:end], self._schemas)
@@ -132,7 +132,7 @@ class Listed:
         self.count += len(told)
         return told
 
-    def left(self, text: str, calls: list[CalledFunction] | None) -> tuple[list[CalledFunction], str]:
+    def left(self, text: str, calls: list[Call] | None) -> tuple[list[Call], str]:
         """What is left of the `calls` of a whole region, and of its text."""
         if calls is not None:
             return calls[self.count :], ""
@@ -189,11 +189,11 @@ class Delimited:
             self._strings.pass_over(text, self._from)
         return None
 
-    def listed(self, text: str) -> list[CalledFunction]:
+    def listed(self, text: str) -> list[Call]:
         """Calls of a list in JSON."""
         return self._list.take(text, self._strings) if self._strings is not None else []
 
-    def read(self, text: str, cut: bool) -> tuple[list[CalledFunction], str]:
+    def read(self, text: str, cut: bool) -> tuple[list[Call], str]:
         """The calls of the body; a missing closing mark is forgiven at the end of an answer."""
         last = None
         for match in self._closed.finditer(text, len(self._opened)):
@@ -246,11 +246,11 @@ class JsonValue:
             return broken
         return self._value.advance(text)
 
-    def listed(self, text: str) -> list[CalledFunction]:
+    def listed(self, text: str) -> list[Call]:
         """Calls of a list."""
         return self._list.take(text, self._value) if self._value is not None else []
 
-    def read(self, text: str, cut: bool) -> tuple[list[CalledFunction], str]:
+    def read(self, text: str, cut: bool) -> tuple[list[Call], str]:
         """The calls of the value; those without a mark must name a function of the request."""
         calls = self._read(text[len(self._opened) :], self._schemas)
         if calls and self._is_bare and any(call.name not in self._schemas for call in calls):

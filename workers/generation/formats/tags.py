@@ -19,10 +19,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ipc.wire.streams import CALLED, REASONING, TEXT, CalledFunction
+from ipc.wire.streams import REASONING, TEXT
 from workers.generation.formats.bodies import Schemas
 from workers.generation.formats.regions import JsonValue, Opened, Region
-from workers.generation.request import Segment
+from workers.generation.request import Call, Segment
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _NAME, _ARGUMENTS, _PARAMETERS = '{"name": "', '", "arguments": ', '", "parameters": '
@@ -331,10 +331,11 @@ class TagParser:
             self._is_plain = self._is_held
             self._emit(TEXT, blanks + left if left == raw else left)
 
-    def _tell(self, calls: list[CalledFunction]) -> None:
+    def _tell(self, calls: list[Call]) -> None:
         for call in calls:
-            self._segments.append(Segment(CALLED, call=call, tokens=self._tokens))
-            self._tokens = 0
+            for segment in call.segments():
+                self._segments.append(segment._replace(tokens=self._tokens))
+                self._tokens = 0
 
     def _emit(self, kind: int, text: str) -> None:
         if text:

@@ -15,7 +15,7 @@ from typing import Any
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
-from ipc.wire.streams import CALLED, REASONING, TEXT
+from ipc.wire.streams import REASONING, TEXT
 from workers.generation.formats.bodies import calls_of
 from workers.generation.request import Segment
 
@@ -140,8 +140,9 @@ class TemplatedParser:
         if calls is None:
             self._emit(TEXT, self._unsaid)
         for call in calls or ():
-            self._segments.append(Segment(CALLED, call=call, tokens=self._tokens))
-            self._tokens = 0
+            for segment in call.segments():
+                self._segments.append(segment._replace(tokens=self._tokens))
+                self._tokens = 0
         self._unsaid = ""
 
     def _release(self) -> str:

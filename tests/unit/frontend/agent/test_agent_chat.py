@@ -32,7 +32,11 @@ FINAL: list[Step] = [[Started(30)], [Text(0, "It is 42."), Finished(0, "stop", t
 
 def calls(*given: tuple[str, str], text: str = "") -> list[Step]:
     """A round that says a text and calls tools, each a name and arguments."""
-    told = [Called(0, at, f"call-{at}", name, arguments) for at, (name, arguments) in enumerate(given)]
+    told = [
+        event
+        for at, (name, arguments) in enumerate(given)
+        for event in Called(0, at, f"call-{at}", name, arguments).events()
+    ]
     said = [Text(0, text)] if text else []
     return [[Started(10)], [*said, *told, Finished(0, "tool_calls", tokens=5), Ended(10, 5)]]
 

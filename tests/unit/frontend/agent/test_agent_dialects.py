@@ -58,7 +58,7 @@ def _chat(body: Any, events: list[Any]) -> Told:
     else:
         chunks = [event for event in events if "choices" in event]
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-        calls_ = [call for delta in deltas for call in delta["tool_calls"] or ()]
+        calls_ = [call for delta in deltas for call in delta["tool_calls"] or () if "id" in call]
         text, last = "".join(delta["content"] or "" for delta in deltas), chunks[-1]
         files = [event["id"] for event in events if "mime_type" in event]
     usage = last["usage"]

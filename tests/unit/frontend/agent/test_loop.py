@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.agent.loop import Loop, spliced
-from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.engine.events import CallBegun, Called, Ended, Event, Finished, Reasoning, Started, Text
 from ipc.wire.messages import GenerateCall, ToolUse
 
 ASKED = [{"role": "user", "content": "6 times 7?"}]
@@ -24,8 +24,9 @@ def _loop(most_rounds: int = 256, note: str = "", messages: Any = ASKED, choice:
     return Loop(call, messages, note, {CODE, SHELL}, most_rounds)
 
 
-def _round(loop: Loop, *events: Event, reason: str = "tool_calls") -> list[Event]:
-    return loop.take([Started(10, 2), *events, Finished(0, reason, tokens=5), _ENDED])
+def _round(loop: Loop, *events: Event | Called, reason: str = "tool_calls") -> list[Event]:
+    told = [each for event in events for each in (event.events() if isinstance(event, Called) else [event])]
+    return loop.take([Started(10, 2), *told, Finished(0, reason, tokens=5), _ENDED])
 
 
 def test_an_answer_without_calls_is_told_as_it_came() -> None:
@@ -90,7 +91,7 @@ def test_calls_at_the_cap_go_to_the_client(most_rounds: int) -> None:
     call = _called(0, CODE)
     _round(loop, call)
     assert loop.turn() == [] and not loop.advance()
-    assert loop.end()[:2] == [call, Finished(0, "tool_calls", tokens=5)]
+    assert loop.end()[:-1] == [*call.events(), Finished(0, "tool_calls", tokens=5)]
     assert loop.messages[-1]["tool_calls"][0]["id"] == "call-0"
 
 
@@ -98,7 +99,7 @@ def test_calls_of_a_text_that_was_cut_do_not_run() -> None:
     loop = _loop()
     _round(loop, _called(0, CODE), reason="length")
     assert loop.turn() == [] and not loop.advance()
-    assert loop.end()[:2] == [_called(0, CODE), Finished(0, "length", tokens=5)]
+    assert loop.end()[:-1] == [*_called(0, CODE).events(), Finished(0, "length", tokens=5)]
 
 
 def test_the_calls_behind_a_call_of_the_client_are_returned_with_it() -> None:
@@ -108,8 +109,8 @@ def test_the_calls_behind_a_call_of_the_client_are_returned_with_it() -> None:
     assert loop.turn() == calls[:1]
     loop.answer(calls[0], "42")
     assert not loop.advance()
-    returned = loop.end()[:2]
-    assert [(call.index, call.id) for call in returned if isinstance(call, Called)] == [
+    returned = loop.end()
+    assert [(call.index, call.id) for call in returned if isinstance(call, CallBegun)] == [
         (0, "call-1"),
         (1, "call-2"),
     ]

@@ -20,7 +20,9 @@ from frontend.access_log import UNMATCHED
 from frontend.engine import events
 from frontend.engine.caching import Front
 from frontend.engine.events import (
-    Called,
+    Arguments,
+    CallBegun,
+    CallEnded,
     Ended,
     Event,
     Finished,
@@ -65,7 +67,7 @@ from ipc.wire.streams import (
     TokenLogprob,
 )
 from tests.fakes.clock import Clock
-from tests.fakes.text_worker import TextWorker
+from tests.fakes.text_worker import TextWorker, Written
 
 MODEL = "m"
 CALL = next(
@@ -181,12 +183,12 @@ def unnamed(events: Sequence[Event]) -> list[Event]:
     """`events` without what differs between runs: ids of calls behind their beginning, and times."""
     known = []
     for event in events:
-        if isinstance(event, Called):
+        if isinstance(event, CallBegun):
             begin, number = event.id[:5], event.id[5:]
             assert re.fullmatch(
                 r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", number
             )
-            event = Called(event.choice, event.index, begin, event.name, event.arguments)
+            event = CallBegun(event.choice, event.index, begin, event.name, event.logprobs)
         elif isinstance(event, Ended):
             assert event.prompt_s > 0 and event.completion_s >= 0
             event = Ended(
@@ -212,23 +214,28 @@ def test_events_come_in_order_with_sums_at_the_end(tmp_path: Path) -> None:
             generation = await task
             assert await anext(generation) == [Started(5, 3)]
             worker.say((request, 0, "a"), (request, 1, "?why"), logprobs={0: logprobs})
-            worker.say((request, 1, "b"), (request, 0, CalledFunction("f", "{}")))
+            worker.say((request, 1, "b"), (request, 0, CalledFunction("f")), (request, 0, Written("{")))
             assert unnamed(await anext(generation)) == [
                 Text(0, "a", 1, logprobs),
                 Reasoning(1, "?why", 1, None),
                 Text(1, "b", 1, None),
-                Called(0, 0, "call-", "f", "{}"),
+                CallBegun(0, 0, "call-", "f"),
+                Arguments(0, "{"),
             ]
-            worker.say(
-                (request, 0, CalledFunction("g", "[]", "call_")), (request, 1, CalledFunction("f", "1"))
-            )
+            worker.say((request, 0, Written("}")), (request, 0, True))
+            worker.say((request, 0, CalledFunction("g", "call_")), (request, 1, CalledFunction("f")))
+            worker.say((request, 0, False), (request, 1, True), logprobs={0: logprobs})
             worker.say((request, 0, Finish("tool_calls", None, 4)))
             last = asyncio.ensure_future(anext(generation))
             worker.say((request, 1, Finish("stop", "END", 6, 2)))
             worker.end(request)
             assert unnamed(await last) == [
-                Called(0, 1, "call_", "g", "[]"),
-                Called(1, 0, "call-", "f", "1"),
+                Arguments(0, "}"),
+                CallEnded(0),
+                CallBegun(0, 1, "call_", "g"),
+                CallBegun(1, 0, "call-", "f"),
+                CallEnded(0, False, logprobs),
+                CallEnded(1),
                 Finished(0, "tool_calls", None, 4),
                 Finished(1, "stop", "END", 6, 2),
                 Ended(5, 10, 2, 3),

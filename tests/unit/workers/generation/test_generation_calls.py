@@ -11,6 +11,7 @@ import pytest
 
 from ipc.wire.messages import GenerateCall, ToolUse
 from ipc.wire.streams import CALLED, FINISHED, TEXT
+from tests.harness.called import calls_in
 from tests.tiny import chat_tokenizers
 from workers.generation.formats.table import NAMES, Format, detect
 from workers.generation.request import Emission, GenerationRequest, OutputParser, Segment
@@ -115,7 +116,7 @@ BUILT = {name: _built(name) for name in NAMES if name != "none"}
 
 
 def _calls(found: Iterable[Segment | Emission]) -> list[tuple[str, Any]]:
-    return [(each.call.name, json.loads(each.call.arguments)) for each in found if each.call is not None]
+    return [(call.name, json.loads(call.arguments)) for call in calls_in(found) if call.is_whole]
 
 
 def _segments(parser: OutputParser, text: str, cut: bool) -> list[Segment]:
@@ -183,7 +184,7 @@ def test_a_forced_answer_ends_before_a_call_that_repeats_another(name: str, part
             name, answer if choice == "required" else "".join(parts), ToolUse(FUNCTIONS, choice)
         )
         assert _calls(found) == expected
-        assert not "".join(each.text for each in found).strip()
+        assert not "".join(each.text for each in found if each.kind == TEXT).strip()
         assert found[-1].kind == FINISHED
         assert found[-1].finish is not None
         assert found[-1].finish.reason == "tool_calls"
@@ -199,7 +200,7 @@ def test_an_answer_ends_before_a_second_call_where_one_is_allowed(name: str, par
     for tools in uses:
         found = _answered(name, "".join(parts), tools)
         assert _calls(found) == CALLS[:1]
-        assert not "".join(each.text for each in found).strip()
+        assert not "".join(each.text for each in found if each.kind == TEXT).strip()
         assert found[-1].finish is not None
         assert found[-1].finish.reason == "tool_calls"
 

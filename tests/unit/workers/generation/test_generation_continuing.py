@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from ipc.wire.messages import Ending, GenerateCall, Grammar, ToolUse
-from ipc.wire.streams import CALLED, REASONING, TEXT
+from ipc.wire.streams import CALL_ENDED, CALLED, REASONING, TEXT
 from tests.tiny import chat_models, chat_tokenizers
 from tests.unit.workers.adapters.test_causal_adapter import context, prepare
 from tests.unit.workers.generation.test_generation_formats import FORMATS, TOOLS, _parsed
@@ -117,7 +117,7 @@ def test_grammars_hold_from_the_joint_on(kind: str) -> None:
         assert answer.ended and answer.said(TEXT) == answer.text and len(answer.text) == 3
         forced = ToolUse(FUNCTIONS, "required")
         called = model.answer(GenerateCall(tools=forced), seed, prompt.text, most=3000, said=prompt.said)
-        assert called.ended and called.segments[-1].kind == CALLED, called.text
+        assert called.ended and called.segments[-1].kind == CALL_ENDED, called.text
         assert not called.said(REASONING)
         both = GenerateCall(grammar=Grammar("regex", "[a-c]{3}"), tools=ToolUse(FUNCTIONS, strict=["add"]))
         either = model.answer(both, seed, prompt.text, most=3000, said=prompt.said)

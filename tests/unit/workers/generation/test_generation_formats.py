@@ -12,7 +12,8 @@ import pytest
 from frontend.generation.conversation import Conversation
 from ipc.settings import Limits
 from ipc.wire.messages import ToolUse
-from ipc.wire.streams import CALLED, MOST_LEVELS, REASONING, TEXT
+from ipc.wire.streams import CALL_CUT, CALLED, MOST_LEVELS, REASONING, TEXT
+from tests.harness.called import calls_in
 from tests.tiny import chat_tokenizers
 from workers.generation.formats.table import NAMES, Format, detect
 from workers.generation.request import OutputParser, Segment
@@ -249,12 +250,21 @@ FORMATS = {name: _format(name) for name in NAMES}
 
 
 def _merged(segments: list[Segment]) -> list[tuple[int, str]]:
-    """Segments as pairs, neighbours of one kind joined."""
-    pairs = [(kind, f"{call.name} {call.arguments}" if call else text) for kind, text, call, _ in segments]
+    """Segments as pairs, neighbours of one kind joined, and the parts of a call; CALL_CUT for one that breaks off."""
+    calls = iter(calls_in(segments))
+    pairs = []
+    for segment in segments:
+        if segment.call is not None:
+            call = next(calls)
+            pairs.append((CALLED if call.is_whole else CALL_CUT, f"{call.name} {call.arguments}"))
+        elif segment.kind in (TEXT, REASONING):
+            pairs.append((segment.kind, segment.text))
     return [
         (kind, text)
         for kind, group in itertools.groupby(pairs, key=lambda pair: pair[0])
-        for text in ([pair[1] for pair in group] if kind == CALLED else ["".join(pair[1] for pair in group)])
+        for text in (
+            ["".join(pair[1] for pair in group)] if kind in (TEXT, REASONING) else [pair[1] for pair in group]
+        )
     ]
 
 
@@ -360,7 +370,7 @@ def test_text_before_a_possible_call_is_not_held_back(name: str) -> None:
 )
 def test_ids_of_harmonys_calls_begin_as_those_of_openai(name: str, text: str, begin: str) -> None:
     parser = FORMATS[name].parser("", TOOLS)
-    calls = [segment.call for segment in (*parser.feed(text, 1), *parser.finish(False)) if segment.call]
+    calls = calls_in([*parser.feed(text, 1), *parser.finish(False)])
     assert calls and {call.prefix for call in calls} == {begin}
 
 

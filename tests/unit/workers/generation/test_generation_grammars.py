@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ipc.errors import DeadlineExceeded, InvalidInput
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
-from ipc.wire.streams import CALLED, TEXT
+from ipc.wire.streams import CALL_ENDED, TEXT
 from tests.harness.guided_model import Answer, Model
 from tests.tiny import chat_tokenizers
 from workers.generation import grammar_trial
@@ -162,7 +162,7 @@ def _check_calls(answer: Answer, use: ToolUse) -> None:
         assert _fits(arguments, schemas[name])
     if use.choice in ("required", "named"):
         assert answer.ended and answer.calls
-        assert answer.segments[-1].kind == CALLED
+        assert answer.segments[-1].kind == CALL_ENDED
     if use.is_single:
         assert len(answer.calls) <= 1
     said = answer.said(TEXT)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
-from ipc.wire.streams import CALLED, REASONING, TEXT
+from ipc.wire.streams import CALL_ENDED, CALLED, REASONING, TEXT
 from tests.harness.guided_model import Model
 from tests.tiny import chat_tokenizers
 from workers.generation import grammar as grammar_text
@@ -162,7 +162,7 @@ def test_arguments_may_hold_the_letters_of_every_mark(known: Any, kind: str, cho
             assert arguments["b"] == text
         if choice != "auto":
             assert answer.calls and answer.ended
-            assert answer.segments[-1].kind == CALLED
+            assert answer.segments[-1].kind == CALL_ENDED
     assert called or choice == "auto"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ipc.wire.messages import GenerateCall, ToolUse
-from ipc.wire.streams import CALLED
+from tests.harness.called import calls_in
 from tests.tiny import chat_models, chat_tokenizers
 from tests.unit.workers.adapters.test_causal_adapter import context
 from tests.unit.workers.generation.test_generation_templates import CALL, TOOLS
@@ -131,7 +131,7 @@ def test_earlier_calls_are_read_back_by_the_parser(source: str, name: str) -> No
     said = said.partition("assistant")[2].lstrip("\n:").removesuffix("<|im_start|>").rstrip()
     parser = form.parser("", ToolUse(TOOLS))
     segments = [*parser.feed(said.removesuffix("<|im_end|>"), 1), *parser.finish(cut=False)]
-    calls = [each.call for each in segments if each.kind == CALLED and each.call]
+    calls = calls_in(segments)
     wanted = [call["function"] for call in CALLED_TWICE["tool_calls"]]  # type: ignore[union-attr]
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [
         (function["name"], function["arguments"]) for function in wanted

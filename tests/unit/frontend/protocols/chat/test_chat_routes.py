@@ -146,7 +146,9 @@ def test_a_model_that_fails_tells_the_answer_so_far(server: Server) -> None:
 
 
 def test_a_call_reaches_the_client_with_its_arguments(server: Server) -> None:
-    server.script([[Started(4), Called(0, 0, "call-1", "f", '{"a":1}'), Finished(0, "tool_calls"), ENDED]])
+    server.script(
+        [[Started(4), *Called(0, 0, "call-1", "f", '{"a":1}').events(), Finished(0, "tool_calls"), ENDED]]
+    )
     tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
     response = server.chat(tools=tools, tool_choice="required", parallel_tool_calls=False)
     assert response.json["choices"][0]["finish_reason"] == "tool_calls"

@@ -7,7 +7,18 @@ from typing import Any
 import msgspec
 import orjson
 
-from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.engine.events import (
+    Arguments,
+    CallBegun,
+    Called,
+    CallEnded,
+    Ended,
+    Event,
+    Finished,
+    Reasoning,
+    Started,
+    Text,
+)
 from frontend.generation.outcome import Outcome
 from frontend.protocols.chat import completions, output
 from frontend.protocols.chat.completions import CompletionChunks, TokenTable
@@ -46,15 +57,47 @@ def test_text_leaves_as_it_comes_and_the_last_chunk_has_the_usage() -> None:
     ]
 
 
-def test_calls_leave_together_with_their_finish_reason() -> None:
+_CALLS: list[Event] = [
+    Text(0, "well"),
+    *Called(0, 0, "call-1", "f", '{"a":1}').events(),
+    *Called(0, 1, "call-2", "g", "{}").events(),
+    Finished(0, "stop", tokens=3),
+    _ENDED,
+]
+
+
+def test_a_call_leaves_as_its_pieces_come() -> None:
+    delta = b'"choices":[{"index":%d,"delta":{"role":"assistant","content":null,"tool_calls":%s},'
+    end = b'"finish_reason":null,"logprobs":null}],"usage":null}'
+    begun = b'[{"index":%d,"id":"call-%d","type":"function","function":{"name":"%s","arguments":""}}]'
+    piece = b'[{"index":%d,"function":{"arguments":"%s"}}]'
     events: list[Event] = [
-        Text(0, "well"),
-        Called(0, 0, "call-1", "f", '{"a":1}'),
-        Called(0, 1, "call-2", "g", "{}"),
+        CallBegun(1, 0, "call-1", "f"),
+        CallBegun(0, 0, "call-2", "g"),
+        Arguments(1, '{"a":'),
+        Arguments(1, "1}"),
+        CallEnded(1),
+        CallBegun(1, 1, "call-3", "h"),
+        CallEnded(0),
+        CallEnded(1, is_whole=False),
+        Finished(1, "length"),
         Finished(0, "stop", tokens=3),
         _ENDED,
     ]
-    text, last = _chunks().feed(events)
+    *told, last = _chunks(2).feed(events)
+    assert told == [
+        _HEAD + delta % (1, begun % (0, 1, b"f")) + end,
+        _HEAD + delta % (0, begun % (0, 2, b"g")) + end,
+        _HEAD + delta % (1, piece % (0, b'{\\"a\\":')) + end,
+        _HEAD + delta % (1, piece % (0, b"1}")) + end,
+        _HEAD + delta % (1, begun % (1, 3, b"h")) + end,
+        _HEAD + delta % (1, b"null") + end.replace(b":null", b':"length"', 1),
+    ]
+    assert last.startswith(_HEAD + delta % (0, b"null") + b'"finish_reason":"tool_calls"')
+
+
+def test_calls_in_one_piece_leave_together_with_their_finish_reason() -> None:
+    text, last = _chunks(stream_arguments=False).feed(_CALLS)
     assert orjson.loads(text)["choices"][0]["delta"]["content"] == "well"
     assert last == (
         _HEAD + b'"choices":[{"index":0,"delta":{"role":"assistant","content":null,"tool_calls":['
@@ -114,7 +157,7 @@ def test_a_whole_answer_has_message_reason_and_usage() -> None:
 
 
 def test_a_whole_answer_of_calls_has_no_content() -> None:
-    outcome = _outcome(Called(0, 0, "call-1", "f", "{}"), Finished(0, "tool_calls"), _ENDED)
+    outcome = _outcome(*Called(0, 0, "call-1", "f", "{}").events(), Finished(0, "tool_calls"), _ENDED)
     [choice] = msgspec.to_builtins(
         output.answer_of(Envelope("x", output.OBJECT, 7, "m"), outcome, True).choices
     )
@@ -191,7 +234,7 @@ _END_TOKEN = TokenLogprob(2, b"<end>", -0.1, [(2, b"<end>", -0.1)], is_silent=Tr
 _WITHOUT_TEXT: list[Event] = [
     Started(5),
     Text(0, "a", logprobs=[_LOGPROB]),
-    Called(0, 0, "call_1", "f", "{}", [_LOGPROB, _LOGPROB]),
+    *Called(0, 0, "call_1", "f", "{}", [_LOGPROB, _LOGPROB]).events(),
     Finished(0, "stop", tokens=4, logprobs=[_END_TOKEN]),
     _ENDED,
 ]
@@ -204,10 +247,12 @@ def test_tokens_without_text_have_their_entries_whole_and_streamed() -> None:
     assert [entry["token_id"] for entry in whole] == [9, 9, 9, 2]
     assert whole[-1]["token"] == "<end>"
     assert whole[-1]["bytes"] == []
-    chunks = [orjson.loads(chunk)["choices"][0] for chunk in _chunks(logprobs=True).feed(_WITHOUT_TEXT)]
-    assert [entry for chunk in chunks for entry in chunk["logprobs"]["content"]] == whole
-    silent = _chunks(logprobs=False).feed(_WITHOUT_TEXT)
-    assert all(orjson.loads(chunk)["choices"][0]["logprobs"] is None for chunk in silent)
+    for streams in (True, False):
+        made = _chunks(logprobs=True, stream_arguments=streams).feed(_WITHOUT_TEXT)
+        told = [orjson.loads(chunk)["choices"][0]["logprobs"] for chunk in made]
+        assert [entry for each in told if each for entry in each["content"]] == whole
+        silent = _chunks(logprobs=False, stream_arguments=streams).feed(_WITHOUT_TEXT)
+        assert all(orjson.loads(chunk)["choices"][0]["logprobs"] is None for chunk in silent)
 
 
 def test_columns_have_tokens_without_text_which_move_no_offset() -> None:

@@ -23,8 +23,12 @@ PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "req
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
 CALLING: list[Step] = [
     [Started(9)],
-    [Reasoning(0, "hm"), Text(0, "Let me see."), Called(0, 0, "call-1", "weather", '{"city":"Oslo"}')],
-    [Called(0, 1, "call-2", "weather", '{"city":"Rome"}')],
+    [
+        Reasoning(0, "hm"),
+        Text(0, "Let me see."),
+        *Called(0, 0, "call-1", "weather", '{"city":"Oslo"}').events(),
+    ],
+    [*Called(0, 1, "call-2", "weather", '{"city":"Rome"}').events()],
     [Finished(0, "tool_calls", tokens=7), Ended(9, 7)],
 ]
 

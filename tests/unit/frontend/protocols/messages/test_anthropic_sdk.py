@@ -30,7 +30,7 @@ TOOL: Any = {
 CALLING: list[Step] = [
     [Started(9)],
     [Reasoning(0, "I need"), Reasoning(0, " a tool.")],
-    [Text(0, "Let me see."), Called(0, 0, "call-1", "weather", '{"city":"Oslo"}')],
+    [Text(0, "Let me see."), *Called(0, 0, "call-1", "weather", '{"city":"Oslo"}').events()],
     [Finished(0, "tool_calls", tokens=7), Ended(9, 7)],
 ]
 

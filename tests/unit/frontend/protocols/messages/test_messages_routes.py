@@ -101,7 +101,9 @@ def test_a_stream_that_fails_ends_with_one_error(server: Server, error: Any) -> 
 
 
 def test_a_call_reaches_the_client(server: Server) -> None:
-    server.script([[Started(4), Called(0, 0, "call-1", "f", '{"a":1}'), Finished(0, "tool_calls"), ENDED]])
+    server.script(
+        [[Started(4), *Called(0, 0, "call-1", "f", '{"a":1}').events(), Finished(0, "tool_calls"), ENDED]]
+    )
     response = server.ask(
         tools=[{"name": "f", "input_schema": {"type": "object"}}], tool_choice={"type": "any"}
     )

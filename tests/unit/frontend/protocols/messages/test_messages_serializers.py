@@ -79,8 +79,8 @@ def test_blocks_come_in_the_order_of_arrival() -> None:
         Reasoning(0, "hm"),
         Text(0, "so"),
         Reasoning(0, "or"),
-        Called(0, 0, "call-1", "f", '{"a":1}'),
-        Called(0, 1, "call-2", "g", "{}"),
+        *Called(0, 0, "call-1", "f", '{"a":1}').events(),
+        *Called(0, 1, "call-2", "g", "{}").events(),
         Text(0, "done"),
         Finished(0, "stop", tokens=3),
         _ENDED,
@@ -142,7 +142,7 @@ def test_a_whole_answer() -> None:
         Reasoning(0, "h"),
         Reasoning(0, "m"),
         Text(0, "so"),
-        Called(0, 0, "call-1", "f", '{"a":[1]}'),
+        *Called(0, 0, "call-1", "f", '{"a":[1]}').events(),
         Finished(0, "tool_calls", tokens=3),
         _ENDED,
     )
@@ -156,12 +156,12 @@ def test_a_whole_answer() -> None:
 
 def test_the_input_of_a_call_is_told_to_the_last_digit() -> None:
     arguments = '{"a":12345678901234567890123,"b":%s}' % ("1" * 400)
-    answer = _answer(Started(5), Called(0, 0, "c", "f", arguments), Finished(0, "stop"), _ENDED)
+    answer = _answer(Started(5), *Called(0, 0, "c", "f", arguments).events(), Finished(0, "stop"), _ENDED)
     assert f'"input":{arguments}}}' in msgspec.json.encode(answer).decode()
 
 
 def test_a_call_that_the_limit_cut_off_ends_for_the_limit() -> None:
-    answer = _answer(Started(5), Called(0, 0, "c", "f", "{}"), Finished(0, "length"), _ENDED)
+    answer = _answer(Started(5), *Called(0, 0, "c", "f", "{}").events(), Finished(0, "length"), _ENDED)
     assert answer.stop_reason == "max_tokens"
 
 
@@ -172,7 +172,7 @@ def test_the_ping_has_its_name() -> None:
 def test_tokens_of_calls_and_of_the_end_have_their_entries() -> None:
     events: list[Event] = [
         Started(5),
-        Called(0, 0, "toolu_1", "f", "{}", [_LOGPROB]),
+        *Called(0, 0, "toolu_1", "f", "{}", [_LOGPROB]).events(),
         Finished(0, "stop", logprobs=[_LOGPROB, _LOGPROB]),
         _ENDED,
     ]

@@ -65,7 +65,10 @@ def test_arguments_of_calls_keep_their_digits(tmp_path: Path) -> None:
     server = RecordedServer(tmp_path)
     long = "123456789012345678901234567890"
     server.script(
-        [[Started(4)], [Called(0, 0, "c", "f", f'{{"n":{long}}}'), Finished(0, "tool_calls"), ENDED]]
+        [
+            [Started(4)],
+            [*Called(0, 0, "c", "f", f'{{"n":{long}}}').events(), Finished(0, "tool_calls"), ENDED],
+        ]
     )
     answer = server.post(CHAT_PATH, {"messages": HI, "stream": False})
     assert f'"arguments":{{"n":{long}}}' in answer.text

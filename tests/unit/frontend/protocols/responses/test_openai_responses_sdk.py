@@ -23,7 +23,11 @@ PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "req
 TOOL: Any = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}
 CALLING: list[Step] = [
     [Started(9, 3)],
-    [Reasoning(0, "hm"), Text(0, "Let me see."), Called(0, 0, "call-1", "weather", '{"city":"Oslo"}')],
+    [
+        Reasoning(0, "hm"),
+        Text(0, "Let me see."),
+        *Called(0, 0, "call-1", "weather", '{"city":"Oslo"}').events(),
+    ],
     [Finished(0, "tool_calls", tokens=7), Ended(9, 7, reasoning_tokens=2, cached_tokens=3)],
 ]
 

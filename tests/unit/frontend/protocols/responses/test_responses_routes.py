@@ -104,7 +104,7 @@ def test_a_response_may_say_that_it_is_not_kept(server: Server) -> None:
 
 def test_a_conversation_goes_on_with_what_was_said_and_without_its_instructions(server: Server) -> None:
     first = server.ask(instructions="be kind", input=[{"role": "user", "content": "one"}]).json
-    call = [[Started(4), Called(0, 0, "call-1", "crm.f", '{"a":1}'), Finished(0, "stop"), ENDED]]
+    call = [[Started(4), *Called(0, 0, "call-1", "crm.f", '{"a":1}').events(), Finished(0, "stop"), ENDED]]
     server.script(call, SCRIPT)
     second = server.ask(input="two", previous_response_id=first["id"], tools=[_NAMESPACE]).json
     assert second["previous_response_id"] == first["id"]
@@ -452,7 +452,15 @@ def test_fields_reach_the_model(server: Server) -> None:
 def test_a_coding_agent_that_keeps_its_own_history_is_served(server: Server) -> None:
     """The form of requests of Codex: everything in the body, nothing stored, items as they were streamed."""
     server.script(
-        [[Started(4), Called(0, 0, "call-1", "exec", '{"cmd":["ls"]}'), Finished(0, "stop"), ENDED]], SCRIPT
+        [
+            [
+                Started(4),
+                *Called(0, 0, "call-1", "exec", '{"cmd":["ls"]}').events(),
+                Finished(0, "stop"),
+                ENDED,
+            ]
+        ],
+        SCRIPT,
     )
     asked: dict[str, Any] = {
         "model": "tiny/chat",

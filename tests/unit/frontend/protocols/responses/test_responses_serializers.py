@@ -101,7 +101,7 @@ def _names(told: Sequence[str]) -> list[str]:
     return [event.partition(" ")[0].removeprefix("response.") for event in told]
 
 
-def test_reasoning_comes_before_the_message_and_calls_behind() -> None:
+def test_items_come_in_the_order_in_which_they_were_written() -> None:
     begun = _BEGUN | {
         "tools": [{"type": "namespace", "name": "crm", "tools": [{"type": "function", "name": "f"}]}]
     }
@@ -109,9 +109,9 @@ def test_reasoning_comes_before_the_message_and_calls_behind() -> None:
         [
             Started(5),
             Reasoning(0, "hm"),
-            Called(0, 0, "call-1", "g", '{"a":1}'),
+            *Called(0, 0, "call-1", "g", '{"a":1}').events(),
             Text(0, "Hi"),
-            Called(0, 1, "call-2", "crm.f", "{}"),
+            *Called(0, 1, "call-2", "crm.f", "{}").events(),
             Finished(0, "tool_calls"),
             _ENDED,
         ],
@@ -123,22 +123,27 @@ def test_reasoning_comes_before_the_message_and_calls_behind() -> None:
     call = ["function_call_arguments.delta", "function_call_arguments.done"]
     assert _names(told)[2:-1] == [
         *(item[0], *thought, item[1]),
+        *(item[0], *call, item[1]),
         *(item[0], *text, item[1]),
         *(item[0], *call, item[1]),
-        *(item[0], *call, item[1]),
     ]
-    assert told[12] == (
-        'response.output_item.added 12,"output_index":2,"item":{"type":"function_call","id":"fc_1_2",'
+    assert told[6] == (
+        'response.output_item.added 6,"output_index":1,"item":{"type":"function_call","id":"fc_1_1",'
         '"call_id":"call-1","name":"g","arguments":"","status":"in_progress"}'
     )
-    place = '"item_id":"fc_1_2","output_index":2,"call_id":"call-1"'
-    assert told[13] == f'response.function_call_arguments.delta 13,{place},"delta":"{{\\"a\\":1}}"'
+    place = '"item_id":"fc_1_1","output_index":1,"call_id":"call-1"'
+    assert told[7] == f'response.function_call_arguments.delta 7,{place},"delta":"{{\\"a\\":1}}"'
     assert (
-        told[14] == f'response.function_call_arguments.done 14,{place},"name":"g","arguments":"{{\\"a\\":1}}"'
+        told[8] == f'response.function_call_arguments.done 8,{place},"name":"g","arguments":"{{\\"a\\":1}}"'
     )
     assert told[19].endswith('"name":"f","namespace":"crm","arguments":"{}","status":"completed"}')
     whole = orjson.loads(told[-1].partition('"response":')[2])
-    assert [item["type"] for item in whole["output"]] == ["reasoning", "message", *2 * ["function_call"]]
+    assert [item["type"] for item in whole["output"]] == [
+        "reasoning",
+        "function_call",
+        "message",
+        "function_call",
+    ]
     assert whole["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
     assert (whole["reasoning"], whole["output_text"], whole["status"]) == ("hm", "Hi", "completed")
 
@@ -239,7 +244,7 @@ def test_the_log_gives_events_back_with_neighbouring_texts_joined() -> None:
         Completed(0, "a", "t", {"tool_type": "shell"}, {"round": 0}),
         Session("s"),
     ]
-    kept += [Called(0, 0, "id", "f", "{}"), Finished(0, "stop", "END", 3, 1), _ENDED]
+    kept += [*Called(0, 0, "id", "f", "{}").events(), Finished(0, "stop", "END", 3, 1), _ENDED]
     given = [Started(4), Text(0, "a"), Text(0, "b", tokens=2), *kept]
     assert store.decode(store.encode(given)) == [Started(4), Text(0, "ab", tokens=3), *kept]
     assert store.decode(store.encode([])) == []
