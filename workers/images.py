@@ -82,19 +82,21 @@ def decoded(data: bytes, background: tuple[int, int, int] | None = None) -> Any:
 @contextmanager
 def _opened(data: bytes) -> Iterator[Any]:
     """The image at its first frame, not yet decoded. All errors within become `RefusedImage`."""
+    pillow = require_vision()
     try:
         if _png_chunks(data) > _PNG_CHUNKS:
             raise RefusedImage(f"a PNG of more than {_PNG_CHUNKS} chunks")
         if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > _JPEG_SCANS:
             raise RefusedImage(f"a JPEG of more than {_JPEG_SCANS} scans")
-        pillow = require_vision()
         pillow.MAX_IMAGE_PIXELS = _max_pixels
         with pillow.open(io.BytesIO(data), formats=_FORMATS) as image:
             image.seek(0)
             _check_size(*image.size)
             yield image
-    except (RefusedImage, ImportError):
+    except RefusedImage:
         raise
+    except pillow.DecompressionBombError:
+        raise RefusedImage(f"over {2 * _max_pixels} pixels, the limit is {_limit()}") from None
     except Exception as error:
         # Pillow's decoders raise many kinds of errors on broken files; all of them mean the same here.
         raise RefusedImage(f"cannot be decoded ({type(error).__name__})") from error
@@ -102,11 +104,13 @@ def _opened(data: bytes) -> Iterator[Any]:
 
 def _check_size(width: int, height: int) -> None:
     if width * height > _max_pixels:
-        raise RefusedImage(
-            f"{width} x {height} pixels, the limit is {_max_pixels} in all (limits.max_image_pixels)"
-        )
+        raise RefusedImage(f"{width} x {height} pixels, the limit is {_limit()}")
     if max(width, height) > MOST_ASPECT * min(width, height):
         raise RefusedImage(f"{width} x {height} pixels, one side may be {MOST_ASPECT} times the other")
+
+
+def _limit() -> str:
+    return f"{_max_pixels} in all (limits.max_image_pixels)"
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:

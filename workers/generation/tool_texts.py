@@ -9,6 +9,9 @@
 4. Results in a row become one message of the user, together with the message of the user behind them: many templates
    want the roles in turns.
 
+A content with pictures is a list of parts. Texts are put before and behind such a list, and pictures that a function
+gave stand behind its text.
+
 Strings of a request have their marks already (`workers.generation.templates`); the words of this module stay tokens.
 """
 
@@ -87,13 +90,14 @@ def _with_text(messages: list[dict[str, Any]], text: str, has_system: bool) -> l
     """The messages with a system text."""
     first = messages[0]
     if first["role"] == "system" and has_system:
-        return [{**first, "content": f"{first.get('content') or ''}\n\n{text}".lstrip()}, *messages[1:]]
+        said = first.get("content") or ""
+        return [{**first, "content": _joined(said, text, "\n\n") if said else text}, *messages[1:]]
     if has_system:
         return [{"role": "system", "content": text}, *messages]
     at = next((at for at, message in enumerate(messages) if message["role"] == "user"), None)
     if at is None:
         return [{"role": "user", "content": text}, *messages]
-    asked = {**messages[at], "content": f"{text}\n\n{messages[at].get('content') or ''}"}
+    asked = {**messages[at], "content": _joined(text, messages[at].get("content") or "", "\n\n")}
     return [*messages[:at], asked, *messages[at + 1 :]]
 
 
@@ -118,7 +122,7 @@ def _with_calls(message: dict[str, Any], wrapper: Wrapper) -> dict[str, Any]:
     calls = [(each["name"], json.dumps(each["arguments"], ensure_ascii=False)) for each in functions]
     kept = {name: value for name, value in message.items() if name != "tool_calls"}
     said, text = message.get("content"), _calls_text(calls, wrapper)
-    return {**kept, "content": f"{said}\n{text}" if said else text}
+    return {**kept, "content": _joined(said, text, "\n") if said else text}
 
 
 def _calls_text(calls: Sequence[tuple[str, str]], wrapper: Wrapper) -> str:
@@ -140,21 +144,42 @@ def _with_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     behind_result = False
     for message in messages:
         is_result = message["role"] == "tool"
-        text = _result_text(message) if is_result else message.get("content")
+        said = _result(message) if is_result else message.get("content")
         if behind_result and (is_result or message["role"] == "user"):
-            found[-1] = {"role": "user", "content": f"{found[-1]['content']}\n{text}"}
+            found[-1] = {"role": "user", "content": _joined(found[-1]["content"], said, "\n")}
         else:
-            found.append({"role": "user", "content": text} if is_result else message)
+            found.append({"role": "user", "content": said} if is_result else message)
         behind_result = is_result
     return found
 
 
-def _result_text(message: Mapping[str, Any]) -> str:
-    """What a function gave: JSON stands as it is, any other text as a JSON string."""
-    text = message.get("content") or ""
+def _result(message: Mapping[str, Any]) -> Any:
+    """The content of a message that tells what a function gave: JSON stands as it is, other text as a JSON string."""
+    given = message.get("content") or ""
+    parts = given if isinstance(given, list) else []
+    text = "\n".join(part["text"] for part in parts if part["type"] == "text") if parts else given
     try:
         json.loads(text)
     except (ValueError, RecursionError):
         text = json.dumps(text, ensure_ascii=False)
     name = f'"name": {json.dumps(message["name"], ensure_ascii=False)}, ' if message.get("name") else ""
-    return f'<tool_response>\n{{{name}"content": {text}}}\n</tool_response>'
+    response = f'<tool_response>\n{{{name}"content": {text}}}\n</tool_response>'
+    pictures = [part for part in parts if part["type"] != "text"]
+    return [{"type": "text", "text": response}, *pictures] if pictures else response
+
+
+def _joined(first: Any, second: Any, between: str) -> Any:
+    """Two contents one behind the other, with a text between them; a list of parts if one of them is a list."""
+    if not isinstance(first, list) and not isinstance(second, list):
+        return f"{first}{between}{second}"
+    before, after = _as_parts(first), _as_parts(second)
+    text = between
+    if before and before[-1]["type"] == "text":
+        text = before.pop()["text"] + text
+    if after and after[0]["type"] == "text":
+        text += after.pop(0)["text"]
+    return [*before, {"type": "text", "text": text}, *after]
+
+
+def _as_parts(content: Any) -> list[Any]:
+    return list(content) if isinstance(content, list) else [{"type": "text", "text": content}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +40,15 @@ def load(directory: Path, config: Any, tokenizer: Any, *, trust_remote_code: boo
         )
     images = family.load_images(directory, trust_remote_code=trust_remote_code)
     return family(config, tokenizer, images)
+
+
+def stored_template(directory: Path) -> str:
+    """The chat template that older releases store for a processor; empty where the tokenizer has the right one.
+
+    NOTE: checkpoints of those releases may have another template in `tokenizer_config.json`, which knows no pictures.
+    """
+    older = directory / "chat_template.json"
+    if (directory / "chat_template.jinja").exists() or not older.exists():
+        return ""
+    found = json.loads(older.read_text(encoding="utf-8")).get("chat_template")
+    return found if isinstance(found, str) else ""
