@@ -333,10 +333,7 @@ class Lifespan:
         self._metrics.tally.follow(asyncio.get_running_loop())
         self._leave = assembly.assemble(services, self._metrics, self._behind)
         host = ToolHost(settings.paths.tools_socket())
-        most_nbytes = settings.state.max_file_bytes
-        services.agent = parts_of(
-            settings.agent, settings.fetch, services.state, host, most_nbytes, services.fetcher
-        )
+        services.agent = parts_of(services, host)
         await services.extensions.control.begin()
         self._grpc = await _start_grpc(services)
         watch = Watch(services, self._metrics)

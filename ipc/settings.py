@@ -416,6 +416,7 @@ class Agent(Section, frozen=True):
     search: bool = False
     search_url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s/][^\s]*)?$")] = ""
     search_timeout_s: Seconds = 20.0
+    search_embedding_model: str = ""
     code_exec_python: str = ""
     code_exec_timeout_s: Seconds = 60.0
     shell_path: Annotated[str, msgspec.Meta(pattern=r"^/")] = "/bin/sh"

@@ -91,9 +91,6 @@ def _serving_flags(options: argparse.Namespace) -> dict[str, str]:
 
 def _tool_flags(options: argparse.Namespace) -> dict[str, str]:
     """Settings of the flags of tools. Raises `ConfigError` for two work directories, as all tools share one."""
-    if getattr(options, "search_embedding_model", None) is not None:
-        text = "results keep the order of their engine: ranking by an embedding model is not built"
-        raise ConfigError(f"--search-embedding-model {options.search_embedding_model}: {text}")
     flags: dict[str, str] = {}
     for flag, (setting, _, _) in TOOL_FLAGS.items():
         value = getattr(options, flag.strip("-").replace("-", "_"), None)

@@ -225,6 +225,11 @@ TOOL_FLAGS = {
         "URL",
         "URL that searches, in the form of SearXNG, in place of a public engine",
     ),
+    "--search-embedding-model": (
+        "agent.search_embedding_model",
+        "ID",
+        "embedding model of this server that puts results and passages in order",
+    ),
     "--code-exec-python": ("agent.code_exec_python", "FILE", "Python of the sandbox"),
     "--code-exec-timeout": ("agent.code_exec_timeout_s", "SECONDS", "time of a call of Python (60)"),
     "--code-exec-workdir": (
@@ -260,7 +265,6 @@ def _tools(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--enable-search", action="store_true", help="models may search the web and read pages"
     )
-    group.add_argument("--search-embedding-model", metavar="ID", help="not built yet")
     group.add_argument("--fetch-file-urls", action="store_true", help="messages may name files by their URL")
     group.add_argument(
         "--no-fetch-media", action="store_true", help="messages may not name pictures by their URL"

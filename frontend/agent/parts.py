@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from frontend.agent.host import ToolHost
 from frontend.agent.outside import Backend, Dispatch, Remote
 from frontend.agent.tools import EXTERNAL, MCP
 from frontend.generation.hosted import CODE, SEARCH, SHELL, Offer
+from frontend.scope import RequestScope
+from frontend.services import Services
 from frontend.state.approvals import ApprovalStore
 from frontend.state.files import FileStore
 from frontend.state.sessions import SessionStore
 from frontend.state.skills import SkillStore
-from frontend.state.state import State
-from ipc.settings import Agent, Fetch
 
 if TYPE_CHECKING:
+    from frontend.agent.ranking import Rank, Ranking
     from frontend.agent.web import Web
     from frontend.web.fetching import Fetcher
 
@@ -38,12 +40,17 @@ class Parts:
     backends: Mapping[str, Backend] = field(default_factory=dict)
     fetcher: Fetcher | None = None
     web: Web | None = None
+    ranking: Ranking | None = None
 
     @property
     def offer_now(self) -> Offer:
         """The offer with the tools of MCP servers that are connected now."""
         remote = self.host.remote_tools
         return replace(self.offer, remote=remote) if remote else self.offer
+
+    def rank_for(self, scope: RequestScope) -> Rank | None:
+        """What puts texts of the web in order for the run of a request, where a model does."""
+        return None if self.ranking is None else partial(self.ranking.best, scope)
 
     async def close(self) -> None:
         """Close what is held open."""
@@ -53,18 +60,9 @@ class Parts:
             await self.web.close()
 
 
-def parts_of(
-    agent: Agent,
-    fetch: Fetch,
-    state: State,
-    host: ToolHost,
-    max_file_nbytes: int,
-    fetcher: Callable[[], Fetcher],
-) -> Parts:
-    """The parts of a frontend. Files of messages can be read always; skills need a shell.
-
-    `fetcher` gives the fetcher of the frontend, where requests may name files by URL or search the web.
-    """
+def parts_of(services: Services, host: ToolHost) -> Parts:
+    """The parts of a frontend. Files of messages can be read always; skills need a shell."""
+    agent, fetch, state = services.settings.agent, services.settings.fetch, services.state
     features = ((CODE, agent.code_execution), (SHELL, agent.shell), (SEARCH, agent.search))
     offer = Offer(
         frozenset(feature for feature, is_on in features if is_on),
@@ -75,7 +73,7 @@ def parts_of(
         agent.shell_timeout_s,
         fetches_files=fetch.file_urls,
         has_network=agent.sandbox == "off" or agent.sandbox_network == "full",
-        max_file_nbytes=max_file_nbytes,
+        max_file_nbytes=services.settings.state.max_file_bytes,
         dispatches=bool(agent.tool_dispatch_url),
     )
     backends: dict[str, Backend] = {MCP: Remote(host)}
@@ -84,8 +82,14 @@ def parts_of(
     stores = state.files, state.skills, state.sessions, state.approvals
     if not (fetch.file_urls or agent.search):
         return Parts(offer, host, *stores, backends)
+    ranking = None
+    if agent.search and agent.search_embedding_model:
+        from frontend.agent.ranking import Ranking
+
+        ranking = Ranking(services, agent.search_embedding_model, agent.search_timeout_s)
     # PERF: the client library costs 7 MB of memory, which servers that fetch nothing keep.
     from frontend.agent.web import web_of
 
-    web = web_of(agent, fetch, fetcher()) if agent.search else None
-    return Parts(offer, host, *stores, backends, fetcher(), web)
+    fetcher = services.fetcher()
+    web = web_of(agent, fetch, fetcher) if agent.search else None
+    return Parts(offer, host, *stores, backends, fetcher, web, ranking)

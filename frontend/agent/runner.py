@@ -107,9 +107,8 @@ class AgentRun(Generation):
         turn = max(0, sum(message["role"] == "user" for message in messages) - 1)
         sandbox = sandbox_of(self._owner, self._session)
         parts, plan = self._parts, self._plan
-        self._place = Workplace(
-            parts.host, parts.files, parts.skills, self._owner, plan, sandbox, turn, parts.fetcher, parts.web
-        )
+        own = parts.host, parts.files, parts.skills, self._owner, plan, sandbox, turn
+        self._place = Workplace(*own, parts.fetcher, parts.web, parts.rank_for(self._scope))
         self.ending.callback(self._place.close)
         self._place.files = await self._files_of(kept)
         note = await self._place.prepare()

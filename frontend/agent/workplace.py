@@ -57,6 +57,7 @@ from ipc.wire.tools import (
 )
 
 if TYPE_CHECKING:
+    from frontend.agent.ranking import Rank
     from frontend.agent.web import Web
     from frontend.web.fetching import Fetcher
 
@@ -108,6 +109,7 @@ class Workplace:
     turn: int
     fetcher: Fetcher | None = None
     web: Web | None = None
+    rank: Rank | None = None
     files: list[File] = field(default_factory=list)
     _mounts: list[tuple[str, File]] = field(default_factory=list)
     _skills: list[tuple[str, OpenSkill]] = field(default_factory=list)
@@ -116,6 +118,7 @@ class Workplace:
     _round: int = 0
     _index: int = 0
     _searches: int = 0
+    _query: str = ""
     _is_mounted: bool = False
     _room_nbytes: int = field(default_factory=lambda: MAX_BODIES_NBYTES)
 
@@ -245,9 +248,9 @@ class Workplace:
         assert self.web is not None
         options = self.plan.search or SearchOptions()
         if isinstance(given, tools.ExtractArguments):
-            return await self.web.extract(given, options)
-        uses, self._searches = self._searches, self._searches + 1
-        return await self.web.search(given, options, uses)
+            return await self.web.extract(given, options, self._query, self.rank)
+        uses, self._searches, self._query = self._searches, self._searches + 1, given.query
+        return await self.web.search(given, options, uses, self.rank)
 
     async def _run_files(self, tool: BuiltIn, given: tools.OfFiles) -> tuple[Answer, list[File]]:
         named = {each.name: each.format for each in given.outputs or ()}

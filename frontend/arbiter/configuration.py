@@ -61,7 +61,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     if _accepted is not None:
         catalog = catalog.keeping(_accepted.catalog.sources)
     check_lists(catalog, config.catalog.preload, config.catalog.pinned)
-    planning.check(catalog, config.server.default_models)
+    planning.check(catalog, config)
     check_models(config.repository.models, models)
     check_lora_dirs(config.catalog.lora_dirs)
     return Configuration(config, catalog, Gate.of(config.server), restrictions_of(config))

@@ -70,11 +70,18 @@ def is_served(catalog: Catalog, outputs: Sequence[str], family: str = "") -> boo
     return any(_gives(catalog, name, outputs, family) for name in catalog)
 
 
-def check(catalog: Catalog, names: Sequence[str]) -> None:
-    """Raise `ConfigError` for a name in `server.default_models` that no served model has."""
-    unknown = next((name for name in names if name not in catalog), None)
+def check(catalog: Catalog, settings: Settings) -> None:
+    """Raise `ConfigError` for models of the settings that cannot do what the settings ask of them.
+
+    They are `server.default_models`, which have to be served, and `agent.search_embedding_model`.
+    """
+    unknown = next((name for name in settings.server.default_models if name not in catalog), None)
     if unknown is not None:
         raise ConfigError(f"server.default_models: no model {unknown[:200]!r} is served")
+    name = settings.agent.search_embedding_model
+    if name and not _gives(catalog, name, ("dense",), ""):
+        kind = "takes texts and gives dense vectors" if name in catalog else "is served"
+        raise ConfigError(f"agent.search_embedding_model: no model {name[:200]!r} {kind}")
 
 
 def model_named(

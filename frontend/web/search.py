@@ -96,15 +96,15 @@ class UrlSearch(SearchBackend):
         await self._fetcher.close()
 
 
-def checked(found: Iterable[Found], permits: Callable[[str], bool]) -> list[Result]:
-    """At most `MAX_RESULTS` results of permitted hosts, each with a URL of its own."""
+def checked(found: Iterable[Found], permits: Callable[[str], bool], most: int = MAX_RESULTS) -> list[Result]:
+    """At most `most` results of permitted hosts, each with a URL of its own."""
     results: dict[str, Result] = {}
     for each in found:
         host = host_of(each.url)
         if host and permits(host) and each.url not in results:
             texts = _plain(each.title, MAX_TITLE_CHARS), _plain(each.text, MAX_TEXT_CHARS)
             results[each.url] = Result(each.url, host, *texts)
-        if len(results) == MAX_RESULTS:
+        if len(results) == most:
             break
     return list(results.values())
 

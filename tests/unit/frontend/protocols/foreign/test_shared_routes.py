@@ -61,9 +61,9 @@ def test_all_routes_of_other_servers_need_the_scope_of_inference() -> None:
 
 def test_default_models_must_be_served() -> None:
     catalog = Catalog([entry("org/dense", served_name="short")])
-    planning.check(catalog, ["org/dense", "short"])
+    planning.check(catalog, load(None, {"server.default_models": "org/dense,short"}, {}))
     with pytest.raises(ConfigError, match=r"server\.default_models: no model 'org/typo' is served"):
-        planning.check(catalog, ["org/dense", "org/typo"])
+        planning.check(catalog, load(None, {"server.default_models": "org/dense,org/typo"}, {}))
     extractors = [
         entry(name, adapter=adapter, outputs={"json": OutputSpec()})
         for name, adapter in (("org/places", "gliner"), ("org/moods", "text_classification"))
