@@ -340,7 +340,8 @@ class Generation(Section, frozen=True):
     """Generated text. `default_model` "" = the only chat model that is served; `cache_bytes` 0 = from free memory.
 
     A model has at most `max_sequences` running and `max_waiting` waiting sequences, and `prefill_tokens` of prompts in
-    one step; 0 = as many as suit the device. With `cuda_graphs` CUDA replays steps of single tokens. Beginnings of
+    one step; 0 = as many as suit the device. A model that sees keeps features of pictures of `picture_cache_bytes`
+    bytes; 0 = as many as suit the device. With `cuda_graphs` CUDA replays steps of single tokens. Beginnings of
     prompts are found by the API key that sent them, with `share_prefixes` by all keys. `keep_alive_s` is the time
     until a stream opens whose request waits, and between comments in an idle stream. With `fetch_media` pictures of
     messages may be URLs of http and https. Without `stream_arguments` the arguments of a call leave in one piece.
@@ -348,6 +349,7 @@ class Generation(Section, frozen=True):
 
     default_model: str = ""
     cache_bytes: Count = 0
+    picture_cache_bytes: Count = 0
     block_tokens: Annotated[int, msgspec.Meta(ge=4, le=256)] = 16
     prefix_cache: bool = True
     share_prefixes: bool = False

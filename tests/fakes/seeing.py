@@ -75,7 +75,7 @@ class Seeing:
 
     def engine(self, *, store_nbytes: int = STORE_NBYTES, **options: Any) -> Engine:
         """An engine with an empty store."""
-        tower = Tower(self.model, self.family, self.reader.processed, FeatureStore(store_nbytes))
+        tower = Tower(self.model, self.reader, FeatureStore(store_nbytes))
         return engine_of(self.model, tower=tower, **options)
 
     def request(

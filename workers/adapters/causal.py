@@ -4,17 +4,24 @@
 2. `prepare` renders the messages, tokenizes, holds the prompt against the context, and compiles the grammar.
 3. The strategy `workers.strategies.generation` runs the engine.
 
-Any model that transformers' `AutoModelForCausalLM` loads is served, and GGUF files of some architectures.
+Any model that transformers' `AutoModelForCausalLM` loads is served, and GGUF files of some architectures. So is a model
+that `AutoModelForImageTextToText` loads. The model sees if a family of `workers.generation.pictures` reads its pictures.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from typing import Any, ClassVar
 
-from transformers import AutoModelForCausalLM
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 from transformers.utils import logging as transformers_logging
 
 from ipc.errors import InputTooLong, InvalidInput
@@ -29,6 +36,9 @@ from workers.generation.building import CACHE_SETTING, build
 from workers.generation.engine import Engine
 from workers.generation.formats.table import Format, detect
 from workers.generation.grammar import Grammars, MaskFiller
+from workers.generation.pictures import families
+from workers.generation.pictures.family import Family, Picture
+from workers.generation.pictures.reading import PictureReader, SeenPrompt
 from workers.generation.proof import Earlier
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler, check_bias
@@ -83,8 +93,11 @@ class CausalAdapter(Adapter):
         """
         files = CausalFiles(context)
         tokenizer = files.tokenizer()
-        template = ChatTemplate(tokenizer, str(context.options.get("chat_template", "")))
+        family = files.family(tokenizer)
+        reserved = frozenset[str]() if family is None else family.words
+        template = ChatTemplate(tokenizer, str(context.options.get("chat_template", "")), reserved)
         template.check()
+        reader = None if family is None else files.reader(family, template)
         answers = detect(
             tokenizer,
             template.text,
@@ -106,6 +119,7 @@ class CausalAdapter(Adapter):
             MaskFiller(grammars.words, size),
             partial(ChoiceOutput, vocabulary, in_pieces=context.generation.stream_arguments),
             Earlier(context.proof, context.identity, partial(context.progress, "proof of packed steps")),
+            reader,
         )
         return cls(engine, tokenizer, template, answers, grammars, vocabulary, limit)
 
@@ -132,30 +146,26 @@ class CausalAdapter(Adapter):
         return {}
 
     @property
+    def sees(self) -> bool:
+        """Whether the model reads pictures of messages."""
+        return self.engine.reader is not None
+
+    @property
     def memory_bytes(self) -> int:
-        """Bytes held by weights, buffers and the cache of keys and values."""
+        """Bytes held by weights, buffers, the cache of keys and values, and features of pictures at most."""
         return parameter_bytes(self.engine.model) + self.engine.cache_nbytes
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """The request for the engine. Raises `InvalidInput` and `InputTooLong` with the field and the limit."""
         assert isinstance(call, GenerateCall)
         check_bias(call.sampling.logit_bias, self._vocabulary_size)
-        prompt = self._prompt(call)
+        prompt, pictures = self._prompt(call)
         ids, longest = prompt.ids, self._context_tokens - (call.ending.max_tokens != 0)
         if len(ids) > longest:
-            if call.truncate:
+            if call.truncate and not pictures:
                 ids = ids[len(ids) - max(1, self._context_tokens - (call.ending.max_tokens or 1)) :]
             elif not call.counts_only:
-                bound = f"the context of the model is {self._context_tokens}"
-                if self.limited_by:
-                    bound = (
-                        f"the cache of keys and values holds {self._context_tokens} ({self.limited_by}; the context "
-                        f"of the model is {self._model_tokens})"
-                    )
-                raise InputTooLong(
-                    f"the prompt has {len(ids)} tokens, {bound} and the answer needs one at least; "
-                    "set truncate_sequence to cut the beginning of the prompt"
-                )
+                raise self._too_long(len(ids), has_pictures=bool(pictures))
         room = max(0, self._context_tokens - len(ids))
         max_tokens = room if call.ending.max_tokens is None else min(room, call.ending.max_tokens)
         stop_ids = frozenset(call.ending.stop_ids)
@@ -168,20 +178,54 @@ class CausalAdapter(Adapter):
             None if call.counts_only else self._grammars.factory(call, prompt.text, max_tokens, prompt.said)
         )
         shown = self._vocabulary.prompt_text(ids, call.text) if call.tells_prompt else None
-        request = GenerationRequest(None, ids, call, max_tokens, stop_ids, parser, matcher, shown)
+        seen = [] if call.counts_only else [self._seen(picture, call.space) for picture in pictures]
+        request = GenerationRequest(
+            None, ids, call, max_tokens, stop_ids, parser, matcher, shown, pictures=seen
+        )
         return [Prepared(request, len(ids))]
+
+    def _too_long(self, tokens: int, *, has_pictures: bool) -> InputTooLong:
+        bound = f"the context of the model is {self._context_tokens}"
+        if self.limited_by:
+            bound = (
+                f"the cache of keys and values holds {self._context_tokens} ({self.limited_by}; the context "
+                f"of the model is {self._model_tokens})"
+            )
+        advice = (
+            "send fewer or smaller images, as a prompt with images is not cut"
+            if has_pictures
+            else "set truncate_sequence to cut the beginning of the prompt"
+        )
+        return InputTooLong(
+            f"the prompt has {tokens} tokens, {bound} and the answer needs one at least; {advice}"
+        )
+
+    def _seen(self, picture: Picture, space: str) -> Picture:
+        """A picture with inputs, or one whose features are stored: those of the same space, as blocks are."""
+        own = blake2b(picture.digest, key=space.encode()[:64], digest_size=len(picture.digest)).digest()
+        return self.engine.processed(replace(picture, digest=own) if space else picture)
 
     def prompt_ids(self, call: GenerateCall) -> list[int]:
         """Token ids of a prompt, of any length."""
-        return self._prompt(call).ids
+        prompt, _ = self._prompt(call)
+        return prompt.ids
 
-    def _prompt(self, call: GenerateCall) -> Prompt:
-        """Token ids and text of the prompt."""
-        if call.images and not self.sees:
-            raise InvalidInput("messages: the model takes text only, no images", param="messages")
+    def _prompt(self, call: GenerateCall) -> SeenPrompt:
+        """Token ids and text of the prompt, and its pictures without inputs."""
         if call.messages is not None:
             functions = call.tools.functions if call.tools is not None else None
-            return self._template.prompt(call.messages, functions, call.variables, self._answers.wrapper)
+            if not call.images:
+                prompt = self._template.prompt(
+                    call.messages, functions, call.variables, self._answers.wrapper
+                )
+                return SeenPrompt(prompt, ())
+            if (reader := self.engine.reader) is None:
+                raise InvalidInput("messages: the model takes text only, no images", param="messages")
+            return reader.prompt(call.messages, call.images, functions, call.variables, self._answers.wrapper)
+        return SeenPrompt(self._plain(call), ())
+
+    def _plain(self, call: GenerateCall) -> Prompt:
+        """Token ids and text of a prompt without messages."""
         if call.ids is not None:
             for place, token in enumerate(call.ids):
                 if not 0 <= token < self._vocabulary_size:
@@ -215,12 +259,19 @@ def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(found)
 
 
+def is_seeing(config: Any) -> bool:
+    """Whether a model reads pictures beside text, by the type of its configuration."""
+    known: bool = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return known and config.get_text_config() is not config
+
+
 class CausalFiles:
     """The files of one load. GGUF files are read by modules that need the extra `gguf`."""
 
     def __init__(self, context: LoadContext) -> None:
         self._context = context
         self._stored = read_model(context.directory / context.gguf) if context.gguf else None
+        self._config = None if context.gguf else checkpoint.read_config(context)
 
     def tokenizer(self) -> Any:
         """transformers' tokenizer, with the chat template."""
@@ -236,15 +287,35 @@ class CausalFiles:
     def model(self) -> Any:
         """The model in eval mode on the device, whose generation settings name all tokens that end an answer."""
         context = self._context
-        model = (
-            checkpoint.load_model(context, AutoModelForCausalLM)
-            if self._stored is None
-            else self._from_gguf()
-        )
+        factory = AutoModelForImageTextToText if is_seeing(self._config) else AutoModelForCausalLM
+        model = checkpoint.load_model(context, factory) if self._stored is None else self._from_gguf()
         if context.device.type == "cpu":
             tell = partial(context.progress, "linear layers")
             lay_out_linears(model, GENERATED_ROWS, tell, context.findings)
         return model
+
+    def family(self, tokenizer: Any) -> Family | None:
+        """What reads pictures for the model; None for a model that does not see, which the log says."""
+        if not is_seeing(self._config):
+            return None
+        context = self._context
+        try:
+            return families.load(
+                context.directory, self._config, tokenizer, trust_remote_code=context.trust_remote_code
+            )
+        except (ValueError, OSError, ImportError) as error:
+            log.warning("%s is served without pictures: %s", type(self._config).__name__, error)
+            return None
+
+    def reader(self, family: Family, template: ChatTemplate) -> PictureReader | None:
+        """The reader of prompts with pictures; None if the chat template shows none, which the log says."""
+        reader = PictureReader(family, template)
+        try:
+            reader.check()
+        except ValueError as error:
+            log.warning("%s is served without pictures: %s", type(self._config).__name__, error)
+            return None
+        return reader
 
     def _from_gguf(self) -> Any:
         from workers.adapters.shared import gguf_weights

@@ -1,6 +1,7 @@
 """Builds the engine of a model: proves that packed steps suit the model, and gives the cache its size.
 
-1. Packed steps must give the logits that the model gives alone (`workers.generation.proof`).
+1. Packed steps must give the logits that the model gives alone, with a picture too where the model sees
+   (`workers.generation.proof`).
 2. The cache gets the bytes of the settings, else a part of the memory that is free, but never more than all sequences
    of the longest length need (`cache_blocks`).
 3. A model that does not pass the proof generates with its own cache, one request at a time (`PlainEngine`).
@@ -19,11 +20,14 @@ from workers.generation.attention import PagedAttention
 from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
 from workers.generation.engine import Engine, Masks, Sampler
+from workers.generation.features import FeatureStore
+from workers.generation.pictures.reading import PictureReader
 from workers.generation.plain import PlainEngine
 from workers.generation.proof import Earlier, packs
 from workers.generation.request import GenerationRequest
 from workers.generation.scheduler import Output
 from workers.generation.scoring import scored_tokens
+from workers.generation.tower import Tower
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +37,8 @@ FREE_SHARE = {"cuda": 0.5, "cpu": 0.1}
 _SEQUENCES = {"cuda": 128, "cpu": 32}
 _PREFILL_TOKENS = {"cuda": 2048, "cpu": 512}
 """What suits a kind of device, where the settings say 0."""
+FEATURE_NBYTES = {"cuda": 1 << 30, "cpu": 256 << 20}
+"""Bytes of features of pictures that a model keeps, where the settings say 0."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Fields of configurations that name the number of experts."""
 
@@ -46,21 +52,29 @@ def build(
     masks: Masks,
     make_output: Callable[[GenerationRequest, int], Output],
     earlier: Earlier | None = None,
+    reader: PictureReader | None = None,
 ) -> Engine:
     """The engine of `model`, whose longest sequence has `context_tokens` tokens.
 
-    `free_bytes` is the memory that is free on the device; `earlier` knows the proofs of earlier loads. Raises
-    MemoryError when the cache would hold no prompt.
+    `free_bytes` is the memory that is free on the device; `earlier` knows the proofs of earlier loads. `reader` is
+    there for a model that sees. Raises MemoryError when the cache would hold no prompt.
     """
     attention, kind = PagedAttention(settings.block_tokens), model.device.type
     scored = scored_tokens(model.config.get_text_config().vocab_size)
     max_sequences = settings.max_sequences or _SEQUENCES[kind]
-    if not packs(model, attention, earlier):
+    store = FeatureStore(settings.picture_cache_bytes or FEATURE_NBYTES[kind])
+    tower = None if reader is None else Tower(model, reader, store)
+    if not packs(model, attention, earlier, tower):
         log.warning(
             "%s cannot run in packed steps; requests run one by one, with transformers' own cache",
             type(model).__name__,
         )
-        return PlainEngine(model, context_tokens, sampler, masks, make_output, scored_tokens=scored)
+        return PlainEngine(
+            model, context_tokens, sampler, masks, make_output, scored_tokens=scored, reader=reader
+        )
+    if tower is not None:
+        tower.forget()
+        free_bytes = max(0, free_bytes - store.limit_nbytes)
     most_blocks = max_sequences * -(-context_tokens // settings.block_tokens)
     blocks = cache_blocks(attention, model.device, most_blocks, settings, free_bytes)
     if (held := blocks * settings.block_tokens) < context_tokens:
@@ -87,6 +101,7 @@ def build(
         captured=captured_steps(model, attention, most_blocks // max_sequences, max_sequences)
         if settings.cuda_graphs
         else None,
+        tower=tower,
     )
 
 

@@ -27,6 +27,8 @@ from workers.generation.attention import PagedAttention, packed_pass
 from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
 from workers.generation.lora_rows import StepLoras, StepRows, rows_of
+from workers.generation.pictures.family import Picture
+from workers.generation.pictures.reading import PictureReader
 from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.scheduler import Output, Scheduler, Span, Spoiled
 from workers.generation.scheduler import Sequence as Choice
@@ -105,8 +107,19 @@ class Engine:
 
     @property
     def cache_nbytes(self) -> int:
-        """Bytes of the cache; 0 where the model keeps its own for each request."""
-        return 0 if self.attention is None else self.capacity * self.attention.token_nbytes()
+        """Bytes of the cache, and at most of features of pictures; 0 where the model keeps its own for each request."""
+        features = 0 if self.tower is None else self.tower.store.limit_nbytes
+        return features + (0 if self.attention is None else self.capacity * self.attention.token_nbytes())
+
+    @property
+    def reader(self) -> PictureReader | None:
+        """Reads prompts with pictures; None for a model that does not see."""
+        return None if self.tower is None else self.tower.reader
+
+    def processed(self, picture: Picture) -> Picture:
+        """The picture with its inputs, unless its features are stored. Any thread. Raises `InvalidInput`."""
+        assert self.tower is not None
+        return picture if picture.digest in self.tower.store else self.tower.reader.processed(picture)
 
     @property
     def prefill_tokens(self) -> int:
@@ -375,4 +388,19 @@ class Engine:
             pool.lookups,
             pool.hits,
             pool.evictions,
+            *self._seen(),
+        )
+
+    def _seen(self) -> tuple[int, ...]:
+        """The numbers of pictures in `GenerationStats`."""
+        if self.tower is None:
+            return ()
+        store = self.tower.store
+        return (
+            self.tower.pictures_seen,
+            store.nbytes,
+            store.limit_nbytes,
+            store.lookups,
+            store.hits,
+            store.evictions,
         )

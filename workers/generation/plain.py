@@ -14,6 +14,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import greenlet
@@ -25,6 +26,8 @@ from workers import foreign
 from workers.generation.blocks import BlockPool
 from workers.generation.engine import Engine, Masks, Sampler
 from workers.generation.lora_rows import StepRows, whole
+from workers.generation.pictures.family import Family, Picture
+from workers.generation.pictures.reading import PictureReader
 from workers.generation.request import GenerationRequest
 from workers.generation.rope import depends_on_length, forget_lengths
 from workers.generation.scheduler import Output, Span
@@ -34,6 +37,7 @@ from workers.generation.scoring import scored
 log = logging.getLogger(__name__)
 
 _BLOCK_TOKENS = 16
+_TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 
 
 class PlainEngine(Engine):
@@ -48,8 +52,12 @@ class PlainEngine(Engine):
         make_output: Callable[[GenerationRequest, int], Output],
         *,
         scored_tokens: int = 512,
+        reader: PictureReader | None = None,
     ) -> None:
-        """`capacity` is the longest sequence in tokens; one pass has logits of `scored_tokens` tokens of a prompt."""
+        """`capacity` is the longest sequence in tokens; one pass has logits of `scored_tokens` tokens of a prompt.
+
+        `reader` is there for a model that sees.
+        """
         pool = BlockPool(-(-capacity // _BLOCK_TOKENS), _BLOCK_TOKENS, keeps_prefixes=False)
         whole = pool.total * _BLOCK_TOKENS
         super().__init__(
@@ -66,6 +74,23 @@ class PlainEngine(Engine):
         self._bare, self._scored_tokens = without_settings(model), scored_tokens
         self._keeps_some = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._run: Run | None = None
+        self._reader = reader
+
+    @property
+    def reader(self) -> PictureReader | None:
+        """Reads prompts with pictures; None for a model that does not see."""
+        return self._reader
+
+    def processed(self, picture: Picture) -> Picture:
+        """The picture with its inputs. Any thread. Raises `InvalidInput`."""
+        assert self._reader is not None
+        return self._reader.processed(picture)
+
+    def _seen(self, sequence: Choice, tokens: list[int]) -> dict[str, Any]:
+        """What the model takes for the pictures of a sequence of so many tokens."""
+        if self._reader is None or not sequence.request.pictures:
+            return {}
+        return seen_arguments(self.model, self._reader.family, len(tokens), sequence.request.pictures)
 
     def _adapters(self, spans: list[Span]) -> tuple[list[Span], StepRows | None]:
         """All rows of the model's own passes are of the one sequence."""
@@ -80,7 +105,7 @@ class PlainEngine(Engine):
         if run is None or not run.continues(span):
             if run is not None:
                 run.close()
-            run = self._run = Run(self._bare, span.sequence)
+            run = self._run = Run(self._bare, span.sequence, partial(self._seen, span.sequence))
         try:
             return run.logits(span.sequence.tokens)
         except BaseException:
@@ -105,7 +130,11 @@ class PlainEngine(Engine):
         rows = torch.tensor(places, device=device)
         kept = {"logits_to_keep": rows} if self._keeps_some else {}
         logits: torch.Tensor = self.model(
-            input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **kept
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            use_cache=False,
+            **kept,
+            **self._seen(sequence, sequence.tokens[: sequence.prompt_length]),
         ).logits[0]
         return logits if self._keeps_some else logits[rows]
 
@@ -120,9 +149,14 @@ def without_settings(model: Any) -> Any:
 class Run:
     """One call of `generate()`, which is asked for logits step by step."""
 
-    def __init__(self, model: Any, sequence: Choice) -> None:
-        """`model` has no settings of its own (`without_settings`)."""
-        self._model, self._sequence = model, sequence
+    def __init__(
+        self,
+        model: Any,
+        sequence: Choice,
+        seen: Callable[[list[int]], dict[str, Any]] = lambda tokens: {},
+    ) -> None:
+        """`model` has no settings of its own (`without_settings`); `seen` are its arguments for pictures."""
+        self._model, self._sequence, self._seen = model, sequence, seen
         self._greenlet = greenlet.greenlet(self._generate)
         self._computed, self._singly = 0, depends_on_length(model)
 
@@ -167,7 +201,22 @@ class Run:
             attention_mask=torch.ones_like(ids),
             generation_config=endless,
             logits_processor=LogitsProcessorList([_Chosen()]),
+            **self._seen(tokens),
         )
+
+
+def seen_arguments(
+    model: Any, family: Family, length: int, pictures: Sequence[Picture]
+) -> dict[str, torch.Tensor]:
+    """What a whole model takes for the pictures of a text of so many tokens, beside the ids.
+
+    Types of tokens are 1 at placeholders.
+    """
+    types = torch.zeros(1, length, dtype=torch.long, device=model.device)
+    for picture in pictures:
+        types[0, torch.from_numpy(picture.places).to(model.device)] = 1
+    names = inspect.signature(model.forward).parameters
+    return family.joined(model, pictures) | {name: types for name in _TOKEN_TYPES if name in names}
 
 
 class _Chosen(LogitsProcessor):

@@ -4,7 +4,8 @@
    vocabulary, special and padding ids among them. Each row's logits must be those of a plain forward pass.
 2. Where positions depend on the length of a text, some texts end before the border, some behind, and one grows past it
    as `generate()` has it.
-3. One packed pass has rows at the beginning, at the border and at the last positions. So a model that looks at the
+3. A model that sees reads a conversation with a picture, in chunks too.
+4. One packed pass has rows at the beginning, at the border and at the last positions. So a model that looks at the
    greatest position of a pass is found, however far its border lies.
 
 A proof that succeeded is remembered (`workers.device.findings`) by all that decides the outcome: files of the model,
@@ -16,10 +17,11 @@ Models that bring code of their own are proven at each load.
 
 from __future__ import annotations
 
+import io
 import itertools
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,12 +35,15 @@ from workers.device.oom import is_out_of_memory
 from workers.generation.attention import PagedAttention, attend_with, packed_pass
 from workers.generation.blocks import BlockPool
 from workers.generation.engine import Engine
-from workers.generation.plain import Run, without_settings
+from workers.generation.pictures.family import Picture
+from workers.generation.pictures.reading import PictureReader
+from workers.generation.plain import Run, seen_arguments, without_settings
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.rope import LengthRope, Unfollowed, forget_lengths, length_rope
 from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scheduler import Span
 from workers.generation.step_plan import plan_of
+from workers.generation.tower import Tower
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +53,13 @@ _LONGEST_WINDOW = 512
 _CONTINUED = 3
 _SHORTEST = 4
 """Tokens of the pass that asks which layers call the attention function."""
-_CODE = sorted(Path(__file__).parent.glob("*.py"))
+_CODE = sorted(Path(__file__).parent.rglob("*.py"))
 """The code of the engine."""
 _STRETCH = 12
 """Tokens of a row at far positions."""
+_QUESTION = {"type": "text", "text": "What do you see?"}
+_PIXELS = (72, 56)
+"""Width and height of the picture of the proof."""
 _PASSES_RULES, _PASSES_NONE = "with rules", "without rules"
 """What is remembered of a proof: whether the masks of layers reach the attention function as rules."""
 _TOLERANCE = {torch.float32: 1e-4}
@@ -80,9 +88,12 @@ class Earlier(NamedTuple):
             self.proof.succeed("packed", (self.identity, facts), word)
 
 
-def packs(model: Any, attention: PagedAttention, earlier: Earlier | None = None) -> bool:
+def packs(
+    model: Any, attention: PagedAttention, earlier: Earlier | None = None, tower: Tower | None = None
+) -> bool:
     """Whether the logits of packed steps over `attention` are those of each sequence alone.
 
+    The proof of a model with a `tower` has a picture.
     Afterwards the model runs with `attention` if so, else with the implementation that the model had before. Raises the
     error of memory that is short, which says nothing of the model.
     """
@@ -95,10 +106,12 @@ def packs(model: Any, attention: PagedAttention, earlier: Earlier | None = None)
     except Unfollowed as error:
         log.info("%s: %s", type(model).__name__, error)
         return False
-    earlier, facts = earlier or Earlier(Proof()), _facts(model, attention)
+    earlier, facts = earlier or Earlier(Proof()), _facts(model, attention, tower)
     known = earlier.passes_rules(facts)
     earlier.progress(0.0)
     texts = _texts(model, attention.rope) if known is None else []
+    if tower is not None and known is None:
+        texts.append(_pictured(model, tower.reader))
     earlier.progress(0.3)
     rows = _rows(model, attention.rope) if known is None else []
     for passes_rules in (True, False) if known is None else (known,):
@@ -110,7 +123,7 @@ def packs(model: Any, attention: PagedAttention, earlier: Earlier | None = None)
             if known is not None:
                 return True
             earlier.progress(0.5)
-            if _agrees(model, attention, texts) and _far_rows_agree(model, attention, rows):
+            if _agrees(model, attention, texts, tower) and _far_rows_agree(model, attention, rows):
                 earlier.succeed(facts, passes_rules)
                 return True
         # NOTE: models that index a mask raise TypeError, those without the interface AttributeError or KeyError.
@@ -122,12 +135,20 @@ def packs(model: Any, attention: PagedAttention, earlier: Earlier | None = None)
     return False
 
 
-def _facts(model: Any, attention: PagedAttention) -> Any:
+def _facts(model: Any, attention: PagedAttention, tower: Tower | None) -> Any:
     """All that decides a proof beside `Earlier.identity`; None for a model whose code is not that of transformers."""
     if not type(model).__module__.startswith("transformers."):
         return None
     code = [(path.name, (found := path.stat()).st_size, found.st_mtime_ns) for path in _CODE]
-    return (code, attention.block_tokens, type(model).__qualname__, model.device.type, str(model.dtype))
+    family = "" if tower is None else type(tower.reader.family).__qualname__
+    return (
+        code,
+        attention.block_tokens,
+        type(model).__qualname__,
+        family,
+        model.device.type,
+        str(model.dtype),
+    )
 
 
 class _Text(NamedTuple):
@@ -135,6 +156,7 @@ class _Text(NamedTuple):
 
     tokens: list[int]
     logits: torch.Tensor
+    pictures: Sequence[Picture] = ()
 
 
 def _texts(model: Any, rope: LengthRope | None) -> list[_Text]:
@@ -165,11 +187,32 @@ def _drawn(config: Any, draw: random.Random, length: int) -> list[int]:
 
 
 @torch.inference_mode()
-def _plain(model: Any, tokens: list[int]) -> torch.Tensor:
-    """The logits of a forward pass over one sequence."""
+def _plain(model: Any, tokens: list[int], **seen: Any) -> torch.Tensor:
+    """The logits of a forward pass over one sequence; `seen` are arguments for its pictures."""
     ids = torch.tensor([tokens[:-1]], device=model.device)
-    logits: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    mask = torch.ones_like(ids)
+    logits: torch.Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False, **seen).logits
     return logits[0, -_CONTINUED:].float()
+
+
+def _pictured(model: Any, reader: PictureReader) -> _Text:
+    """A conversation with a picture. The answer repeats the last words of the prompt."""
+    found = reader.prompt([{"role": "user", "content": [{"type": "image"}, _QUESTION]}], [_gradient()])
+    pictures = [reader.processed(picture) for picture in found.pictures]
+    ids = found.prompt.ids
+    behind = len(ids) - int(pictures[-1].places[-1]) - 1
+    tokens = ids + [ids[-1 - number % behind] for number in range(_CONTINUED)]
+    seen = seen_arguments(model, reader.family, len(tokens) - 1, pictures)
+    return _Text(tokens, _plain(model, tokens, **seen), pictures)
+
+
+def _gradient() -> bytes:
+    """A picture in PNG."""
+    from PIL import Image
+
+    out, fall = io.BytesIO(), Image.linear_gradient("L").resize(_PIXELS)
+    Image.merge("RGB", (fall, fall.transpose(Image.Transpose.ROTATE_180), fall)).save(out, "PNG")
+    return out.getvalue()
 
 
 def _generated(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -198,17 +241,17 @@ def _reaches_all_layers(model: Any, attention: PagedAttention) -> bool:
     return len(attention.called) == int(config.num_hidden_layers)
 
 
-def _agrees(model: Any, attention: PagedAttention, texts: list[_Text]) -> bool:
+def _agrees(model: Any, attention: PagedAttention, texts: list[_Text], tower: Tower | None) -> bool:
     """Whether the texts have the same logits in an engine, in company."""
     size = attention.block_tokens
     blocks = sum(-(-len(text.tokens) // size) for text in texts) + len(texts)
     attention.allocate(blocks)
-    script = _Script([text.tokens for text in texts])
+    script, pool = _Script([text.tokens for text in texts]), BlockPool(blocks, size)
     engine = Engine(
-        model, attention, BlockPool(blocks, size), script, script, lambda *_: _Some(), prefill_tokens=48
+        model, attention, pool, script, script, lambda *_: _Some(), prefill_tokens=48, tower=tower
     )
     for number, text in enumerate(texts):
-        engine.add(script.request(number, text.tokens))
+        engine.add(script.request(number, text.tokens, text.pictures))
     while engine.has_work:
         engine.step()
     found = [torch.stack(logits) for logits in script.logits]
@@ -292,9 +335,12 @@ class _Script:
         self._texts = texts
         self.logits: list[list[torch.Tensor]] = [[] for _ in texts]
 
-    def request(self, number: int, tokens: list[int]) -> GenerationRequest:
+    def request(self, number: int, tokens: list[int], pictures: Sequence[Picture]) -> GenerationRequest:
         """A request whose answer are the last tokens of a text."""
-        return GenerationRequest(number, tokens[:-_CONTINUED], GenerateCall(), _CONTINUED, frozenset())
+        prompt = tokens[:-_CONTINUED]
+        return GenerationRequest(
+            number, prompt, GenerateCall(), _CONTINUED, frozenset(), pictures=list(pictures)
+        )
 
     def sample(self, logits: torch.Tensor, sequences: Any) -> list[tuple[int, TokenLogprob | None]]:
         """The tokens of the texts."""

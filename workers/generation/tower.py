@@ -28,7 +28,8 @@ import torch
 
 from workers import foreign
 from workers.generation.features import FeatureStore
-from workers.generation.pictures.family import Family, Features, Picture
+from workers.generation.pictures.family import Features, Picture
+from workers.generation.pictures.reading import PictureReader
 from workers.generation.rope import has_axes
 from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scheduler import Unfit
@@ -41,7 +42,6 @@ _PATIENCE_S = 0.005
 _TOKEN_TYPES = "token_type_ids"
 """The argument of models whose placeholders see the later ones of their picture."""
 
-Process = Callable[[Picture], Picture]
 Encode = Callable[[Any, Sequence[Picture]], Sequence[Features]]
 
 
@@ -54,12 +54,12 @@ class Unseen(Unfit):
 
 
 class Tower:
-    """The vision tower of one model. One thread, but for `knows`."""
+    """The vision tower of one model. One thread."""
 
-    def __init__(self, model: Any, family: Family, process: Process, store: FeatureStore) -> None:
-        """Stands before each layer of the tower from now on, to stop there. `process` makes the inputs of a picture."""
-        self.store, self.pictures_seen = store, 0
-        self._model, self._encode, self._process = model, family.encode, process
+    def __init__(self, model: Any, reader: PictureReader, store: FeatureStore) -> None:
+        """Stands before each layer of the tower from now on, to stop there."""
+        self.reader, self.store, self.pictures_seen = reader, store, 0
+        self._model = model
         self._in_axes, self._both_ways = has_axes(model), looks_both_ways(model)
         self._layers = _layers(model)
         for layer in self._layers:
@@ -75,9 +75,9 @@ class Tower:
         self._threads = ThreadPoolExecutor(1, "picture-inputs")
         self._processing: dict[bytes, Future[Picture]] = {}
 
-    def knows(self, picture: Picture) -> bool:
-        """Whether the features of a picture are there for now. Any thread."""
-        return picture.digest in self.store
+    def forget(self) -> None:
+        """Forget all pictures so far: those of a proof, which nobody has asked for."""
+        self.store, self.pictures_seen = FeatureStore(self.store.limit_nbytes), 0
 
     def sight(self, pictures: list[Picture], block_tokens: int) -> Sight:
         """The pictures of one choice in an engine with such blocks."""
@@ -164,7 +164,9 @@ class Tower:
         if not chosen:
             return None
         wanting = [each for each in lacking if each.sight is not None and chosen.keys() & each.sight.lacking]
-        return _Run(self._model, list(chosen.values()), wanting, self._encode, max(1, len(self._layers)))
+        return _Run(
+            self._model, list(chosen.values()), wanting, self.reader.family.encode, max(1, len(self._layers))
+        )
 
     def _wanted(self, lacking: Sequence[Choice]) -> Iterable[Picture]:
         """The pictures that sequences lack, in the order of the sequences."""
@@ -183,7 +185,7 @@ class Tower:
             return picture
         future = self._processing.get(picture.digest)
         if future is None:
-            future = self._processing[picture.digest] = self._threads.submit(self._process, picture)
+            future = self._processing[picture.digest] = self._threads.submit(self.reader.processed, picture)
         if not future.done():
             return None
         del self._processing[picture.digest]

@@ -149,6 +149,13 @@ def load_transformer(
     return model.to(device).eval().requires_grad_(False)
 
 
+def read_config(context: LoadContext) -> Any:
+    """The configuration of the context's directory."""
+    return AutoConfig.from_pretrained(
+        str(context.directory), local_files_only=True, trust_remote_code=context.trust_remote_code
+    )
+
+
 def refuse_unfitting(model: Any, report: Mapping[str, Any]) -> None:
     """Raise CheckpointError for a model that is not made of its weights alone, and of all of its layers.
 
