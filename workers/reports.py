@@ -36,6 +36,8 @@ _COUNTERS = {
     "preemptions": "rs_preemptions",
 }
 """Rising numbers, which are also the names of families by model, and the families of the same sum over all models."""
+_SEEN = ("pictures", "feature_lookups", "feature_hits", "feature_evictions")
+"""Rising numbers of models that see, which are also the names of families by model."""
 _SUMS = {
     "running": "rs_running",
     "waiting": "rs_waiting",
@@ -287,12 +289,16 @@ class GenerationCounts:
             metrics.generations.labels(stats.model, worker, state).set(getattr(stats, state))
         metrics.cache_used.labels(stats.model, worker).set(stats.blocks_used)
         metrics.cache_blocks.labels(stats.model, worker).set(stats.blocks_total)
+        metrics.feature_bytes.labels(stats.model, worker).set(stats.feature_bytes)
 
     def _counters(self, stats: GenerationStats, last: GenerationStats | None) -> None:
         for field, total in _COUNTERS.items():
             grown = _growth(field, stats, last)
             self._family(field).labels(stats.model, self._metrics.worker).inc(grown)
             self._family(total).inc(grown)
+        for field in _SEEN:
+            grown = _growth(field, stats, last)
+            self._family(field).labels(stats.model, self._metrics.worker).inc(grown)
         for field, direction in _DIRECTIONS.items():
             grown = _growth(field, stats, last)
             self._metrics.tokens.labels(stats.model, direction).inc(grown)

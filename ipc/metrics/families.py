@@ -285,6 +285,11 @@ WORKER = (
     counter("prefix_lookups", "penstock_prefix_cache_lookups", "Prompts looked up in the cache.", _LOADED),
     counter("prefix_hits", "penstock_prefix_cache_hits", "Prompts with a known beginning.", _LOADED),
     counter("prefix_evictions", "penstock_prefix_cache_evictions", "Known blocks given up.", _LOADED),
+    counter("pictures", "penstock_pictures", "Pictures that went through a vision tower.", _LOADED),
+    gauge("feature_bytes", "penstock_picture_cache_bytes", "Features of pictures.", _LOADED, LATEST),
+    counter("feature_lookups", "penstock_picture_cache_lookups", "Pictures looked up.", _LOADED),
+    counter("feature_hits", "penstock_picture_cache_hits", "Pictures whose features were known.", _LOADED),
+    counter("feature_evictions", "penstock_picture_cache_evictions", "Features given up for room.", _LOADED),
     # The names of mistral.rs, for dashboards that exist.
     counter("rs_tokens", "mistralrs_tokens_processed", "Tokens of prompts and answers."),
     counter("rs_lookups", "mistralrs_prefix_cache_lookups", "Prompts looked up in the cache."),

@@ -250,9 +250,11 @@ class WorkerMetrics(_Families):
         self.tokens.labels(model, "out")
         for state in GENERATION_STATES:
             self.generations.labels(*key, state).set(0)
-        for gauge in (self.cache_used, self.cache_blocks):
+        for gauge in (self.cache_used, self.cache_blocks, self.feature_bytes):
             gauge.labels(*key).set(0)
         for counter in (self.preemptions, self.prefix_lookups, self.prefix_hits, self.prefix_evictions):
+            counter.labels(*key)
+        for counter in (self.pictures, self.feature_lookups, self.feature_hits, self.feature_evictions):
             counter.labels(*key)
 
     def _recoveries(self) -> list[Any]:

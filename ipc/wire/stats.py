@@ -41,8 +41,8 @@ class GenerationStats(Wire, frozen=True):
 
     Of at most `capacity` sequences `running` are computed together. The numbers from `prompt_tokens` on only rise
     while the model stays loaded. A lookup asks the cache once for the beginning of one sequence; a hit found a block.
-    Of a model that sees, `pictures` went through the vision tower. Their features take `feature_bytes`, of at most
-    `feature_bytes_total` while nobody needs more; a lookup there asks for one picture.
+    Of a model that sees, `pictures` went through the vision tower, and features of pictures take `feature_bytes`. A
+    lookup of features asks for one picture.
     """
 
     model: str
@@ -59,7 +59,6 @@ class GenerationStats(Wire, frozen=True):
     prefix_evictions: int
     pictures: int = 0
     feature_bytes: int = 0
-    feature_bytes_total: int = 0
     feature_lookups: int = 0
     feature_hits: int = 0
     feature_evictions: int = 0

@@ -63,7 +63,7 @@ class Seeing:
     """One tiny model that sees, with its tower, and the reference."""
 
     def __init__(self, family: str, directory: Path) -> None:
-        seeing.save(family, directory)
+        self.directory = seeing.save(family, directory)
         self.model: Any = transformers.AutoModelForImageTextToText.from_pretrained(str(directory)).eval()
         self.model.requires_grad_(False)
         self._bare: Any = transformers.AutoModelForImageTextToText.from_pretrained(str(directory)).eval()

@@ -399,7 +399,6 @@ class Engine:
         return (
             self.tower.pictures_seen,
             store.nbytes,
-            store.limit_nbytes,
             store.lookups,
             store.hits,
             store.evictions,

@@ -86,7 +86,7 @@ class PlainEngine(Engine):
         assert self._reader is not None
         return self._reader.processed(picture)
 
-    def _seen(self, sequence: Choice, tokens: list[int]) -> dict[str, Any]:
+    def _arguments(self, sequence: Choice, tokens: list[int]) -> dict[str, Any]:
         """What the model takes for the pictures of a sequence of so many tokens."""
         if self._reader is None or not sequence.request.pictures:
             return {}
@@ -105,7 +105,7 @@ class PlainEngine(Engine):
         if run is None or not run.continues(span):
             if run is not None:
                 run.close()
-            run = self._run = Run(self._bare, span.sequence, partial(self._seen, span.sequence))
+            run = self._run = Run(self._bare, span.sequence, partial(self._arguments, span.sequence))
         try:
             return run.logits(span.sequence.tokens)
         except BaseException:
@@ -134,7 +134,7 @@ class PlainEngine(Engine):
             attention_mask=torch.ones_like(ids),
             use_cache=False,
             **kept,
-            **self._seen(sequence, sequence.tokens[: sequence.prompt_length]),
+            **self._arguments(sequence, sequence.tokens[: sequence.prompt_length]),
         ).logits[0]
         return logits if self._keeps_some else logits[rows]
 

@@ -45,6 +45,16 @@ def test_gauges_are_by_model_and_summed_over_models() -> None:
     assert [value(metrics.rs_running), value(metrics.rs_capacity), value(metrics.rs_blocks)] == [7, 12, 30]
 
 
+def test_pictures_and_their_features_are_counted_by_model() -> None:
+    metrics = WorkerMetrics("worker-0")
+    counts = GenerationCounts(metrics)
+    for pictures, hits in ((2, 1), (5, 3)):
+        counts.report([stats("a", pictures=pictures, feature_bytes=70, feature_hits=hits)])
+    assert value(metrics.pictures, "a", "worker-0") == 5
+    assert value(metrics.feature_hits, "a", "worker-0") == 3
+    assert value(metrics.feature_bytes, "a", "worker-0") == 70
+
+
 def test_a_model_that_is_unloaded_falls_to_zero_and_keeps_its_counts() -> None:
     metrics = WorkerMetrics("worker-0")
     counts = GenerationCounts(metrics)

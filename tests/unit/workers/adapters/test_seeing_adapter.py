@@ -1,0 +1,128 @@
+"""A chat model that sees as an adapter: loaded, proven with a picture, and asked with pictures in messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ipc.errors import InputTooLong, InvalidInput
+from ipc.settings import Generation
+from ipc.wire.messages import Ending, GenerateCall, Sampling
+from tests.fakes.generating import Answers
+from tests.fakes.seeing import TOKENS, Chat, Seeing
+from workers.adapters.base import LoadContext, Prepared
+from workers.adapters.causal import CausalAdapter
+from workers.generation import building
+from workers.generation.engine import Engine
+from workers.generation.plain import PlainEngine
+from workers.generation.request import GenerationRequest
+
+QUESTION = "What do you see?"
+CHATS = (Chat((1, QUESTION)), Chat((QUESTION,)), Chat((1, "Compare.", 2, QUESTION)))
+FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
+    """Each family."""
+    return Seeing(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def adapter(model: Seeing) -> CausalAdapter:
+    return CausalAdapter.load(context(model.directory))
+
+
+def context(directory: Path, **settings: Any) -> LoadContext:
+    return LoadContext(
+        directory=directory,
+        model_id="tiny/seeing",
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        max_sequence_length=512,
+        options={},
+        progress=lambda phase, fraction: None,
+        generation=Generation(max_sequences=4, **settings),
+        free_bytes=lambda: 1 << 30,
+    )
+
+
+def call_of(chat: Chat, **options: Any) -> GenerateCall:
+    ending = Ending(max_tokens=TOKENS, ignore_eos=True)
+    given = {"sampling": Sampling(temperature=0.0, logprobs=0), "ending": ending, **options}
+    return GenerateCall(messages=chat.messages(), images=chat.files, **given)
+
+
+def prepared(adapter: CausalAdapter, chat: Chat, **options: Any) -> GenerationRequest:
+    call = call_of(chat, **options)
+    [found] = adapter.prepare(call.items, call)
+    assert isinstance(found, Prepared)
+    request: GenerationRequest = found.payload
+    return request
+
+
+def answer(adapter: CausalAdapter, *chats: Chat, **options: Any) -> list[list[int]]:
+    """The tokens of the answers to conversations that run together."""
+    answers = Answers()
+    for number, chat in enumerate(chats):
+        request = prepared(adapter, chat, **options)
+        request.key = number
+        adapter.engine.add(request)
+    answers.run(adapter.engine)
+    return [answers.tokens[number, 0] for number in range(len(chats))]
+
+
+def test_a_model_that_passes_the_proof_with_a_picture_runs_in_packed_steps(
+    model: Seeing, adapter: CausalAdapter
+) -> None:
+    assert adapter.sees and type(adapter.engine) is Engine
+    assert adapter.engine.statistics().pictures == 0, "those of the proof are not counted"
+    assert answer(adapter, *CHATS) == [model.expected(chat)[0] for chat in CHATS]
+
+
+def test_the_features_of_a_picture_are_made_once_for_each_space(adapter: CausalAdapter) -> None:
+    answer(adapter, CHATS[0], space="first")
+    before = adapter.engine.statistics()
+    again = prepared(adapter, Chat((1, "Which colour has the bridge?")), space="first")
+    assert not again.pictures[0].inputs, "a known picture is not decoded"
+    answer(adapter, Chat((1, "Which colour has the bridge?")), space="first")
+    assert adapter.engine.statistics().pictures == before.pictures
+    assert adapter.engine.statistics().feature_bytes == before.feature_bytes > 0
+    answer(adapter, CHATS[0], space="second")
+    assert adapter.engine.statistics().pictures == before.pictures + 1
+
+
+def test_a_prompt_whose_pictures_exceed_the_context_is_refused_and_never_cut(adapter: CausalAdapter) -> None:
+    long = Chat((1, "word " * 600))
+    for truncate in (False, True):
+        with pytest.raises(InputTooLong, match="a prompt with images is not cut"):
+            prepared(adapter, long, truncate=truncate)
+    counted = prepared(adapter, Chat((1, QUESTION)), counts_only=True)
+    assert not counted.pictures, "counting decodes no picture"
+
+
+def test_a_torn_picture_is_refused_before_anything_runs(adapter: CausalAdapter) -> None:
+    chat = Chat((1, QUESTION))
+    call = GenerateCall(messages=chat.messages(), images=[chat.files[0][:200]])
+    with pytest.raises(InvalidInput, match="messages: image 1: "):
+        adapter.prepare(call.items, call)
+
+
+def test_the_bytes_of_stored_features_count_as_memory_of_the_model(
+    model: Seeing, adapter: CausalAdapter
+) -> None:
+    small = CausalAdapter.load(context(model.directory, picture_cache_bytes=1 << 20, cache_bytes=1 << 20))
+    large = CausalAdapter.load(context(model.directory, picture_cache_bytes=9 << 20, cache_bytes=1 << 20))
+    assert large.memory_bytes - small.memory_bytes == 8 << 20
+
+
+def test_a_model_that_fails_the_proof_sees_with_generate_alone(
+    model: Seeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "packs", lambda *_: False)
+    plain = CausalAdapter.load(context(model.directory))
+    assert plain.sees and type(plain.engine) is PlainEngine
+    assert answer(plain, *CHATS) == [model.expected(chat)[0] for chat in CHATS]

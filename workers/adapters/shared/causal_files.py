@@ -1,0 +1,101 @@
+"""The files of a model that continues texts: configuration, tokenizer, weights, and what reads its pictures.
+
+A checkpoint is loaded by transformers' `AutoModelForImageTextToText` where its configuration has a part for pictures,
+else by `AutoModelForCausalLM`. GGUF files are read by modules that need the extra `gguf`.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
+from transformers.utils import logging as transformers_logging
+
+from workers.adapters.base import LoadContext
+from workers.adapters.shared import checkpoint
+from workers.adapters.shared.linears import GENERATED_ROWS, lay_out_linears
+from workers.generation.pictures import families
+from workers.generation.pictures.family import Family
+from workers.generation.pictures.reading import PictureReader
+from workers.generation.templates import ChatTemplate
+from workers.loading.gguf_file import read_model
+
+log = logging.getLogger(__name__)
+
+
+def is_seeing(config: Any) -> bool:
+    """Whether a model reads pictures beside text, by the type of its configuration."""
+    known: bool = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return known and config.get_text_config() is not config
+
+
+class CausalFiles:
+    """The files of one load."""
+
+    def __init__(self, context: LoadContext) -> None:
+        self._context = context
+        self._stored = read_model(context.directory / context.gguf) if context.gguf else None
+        self._config = None if context.gguf else checkpoint.read_config(context)
+
+    def tokenizer(self) -> Any:
+        """transformers' tokenizer, with the chat template."""
+        if self._stored is None:
+            return checkpoint.load_tokenizer(self._context)
+        from workers.adapters.shared import gguf_weights
+
+        tokenizer = gguf_weights.read_tokenizer(self._stored)
+        checkpoint.refuse_without_words(tokenizer)
+        self._context.progress("tokenizer", 1.0)
+        return tokenizer
+
+    def model(self) -> Any:
+        """The model in eval mode on the device, whose generation settings name all tokens that end an answer."""
+        context = self._context
+        factory = AutoModelForImageTextToText if is_seeing(self._config) else AutoModelForCausalLM
+        model = checkpoint.load_model(context, factory) if self._stored is None else self._from_gguf()
+        if context.device.type == "cpu":
+            tell = partial(context.progress, "linear layers")
+            lay_out_linears(model, GENERATED_ROWS, tell, context.findings)
+        return model
+
+    def family(self, tokenizer: Any) -> Family | None:
+        """What reads pictures for the model; None for a model that does not see, which the log says."""
+        if not is_seeing(self._config):
+            return None
+        context = self._context
+        try:
+            return families.load(
+                context.directory, self._config, tokenizer, trust_remote_code=context.trust_remote_code
+            )
+        except (ValueError, OSError, ImportError) as error:
+            log.warning("%s is served without pictures: %s", type(self._config).__name__, error)
+            return None
+
+    def reader(self, family: Family, template: ChatTemplate) -> PictureReader | None:
+        """The reader of prompts with pictures; None if the chat template shows none, which the log says."""
+        reader = PictureReader(family, template)
+        try:
+            reader.check()
+        except ValueError as error:
+            log.warning("%s is served without pictures: %s", type(self._config).__name__, error)
+            return None
+        return reader
+
+    def _from_gguf(self) -> Any:
+        from workers.adapters.shared import gguf_weights
+
+        context, stored = self._context, self._stored
+        assert stored is not None
+        transformers_logging.disable_progress_bar()
+        config = gguf_weights.config_of(stored)
+        model = gguf_weights.load(stored, config, context.dtype, context.progress)
+        model.config.use_cache = False
+        model.generation_config.eos_token_id = gguf_weights.end_ids(stored) or None
+        context.progress("weights", 1.0)
+        return model.to(context.device).eval().requires_grad_(False)
