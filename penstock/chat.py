@@ -4,7 +4,8 @@
 2. The answer is printed as its stream arrives. Reasoning is printed dim on a terminal and left out elsewhere.
 3. Ctrl-C ends an answer: the connection is closed, so the server stops, and what has arrived stays in the conversation.
    Ctrl-C ends a command too. At the prompt, Ctrl-C clears the line, and Ctrl-D ends the program.
-4. With `--agent` the model uses tools of the server (`penstock.agent_chat`).
+4. `--image` and `/image` send pictures with the next message, for models that see.
+5. With `--agent` the model uses tools of the server (`penstock.agent_chat`).
 
 Exit codes: 0 fine, 1 when the last message got no answer, 3 for an address or key that is none.
 """
@@ -15,6 +16,8 @@ import argparse
 import contextlib
 import math
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ipc.errors import ConfigError
@@ -24,7 +27,8 @@ from penstock.agent_chat import AgentConversation, ToolScreen
 from penstock.conversation import TEXTS, Conversation, NoAnswer, Server
 
 _HELP = (
-    "/model NAME and /system TEXT change both, /reset forgets the conversation, /exit or Ctrl-D ends, "
+    "/model NAME and /system TEXT change both, /image FILE sends a picture with the next message, "
+    "/reset forgets the conversation, /exit or Ctrl-D ends, "
     "Ctrl-C stops an answer"
 )
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
@@ -45,6 +49,7 @@ def add_parser(commands: Any) -> None:
         ("chat", "talks to the server's model"),
         ("chat --agent", "the model runs code and commands on the server, each after a question"),
         ("chat my-model --system 'Answer in one sentence.' --temperature 0", "with a message of the system"),
+        ("chat --image photo.jpg", "a picture goes with the first message"),
         ("chat < question.txt", "each line of a file is a question"),
     )
 
@@ -52,6 +57,13 @@ def add_parser(commands: Any) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say how the model should answer."""
     parser.add_argument("--system", metavar="TEXT", help="the message of the system, before all others")
+    parser.add_argument(
+        "--image",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a picture for the first message; repeatable",
+    )
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token")
 
@@ -67,9 +79,12 @@ def run(options: argparse.Namespace, config: Settings) -> int:
         )
     server = Server(target.url_of(options, config), target.key_of(options))
     if not options.agent:
-        return _converse(Conversation(server, options.model, options.system, _fields(options)), None)
+        conversation = Conversation(server, options.model, options.system, _fields(options))
+        _show(conversation, options.image)
+        return _converse(conversation, None)
     asks = not options.no_ask
     conversation = AgentConversation(server, options.model, options.system, _fields(options), asks=asks)
+    _show(conversation, options.image)
     try:
         return _converse(conversation, ToolScreen(conversation))
     finally:
@@ -82,12 +97,25 @@ def check(options: argparse.Namespace) -> None:
         raise ConfigError(f"chat: --max-tokens {options.max_tokens}: expected a number from 1")
     if options.temperature is not None and not 0 <= options.temperature < math.inf:
         raise ConfigError(f"chat: --temperature {options.temperature:g}: expected a number from 0")
+    for image in options.image:
+        if not Path(image).is_file():
+            raise ConfigError(f"chat: --image {image}: no such file")
 
 
 def talk(options: argparse.Namespace, url: str, key: str, model: str, question: str = "") -> int:
     """Talk to a model of the server at `url` until the input ends, or ask one `question`; returns the exit code."""
     conversation = Conversation(Server(url, key), model, options.system, _fields(options))
+    _show(conversation, options.image)
     return _answer(conversation, None, question) if question else _converse(conversation, None)
+
+
+def _show(conversation: Conversation, images: Sequence[str]) -> None:
+    """Send pictures with the first message. Raises `ConfigError` for a file that cannot be read."""
+    for image in images:
+        try:
+            conversation.show(Path(image))
+        except OSError as error:
+            raise ConfigError(f"chat: --image {image}: {error.strerror}") from None
 
 
 def _fields(options: argparse.Namespace) -> dict[str, Any]:
@@ -142,6 +170,11 @@ def _command(line: str, conversation: Conversation, screen: ToolScreen | None) -
     elif name == "/model":
         conversation.model = value or conversation.model
         said = f"the model is {conversation.model}"
+    elif name == "/image" and value:
+        try:
+            said = conversation.show(Path(value).expanduser())
+        except OSError as error:
+            said = f"{value}: {error.strerror}"
     elif name == "/system":
         conversation.instruct(value)
         said = "the message of the system is set" if value else "there is no message of the system"

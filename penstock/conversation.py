@@ -3,15 +3,20 @@ terminal.
 
 1. `Server` sends one request at a time. Leaving the context of an answer closes the connection, so the server stops.
 2. `Conversation.ask` sends the messages so far with a new one, and gives the pieces of the answer as they come.
-3. A message without any answer is forgotten, so that it can be sent again.
+3. `Conversation.show` keeps pictures for the next message, as data URLs.
+4. A message without any answer is forgotten, so that it can be sent again. Its pictures stay for the next message.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import errno
 import http.client
 import json
+import mimetypes
 from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +25,7 @@ from penstock import target, terminal
 PATH = "/v1/chat/completions"
 TEXTS = ("reasoning_content", "content")
 """Kinds of pieces that are text of the model."""
+MOST_PICTURE_NBYTES = 32 << 20
 _SILENCE_S = 120.0
 """A server that works sends a comment every few seconds (`generation.keep_alive_s`)."""
 
@@ -89,7 +95,9 @@ class Conversation:
         self.server, self.model = server, model
         self._fields = {**fields, "stream": True, "stream_options": {"include_usage": True}}
         self._system: list[dict[str, str]] = []
-        self._said: list[dict[str, str]] = []
+        self._said: list[dict[str, Any]] = []
+        self._shown: list[dict[str, Any]] = []
+        """Parts of the next message that are pictures."""
         self.usage: dict[str, Any] = {}
         self.instruct(system or "")
 
@@ -98,8 +106,19 @@ class Conversation:
         self._system = [{"role": "system", "content": text}] if text else []
 
     def reset(self) -> None:
-        """Forget all messages but that of the system."""
-        self._said = []
+        """Forget all messages but that of the system, and the pictures for the next one."""
+        self._said, self._shown = [], []
+
+    def show(self, path: Path) -> str:
+        """Send a picture with the next message; what to say about the file. Raises `OSError`."""
+        with path.open("rb") as file:
+            content = file.read(MOST_PICTURE_NBYTES + 1)
+        if len(content) > MOST_PICTURE_NBYTES:
+            raise OSError(errno.EFBIG, f"more than {MOST_PICTURE_NBYTES} bytes")
+        media_type = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        url = f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+        self._shown.append({"type": "image_url", "image_url": {"url": url}})
+        return f"{path.name} ({len(content)} bytes) goes with the next message"
 
     def fields(self) -> dict[str, Any]:
         """The fields of the next request, beside its model and messages."""
@@ -110,7 +129,8 @@ class Conversation:
 
         What has arrived is part of the conversation even if the caller stops. Raises `NoAnswer`.
         """
-        said, answer = [*self._said, {"role": "user", "content": text}], ""
+        content = [*self._shown, {"type": "text", "text": text}] if self._shown else text
+        said, answer = [*self._said, {"role": "user", "content": content}], ""
         self.usage = {}
         body = {**self.fields(), "model": self.model, "messages": [*self._system, *said]}
         try:
@@ -121,6 +141,7 @@ class Conversation:
         finally:
             if answer:
                 self._said = [*said, {"role": "assistant", "content": answer}]
+                self._shown = []
 
 
 def pieces(lines: Iterable[bytes], usage: dict[str, Any]) -> Iterator[tuple[str, Any]]:
