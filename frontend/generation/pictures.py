@@ -352,6 +352,19 @@ def _whole(descriptor: int, nbytes: int) -> bytes:
         return file.read(nbytes)
 
 
+@contextmanager
+def of_field(messages: Sequence[Message]) -> Iterator[None]:
+    """Within, the error of a worker about one of the pictures of `messages` becomes one of the picture's field."""
+    try:
+        yield
+    except InvalidInput as error:
+        number, why = error.detail.get("image"), error.detail.get("why")
+        where = [picture.where for picture in pictures_of(messages)]
+        if not (isinstance(number, int) and isinstance(why, str) and 0 < number <= len(where)):
+            raise
+        raise InvalidField(where[number - 1], why) from None
+
+
 async def in_rows(messages: list[Message]) -> list[Message]:
     """`rows_of` messages, of messages with pictures in a thread."""
     if next(pictures_of(messages), None) is None:

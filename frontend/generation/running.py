@@ -29,7 +29,7 @@ from frontend.engine.events import Generation
 from frontend.engine.planning import cost_of, pace_of, plan
 from frontend.generation.errors import status_of
 from frontend.generation.outcome import Outcome
-from frontend.generation.pictures import laid_out, looked_at
+from frontend.generation.pictures import laid_out, looked_at, of_field
 from frontend.http.rendering import off_loop_if
 from frontend.scope import RequestScope
 from frontend.sending import COMMENT, CONTENT_TYPE, EventStream, Opening, RenderError, comment
@@ -118,9 +118,10 @@ async def running(
     with services.bodies.holding(0) as held:
         if call.messages:
             messages = await looked_at(services, scope, entry, status, call.messages, held)
-            call = laid_out(msgspec.structs.replace(call, messages=messages))
-        async with _started(services, scope, entry, status, call) as generation:
-            yield generation
+            call = msgspec.structs.replace(call, messages=messages)
+        with of_field(call.messages or ()):
+            async with _started(services, scope, entry, status, laid_out(call)) as generation:
+                yield generation
 
 
 @asynccontextmanager

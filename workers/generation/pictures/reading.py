@@ -151,4 +151,5 @@ def _is_image(part: Any) -> bool:
 
 
 def _refused(number: int, why: str) -> InvalidInput:
-    return InvalidInput(f"messages: image {number}: {why}", param="messages")
+    # NOTE: frontends know the field of the picture, and tell the reason with its name.
+    return InvalidInput(f"messages: image {number}: {why}", param="messages", image=number, why=why)

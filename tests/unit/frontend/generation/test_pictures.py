@@ -12,6 +12,7 @@ import pytest
 
 from frontend.generation.pictures import PLACEHOLDER
 from frontend.generation.requests import MOST_NBYTES
+from ipc.errors import InvalidInput
 from tests.fakes.generation_server import CHAT, RecordedServer
 from tests.fakes.web import HERE, Site, answer, serving_site, to
 from tests.tiny.pictures import encoded, picture
@@ -376,6 +377,18 @@ def test_tokens_of_pictures_are_counted_by_the_worker(server: RecordedServer) ->
     assert response.json == {"input_tokens": 4}
     [call] = server.engine.calls
     assert (call.counts_only, call.images) == (True, [PNG])
+
+
+def test_a_picture_that_the_worker_refuses_is_named_by_its_field(server: RecordedServer) -> None:
+    why = {"param": "messages", "image": 2, "why": "cannot be decoded"}
+    server.script(InvalidInput("messages: image 2: cannot be decoded", **why))
+    for path, where in ((CHAT_PATH, "messages[1].content[0].image_url.url"), (MESSAGES, None)):
+        part = base64_block() if where is None else image_url()
+        response = server.post(path, {"model": EYE, "messages": [*user(TEXT, part), *user(part)]})
+        error = response.json["error"]
+        assert response.status_code == (400 if where is None else 422)
+        assert error["message"] == f"{where or 'messages[1].content[0].source.data'}: cannot be decoded"
+        assert error.get("param") == where
 
 
 def test_models_say_whether_they_see(server: RecordedServer) -> None:
