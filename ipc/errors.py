@@ -20,6 +20,8 @@
     |   +-- ModelNotLoaded        MODEL_NOT_LOADED     503  retryable
     |   +-- ModelLoading          MODEL_LOADING        503  retryable
     |   +-- LoraLoading           LORA_LOADING         503  retryable
+    |   +-- LoraBusy              LORA_BUSY            429  retryable
+    |   +-- LoraUnavailable       LORA_RUNTIME_UNAVAILABLE 409
     |   +-- DependencyConflict    DEPENDENCY_CONFLICT  409
     |   +-- InferenceFailed       INFERENCE_ERROR      500
     |   +-- UnexpectedOutput      UNEXPECTED_OUTPUT    500
@@ -203,6 +205,18 @@ class LoraLoading(ModelError):
     """The model is loaded and the LoRA adapter that was asked for is not, yet."""
 
     code, status, retryable = "LORA_LOADING", 503, True
+
+
+class LoraBusy(ModelError):
+    """Another LoRA adapter is being loaded by name."""
+
+    code, status, retryable = "LORA_BUSY", 429, True
+
+
+class LoraUnavailable(ModelError):
+    """The model takes no LoRA adapters."""
+
+    code, status = "LORA_RUNTIME_UNAVAILABLE", 409
 
 
 class DependencyConflict(ModelError):

@@ -231,6 +231,11 @@ def _overflow(options: dict[str, Any], before: str) -> str:
     return OVERFLOW_POLICIES[policy or "default"]
 
 
+def lora_of(entry: ModelEntry) -> str:
+    """The LoRA adapter of a model's own options, empty without one. Raises `InvalidInput` for one that is no name."""
+    return _lora({}, entry.runtime, "runtime.") if entry.runtime else ""
+
+
 def _lora(request: dict[str, Any], runtime: dict[str, Any], before: str) -> str:
     """The request's LoRA adapter under either name, else the profile's."""
     for options in (request, runtime):

@@ -30,7 +30,7 @@ from frontend.http.fields import check_values, fault_of, mismatch_of, model_in
 from frontend.http.rendering import off_loop_if
 from frontend.scope import RequestScope
 from frontend.services import Services
-from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.entries import TEXT, Catalog, ModelEntry
 from ipc.decoding import learnt
 from ipc.errors import BodyTooLarge, InvalidInput, ModelNotFound, PenstockError
 from ipc.settings import Settings
@@ -41,7 +41,7 @@ LONG_NBYTES = 64 << 10
 """Bodies above this size are decoded by a thread."""
 _PLACE = re.compile(r"(?P<text>.*?) - at `(?:key in )?\$(?P<path>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
-OUTPUT = "chat"
+OUTPUT = TEXT
 DEFAULT = "default"
 STATUSES = {"loaded": "loaded", "loading": "reloading"}
 """Statuses of the contract for states of a model; all other states are `unloaded`."""

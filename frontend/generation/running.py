@@ -6,7 +6,8 @@
 2. The time of a request is bounded until its first token, and then between two tokens; a stream may last. A caller that
    sends X-Request-Timeout bounds the whole request instead.
 3. Pictures of messages are fetched and checked (`frontend.generation.pictures`), and held until the end.
-4. The call gets its space: blocks of a prompt are found by the same API key and `cache_salt` only.
+4. The call gets its space: blocks of a prompt are found by the same API key and `cache_salt` only. The call also gets
+   the LoRA adapter of its model.
 5. The engine's context is entered when the worker has tokenized the prompt.
 
 `send_json` sends an answer that is whole, `send_stream` events while the text comes.
@@ -26,7 +27,7 @@ import msgspec
 from falcon.asgi import Request, Response
 
 from frontend.engine.events import Generation
-from frontend.engine.planning import cost_of, pace_of, plan
+from frontend.engine.planning import cost_of, lora_of, pace_of, plan
 from frontend.generation.errors import status_of
 from frontend.generation.outcome import Outcome
 from frontend.generation.pictures import laid_out, looked_at, of_field
@@ -130,7 +131,7 @@ async def _started(
 ) -> AsyncIterator[Generation]:
     """The generation of a call on a loaded model."""
     space = _space_of("" if services.settings.generation.share_prefixes else scope.grant.caller, call.salt)
-    call = msgspec.structs.replace(call, space=space)
+    call = msgspec.structs.replace(call, space=space, lora=lora_of(entry))
     cost = cost_of(call, status, services.settings.limits)
     work = plan(scope, services.settings, entry.id, call, cost, lane="interactive")
     pace = pace_of(scope, services.settings, services.recorder, entry.id)

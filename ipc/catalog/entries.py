@@ -1,7 +1,8 @@
 """The entries of models, and the catalog of those that are served (`ipc.catalog.reading` reads both from files).
 
 A model names its source (hub id, directory, or installed package), its adapter, its outputs, and its profiles.
-Every non-default profile is also a model of its own, `<id>:<profile>`. Unknown keys are refused.
+Every non-default profile is also a model of its own, `<id>:<profile>`, and so is every LoRA adapter of a model that
+generates text. Unknown keys are refused.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -94,6 +95,10 @@ Count = Annotated[int, msgspec.Meta(gt=0, le=2**63 - 1)]
 Tokens = Count
 
 
+TEXT = "chat"
+"""The output of models that generate text."""
+
+
 class OutputSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One output of a model: its width and how two of them are compared."""
 
@@ -167,6 +172,12 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def served_names(self) -> tuple[str, ...]:
         """Names of the model besides its id."""
         return (self.served_name,) if isinstance(self.served_name, str) else self.served_name
+
+    @property
+    def text_loras(self) -> tuple[str, ...]:
+        """LoRA adapters of a model that generates text, each a variant of the model as profiles are."""
+        names = self.loras if TEXT in self.outputs else ()
+        return tuple(name for name in names if name not in self.profiles)
 
     @property
     def encode_outputs(self) -> tuple[str, ...]:
@@ -322,13 +333,21 @@ class Catalog(Mapping[str, ModelEntry]):
         return f"did you mean {near!r}?" + (f" {how[0].upper()}{how[1:]}" if unserved else "")
 
 
-def _aliases(entries: Iterable[ModelEntry]) -> Iterable[tuple[str, str]]:
-    """(further name, id) of models, and of their profiles."""
+def _aliases(entries: Sequence[ModelEntry]) -> Iterable[tuple[str, str]]:
+    """(further name, id) of models, of their profiles, and of LoRA adapters that one model alone has.
+
+    A LoRA adapter goes by its own name unless a model has the name.
+    """
+    bases: dict[str, list[str]] = {}
+    for entry in entries:
+        for lora in entry.text_loras:
+            bases.setdefault(lora, []).append(entry.id)
+    yield from ((lora, f"{models[0]}:{lora}") for lora, models in bases.items() if len(models) == 1)
     for entry in entries:
         for name in entry.served_names:
             yield name, entry.id
-            others = (profile for profile in entry.profiles if profile != "default")
-            yield from ((f"{name}:{profile}", f"{entry.id}:{profile}") for profile in others)
+            others = (*(profile for profile in entry.profiles if profile != "default"), *entry.text_loras)
+            yield from ((f"{name}:{other}", f"{entry.id}:{other}") for other in others)
 
 
 def _versions(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
@@ -348,7 +367,7 @@ def is_lora_name(name: str) -> bool:
 
 def _variants(entry: ModelEntry) -> Iterable[ModelEntry]:
     default = entry.profiles.get("default", Profile())
-    yield msgspec.structs.replace(
+    model = msgspec.structs.replace(
         entry,
         runtime=default.runtime or entry.runtime,
         loadtime=default.loadtime or entry.loadtime,
@@ -356,6 +375,10 @@ def _variants(entry: ModelEntry) -> Iterable[ModelEntry]:
         adapter=default.adapter or entry.adapter,
         max_batch_tokens=default.max_batch_tokens or entry.max_batch_tokens,
     )
+    yield model
+    for name in entry.text_loras:
+        runtime = {**model.runtime, "lora": name}
+        yield msgspec.structs.replace(model, id=f"{entry.id}:{name}", runtime=runtime, profiles={})
     for name, profile in entry.profiles.items():
         if name == "default":
             continue

@@ -12,6 +12,8 @@
    start of the server.
 5. A load that brings something holds one lock (`locked`) for its whole time, since a load may take minutes and a
    transaction must not. The kernel drops the lock when its holder dies.
+6. A LoRA adapter that was loaded by name is a row of its own (`BroughtLora`), by the adapter's name. Workers serve it
+   as if the model's catalog entry named it. One load of an adapter runs at a time (`loras_locked`).
 """
 
 from __future__ import annotations
@@ -39,6 +41,14 @@ from ipc.store.store import Store, Table
 log = logging.getLogger(__name__)
 
 _LOCK = ".lock"
+_LORA_LOCK = ".loras.lock"
+
+
+class BroughtLora(msgspec.Struct, frozen=True):
+    """A LoRA adapter of `model` that was loaded by name from the directory `path`."""
+
+    model: str
+    path: str
 
 
 class Wishes:
@@ -46,6 +56,7 @@ class Wishes:
 
     def __init__(self, paths: RunPaths, store: Store) -> None:
         self.directory, self._table = paths.wishes(), Table(store, "wishes", Wish)
+        self._loras = Table(store, "loras", BroughtLora)
 
     def get(self, model: str) -> Wish | None:
         """The wish for a model, named without a version; None without one. Raises `OSError`."""
@@ -87,6 +98,32 @@ class Wishes:
             return former
 
         return await self._table.change(replace, until_ns)
+
+    def loras(self) -> Mapping[str, BroughtLora]:
+        """The LoRA adapters that were loaded by name. Raises `OSError`."""
+        return self._loras.rows()
+
+    async def bring_lora(self, name: str, lora: BroughtLora, until_ns: int) -> None:
+        """Load a LoRA adapter by name."""
+
+        def put(rows: dict[str, BroughtLora]) -> None:
+            rows[name] = lora
+
+        await self._loras.change(put, until_ns)
+
+    async def end_lora(self, name: str, until_ns: int = 0) -> bool:
+        """Unload a LoRA adapter by name; false if none of the name was loaded by name."""
+
+        def drop(rows: dict[str, BroughtLora]) -> bool:
+            return rows.pop(name, None) is not None
+
+        return await self._loras.change(drop, until_ns)
+
+    @asynccontextmanager
+    async def loras_locked(self, until_ns: int) -> AsyncIterator[None]:
+        """Keep other loads of LoRA adapters away meanwhile. Raises `DeadlineExceeded` and `OSError`."""
+        async with lock_on(self.directory / _LORA_LOCK, until_ns, "before another load had ended"):
+            yield
 
     async def wish_loaded(self, model: str, until_ns: int = 0) -> None:
         """Wish a model loaded, with what an earlier load brought."""
@@ -161,7 +198,10 @@ class Wishes:
         Raises `OSError`, and `DeadlineExceeded` as `Table.change_now` does, before anything is deleted.
         """
         # NOTE: a transaction, since a read may tell of what was in force before.
-        named = self._table.change_now(lambda rows: {wish.files for wish in rows.values()}) | {_LOCK}
+        named = self._table.change_now(lambda rows: {wish.files for wish in rows.values()}) | {
+            _LOCK,
+            _LORA_LOCK,
+        }
         for path in self.directory.iterdir():
             if path.name not in named:
                 shutil.rmtree(path, ignore_errors=True)

@@ -25,7 +25,7 @@ import torch
 
 from ipc.catalog.model_config import ModelConfig
 from ipc.catalog.option_names import FAMILY_OPTIONS
-from ipc.errors import InvalidInput
+from ipc.errors import InvalidInput, LoraUnavailable
 from ipc.settings import Generation
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, GenerateCall, InputItem
@@ -280,8 +280,13 @@ class Adapter(ABC):
         return self.config
 
     def refuse_unsupported(self, call: Call) -> None:
-        """Raise `InvalidInput` for options, labels or inputs that this family refuses."""
+        """Raise `InvalidInput` for options, labels or inputs that this family refuses.
+
+        Raises `LoraUnavailable` for a LoRA adapter of generated text that the family does not apply.
+        """
         if call.lora and self.loras is None:
+            if isinstance(call, GenerateCall):
+                raise LoraUnavailable("this model has no LoRA adapters")
             before = call.names.options
             raise InvalidInput(f"{before}lora, {before}lora_id: this model has no LoRA adapters")
 

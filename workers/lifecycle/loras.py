@@ -8,10 +8,11 @@
    longest ago takes no new requests after `TURN_S`, so that its turn comes to an end.
 4. A failed load is remembered and answered at once, until the files change or, for lack of memory or network or after
    deaths of the process, its time has come.
+5. An adapter that the catalog names no more is unloaded: its file names others now, or a request has unloaded it.
 
 Adapters are put to use and taken away on the device thread, between two batches. Only the endpoint's thread opens
-requests, and only that thread calls `require`, where every unloading begins. So an adapter that is unloading gets no
-more requests, and is dropped once no open request needs it.
+requests, and only that thread calls `require` and `leave_unnamed`, where every unloading begins. So an adapter that is
+unloading gets no more requests, and is dropped once no open request needs it.
 """
 
 from __future__ import annotations
@@ -56,11 +57,12 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
         settings: Settings,
         crashes: LoadCrashes,
         run: Callable[[Callable[[], Any]], Any],
+        post: Callable[[Callable[[], None]], object],
         jobs: JobTable,
     ) -> None:
-        """`run` executes a function on the device thread."""
+        """`run` executes a function on the device thread and waits for its end, `post` does not wait."""
         super().__init__(states, LoadLine(), crashes, settings.worker.load_threads)
-        self._run_on_device, self._jobs = run, jobs
+        self._run_on_device, self._post, self._jobs = run, post, jobs
         self._dirs, self._places = settings.catalog.lora_dirs, settings.worker.max_loras
 
     def require(self, instance: Instance, call: Call) -> None:
@@ -157,6 +159,7 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
             lora.rest()
             instance.drop_lora(lora)
         if ended:
+            self.remove_dropped()
             self.states.announce(instance)
         return len(ended) < len(draining)
 
@@ -187,14 +190,42 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
 
     def carry_out(self, item: LoraAdapter) -> FittedLora:
         """Load an adapter: read, install and prove it, in the place of those that have left."""
-        with self.states.lock:
-            adapter, dropped = item.parent.adapter, item.parent.dropped_loras
-            item.parent.dropped_loras = []
-        if adapter is None or adapter.loras is None:
+        self._run_on_device(partial(self._remove_dropped, item.parent))
+        adapter = item.parent.adapter
+        if adapter is None:
             raise LoadAbandoned("its model has gone")
-        for key, fitted in dropped:
-            self._run_on_device(partial(adapter.loras.remove, key, fitted))
         return self._fit(adapter, item)
+
+    def remove_dropped(self) -> None:
+        """Have the device thread give the memory of adapters back that have gone. Wants the lock, and does not wait."""
+        for instance in self.states.instances():
+            if instance.dropped_loras:
+                self._post(partial(self._remove_dropped, instance))
+
+    def _remove_dropped(self, instance: Instance) -> None:
+        """Device thread only."""
+        with self.states.lock:
+            adapter, dropped = instance.adapter, instance.dropped_loras
+            instance.dropped_loras = []
+        layers = None if adapter is None else adapter.loras
+        if layers is not None:
+            for key, fitted in dropped:
+                layers.remove(key, fitted)
+
+    def leave_unnamed(self) -> None:
+        """Unload the adapters that the catalog named and names no more. Endpoint thread only."""
+        for instance in self.states.instances():
+            known = list(instance.loras.values())
+            gone = [lora for lora in known if lora.named is not None and lora.key not in instance.entry.loras]
+            if not gone:
+                continue
+            with self.states.lock:
+                for lora in gone:
+                    if lora.state == "loaded":
+                        self._unload(lora, "catalog")
+                    elif lora.state in ("available", "failed"):
+                        # NOTE: `may_begin` takes an adapter that was in line out of the line.
+                        instance.loras.pop(lora.key, None)
 
     def load_first(self, instance: Instance, adapter: Adapter) -> None:
         """Load the adapters that profiles of a model name; on its loading thread, before anybody can use the model."""

@@ -63,14 +63,15 @@ class Maintenance:
         follower: CatalogFollower,
         device: Device,
         run: Callable[[Callable[[], Any]], Any],
+        post: Callable[[Callable[[], None]], object],
         jobs: JobTable,
         metrics: WorkerMetrics,
     ) -> None:
-        """`run` executes a function on the device thread."""
+        """`run` executes a function on the device thread and waits for its end, `post` does not wait."""
         self._states, self._settings, self._device = states, settings, device
         self._jobs, self._follower = jobs, follower
         self._crashes = LoadCrashes(settings.paths.root / "loading", slot, ended_by())
-        self.loras = LoraLoads(states, settings, self._crashes, run, jobs)
+        self.loras = LoraLoads(states, settings, self._crashes, run, post, jobs)
         self.models = ModelLoads(states, settings, self._crashes, device, run, self.loras.load_first, metrics)
         self._heap = memory_budget.Heap()
         self._next_look = 0.0
@@ -210,6 +211,7 @@ class ModelTable:
             self._follower,
             device,
             lambda work: context.queue.call(work).result(),
+            context.queue.call,
             jobs,
             metrics,
         )
@@ -248,6 +250,7 @@ class ModelTable:
 
     def changes(self) -> tuple[list[ModelStatus], list[str]]:
         """States that changed since the last call, as `told` gives them, and names of models that are gone since."""
+        self._maintenance.loras.leave_unnamed()
         queue, names = self._states.changed, set[str]()
         while queue:
             names.add(queue.popleft())

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from ipc.catalog.entries import Catalog, Files, ModelEntry
+from ipc.catalog.entries import Catalog, DirectorySource, Files, ModelEntry
 from ipc.catalog.reading import check_lists, check_lora_dirs, files_below, load_served
 from ipc.catalog.repository import names_of, refuse_clash
 from ipc.decoding import learnt
@@ -80,7 +80,15 @@ def add_repositories(
     taken = names_of(served.sources)
     versions = entries.read(repository, wishes, taken)
     refuse_clash((entry.model for entry in versions), taken)
-    return Catalog([*served.sources, *versions], files, served.reading, served.read_ns)
+    return Catalog([*_with_loras(served.sources, wishes), *versions], files, served.reading, served.read_ns)
+
+
+def _with_loras(sources: Iterable[ModelEntry], wishes: Wishes | None) -> Iterable[ModelEntry]:
+    """The entries with the LoRA adapters that were loaded by name; an adapter of the entry's own goes first."""
+    rows = wishes.loras() if wishes is not None else {}
+    for entry in sources:
+        brought = {name: DirectorySource(lora.path) for name, lora in rows.items() if lora.model == entry.id}
+        yield msgspec.structs.replace(entry, loras=brought | entry.loras) if brought else entry
 
 
 class _Accepted(msgspec.Struct):
@@ -199,7 +207,9 @@ def look(dirs: Iterable[str], repositories: Iterable[str] = (), wishes: Wishes |
     catalog = frozenset(facts for path in paths if (facts := _facts(path)))
     brought = wishes.brought() if wishes is not None else {}
     wished = ((f"{_BROUGHT}{model} {wish.digest}", 0, 0, 0) for model, wish in brought.items())
-    return catalog.union(wished, *(layout.look(Path(root)) for root in repositories))
+    rows = wishes.loras() if wishes is not None else {}
+    loras = ((f"{_BROUGHT}{lora.model} {name} {lora.path}", 0, 0, 0) for name, lora in rows.items())
+    return catalog.union(wished, loras, *(layout.look(Path(root)) for root in repositories))
 
 
 def _facts(path: Path) -> tuple[str, int, int, int] | None:

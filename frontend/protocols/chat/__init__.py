@@ -12,7 +12,7 @@ import msgspec
 
 from frontend.generation.errors import ErrorAnswer, generating
 from frontend.generation.protocol import TextProtocol
-from frontend.protocols.chat import management
+from frontend.protocols.chat import adapters, management
 from frontend.protocols.chat.chat import PROTOCOL, ChatRequest, ChatResource
 from frontend.protocols.chat.completions import CompletionAnswer, CompletionRequest, CompletionsResource
 from frontend.protocols.chat.management import (
@@ -25,7 +25,7 @@ from frontend.protocols.chat.management import (
 )
 from frontend.protocols.chat.mcp import McpResource
 from frontend.protocols.chat.output import ChatAnswer
-from frontend.routes import JSON, MCP, Need, Route
+from frontend.routes import JSON, MCP, TEXT, Need, Route
 from frontend.services import Services
 
 FOLDERS = ("/v1/chat", "/v1/images", "/v1/audio", "/v1/system", "/calibration")
@@ -69,6 +69,28 @@ def _system(
         errors=errors,
         error_code_header=False,
         need="admin",
+    )
+
+
+def _adapter_change(
+    path: str, resource: Any, summary: str, body: type[msgspec.Struct], example: dict[str, Any]
+) -> Route:
+    statuses = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 502, 503, 504)
+    return Route(
+        "post",
+        path,
+        resource,
+        summary,
+        "models",
+        body=body,
+        answer_text="A line that says what was done.",
+        media=(TEXT,),
+        errors=dict.fromkeys(statuses, ErrorAnswer),
+        error_code_header=False,
+        request_media=(JSON,),
+        example=example,
+        need="admin",
+        switch="admin",
     )
 
 
@@ -127,9 +149,30 @@ ROUTES = (
     *_not_built("tuning by request", "/v1/models/tune"),
     *_not_built("quantizing a loaded model again", "/re_isq"),
     *_not_built("calibration", "/calibration/start", "/calibration/status", "/calibration/apply"),
-    *_not_built("loading LoRA adapters by name", "/v1/load_lora_adapter"),
-    *_not_built("unloading LoRA adapters by name", "/v1/unload_lora_adapter"),
-    *_not_built("LoRA adapters of generating models", "/v1/lora_adapters"),
+    _adapter_change(
+        "/v1/load_lora_adapter",
+        adapters.LoadAdapterResource,
+        "Load a LoRA adapter of a generating model.",
+        adapters.LoadAdapterRequest,
+        {"lora_name": "legal", "lora_path": "legal"},
+    ),
+    _adapter_change(
+        "/v1/unload_lora_adapter",
+        adapters.UnloadAdapterResource,
+        "Unload a LoRA adapter that a request has loaded.",
+        adapters.UnloadAdapterRequest,
+        {"lora_name": "legal"},
+    ),
+    Route(
+        "get",
+        "/v1/lora_adapters",
+        adapters.AdaptersResource,
+        "The LoRA adapters of generating models.",
+        "models",
+        answer=adapters.AdapterList,
+        errors=dict.fromkeys((401, 403, 429), ErrorAnswer),
+        error_code_header=False,
+    ),
 )
 
 

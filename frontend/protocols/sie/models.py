@@ -108,7 +108,7 @@ def listed_model(
         created_at=instant(int(created)),
         max_input_tokens=max_input_tokens,
         root=model if aliased else base,
-        parent=base if profile and not aliased else None,
+        parent=base if profile else None,
         status=msgspec.UNSET if aliased else model_status(status.state),  # type: ignore[arg-type]
         max_sequences=status.max_sequences or msgspec.UNSET,
         tools=status.tools or msgspec.UNSET,

@@ -37,16 +37,13 @@ UNDOCUMENTED = {
     **dict.fromkeys(("/v1/images/generations", "/v1/audio/speech"), "other categories of models"),
     **dict.fromkeys(("/v1/models/tune", "/re_isq", *INSTEAD), "refuses everything"),
     **dict.fromkeys((f"/calibration/{act}" for act in ("start", "status", "apply")), "refuses everything"),
-    **dict.fromkeys(
-        (f"/v1/{name}" for name in ("load_lora_adapter", "unload_lora_adapter", "lora_adapters")),
-        "refuses everything",
-    ),
     **dict.fromkeys(("/v1/containers", "/v1/containers/{container_id}"), "refuses everything"),
     **dict.fromkeys((f"/v1/responses/{name}" for name in ("compact", "input_tokens")), "not found"),
 }
 OTHER_ERRORS = ("/v2", "/v1/config", "/v1/chat", "/v1/completions", "/v1/models/unload", "/v1/models/reload")
 OTHER_ERRORS += ("/v1/models/status", "/v1/system", "/v1/messages", "/v1/responses", "/api/", "/v1/files")
-OTHER_ERRORS += ("/v1/containers", "/v1/agent", "/v1/sessions", "/v1/skills")
+OTHER_ERRORS += ("/v1/containers", "/v1/agent", "/v1/sessions", "/v1/skills", "/v1/lora_adapters")
+OTHER_ERRORS += ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 REFUSED = {("post", "/v1/containers/{container_id}/files")}
 """Methods that a described path refuses with a reason."""
 FOREIGN = (
@@ -237,7 +234,7 @@ FREE_TEXTS = {
     "include", "max_tool_calls", "response_format", "stream_options", "summary", "thinking", "tool_choice", "type",
     "web_search_options", "messages", "audio", "conversation", "function_call", "functions", "mcp_servers",
     "output_format", "thread", "cache_salt", "keep_alive", "template", "think", "tool_name", "file", "purpose",
-    "message", "files", "default_version", "display_name", "display_title",
+    "message", "files", "default_version", "display_name", "display_title", "lora_name", "lora_path", "base_model_name",
 }  # fmt: skip
 
 

@@ -57,6 +57,11 @@ def needing(adapter: Any, lora: str) -> Any:
     return SimpleNamespace(adapter=adapter, work=SimpleNamespace(call=SimpleNamespace(lora=lora)))
 
 
+def _run(work: Callable[[], Any]) -> Any:
+    """As the device thread does, at once."""
+    return work()
+
+
 class Worker:
     """A loader over one loaded model with a directory of adapters; `jobs` are the open requests."""
 
@@ -78,9 +83,7 @@ class Worker:
         self.settings = settings.load(flags=flags, environ={})
         book: Any = SimpleNamespace(jobs=lambda: self.jobs)
         crashes = LoadCrashes(self.settings.paths.root / "loading", 0)
-        self.loader = LoraLoads(
-            cast("ModelStates", states), self.settings, crashes, lambda work: work(), book
-        )
+        self.loader = LoraLoads(cast("ModelStates", states), self.settings, crashes, _run, _run, book)
         self.instance = Instance([ENTRY])
         self.instance.begin(demanded=True)
         self.instance.succeed(self.adapter, 1000, 1.0, 1.0)

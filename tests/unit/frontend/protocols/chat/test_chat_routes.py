@@ -507,7 +507,6 @@ def test_the_system_is_described_and_examined(server: Server) -> None:
         ("/v1/models/tune", 501),
         ("/re_isq", 501),
         ("/calibration/start", 501),
-        ("/v1/load_lora_adapter", 501),
         ("/v1/audio/transcriptions", 404),
     ],
 )
