@@ -1,0 +1,176 @@
+"""A real server with tiny models that see: tokens as those of transformers in every dialect, and bad pictures."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.conformance.hostile_images import FAILED, animated_gif, rotated, saved
+from tests.fakes.seeing import TOKENS, Chat, Seeing
+from tests.fakes.web import HERE, Site, answer, serving_site
+from tests.harness.later import anthropic, openai
+from tests.harness.server import Answer, Server, serving
+from tests.tiny import chat_models
+from tests.tiny.pictures import encoded, picture
+
+QWEN, GEMMA, BLIND = "tiny/qwen2_5_vl", "tiny/gemma3", "tiny/blind"
+FAMILIES = {QWEN: "qwen2_5_vl", GEMMA: "gemma3"}
+CHATS = {
+    "no picture": Chat(("hello there",)),
+    "one picture": Chat((1, "what is this")),
+    "two pictures": Chat((2, 3, "which one is larger")),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seeing]:
+    """The models in this process, as the reference."""
+    root = tmp_path_factory.mktemp("seeing")
+    return {name: Seeing(family, root / family) for name, family in FAMILIES.items()}
+
+
+@pytest.fixture(scope="module")
+def server(models: dict[str, Seeing], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of the same models, and of one that sees nothing."""
+    root = tmp_path_factory.mktemp("server")
+    catalog = root / "catalog"
+    catalog.mkdir()
+    for name, seeing in models.items():
+        chat_models.write_entry(catalog, name, seeing.directory)
+    chat_models.write_entry(catalog, BLIND, chat_models.save("chatml", root / "chatml"))
+    settings = {"fetch.allowed_networks": HERE}
+    with serving(root, (*FAMILIES, BLIND), settings, catalog=catalog, supervised=False) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    """A site with the pictures of the chats."""
+    files = [file for chat in CHATS.values() for file in chat.files]
+    with serving_site({f"/{at}.png": answer(file, kind="image/png") for at, file in enumerate(files)}) as run:
+        yield run
+
+
+def data_url(data: bytes, kind: str = "png") -> str:
+    """A picture in a URL."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def shown(*urls: str, text: str = "what is this") -> list[dict[str, Any]]:
+    """A message of a user."""
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+def asked(server: Server, model: str, messages: Any, **more: Any) -> Answer:
+    """The answer to a conversation."""
+    body = {"model": model, "messages": messages, "max_tokens": TOKENS, "ignore_eos": True, **more}
+    return server.post("/v1/chat/completions", body)
+
+
+def tokens_of(answer: Any) -> list[int]:
+    """The ids of the tokens of an answer."""
+    return [entry["token_id"] for entry in answer["choices"][0]["logprobs"]["content"]]
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+@pytest.mark.parametrize("chat", CHATS)
+def test_answers_have_the_tokens_of_transformers(
+    server: Server, models: dict[str, Seeing], model: str, chat: str
+) -> None:
+    wanted, _ = models[model].expected(CHATS[chat])
+    [text] = [part for part in CHATS[chat].parts if isinstance(part, str)]
+    messages = shown(*map(data_url, CHATS[chat].files), text=text)
+    for _ in range(2):
+        found = asked(server, model, messages, logprobs=True)
+        assert found.status == 200, found.body
+        assert tokens_of(found.json()) == wanted
+    assert found.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    counted = models[model].request("k", CHATS[chat]).prompt
+    assert found.json()["usage"]["prompt_tokens"] == len(counted)
+
+
+def test_all_dialects_and_forms_of_a_picture_give_the_same_answer(server: Server, site: Site) -> None:
+    [data], text = CHATS["one picture"].files, "what is this"
+    more: Any = {"extra_body": {"ignore_eos": True}}
+    said = set()
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client,
+        anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0) as claude,
+    ):
+        for url in (data_url(data), site.url("/0.png")):
+            messages: Any = shown(url, text=text)
+            chat = client.chat.completions.create(model=QWEN, messages=messages, max_tokens=TOKENS, **more)
+            said.add(chat.choices[0].message.content)
+            parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": text}]
+            given: Any = [{"role": "user", "content": parts}]
+            response = client.responses.create(model=QWEN, input=given, max_output_tokens=TOKENS, **more)
+            said.add(response.output_text)
+        sources = [
+            {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()},
+            {"type": "url", "url": site.url("/0.png")},
+        ]
+        for source in sources:
+            blocks = [{"type": "image", "source": source}, {"type": "text", "text": text}]
+            turn: Any = [{"role": "user", "content": blocks}]
+            message = claude.messages.create(model=QWEN, max_tokens=TOKENS, messages=turn, **more)
+            said.add(message.content[0].text)
+            counted = claude.messages.count_tokens(model=QWEN, messages=turn)
+            assert counted.input_tokens == message.usage.input_tokens == chat.usage.prompt_tokens
+        onward = client.responses.create(
+            model=QWEN, input="and now", previous_response_id=response.id, max_output_tokens=TOKENS, **more
+        )
+        assert onward.usage.input_tokens > response.usage.input_tokens
+        assert onward.usage.input_tokens_details.cached_tokens > 0
+    body = {"model": QWEN, "stream": False, "options": {"num_predict": TOKENS}}
+    image = base64.b64encode(data).decode()
+    ollama = server.post(
+        "/api/chat", {**body, "messages": [{"role": "user", "content": text, "images": [image]}]}
+    )
+    assert ollama.json()["prompt_eval_count"] == chat.usage.prompt_tokens
+    assert len(said) == 1
+
+
+def test_models_say_that_they_see_and_one_that_does_not_names_them(server: Server) -> None:
+    known = {each["id"]: each.get("vision") for each in server.get("/v1/models").json()["data"]}
+    assert (known[QWEN], known[GEMMA], known[BLIND]) == (True, True, None)
+    refused = asked(server, BLIND, shown("http://10.0.0.1/never-asked.png"))
+    assert refused.status == 422
+    assert GEMMA in refused.json()["message"] and QWEN in refused.json()["message"]
+
+
+def test_unusual_pictures_are_read(server: Server) -> None:
+    small = Image.new("RGB", (1, 1), (200, 10, 10))
+    files = {
+        "CMYK": (saved(picture(4).convert("CMYK"), "JPEG"), "jpeg"),
+        "turned": (rotated()[0], "jpeg"),
+        "animated": (animated_gif(3), "gif"),
+        "transparent": (encoded(picture(5).convert("RGBA")), "png"),
+        "of one pixel": (encoded(small), "png"),
+    }
+    for name, (data, kind) in files.items():
+        found = asked(server, QWEN, shown(data_url(data, kind)))
+        assert found.status == 200, (name, found.body)
+
+
+@pytest.mark.parametrize("name", ["JPEG cut in half", "PNG cut in half", "GIF cut in half"])
+def test_a_torn_picture_is_an_error_of_its_field(server: Server, name: str) -> None:
+    whole = data_url(encoded(picture(1)))
+    found = asked(server, QWEN, shown(whole, data_url(FAILED[name])))
+    assert found.status == 422, found.body
+    assert found.json()["error"]["param"] == "messages[0].content[1].image_url.url"
+    block = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(FAILED[name]).decode()}
+    turn = [{"role": "user", "content": [{"type": "image", "source": block}]}]
+    found = server.post("/v1/messages", {"model": QWEN, "max_tokens": 4, "messages": turn})
+    assert found.status == 400 and found.json()["error"]["type"] == "invalid_request_error"
+    assert found.json()["error"]["message"].startswith("messages[0].content[0].source.data: ")
+
+
+def test_twenty_large_pictures_are_refused(server: Server) -> None:
+    large = data_url(encoded(Image.new("RGB", (4096, 4096), (1, 2, 3))))
+    found = asked(server, QWEN, shown(*[large] * 20))
+    assert found.status == 422 and "limits.max_images" in found.json()["message"]
