@@ -59,7 +59,7 @@ FAMILY_OPTIONS: dict[str, tuple[str, ...]] = {
         "activation",
         "default_instruction",
     ),
-    "causal": ("chat_template", "tool_format", "reasoning"),
+    "causal": ("chat_template", "tool_format", "reasoning", "min_pixels", "max_pixels"),
     "detection": ("score_threshold",),
     "owlv2": ("score_threshold", "label_template"),
     "grounding_dino": ("box_threshold", "text_threshold"),

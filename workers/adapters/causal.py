@@ -81,8 +81,7 @@ class CausalAdapter(Adapter):
         files = CausalFiles(context)
         tokenizer = files.tokenizer()
         family = files.family(tokenizer)
-        reserved = frozenset[str]() if family is None else family.words
-        template = ChatTemplate(tokenizer, str(context.options.get("chat_template", "")), reserved)
+        template = files.template(tokenizer, family)
         template.check()
         reader = None if family is None else files.reader(family, template)
         answers = detect(
@@ -136,6 +135,12 @@ class CausalAdapter(Adapter):
     def sees(self) -> bool:
         """Whether the model reads pictures of messages."""
         return self.engine.reader is not None
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of a picture of a usual size; 0 for a model that does not see."""
+        reader = self.engine.reader
+        return 0 if reader is None else reader.family.usual_tokens
 
     @property
     def memory_bytes(self) -> int:

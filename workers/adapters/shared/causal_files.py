@@ -65,17 +65,31 @@ class CausalFiles:
         return model
 
     def family(self, tokenizer: Any) -> Family | None:
-        """What reads pictures for the model; None for a model that does not see, which the log says."""
+        """What reads pictures for the model; None for a model that does not see, which the log says.
+
+        Raises ValueError for options that the model does not have.
+        """
+        context = self._context
+        pixels = families.pixels_of(self._config, context.options)
         if not is_seeing(self._config):
             return None
-        context = self._context
+        trust = context.trust_remote_code
         try:
             return families.load(
-                context.directory, self._config, tokenizer, trust_remote_code=context.trust_remote_code
+                context.directory, self._config, tokenizer, trust_remote_code=trust, pixels=pixels
             )
         except (ValueError, OSError, ImportError) as error:
             log.warning("%s is served without pictures: %s", type(self._config).__name__, error)
             return None
+
+    def template(self, tokenizer: Any, family: Family | None) -> ChatTemplate:
+        """The chat template of the options, else the one that is stored for pictures, else that of the tokenizer."""
+        chosen = str(self._context.options.get("chat_template", ""))
+        if family is None:
+            return ChatTemplate(tokenizer, chosen)
+        return ChatTemplate(
+            tokenizer, chosen or families.stored_template(self._context.directory), family.words
+        )
 
     def reader(self, family: Family, template: ChatTemplate) -> PictureReader | None:
         """The reader of prompts with pictures; None if the chat template shows none, which the log says."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,19 @@ FAMILIES: dict[str, type[Family]] = {
     "llama4": Llama4,
 }
 """Families by `model_type`."""
+PIXELS = ("min_pixels", "max_pixels")
+"""Options of a load that bound the area of a picture in pixels, for the families of Qwen."""
 
 
-def load(directory: Path, config: Any, tokenizer: Any, *, trust_remote_code: bool = False) -> Family:
-    """The pictures of the model in a directory.
+def load(
+    directory: Path,
+    config: Any,
+    tokenizer: Any,
+    *,
+    trust_remote_code: bool = False,
+    pixels: Mapping[str, int] | None = None,
+) -> Family:
+    """The pictures of the model in a directory. `pixels` are options of `PIXELS`, over the stored ones.
 
     Raises ValueError for an architecture without a family and for settings that are not served, OSError without the
     file of the image processor, and ImportError without pillow.
@@ -38,8 +48,24 @@ def load(directory: Path, config: Any, tokenizer: Any, *, trust_remote_code: boo
         raise ValueError(
             f"pictures of the architecture {config.model_type!r} are not read; those of {', '.join(FAMILIES)} are"
         )
-    images = family.load_images(directory, trust_remote_code=trust_remote_code)
+    images = family.load_images(directory, trust_remote_code=trust_remote_code, **(pixels or {}))
     return family(config, tokenizer, images)
+
+
+def pixels_of(config: Any, options: Mapping[str, Any]) -> dict[str, int]:
+    """The bounds on the area of a picture among the options of a load.
+
+    Raises ValueError for a bound that is no positive number, bounds that no size meets, and a model of another family.
+    """
+    pixels = {name: options[name] for name in PIXELS if name in options}
+    for name, value in pixels.items():
+        if FAMILIES.get(getattr(config, "model_type", "")) is not Qwen:
+            raise ValueError(f"{name}: only models of Qwen that see have this option")
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}: {value!r} is no number of pixels")
+    if len(pixels) == len(PIXELS) and pixels["min_pixels"] > pixels["max_pixels"]:
+        raise ValueError(f"min_pixels: {pixels['min_pixels']} is over max_pixels, {pixels['max_pixels']}")
+    return pixels
 
 
 def stored_template(directory: Path) -> str:

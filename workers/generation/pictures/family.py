@@ -21,6 +21,9 @@ import torch
 
 from workers.images import load_image_processor
 
+_USUAL_SIZE = (768, 1024)
+"""Height and width in pixels."""
+
 
 class Layout(NamedTuple):
     """What stands in a prompt for one picture.
@@ -90,9 +93,12 @@ class Family(ABC):
         self.word = self.image_word
 
     @classmethod
-    def load_images(cls, directory: Path, *, trust_remote_code: bool) -> Any:
-        """The image processor of a model directory. Raises OSError without its file, ImportError without pillow."""
-        return load_image_processor(directory, trust_remote_code=trust_remote_code)
+    def load_images(cls, directory: Path, *, trust_remote_code: bool, **pixels: int) -> Any:
+        """The image processor of a model directory, with bounds of its own on the area of pictures.
+
+        Raises OSError without the file, ImportError without pillow.
+        """
+        return load_image_processor(directory, trust_remote_code=trust_remote_code, **pixels)
 
     @property
     def settings(self) -> bytes:
@@ -104,6 +110,11 @@ class Family(ABC):
     def words(self) -> frozenset[str]:
         """Tokens that stand for pictures, which texts of requests must not become."""
         return frozenset((self.word, self.image_word))
+
+    @property
+    def usual_tokens(self) -> int:
+        """Placeholders of a picture of a usual size, for estimates."""
+        return sum(self.layout(*_USUAL_SIZE, alone=True).runs)
 
     @abstractmethod
     def layout(self, height: int, width: int, alone: bool) -> Layout:

@@ -121,7 +121,7 @@ class Llama4(Family):
         self._begins, self._ends = self.in_vocabulary("<|image_start|>", "<|image_end|>")
 
     @classmethod
-    def load_images(cls, directory: Path, *, trust_remote_code: bool) -> Llama4Images:
+    def load_images(cls, directory: Path, *, trust_remote_code: bool, **pixels: int) -> Llama4Images:
         """The image processor of a directory."""
         return Llama4Images(json.loads((directory / _FILE).read_text(encoding="utf-8")))
 
