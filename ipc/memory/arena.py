@@ -6,8 +6,9 @@ Layout (little endian): 4 KiB header, 60 KiB flight record, then blocks. A block
 (generation, nbytes); its data follow. The header is written once; the stamp is written by the owner only,
 zeroed before a block may be reused, and checked by the reader after every copy.
 
-The flight record names the requests that are on the device or in the hands of a preparing thread. It is written before
-they are touched and read by frontends only after the worker died, to tell suspects from bystanders.
+The flight record names the requests that are on the device, in a batch that is being formed, or in the hands of a
+preparing thread. It is written before they are touched and read by frontends only after the worker died, to tell
+suspects from bystanders.
 
 `BlockList` is the owner's list of free ranges. `LeaseTable` is the owner's table of block states:
 
@@ -35,7 +36,7 @@ from ipc.errors import LeaseRevoked, MachineUnfit, ProtocolError
 
 ALIGNMENT = 4096
 MAGIC = b"PENSTOCK"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 HEADER = struct.Struct("<8sIIQQ16s")
 STAMP = struct.Struct("<QQ")
 STAMP_NBYTES = 64
@@ -44,8 +45,10 @@ FLIGHT_NBYTES = 15 * ALIGNMENT
 BLOCKS_OFFSET = FLIGHT_OFFSET + FLIGHT_NBYTES
 _FLIGHT_ENTRY = struct.Struct("<QQ")
 PREPARING_MAX = 16
-_FLIGHT_MAX = FLIGHT_NBYTES // _FLIGHT_ENTRY.size - 1 - PREPARING_MAX
 _PREPARING_OFFSET = BLOCKS_OFFSET - PREPARING_MAX * _FLIGHT_ENTRY.size
+_LIST_NBYTES = (_PREPARING_OFFSET - FLIGHT_OFFSET) // 2
+"""Of each of the two lists of the flight record: requests on the device, then requests of the batch being formed."""
+_LIST_MAX = _LIST_NBYTES // _FLIGHT_ENTRY.size - 1
 
 
 def round_up(nbytes: int) -> int:
@@ -154,12 +157,19 @@ class Arena:
 
     def record_flight(self, entries: list[tuple[int, int]]) -> None:
         """Name the (session tag, request id) pairs on the device; an empty list clears the record."""
-        entries = entries[:_FLIGHT_MAX]
-        at = FLIGHT_OFFSET + _FLIGHT_ENTRY.size
+        self._record(FLIGHT_OFFSET, entries)
+
+    def record_forming(self, entries: list[tuple[int, int]]) -> None:
+        """Name the pairs of the batch that is being formed; an empty list clears this part of the record."""
+        self._record(FLIGHT_OFFSET + _LIST_NBYTES, entries)
+
+    def _record(self, start: int, entries: list[tuple[int, int]]) -> None:
+        entries = entries[:_LIST_MAX]
+        at = start + _FLIGHT_ENTRY.size
         for tag, request in entries:
             _FLIGHT_ENTRY.pack_into(self._map, at, tag, request)
             at += _FLIGHT_ENTRY.size
-        _FLIGHT_ENTRY.pack_into(self._map, FLIGHT_OFFSET, len(entries), 0)
+        _FLIGHT_ENTRY.pack_into(self._map, start, len(entries), 0)
 
     def record_preparing(self, place: int, tag: int, request: int) -> None:
         """Name the request that thread `place` (below `PREPARING_MAX`) prepares now; zeros when the thread is done."""
@@ -200,12 +210,14 @@ class ArenaView:
             raise LeaseRevoked("the result was taken back before it could be sent", retry_after_s=1)
 
     def flight(self) -> set[tuple[int, int]]:
-        """(session tag, request id) pairs that were on the device or being prepared. For use once the owner is dead."""
-        count = min(_FLIGHT_ENTRY.unpack_from(self._map, FLIGHT_OFFSET)[0], _FLIGHT_MAX)
-        first = FLIGHT_OFFSET + _FLIGHT_ENTRY.size
-        raw = self._map[first : first + count * _FLIGHT_ENTRY.size]
+        """The (session tag, request id) pairs that the flight record names. For use once the owner is dead."""
         preparing = _FLIGHT_ENTRY.iter_unpack(self._map[_PREPARING_OFFSET:BLOCKS_OFFSET])
-        return set(_FLIGHT_ENTRY.iter_unpack(raw)) | {entry for entry in preparing if entry != (0, 0)}
+        named = {entry for entry in preparing if entry != (0, 0)}
+        for start in (FLIGHT_OFFSET, FLIGHT_OFFSET + _LIST_NBYTES):
+            count = min(_FLIGHT_ENTRY.unpack_from(self._map, start)[0], _LIST_MAX)
+            first = start + _FLIGHT_ENTRY.size
+            named.update(_FLIGHT_ENTRY.iter_unpack(self._map[first : first + count * _FLIGHT_ENTRY.size]))
+        return named
 
 
 def _read_header(buffer: mmap.mmap) -> ArenaHeader:

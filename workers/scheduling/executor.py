@@ -2,7 +2,8 @@
 
 1. The thread takes the batch that was formed ahead, else forms a batch of the jobs that wait. Nothing waits on a timer.
 2. While the device is busy and at least a full budget waits, a second thread forms and collates the next batch.
-3. The requests of a batch are named in the arena's flight record while they have the device.
+3. The requests of a batch are named in the arena's flight record while the batch is collated, and while they have the
+   device.
 4. The strategy of its jobs runs a batch. Between two steps of a long batch the device may go to other work: the batch
    is suspended and waits in the queue like any other, with the same fairness.
 """
@@ -36,7 +37,13 @@ class Executor:
         self._context, self._touch = context, touch
         self._queue, self._jobs, self._activity = context.queue, context.jobs, context.activity
         self.batches = BatchLog()
-        self.next = NextBatch(context.queue, context.jobs, context.budgets, context.settings.batch.max_items)
+        self.next = NextBatch(
+            context.queue,
+            context.jobs,
+            context.budgets,
+            context.settings.batch.max_items,
+            context.arena.record_forming,
+        )
         self._running: Batch | None = None
         self._ending = False
         """Whether suspended batches run to their end, so that a batch that lacks memory gets theirs."""
@@ -192,8 +199,17 @@ class Executor:
 class NextBatch:
     """Chooses the next batch. The device thread calls `take`, the thread beside calls `form_ahead`."""
 
-    def __init__(self, queue: WorkQueue, table: JobTable, budgets: ModelBudgets, max_items: int) -> None:
+    def __init__(
+        self,
+        queue: WorkQueue,
+        table: JobTable,
+        budgets: ModelBudgets,
+        max_items: int,
+        record_forming: Callable[[list[tuple[int, int]]], None],
+    ) -> None:
+        """`record_forming` names the requests of a batch in the flight record."""
         self._queue, self._table, self._budgets, self._max_items = queue, table, budgets, max_items
+        self._record_forming = record_forming
         self._lock = threading.Lock()
         self._ahead: Batch | None = None
 
@@ -238,12 +254,14 @@ class NextBatch:
         pieces: list[Piece] = self._table.claim_pieces(taken)
         if not pieces:
             return None
+        self._record_forming([(piece.job.tag, piece.job.id) for piece in pieces])
         try:
             collated = collate(pieces)
         except BaseException as raised:
             # NOTE: the batch collates its pieces again, where an error can be answered.
             foreign.error_of(raised)
             collated = None
+        self._record_forming([])
         tokens_per_s = self._queue.paces.tokens_per_s(pieces[0].job.model) or UNKNOWN_PACE
         predicted = tokens = sum([piece.prepared.cost for piece in taken])
         if len(pieces) < len(taken):

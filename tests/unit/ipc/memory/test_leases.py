@@ -251,3 +251,14 @@ def test_the_flight_record_names_what_threads_prepare(arena: Arena) -> None:
     arena.record_preparing(0, 0, 0)
     arena.record_preparing(PREPARING_MAX - 1, 0, 0)
     assert view.flight() == {(1, 2)}
+
+
+def test_the_flight_record_names_the_batch_on_the_device_and_the_batch_being_formed(arena: Arena) -> None:
+    view = ArenaView(arena.path, EPOCH)
+    arena.record_flight([(1, 2), (1, 3)])
+    arena.record_forming([(1, 4)])
+    assert view.flight() == {(1, 2), (1, 3), (1, 4)}
+    arena.record_forming([])
+    assert view.flight() == {(1, 2), (1, 3)}
+    arena.record_forming([(2, number) for number in range(5000)])
+    assert {(1, 2), (1, 3), (2, 0)} < view.flight()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from ipc.settings import Settings
@@ -31,12 +31,18 @@ class Collating:
         return list(prepared)
 
 
-def former(*jobs: Job) -> tuple[WorkQueue, NextBatch]:
+def unrecorded(entries: list[tuple[int, int]]) -> None:
+    """No flight record."""
+
+
+def former(
+    *jobs: Job, record: Callable[[list[tuple[int, int]]], None] = unrecorded
+) -> tuple[WorkQueue, NextBatch]:
     """A queue with these jobs, and what forms its batches of at most ten tokens."""
     work = WorkQueue(Settings())
     for one in jobs:
         put(work, one)
-    return work, NextBatch(work, cast(Any, Table()), ModelBudgets(10), 512)
+    return work, NextBatch(work, cast(Any, Table()), ModelBudgets(10), 512, record)
 
 
 def put(work: WorkQueue, one: Job) -> None:
@@ -74,3 +80,19 @@ def test_forming_ahead_twice_loses_no_batch() -> None:
     forming.form_ahead()
     taken = [forming.take() for _ in range(2)]
     assert [batch.tokens for batch in taken if batch] == [10, 10]
+
+
+def test_the_flight_record_names_a_batch_while_code_of_its_model_collates() -> None:
+    recorded: list[list[tuple[int, int]]] = []
+    one, seen = job([5]), []
+
+    class Noting(Collating):
+        def collate(self, prepared: Sequence[Any]) -> list[Any]:
+            seen.append(list(recorded))
+            return super().collate(prepared)
+
+    work, forming = former(record=recorded.append)
+    put(work, one)
+    one.adapter = Noting()
+    assert forming.take() is not None
+    assert seen == [[[(one.tag, one.id)]]] and recorded[-1] == []
