@@ -13,9 +13,9 @@ Options: `config` is the model configuration (as of `ipc.catalog.model_config`),
 Parameters of a request: `do` is `crash` (the process kills itself on the device thread), `raise`, `refuse` (raises
 `InvalidInput`) or `hang`; `sleep_ms` is the time of the batch, and `hold` a file that the batch waits for the end of,
 while a file beside tells that the batch has begun. Of a stream `sleep_ms` is the time of a step, and `at` the number of
-the part before which it does so; its `record` has a line with the number of each part, and `closed` where it was closed
-before its end. `record` names a file that gets a line for every batch: the rows of each request in it, or for sequences
-the id in each row (`-` where there is no request).
+the part before which it waits and does so; its `record` has a line with the number of each part, and `closed` where it
+was closed before its end. `record` names a file that gets a line for every batch: the rows of each request in it, or
+for sequences the id in each row (`-` where there is no request).
 """
 
 from __future__ import annotations
@@ -151,6 +151,8 @@ class FakeProgram(ProgramAdapter):
         for number in range(count):
             time.sleep(float(parameters.get("sleep_ms", 0)) / 1e3)
             if number == parameters.get("at", 0):
+                if "hold" in parameters:
+                    wait_for_end_of(str(parameters["hold"]))
                 _obey(str(parameters.get("do", "")))
             if number == parameters.get("at", 0) and parameters.get("do") in _WRONG_PARTS:
                 yield _WRONG_PARTS[str(parameters["do"])]

@@ -15,6 +15,7 @@ from frontend.engine.local.client import Client
 from ipc import deadline
 from ipc.errors import InputRefused, WorkerCrashed, WorkerLost
 from ipc.wire.streams import WINDOW
+from tests.fakes.holding import holding
 from tests.fakes.program import BEGUN
 from tests.fault import rounds
 from tests.harness.decoupled import MODEL, Events, message, number_of
@@ -138,20 +139,21 @@ def test_an_input_that_crashes_its_first_step_costs_two_workers_and_is_refused(
 
 @pytest.mark.long
 def test_an_input_that_crashes_in_the_middle_of_its_stream_twice_is_refused(
-    two: tuple[Workers, Callable[[], list[str]]],
+    two: tuple[Workers, Callable[[], list[str]]], tmp_path: Path
 ) -> None:
     running, steps = two
 
     async def work(client: Client) -> None:
+        asked = asking("parts", 9, do="crash", at=2, hold=str(tmp_path / "hold"))
         for _ in range(2):
-            with (
-                await client.stream(*asking("parts", 9, do="crash", at=2)) as stream,
-                pytest.raises(WorkerLost),
-            ):
-                await rest_of(stream)
+            with holding(tmp_path) as hold, await client.stream(*asked) as stream:
+                assert [int(read(await anext(stream))["OUTPUT0"][0]) for _ in range(2)] == [0, 1]
+                hold.unlink()
+                with pytest.raises(WorkerLost):
+                    await rest_of(stream)
         assert steps() == ["0", "1"] * 2, "it was tried again"
         with pytest.raises(InputRefused):
-            await client.stream(*asking("parts", 9, do="crash", at=2))
+            await client.stream(*asked)
         for slot in (0, 1):
             running.processes[slot].wait(60)
             running.start(slot)
