@@ -13,12 +13,12 @@ import msgpack
 import numpy as np
 import pytest
 
-from tests.conformance.required_tool import lacking
 from tests.fakes.adapter import vector_of
 from tests.fault import rounds, serving
 from tests.harness.quiet import wait_quiet
 from tests.harness.raw import RawClient
 from tests.harness.server import ROOT, Server, make_server, wait_until
+from tests.harness.small_disk import small_disk
 
 MIB = 1 << 20
 DIMS = 262144
@@ -120,18 +120,8 @@ def test_a_result_larger_than_the_arena_is_refused_with_both_sizes(server: Serve
 @pytest.fixture
 def small_shm(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    mount = tmp_path / "shm"
-    mount.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "penstock-test", str(mount)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        lacking(f"no 4 MiB file system to test on: {done.stderr.strip()}")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
+    with small_disk(tmp_path / "shm", 4 * MIB) as mount:
+        yield mount
 
 
 def test_a_worker_on_a_shm_that_is_too_small_exits_with_the_size_needed(
