@@ -24,6 +24,7 @@ TOOLS = [
     "ask",
     "parts",
     "begin",
+    "write",
 ]
 
 
@@ -102,6 +103,9 @@ class Script:
             ],
             "parts": [{"jsonrpc": "2.0", "id": number, "result": {"content": parts}}],
         }
+        if name == "write":
+            Path("written").write_bytes(bytes(int(text)))
+            return [said(number, "it is written")]
         if name == "die":
             print("the end is near", file=sys.stderr, flush=True)
             os._exit(3)

@@ -73,6 +73,13 @@ def _is_plain(name: str) -> bool:
     )
 
 
+def excess(seen: Snapshot, most_nbytes: int) -> str:
+    """Why a work directory breaks its limits, or cannot be counted; empty if nothing is wrong."""
+    if seen.used_nbytes > most_nbytes:
+        return f"takes {seen.used_nbytes} bytes, agent.max_workdir_bytes allows {most_nbytes}"
+    return seen.unseen
+
+
 class WorkDir:
     """One work directory. A `shared` one is the operator's and is never removed."""
 

@@ -39,7 +39,7 @@ from ipc.wire.tools import (
     close_all,
 )
 from workers.tools.cgroups import Group
-from workers.tools.files import Refused, Snapshot, WorkDir, changed
+from workers.tools.files import Refused, Snapshot, WorkDir, changed, excess
 from workers.tools.interpreter import Interpreter
 from workers.tools.layers import Layers
 from workers.tools.processes import Broken, Process, unbroken, written_nbytes
@@ -159,16 +159,8 @@ class Sandbox:
 
     def _judge(self, seen: Snapshot) -> None:
         """Stop the sandbox if the work directory takes more than the settings allow, or cannot be counted."""
-        config = self._layers.config
-        if seen.used_nbytes > config.max_workdir_bytes:
-            wrong = (
-                f"takes {seen.used_nbytes} bytes, agent.max_workdir_bytes allows {config.max_workdir_bytes}"
-            )
-        elif seen.unseen:
-            wrong = seen.unseen
-        else:
-            return
-        self.stop(f"the work directory {wrong}")
+        if full := excess(seen, self._layers.config.max_workdir_bytes):
+            self.stop(f"the work directory {full}")
 
     def stop(self, reason: str) -> None:
         """Kill all processes. The files are removed before the next step, and one call is told the reason."""

@@ -15,16 +15,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ipc.mcp_servers import Http, Process, WebSocket
-from ipc.processes.paths import remove_tree
 from workers.tools import processes
 from workers.tools.cgroups import Group
+from workers.tools.files import WorkDir, excess
 from workers.tools.layers import Layers
-from workers.tools.processes import Broken
+from workers.tools.processes import Broken, unbroken
 from workers.tools.rpc import MAX_MESSAGE_NBYTES, RemoteFailed, RemoteGone, Transport, shown
 from workers.tools.sandboxes import require_start
 
@@ -42,6 +43,9 @@ _TOO_LARGE = f"the server sent a message of over {MAX_MESSAGE_NBYTES} bytes"
 _CPU_S = float((1 << 31) - 2)
 """Processor time of a program in seconds: a server may live as long as the tool host."""
 _STDERR_CHARS = 4096
+WATCH_EVERY_S = 5.0
+_WATCHING_SHARE = 20.0
+"""Shortest pause between two looks at the directory of a program, and how often a pause is longer than a look."""
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 """Ends of lines in JSON stand between values only, where they mean as much as spaces."""
 _LAST_WORDS_S = 1.0
@@ -54,7 +58,8 @@ class Program(Transport):
     def __init__(self, source: Process, layers: Layers, root: Path) -> None:
         """Without a work directory in `source` the program has an empty one below `root`, for its life."""
         self._source, self._layers, self._root = source, layers, root
-        self._temporary: Path | None = None
+        self._temporary: WorkDir | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._process: processes.Process | None = None
         self._group: Group | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -81,14 +86,27 @@ class Program(Transport):
                 near.close()
             await self._end_group()
             raise RemoteGone(f"the program cannot be started: {error}") from None
-        self._reading = asyncio.get_running_loop().create_task(self._read(reader))
+        loop = asyncio.get_running_loop()
+        self._reading = loop.create_task(self._read(reader))
+        if self._temporary is not None:
+            self._watching = loop.create_task(self._watch(self._temporary))
 
     def _directory(self) -> Path:
         if self._source.work_dir:
             return Path(self._source.work_dir)
-        self._temporary = self._root / f"mcp-{secrets.token_hex(12)}"
-        self._temporary.mkdir(mode=0o700)
-        return self._temporary
+        self._temporary = WorkDir(self._root / f"mcp-{secrets.token_hex(12)}", shared=False)
+        return self._temporary.path
+
+    async def _watch(self, directory: WorkDir) -> None:
+        """End the connection once the directory of the program takes more than a work directory may."""
+        config, pause_s, full = self._layers.config, WATCH_EVERY_S, ""
+        while not full:
+            await asyncio.sleep(pause_s)
+            began = time.perf_counter()
+            seen = await unbroken(asyncio.to_thread(directory.look, config.max_workdir_files))
+            full = excess(seen, config.max_workdir_bytes)
+            pause_s = max(WATCH_EVERY_S, _WATCHING_SHARE * (time.perf_counter() - began))
+        self.session.end(f"the program is ended, as its work directory {full}")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -131,13 +149,16 @@ class Program(Transport):
         """End the program with all that it has started, and remove its directory."""
         if self._reading is not None:
             self._reading.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
         if self._writer is not None:
             self._writer.close()
         if self._process is not None:
             await self._process.end()
         await self._end_group()
         if self._temporary is not None:
-            await asyncio.to_thread(remove_tree, self._temporary)
+            await asyncio.to_thread(self._temporary.close)
 
     async def _end_group(self) -> None:
         group, self._group = self._group, None

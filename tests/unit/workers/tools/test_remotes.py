@@ -8,7 +8,8 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,34 @@ def test_a_program_has_its_own_variables_only_and_a_directory_that_goes_with_the
             assert Path(directory).parent == tmp_path
 
     asyncio.run(run())
+
+
+def test_a_program_that_fills_its_directory_is_ended_and_tried_again(
+    tmp_path: Path,
+    no_layers: layers.Layers,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(transports, "WATCH_EVERY_S", 0.01)
+    small = replace(no_layers, config=Agent(sandbox="off", max_workdir_bytes=1 << 20))
+
+    async def run() -> None:
+        async with host(small, tmp_path, PROGRAM) as found:
+            await until(lambda: found.state.connected == 1)
+            _, first = orjson.loads((await found.call("a_env")).text)
+            assert (await found.call("a_write", text=str(1 << 19))).text == "it is written"
+            assert (await found.call("a_echo", text="hi")).text == "you said hi"
+            with suppress(Broken):
+                # The program may be ended before its answer.
+                await found.call("a_write", text=str(1 << 21))
+            await until(lambda: "its work directory takes" in caplog.text)
+            await until(lambda: not Path(first).exists())
+            await until(lambda: found.state.connected == 1)
+            _, second = orjson.loads((await found.call("a_env")).text)
+            assert second != first and not any(os.scandir(second))
+
+    asyncio.run(run())
+    assert "agent.max_workdir_bytes allows 1048576" in caplog.text
 
 
 def test_an_error_of_the_protocol_fails_the_call_and_keeps_the_connection(
