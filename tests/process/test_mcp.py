@@ -108,6 +108,27 @@ def test_a_program_runs_in_a_sandbox_and_a_killed_one_fails_its_call_and_comes_b
         assert "MCP server 'gone'" in process.log and "secret-t" not in process.log
 
 
+def test_the_file_is_read_again_when_a_frontend_begins_and_a_mistake_changes_nothing(tmp_path: Path) -> None:
+    off = {"code_execution": "false", "shell": "false"}
+    path = config_of(tmp_path)
+    with tool_host(tmp_path, mcp_config=path, **off) as process:
+
+        async def body() -> None:
+            async with client(process) as old:
+                await until(lambda: "p_echo" in old.remote_tools)
+                path.write_text(path.read_text().replace('"tool_prefix": "p"', '"tool_prefix": "q"'))
+                async with client(process) as new:
+                    await until(lambda: "q_echo" in new.remote_tools and "q_echo" in old.remote_tools)
+                    assert "p_echo" not in old.remote_tools
+                    path.write_text("{")
+                    async with client(process) as newer:
+                        await until(lambda: "q_echo" in newer.remote_tools)
+                        assert "q_echo" in old.remote_tools
+            assert "the MCP servers stay as they are: agent.mcp_config" in process.log
+
+        asyncio.run(body())
+
+
 @pytest.fixture(scope="module")
 def port() -> int:
     """The port of MCP."""

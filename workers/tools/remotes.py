@@ -4,7 +4,8 @@
    ends costs this server's tools only; the next try comes after a pause that doubles.
 2. A tool `t` of a server with the prefix `p` is `p_t`. Tools that break a bound or a rule of names are left out, and
    the log says so. All tools together are bounded, since each request with functions carries all of them.
-3. A call waits for one of `max_concurrent_calls` places, then for the server's answer, `tool_timeout_secs` in all.
+3. `use` replaces the configuration. Servers that stand there unchanged keep their connections.
+4. A call waits for one of `max_concurrent_calls` places, then for the server's answer, `tool_timeout_secs` in all.
    Answers become text. A server that dies, answers with an error, or does not answer fails the call.
 """
 
@@ -82,6 +83,7 @@ class Server:
     ) -> None:
         """`transport` makes a connection; `news` is called when `tools` or `is_connected` has changed."""
         self.name = server.name
+        self.entry = config.tool_timeout_secs, server
         self._prefix = mcp_servers.prefix_of(server)
         own_s = None if isinstance(server.source, Process) else server.source.timeout_secs
         self.timeout_s = min(config.tool_timeout_secs, own_s or config.tool_timeout_secs)
@@ -234,22 +236,53 @@ class McpServers:
         self, config: McpConfig, layers: Layers, root: Path, changed: Callable[[Remotes], None]
     ) -> None:
         """Programs work below `root`."""
-        self._changed, self._is_offered = changed, config.auto_register_tools
-        self._places = asyncio.Semaphore(config.max_concurrent_calls)
-        self._servers = [
-            Server(config, each, _maker(each, layers, root), self._tell)
-            for each in config.servers
-            if each.enabled
-        ]
+        self._changed, self._layers, self._root = changed, layers, root
+        self._servers: list[Server] = []
+        self._tasks: dict[Server, asyncio.Task[None]] = {}
         self._tools: dict[str, tuple[Server, str]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self.state = Remotes(0, [])
+        self._take(config)
+
+    def _take(self, config: McpConfig) -> None:
+        self._config, self._is_offered = config, config.auto_register_tools
+        self._places = asyncio.Semaphore(config.max_concurrent_calls)
+        left, self._servers = self._servers, []
+        for entry in (each for each in config.servers if each.enabled):
+            kept = next((one for one in left if one.entry == (config.tool_timeout_secs, entry)), None)
+            if kept is None:
+                kept = Server(config, entry, _maker(entry, self._layers, self._root), self._tell)
+            else:
+                left.remove(kept)
+            self._servers.append(kept)
+
+    def use(self, config: McpConfig) -> None:
+        """Keep the connections that `config` names from now on, while `run` runs."""
+        if config == self._config:
+            return
+        log.info("the file of MCP servers has changed")
+        self._take(config)
+        for server in self._tasks.keys() - {*self._servers}:
+            task = self._tasks.pop(server)
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        self._begin()
+        self._tell()
+
+    def _begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        for server in self._servers:
+            if server not in self._tasks:
+                self._tasks[server] = loop.create_task(server.run())
 
     async def run(self) -> None:
         """Keep all connections until cancelled."""
-        tasks = [asyncio.get_running_loop().create_task(each.run()) for each in self._servers]
+        self._begin()
         try:
-            await asyncio.gather(*tasks)
+            await asyncio.Event().wait()
         finally:
+            tasks = [*self._tasks.values(), *self._ending]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

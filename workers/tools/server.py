@@ -16,7 +16,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from ipc.errors import ProtocolError
+from ipc import mcp_servers
+from ipc.errors import ConfigError, ProtocolError
 from ipc.mcp_servers import McpConfig
 from ipc.metrics.registry import ToolsMetrics
 from ipc.settings import Agent
@@ -201,7 +202,20 @@ class ToolServer:
             connection, _ = listener.accept()
         except OSError:
             return
+        self._read_again()
         self.connections.add(Connection(self, connection))
+
+    def _read_again(self) -> None:
+        """Read the file of MCP servers again: a frontend that has just begun is a sign of a reload."""
+        if self.remotes is None or self._connecting is None:
+            return
+        try:
+            config = mcp_servers.read(self._config.mcp_config)
+        except ConfigError as error:
+            log.error("the MCP servers stay as they are: %s", error.message)
+            return
+        if config is not None:
+            self.remotes.use(config)
 
     async def drain(self, drain_s: float) -> None:
         """Take no new connection, wait for calls under way, for `drain_s` at most, and end all sandboxes."""

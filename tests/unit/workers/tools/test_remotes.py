@@ -165,6 +165,48 @@ def test_a_program_that_fills_its_directory_is_ended_and_tried_again(
     assert "agent.max_workdir_bytes allows 1048576" in caplog.text
 
 
+def test_another_configuration_keeps_the_connections_of_servers_that_stay(
+    tmp_path: Path, no_layers: layers.Layers
+) -> None:
+    def named(*names: str, **fields: Any) -> McpConfig:
+        servers = [{"name": name, "tool_prefix": name, "source": PROGRAM} for name in names]
+        return msgspec.convert({"servers": servers, "auto_register_tools": True, **fields}, McpConfig)
+
+    async def run() -> None:
+        found = McpServers(named("a", "b"), no_layers, tmp_path, lambda state: None)
+        running, told = asyncio.create_task(found.run()), Host(found)
+
+        async def directory(prefix: str) -> str:
+            _, where = orjson.loads((await told.call(f"{prefix}_env")).text)
+            return str(where)
+
+        def prefixes() -> set[str]:
+            return {tool.name.partition("_")[0] for tool in found.state.tools}
+
+        try:
+            await until(lambda: found.state.connected == 2)
+            kept, gone = await directory("b"), await directory("a")
+            found.use(named("b", "c"))
+            assert prefixes() == {"b"}
+            await until(lambda: found.state.connected == 2)
+            assert prefixes() == {"b", "c"}
+            assert await directory("b") == kept
+            await until(lambda: not Path(gone).exists())
+            with pytest.raises(Broken, match="not connected"):
+                await told.call("a_echo", text="hi")
+            found.use(named("b", "c", tool_timeout_secs=9))
+            await until(lambda: found.state.connected == 2)
+            assert await directory("b") != kept
+            found.use(named())
+            assert found.state == Remotes(0, [])
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+        assert not any(os.scandir(tmp_path))
+
+    asyncio.run(run())
+
+
 def test_an_error_of_the_protocol_fails_the_call_and_keeps_the_connection(
     tmp_path: Path, no_layers: layers.Layers
 ) -> None:
