@@ -195,6 +195,37 @@ def test_pictures_of_all_sizes_take_the_places_of_transformers(seen: Seeing, siz
         assert_same(seen, [ASKED], [encoded(noise(*size))])
 
 
+def test_pictures_of_several_prompts_are_encoded_in_one_call(seen: Seeing) -> None:
+    alone = ours(seen, CHATS["before the text"], [encoded(picture(1, 130, 60))]).pictures
+    together = ours(seen, CHATS["two"], [encoded(picture(1, 130, 60)), encoded(picture(2, 50, 90))]).pictures
+    given = [together[0], *alone, together[1]]
+    family = seen.reader.family
+    for each, found in zip(given, family.encode(seen.model, given), strict=True):
+        [own] = family.encode(seen.model, [each])
+        assert len(own.rows) == len(each.places)
+        torch.testing.assert_close(found.rows, own.rows, rtol=0, atol=2e-5)
+        torch.testing.assert_close(found.deep, own.deep, rtol=0, atol=2e-5)
+    same = alone[0].digest == together[0].digest
+    assert same is not family.by_company
+
+
+def test_outputs_of_the_tower_for_text_layers_are_those_of_transformers(seen: Seeing) -> None:
+    files = [encoded(picture(1, 130, 60)), encoded(picture(2, 50, 90))]
+    found = seen.reader.family.encode(seen.model, ours(seen, CHATS["two"], files).pictures)
+    inputs = expected(seen.reference, CHATS["two"], files)
+    names = ("pixel_values", "image_grid_thw")
+    if seen.model.config.model_type != "qwen3_vl":
+        assert not any(each.deep for each in found)
+        return
+    with torch.no_grad():
+        layers = seen.model.get_image_features(**{name: inputs[name] for name in names}).deepstack_features
+    for at, layer in enumerate(layers):
+        torch.testing.assert_close(
+            torch.cat([each.deep[at] for each in found]), torch.cat(list(layer)), rtol=0, atol=2e-5
+        )
+    assert len(layers) == len(found[0].deep) == 2
+
+
 def test_a_placeholder_in_a_text_stays_text_and_shifts_no_picture(seen: Seeing) -> None:
     words = sorted(seen.reader.family.words)
     text = {"type": "text", "text": f"{words[0]} is {words[-1]}? {words[0]}"}
