@@ -19,6 +19,7 @@ from tests.tiny.pictures import encoded, picture
 from workers.generation.pictures import families
 from workers.generation.pictures.llama4 import Llama4Images
 from workers.generation.pictures.reading import PictureReader, SeenPrompt
+from workers.generation.pictures.whole import Qwen
 from workers.generation.templates import ChatTemplate
 
 SIZES = ((1, 1), (16, 16), (33, 47), (60, 40), (40, 130), (96, 96), (300, 5), (7, 320), (400, 300))
@@ -193,6 +194,18 @@ def test_pictures_of_all_sizes_take_the_places_of_transformers(seen: Seeing, siz
         assert_same(seen, CHATS["two"], [encoded(noise(*size)), encoded(picture(2))])
     else:
         assert_same(seen, [ASKED], [encoded(noise(*size))])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_patches_of_qwen_are_those_of_the_processor_bit_by_bit(seen: Seeing, size: tuple[int, int]) -> None:
+    if not isinstance(seen.reader.family, Qwen):
+        return
+    data = encoded(noise(*size))
+    found, inputs = ours(seen, [ASKED], [data]), expected(seen.reference, [ASKED], [data])
+    assert found.pictures[0].inputs["pixel_values"].dtype == torch.uint8
+    joined = seen.reader.family.joined(seen.model, found.pictures)
+    assert torch.equal(joined["pixel_values"], inputs["pixel_values"])
+    assert torch.equal(joined["image_grid_thw"], inputs["image_grid_thw"])
 
 
 def test_pictures_of_several_prompts_are_encoded_in_one_call(seen: Seeing) -> None:
