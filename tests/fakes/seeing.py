@@ -67,9 +67,9 @@ class Seeing:
         self.model: Any = transformers.AutoModelForImageTextToText.from_pretrained(str(directory)).eval()
         self.model.requires_grad_(False)
         self._bare: Any = transformers.AutoModelForImageTextToText.from_pretrained(str(directory)).eval()
-        self._processor = seeing_reference.processor(directory)
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(directory))
         self.family = families.load(directory, self.model.config, tokenizer)
+        self._processor = seeing_reference.processor_of(self.family, directory)
         self.reader = PictureReader(self.family, ChatTemplate(tokenizer, reserved=self.family.words))
         self._expected: dict[Chat, tuple[list[int], list[float]]] = {}
 

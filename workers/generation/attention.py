@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from workers.generation.heads import Heads, MaskRule, in_reach
+from workers.generation.heads import Heads, MaskRule, Tuning, in_reach
 from workers.generation.paged_decode import Decode, select_decode
 from workers.generation.paged_kernel import PagedKernel, StepLayout, Stretch, select_kernel
 from workers.generation.rope import LengthRope
@@ -111,6 +111,7 @@ class PagedAttention:
         self._kernels: dict[int, PagedKernel] = {}
         self._decodes: dict[int, Decode] = {}
         self._widths: dict[int, Widths] = {}
+        self._tunings: dict[int, Tuning] = {}
         self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         # NOTE: transformers never forgets a function. A strong reference would keep the memory of an unloaded model.
         AttentionInterface.register(self.name, _weakly(self.attend))
@@ -195,7 +196,11 @@ class PagedAttention:
             self._widths[layer] = Widths(
                 q.shape[1], k.shape[1:], v.shape[1:], k.dtype, k.device, heads.rule is not None
             )
+            if (tuning := Tuning.of(module)) is not None:
+                self._tunings[layer] = tuning
             return heads.whole(q, k, v)[None], None
+        if self._tunings and layer in self._tunings:
+            q = self._tunings[layer].corrected(q, self.plan.places)
         keys, values = self._pools[layer]
         keys.tokens.index_copy_(0, self.plan.slots, k)
         values.tokens.index_copy_(0, self.plan.slots, v)

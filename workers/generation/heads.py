@@ -36,6 +36,29 @@ def in_reach(queries: _Positions, keys: _Positions, window: int) -> _Positions:
     return seen & (keys > queries - window) if window else seen
 
 
+class Tuning(NamedTuple):
+    """Queries that grow with their place in the text (`attn_temperature_tuning` of Llama 4, arXiv:2501.19399)."""
+
+    scale: float
+    tokens: float
+
+    @classmethod
+    def of(cls, module: Any) -> Tuning | None:
+        """The tuning of a layer; None for a layer without."""
+        if not getattr(module, "attn_temperature_tuning", False) or getattr(module, "use_rope", True):
+            return None
+        return cls(float(module.attn_scale), float(module.floor_scale))
+
+    def corrected(self, q: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Queries [tokens, heads, dim] by their places int64 [tokens]; the layer took their rows for these."""
+        rows = torch.arange(len(q), device=q.device)
+        factors = self._factors(places) / self._factors(rows)
+        return (q * factors[:, None, None]).to(q.dtype)
+
+    def _factors(self, places: torch.Tensor) -> torch.Tensor:
+        return torch.log1p(torch.floor((places.float() + 1) / self.tokens)) * self.scale + 1
+
+
 class Heads(NamedTuple):
     """The formula of one layer: scale, soft cap, sinks, and which keys a query sees (`window` 0: all before)."""
 

@@ -317,6 +317,7 @@ def _far_rows_agree(model: Any, attention: PagedAttention, rows: list[_Row]) -> 
         sequence.blocks = list(range(number * each, (number + 1) * each))
         spans.append(Span(sequence, 0, len(row.tokens)))
     plan = plan_of(spans, size, device)
+    plan.text_places = plan.positions.clone()
     sizes = [len(row.tokens) for row in rows]
     plan.positions += torch.from_numpy(np.repeat([row.start for row in rows], sizes)).to(device)
     if attention.rope is not None:

@@ -78,10 +78,11 @@ class Plan:
     """One step, laid out once and read by every layer.
 
     `ids`, `positions` and `slots` int64 [tokens] are the step's tokens, and their places in the sequence and in the
-    cache; `positions` are [3, tokens] where pictures of the step have rows and columns, and `pictured` are the features
-    of these. The first `singles` rows belong to `groups`. `views` keeps the block tables and masks by kind of mask, and
-    `layouts` what kernels read, by `PagedKernel.kind`. A step that CUDA captures has `decoding` instead of all these.
-    `lengths` are those of a step without spans, for a model with `LengthRope`.
+    cache. `positions` are [3, tokens] where pictures of the step have rows and columns, and `pictured` are the features
+    of these. `text_places` are there where a proof has moved positions. The first `singles` rows belong to `groups`.
+    `views` keeps the block tables and masks by kind of mask, and `layouts` what kernels read, by `PagedKernel.kind`. A
+    step that CUDA captures has `decoding` instead of all these. `lengths` are those of a step without spans, for a
+    model with `LengthRope`.
     """
 
     ids: torch.Tensor
@@ -97,6 +98,12 @@ class Plan:
     decoding: DecodeLayout | None = None
     lengths: Lengths | None = None
     pictured: Pictured | None = None
+    text_places: torch.Tensor | None = None
+
+    @property
+    def places(self) -> torch.Tensor:
+        """int64 [tokens]: places in the text, of a model whose positions count these, but in a proof."""
+        return self.positions if self.text_places is None else self.text_places
 
     @property
     def looks_ahead(self) -> bool:

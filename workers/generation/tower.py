@@ -109,6 +109,10 @@ class Tower:
             self.store.release(digest)
         sight.close()
 
+    def turn_tokens(self, prefill_tokens: int) -> int:
+        """Tokens of pictures that cost as much as so many tokens of a prompt, one at least."""
+        return max(1, int(prefill_tokens * self._weight))
+
     def turn(self, waiting: Iterable[Choice], prefill_tokens: int) -> None:
         """Make features for sequences that wait, for about as long as a chunk of so many tokens of a prompt takes.
 
@@ -123,7 +127,7 @@ class Tower:
     @torch.inference_mode()
     def _advance(self, lacking: Sequence[Choice], prefill_tokens: int) -> None:
         # NOTE: in inference mode as a whole. A batch that ends leaves the thread in the mode in which the batch began.
-        tokens = max(1, int(prefill_tokens * self._weight))
+        tokens = self.turn_tokens(prefill_tokens)
         run, self._run = self._run, None
         if run is not None and not run.goes_on(lacking):
             run.close()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,22 @@ class Mistral3(Family):
         """The picture and its size in pixels."""
         found = self.images(images=[image], patch_size=self._unit, return_tensors="pt")
         return {name: torch.as_tensor(found[name]) for name in self.names}
+
+    def joined(self, model: Any, pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
+        """The inputs of all pictures, with zeros below and right of the smaller ones."""
+        pixels = [picture.inputs["pixel_values"] for picture in pictures]
+        height, width = (max(each.shape[side] for each in pixels) for side in (-2, -1))
+        filled = [
+            torch.nn.functional.pad(each, (0, width - each.shape[-1], 0, height - each.shape[-2]))
+            for each in pixels
+        ]
+        return super().joined(
+            model,
+            [
+                replace(picture, inputs={**picture.inputs, "pixel_values": each})
+                for picture, each in zip(pictures, filled, strict=True)
+            ],
+        )
 
     def encode(self, model: Any, pictures: Sequence[Picture]) -> list[Features]:
         """The features of each picture.

@@ -13,6 +13,7 @@ from ipc.settings import Generation
 from ipc.wire.messages import Ending, GenerateCall, Sampling
 from tests.fakes.generating import Answers
 from tests.fakes.seeing import TOKENS, Chat, Seeing
+from tests.tiny import seeing
 from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.causal import CausalAdapter
 from workers.generation import building
@@ -22,18 +23,22 @@ from workers.generation.request import GenerationRequest
 
 QUESTION = "What do you see?"
 CHATS = (Chat((1, QUESTION)), Chat((QUESTION,)), Chat((1, "Compare.", 2, QUESTION)))
-FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
+@pytest.fixture(scope="module", params=seeing.FAMILIES)
+def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
     """Each family."""
     return Seeing(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")
-def adapter(model: Seeing) -> CausalAdapter:
-    return CausalAdapter.load(context(model.directory))
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return seeing.save("qwen2_5_vl", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def adapter(directory: Path) -> CausalAdapter:
+    return CausalAdapter.load(context(directory))
 
 
 def context(directory: Path, **settings: Any) -> LoadContext:
@@ -76,11 +81,12 @@ def answer(adapter: CausalAdapter, *chats: Chat, **options: Any) -> list[list[in
 
 
 def test_a_model_that_passes_the_proof_with_a_picture_runs_in_packed_steps(
-    model: Seeing, adapter: CausalAdapter
+    each: Seeing,
 ) -> None:
+    adapter = CausalAdapter.load(context(each.directory))
     assert adapter.sees and type(adapter.engine) is Engine
     assert adapter.engine.statistics().pictures == 0, "those of the proof are not counted"
-    assert answer(adapter, *CHATS) == [model.expected(chat)[0] for chat in CHATS]
+    assert answer(adapter, *CHATS) == [each.expected(chat)[0] for chat in CHATS]
 
 
 def test_the_features_of_a_picture_are_made_once_for_each_space(adapter: CausalAdapter) -> None:
@@ -111,18 +117,16 @@ def test_a_torn_picture_is_refused_before_anything_runs(adapter: CausalAdapter) 
         adapter.prepare(call.items, call)
 
 
-def test_the_bytes_of_stored_features_count_as_memory_of_the_model(
-    model: Seeing, adapter: CausalAdapter
-) -> None:
-    small = CausalAdapter.load(context(model.directory, picture_cache_bytes=1 << 20, cache_bytes=1 << 20))
-    large = CausalAdapter.load(context(model.directory, picture_cache_bytes=9 << 20, cache_bytes=1 << 20))
+def test_the_bytes_of_stored_features_count_as_memory_of_the_model(directory: Path) -> None:
+    small = CausalAdapter.load(context(directory, picture_cache_bytes=1 << 20, cache_bytes=1 << 20))
+    large = CausalAdapter.load(context(directory, picture_cache_bytes=9 << 20, cache_bytes=1 << 20))
     assert large.memory_bytes - small.memory_bytes == 8 << 20
 
 
 def test_a_model_that_fails_the_proof_sees_with_generate_alone(
-    model: Seeing, monkeypatch: pytest.MonkeyPatch
+    each: Seeing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building, "packs", lambda *_: False)
-    plain = CausalAdapter.load(context(model.directory))
+    plain = CausalAdapter.load(context(each.directory))
     assert plain.sees and type(plain.engine) is PlainEngine
-    assert answer(plain, *CHATS) == [model.expected(chat)[0] for chat in CHATS]
+    assert answer(plain, *CHATS) == [each.expected(chat)[0] for chat in CHATS]

@@ -17,7 +17,6 @@ from tests.harness import seeing_reference
 from tests.tiny import seeing
 from tests.tiny.pictures import encoded, picture
 from workers.generation.pictures import families
-from workers.generation.pictures.llama4 import Llama4Images
 from workers.generation.pictures.reading import PictureReader, SeenPrompt
 from workers.generation.pictures.whole import Qwen
 from workers.generation.templates import ChatTemplate
@@ -42,29 +41,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     family = families.load(directory, model.config, tokenizer)
     reader = PictureReader(family, ChatTemplate(tokenizer, reserved=family.words))
     reader.check()
-    images = _Llama4Shapes(family.images) if request.param == "llama4" else None
-    return Seeing(reader, seeing_reference.processor(directory, images), model)
-
-
-class _Llama4Shapes:
-    """Stands in for the image processor of Llama 4, which transformers has for torchvision only.
-
-    The pixels are ours (`test_llama4_pictures.py` compares these); ids and features are those of transformers.
-    """
-
-    def __init__(self, images: Llama4Images) -> None:
-        self._images = images
-
-    def fetch_images(self, images: Any) -> Any:
-        return images
-
-    def __call__(self, images: Any, **options: Any) -> dict[str, Any]:
-        upright = [image.convert("RGBA") for image in images]
-        laid = [Image.alpha_composite(Image.new("RGBA", image.size, "white"), image) for image in upright]
-        tiles = [self._images.tiles(image.convert("RGB")) for image in laid]
-        canvases = [self._images.canvas(image.height, image.width) for image in images]
-        ratios = [torch.tensor(canvas) // self._images.side for canvas in canvases]
-        return {"pixel_values": torch.cat(tiles), "aspect_ratios": torch.stack(ratios)}
+    return Seeing(reader, seeing_reference.processor_of(family, directory), model)
 
 
 def noise(width: int, height: int, seed: int = 1) -> Image.Image:
