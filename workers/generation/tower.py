@@ -27,6 +27,7 @@ import greenlet
 import torch
 
 from workers import foreign
+from workers.device import oom
 from workers.generation.features import FeatureStore
 from workers.generation.pictures.family import Features, Picture
 from workers.generation.pictures.reading import PictureReader
@@ -218,6 +219,9 @@ class Tower:
 
     def _failed(self, pictures: Sequence[Picture], lacking: Sequence[Choice], error: Exception) -> None:
         """Have each picture of a failed batch tried alone. Raises `Unseen` for a picture that was alone."""
+        if oom.is_out_of_memory(error):
+            oom.forget_frames(error)
+            oom.release_cached()
         log.warning("the vision tower failed on %d pictures (%s)", len(pictures), type(error).__name__)
         digests = {picture.digest for picture in pictures}
         if len(digests) > 1:

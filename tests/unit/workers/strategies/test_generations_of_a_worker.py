@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -28,9 +28,12 @@ from workers import foreign
 from workers.adapters.base import Prepared
 from workers.endpoint.endpoint import Endpoint
 from workers.generation.building import build
+from workers.generation.features import FeatureStore
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler
+from workers.generation.scheduler import Sequence as Choice
 from workers.generation.text import ChoiceOutput
+from workers.generation.tower import Unseen
 from workers.scheduling import bound
 from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, Job
@@ -442,6 +445,25 @@ def test_memory_that_is_always_short_ends_every_job_with_one_error() -> None:
     worker.made.fails = 10**9
     worker.settle()
     assert [worker.received.ends[job.id] for job in jobs] == ["RESOURCE_EXHAUSTED"] * 2
+    worker.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(MemoryError("no room"), "RESOURCE_EXHAUSTED"), (ValueError("no pixels"), "INFERENCE_ERROR")],
+)
+def test_a_picture_that_cannot_be_seen_ends_its_job_alone_with_the_error_of_the_tower(
+    error: Exception, code: str
+) -> None:
+    def turn(waiting: Iterable[Choice], prefill_tokens: int) -> None:
+        if bad := [each for each in waiting if each.tokens[0] == 5]:
+            raise Unseen(bad, error)
+
+    worker = Worker()
+    worker.made.engine.tower = cast(Any, SimpleNamespace(turn=turn, store=FeatureStore(0), pictures_seen=0))
+    jobs = [worker.submit([first, 2, 3], 6) for first in (1, 5, 2)]
+    worker.settle()
+    assert [worker.received.ends[job.id] for job in jobs] == ["done", code, "done"]
     worker.assert_nothing_is_left()
 
 
