@@ -21,16 +21,18 @@ from tests.tiny.programs import SCRIPTED, write_repository
 GRACEFUL_S = 3
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The last test stops the server."""
+    place = tmp_path_factory.mktemp("streams")
     settings = grpc_settings(
         **{
-            "repository.dirs": write_repository(tmp_path / "models", [MODEL], SCRIPTED),
+            "repository.dirs": write_repository(place / "models", [MODEL], SCRIPTED),
             "repository.allow_python": "true",
             "server.graceful_timeout_s": GRACEFUL_S,
         }
     )
-    with serving(tmp_path, ("fake/echo",), settings) as running:
+    with serving(place, ("fake/echo",), settings, supervised=False) as running:
         yield running
 
 
@@ -57,25 +59,15 @@ def outlast_a_reload(server: Server) -> set[int]:
     return old
 
 
-def test_events_of_tensors_that_outlast_a_reload_end_whole(server: Server, tmp_path: Path) -> None:
+def test_events_and_rpcs_that_outlast_a_reload_go_on_and_end_whole(server: Server, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with Events(server, 3, gate_at=1, gate=gate) as events:
-        told = iter(events)
-        assert next(told)["OUTPUT"] == 0
+    with Events(server, 3, gate_at=1, gate=gate) as events, Rpc(address_of(server)) as rpc:
+        told, stream = iter(events), Asking(rpc)
+        stream.ask(message(3, gate_at=1, gate=gate))
+        assert next(told)["OUTPUT"] == 0 and number_of(next(stream.answers)) == 0
         old = outlast_a_reload(server)
         gate.touch()
         assert [each["OUTPUT"] for each in told] == [1, 2]
-    wait_until(lambda: not old & set(server.frontend_pids()), what="the end of the old frontends")
-
-
-def test_a_stream_of_rpcs_that_outlasts_a_reload_goes_on(server: Server, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    with Rpc(address_of(server)) as rpc:
-        stream = Asking(rpc)
-        stream.ask(message(3, gate_at=1, gate=gate))
-        assert number_of(next(stream.answers)) == 0
-        old = outlast_a_reload(server)
-        gate.touch()
         assert [number_of(next(stream.answers)) for _ in range(2)] == [1, 2]
         stream.ask(message(1))
         assert number_of(next(stream.answers)) == 0
@@ -84,24 +76,18 @@ def test_a_stream_of_rpcs_that_outlasts_a_reload_goes_on(server: Server, tmp_pat
     wait_until(lambda: not old & set(server.frontend_pids()), what="the end of the old frontends")
 
 
-def test_at_a_stop_events_of_tensors_end_with_their_error(server: Server, tmp_path: Path) -> None:
-    with Events(server, 3, gate_at=1, gate=tmp_path / "gate") as events:
-        told = iter(events)
-        assert next(told)["OUTPUT"] == 0
+def test_at_a_stop_events_end_with_their_error_and_rpcs_as_unavailable(
+    server: Server, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    with Events(server, 3, gate_at=1, gate=gate) as events, Rpc(address_of(server)) as rpc:
+        told, stream = iter(events), Asking(rpc)
+        stream.ask(message(3, gate_at=1, gate=gate))
+        assert next(told)["OUTPUT"] == 0 and number_of(next(stream.answers)) == 0
         server.process.send_signal(signal.SIGTERM)
         assert ["error" in event for event in told] == [True]
-        (tmp_path / "gate").touch()
-    assert server.stop() == 0
-
-
-def test_at_a_stop_a_stream_of_rpcs_ends_as_unavailable(server: Server, tmp_path: Path) -> None:
-    with Rpc(address_of(server)) as rpc:
-        stream = Asking(rpc)
-        stream.ask(message(3, gate_at=1, gate=tmp_path / "gate"))
-        assert number_of(next(stream.answers)) == 0
-        server.process.send_signal(signal.SIGTERM)
         with pytest.raises(grpc.RpcError) as caught:
             list(stream.answers)
-        (tmp_path / "gate").touch()
+        gate.touch()
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
     assert server.stop() == 0

@@ -129,7 +129,8 @@ COUNTDOWN = (
     of work or `pause_ms` of waiting.
 
     `record` is a file that gets a line for each response, and `closed` when nobody wants any more; `gate` one that has
-    to be there before the response `gate_at` is made; `raise_at` the number of the response in whose place it raises.
+    to be there before the response `gate_at` is made, while other requests run; `raise_at` the number of the response
+    in whose place it raises.
     """
 
     def stream(self, batch):
@@ -139,7 +140,7 @@ COUNTDOWN = (
             if "pause_ms" in asked:
                 yield Pause(asked["pause_ms"] / 1000)
             while number == asked.get("gate_at") and not Path(asked["gate"]).exists():
-                time.sleep(0.001)
+                yield Pause(0.01)
             if number == asked.get("raise_at"):
                 raise RuntimeError("a secret of the model")
             self.note(asked, str(number))
