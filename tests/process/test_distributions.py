@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 from ipc.version import VERSION
 from tests.harness.accounting import count_server
 from tests.harness.server import ROOT, Server, free_port, wait_until
+from tests.tiny import gguf_models
 from tools import distributions
 
 NAME = "penstock_server"
@@ -260,6 +261,19 @@ def test_an_installed_server_serves_a_model_by_its_name(
     with served(command, environment, tmp_path, MODEL) as server:
         server.wait_ready(120)
         assert server.encode(MODEL, ["installed"]).status == 200
+
+
+@pytest.mark.long
+def test_an_installed_server_answers_from_a_gguf_file_by_its_path(
+    built: tuple[Path, ...], environment: dict[str, str], tmp_path: Path
+) -> None:
+    gguf_models.write(tmp_path / "tiny.gguf", kind="Q4_1")
+    command = environment_of(built[0], tmp_path / "environment", "chat")
+    with served(command, environment, tmp_path, f"{tmp_path / 'tiny.gguf'}=tiny") as server:
+        server.wait_ready(120)
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        answer = server.post("/v1/chat/completions", {**body, "ignore_eos": True}, timeout_s=60)
+        assert answer.status == 200 and answer.json()["usage"]["completion_tokens"] == 4
 
 
 @pytest.mark.long
