@@ -3,6 +3,7 @@
 1. `ask` starts `python -m frontend.web.child JOB`, gives the input to its standard input, and reads the answer.
 2. The child has few variables of the environment, and limits of processor time, memory and open files that it sets
    itself before it imports a library, and writes no files. A page that crashes or occupies a parser costs one call.
+   A child of `extract` also leaves the network, where the kernel grants namespaces.
 3. The parent ends a child that is late or says too much, and a child whose caller has gone. The kernel ends children
    whose parent dies.
 
@@ -37,7 +38,8 @@ MAX_NBYTES = 2 << 30
 MAX_FILES = 128
 MAX_AT_ONCE = 4
 """Children of one frontend at a time; further calls wait within their time."""
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _PASSED = ("LANG", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """Variables that children get: neither keys nor proxies."""
 
@@ -168,7 +170,13 @@ JOBS: dict[str, Callable[[bytes], Any]] = {"search": search, "extract": extract}
 def main(arguments: list[str]) -> int:
     """Run one job; returns the exit code."""
     job, seconds = arguments
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    # NOTE: a unit or a container may forbid both, and the child then keeps its other limits.
+    if job == "extract" and libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
+        libc.unshare(_CLONE_NEWNET)
+    # The kernel forgets this signal where credentials change.
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for bound, most in (
         (resource.RLIMIT_CPU, int(seconds)),
         (resource.RLIMIT_AS, MAX_NBYTES),

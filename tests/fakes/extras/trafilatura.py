@@ -6,11 +6,12 @@ import os
 import re
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 
 def bare_extraction(page: bytes, **options: Any) -> dict[str, Any] | None:
-    """The page without tags; `#hang`, `#crash`, `#raise`, `#nothing`, `#print`, `#memory`, `#write` and `#much`."""
+    """The page without tags; `#hang`, `#crash`, `#raise`, `#nothing`, `#print`, `#memory`, `#write`, `#net`, `#much`"""
     if b"#hang" in page:
         time.sleep(3600)
     if b"#spin" in page:
@@ -32,6 +33,8 @@ def bare_extraction(page: bytes, **options: Any) -> dict[str, Any] | None:
                 file.write(b"x")
         except OSError:
             return {"text": "no file"}
+    if b"#net" in page:
+        return {"text": str(Path("/proc/self/ns/net").readlink())}
     if b"#much" in page:
         return {"text": "x" * (64 << 20)}
     found = re.search(rb"<title>(.*?)</title>", page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from frontend.web import child
 from frontend.web.child import ChildFailed, Children, Extracted, Found
 from frontend.web.search import EngineSearch
 from tests import fakes
+from tests.conformance.required_tool import lacking
 from tests.harness.server import wait_until
 
 EXTRAS = str(Path(fakes.__file__).parent / "extras")
@@ -63,6 +65,14 @@ def test_a_page_becomes_its_text_and_its_title() -> None:
 def test_a_page_that_breaks_the_library_costs_one_call(page: bytes, text: str) -> None:
     assert refusal(page) == text
     assert children_of_ours() == []
+
+
+def test_a_page_is_read_without_a_network() -> None:
+    allowed = subprocess.run(["unshare", "--user", "--net", "true"], check=False, capture_output=True)
+    if allowed.returncode:
+        lacking(f"no namespaces here: {allowed.stderr.decode().strip()}")
+    network = extracted(b"#net").text
+    assert network.startswith("net:[") and network != str(Path("/proc/self/ns/net").readlink())
 
 
 def test_a_page_that_never_ends_is_ended() -> None:
