@@ -36,6 +36,7 @@ NAMES = (
     "chat",
     "conversation",
     "sharing",
+    "pictures",
 )
 
 
