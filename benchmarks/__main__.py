@@ -26,6 +26,7 @@ NAMES = (
     "score",
     "generation",
     "grammars",
+    "loras",
     "tensors",
     "cached",
     "tools",

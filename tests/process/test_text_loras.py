@@ -29,6 +29,8 @@ class Place:
         self.loras = root / "loras"
         for seed, name in enumerate((LISTED, BROUGHT, LATE)):
             loras.write(self.loras / name, self.base, TARGETS, seed=seed, lora_alpha=60)
+        empty = loras.write(self.loras / "empty", self.base, TARGETS)
+        (empty / loras.WEIGHTS).write_bytes(b"")
         self.catalog = root / "catalog"
         self.catalog.mkdir()
         entry = {
@@ -158,6 +160,9 @@ def test_an_adapter_that_a_request_loads_serves_on_all_workers_until_it_is_unloa
     assert texts == {place.wanted(BROUGHT)}
     again = load(server, BROUGHT, place.loras / BROUGHT)
     assert again.status == 422 and "load_inplace" in again.json()["error"]["message"]
+    assert load(server, BROUGHT, BROUGHT, base_model_name=LISTED, load_inplace=True).status == 422
+    assert load(server, BROUGHT, "empty", load_inplace=True).status == 422
+    assert complete(server, BROUGHT) == place.wanted(BROUGHT), "a load that fails replaces nothing"
     assert load(server, BROUGHT, LATE, load_inplace=True).status == 200
     assert complete(server, BROUGHT) == place.wanted(LATE)
     assert unload(server, BROUGHT).status == 200

@@ -120,16 +120,14 @@ class Adapters:
         until_ns = scope.deadline_ns
         async with self._alone():
             self._check_free(request, base)
-            if request.lora_name in self._wishes.loras():
+            former = self._wishes.loras().get(request.lora_name)
+            if former is not None:
                 await self._end(request.lora_name, until_ns)
             try:
-                await self._wishes.bring_lora(
-                    request.lora_name, BroughtLora(base.id, str(directory)), until_ns
-                )
-                await self._tell()
+                await self._bring(request.lora_name, BroughtLora(base.id, str(directory)), until_ns)
                 await self._try(req, scope, f"{base.id}{_VARIANT}{request.lora_name}")
             except BaseException:
-                await asyncio.shield(self._end(request.lora_name, 0))
+                await asyncio.shield(self._undo(request.lora_name, former))
                 raise
 
     async def unload(self, name: str, until_ns: int) -> None:
@@ -185,6 +183,17 @@ class Adapters:
                 await outcome.gather(generation)
         except InferenceFailed as error:
             raise InvalidField("lora_path", error.message) from error
+
+    async def _bring(self, name: str, lora: BroughtLora, until_ns: int) -> None:
+        await self._wishes.bring_lora(name, lora, until_ns)
+        await self._tell()
+
+    async def _undo(self, name: str, former: BroughtLora | None) -> None:
+        """A load has failed: the adapter that had the name before is back, or none."""
+        await self._end(name, 0)
+        if former is not None:
+            with contextlib.suppress(NoReplica, DeadlineExceeded):
+                await self._bring(name, former, 0)
 
     async def _end(self, name: str, until_ns: int) -> bool:
         ended = await self._wishes.end_lora(name, until_ns)

@@ -63,6 +63,10 @@ ADAPTERS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 """Targets and settings of each adapter; those of one rank share products, and some layers have some adapters only."""
 LENGTHS = (1, 11, 30, 41)
+TOLERANCES: dict[torch.dtype, dict[str, float]] = {
+    torch.float32: {},
+    torch.bfloat16: {"rtol": 0.05, "atol": 0.1},
+}
 TOKENS = 6
 
 
@@ -376,13 +380,17 @@ def test_a_layer_that_runs_on_other_rows_than_tokens_is_refused(case: Callable[[
     [(2, 2, 2), (1, 3, 2), (1, 9, 1), (4, 0, 0), (0, 2, 2), (1, 0, 1), (5, 0, 1)],
     ids=str,
 )
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.inference_mode()
-def test_rows_of_any_number_get_the_product_of_their_adapter(counts: tuple[int, ...]) -> None:
+def test_rows_of_any_number_get_the_product_of_their_adapter(
+    counts: tuple[int, ...], dtype: torch.dtype
+) -> None:
     draw = torch.Generator().manual_seed(sum(counts))
-    weights = [
-        FittedLora({"x": Delta(torch.randn(2, 6, generator=draw), torch.randn(5, 2, generator=draw))})
-        for _ in counts
-    ]
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=draw).to(dtype)
+
+    weights = [FittedLora({"x": Delta(drawn(2, 6), drawn(5, 2))}) for _ in counts]
     products = LoraProducts()
     products.arrange(weights)
     singles, row = [], 1
@@ -391,10 +399,11 @@ def test_rows_of_any_number_get_the_product_of_their_adapter(counts: tuple[int, 
             singles.append(Stretch(each.serial, row, row + count))
         row += count
     parts = [Stretch(weights[-1].serial, row, row + 4)]
-    states, result = torch.randn(row + 5, 6, generator=draw), torch.randn(row + 5, 5, generator=draw)
-    wanted = result.clone()
+    states, result = drawn(row + 5, 6), drawn(row + 5, 5)
+    wanted = result.clone().float()
     for serial, start, stop in singles + parts:
+        assert stop is not None
         down, up = next(each.deltas["x"] for each in weights if each.serial == serial)
-        wanted[start:stop] += states[start:stop] @ down.t() @ up.t()
+        wanted[start:stop] += (states[start:stop] @ down.t() @ up.t()).float()
     products.add("x", StepRows(row + 5, singles, parts), states, result)
-    torch.testing.assert_close(result, wanted)
+    torch.testing.assert_close(result, wanted.to(dtype), **TOLERANCES[dtype])
