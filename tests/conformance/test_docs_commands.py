@@ -67,6 +67,7 @@ NOT_RUN = {
 """Beginnings of lines that are not run, and why."""
 PROGRAMS_NOT_RUN = {
     "client.load_model(": "a part of a program; test_loads_that_bring.py loads so",
+    'f"data:image/jpeg;base64,{data}"': "asks a chat model that sees; test_seeing_server.py",
     "from haystack": "slow to import; test_unmodified_clients.py",
     "from langchain_cohere": "slow to import; test_unmodified_clients.py",
     "from langchain_huggingface": "slow to import; test_unmodified_clients.py",
