@@ -167,6 +167,7 @@ def server(place: Path) -> Iterator[Server]:
         )
     chat_models.write_entry(catalog, CHAT_MODEL, chat_models.save("qwen3", place / "weights" / "chat"))
     loras.write(place / "srv" / "loras" / "legal" / "2026-03", DIRECTORY)
+    loras.write(place / "srv" / "loras" / "polite", place / "weights" / "chat", ("q_proj", "v_proj"))
     repository = write_repository(place / "srv" / "repository", ["add_sub", "classifier"], SCRIPTED)
     _write_program(repository / "accumulator", "sequences", "sequence_batching {")
     _write_program(repository / "upper", "repository", "TYPE_STRING")
