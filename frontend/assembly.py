@@ -49,6 +49,8 @@ def local(services: Services) -> Backend:
         services.store,
         on_retry=services.recorder.retried,
         copies=services.copies,
+        on_carried=services.recorder.carried_on,
+        on_kept=services.recorder.kept_ids,
     )
     engine = LocalEngine(settings, services.catalog, client, services.drain)
 

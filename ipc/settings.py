@@ -344,7 +344,9 @@ class Generation(Section, frozen=True):
     bytes; 0 = as many as suit the device. With `cuda_graphs` CUDA replays steps of single tokens. Beginnings of
     prompts are found by the API key that sent them, with `share_prefixes` by all keys. `keep_alive_s` is the time
     until a stream opens whose request waits, and between comments in an idle stream. With `fetch_media` pictures of
-    messages may be URLs of http and https. Without `stream_arguments` the arguments of a call leave in one piece.
+    messages may be URLs of http and https. Without `stream_arguments` the arguments of a call leave in one piece. A
+    text whose worker is lost while writing is carried on by another at most `continuations` times (0: never). For this
+    each frontend keeps ids of tokens, `continuation_bytes` at most.
     """
 
     default_model: str = ""
@@ -362,6 +364,8 @@ class Generation(Section, frozen=True):
     keep_alive_s: Seconds = 10.0
     fetch_media: bool = True
     stream_arguments: bool = True
+    continuations: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
+    continuation_bytes: Count = 64 << 20
 
 
 class Responses(Section, frozen=True):

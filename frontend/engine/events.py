@@ -276,7 +276,8 @@ class Pace:
 
     1. The first token has to come in time. Between two entries a reader waits a bounded time.
     2. The engine tells of all that arrives, also while nobody reads, so the counted times and tokens are true.
-    3. An engine that runs a request again calls `begin` before the second run.
+    3. An engine that runs a request again calls `begin` before the second run. Before a run that goes on with a text
+       the engine calls `go_on`, and nothing is counted twice.
 
     All instants are CLOCK_MONOTONIC nanoseconds of this process.
     """
@@ -292,10 +293,15 @@ class Pace:
     def begin(self) -> None:
         """A run begins: nothing has arrived."""
         self._start = Start(0)
+        self._late_ns = 0
         self._finishes: list[Finish] = []
         self._tokens: Counter[int] = Counter()
         self._arrivals_ns: dict[int, int] = {}
         self._first_ns = self._last_ns = 0
+
+    def go_on(self, now_ns: int) -> None:
+        """A run begins that goes on with the text. Its first token has as long as that of the request had."""
+        self._late_ns = now_ns + self.first_by_ns - self._began_ns
 
     def started(self, start: Start) -> None:
         """The engine has begun with the prompt."""
@@ -308,7 +314,7 @@ class Pace:
     def held(self, now_ns: int) -> None:
         """Tokens were computed whose text waits."""
         self._note_first(now_ns)
-        self._last_ns = now_ns
+        self._last_ns, self._late_ns = now_ns, 0
 
     def step(self, choice: int, tokens: int, now_ns: int) -> None:
         """A step has added `tokens` to a choice."""
@@ -318,6 +324,7 @@ class Pace:
         if before_ns is not None and before_ns != now_ns:
             self._meter.between.observe((now_ns - before_ns) / 1e9)
         self._arrivals_ns[choice] = self._last_ns = now_ns
+        self._late_ns = 0
         if tokens:
             self._tokens[choice] += tokens
             self._meter.generated.inc(tokens)
@@ -353,6 +360,10 @@ class Pace:
         if not self._last_ns:
             if now_ns >= self.first_by_ns:
                 return DeadlineExceeded("the deadline passed before the first token", retry_after_s=1)
+            return None
+        if self._late_ns:
+            if now_ns >= self._late_ns:
+                return DeadlineExceeded("no worker went on with the text in time", retry_after_s=1)
             return None
         # NOTE: a worker sends nothing while the client has enough, so only the time of a waiting reader counts.
         if waits_since_ns and (now_ns - max(self._last_ns, waits_since_ns)) / 1e9 >= self._idle_s:

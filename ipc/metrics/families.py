@@ -77,6 +77,13 @@ FRONTEND = (
     gauge("in_flight", "penstock_requests_in_flight", "Requests being served.", "model lane"),
     counter("rejected", "penstock_rejected", "Requests refused before they ran.", "model reason"),
     counter("retries", "penstock_retries", "Requests sent again after a worker was lost.", "reason"),
+    counter(
+        "continuations",
+        "penstock_continuations",
+        "Generated texts whose worker was lost or is leaving while writing, by what became of the text.",
+        "outcome",
+    ),
+    gauge("continuation_bytes", "penstock_continuation_bytes", "Bytes of ids of tokens of open streams.", ""),
     counter("poison", "penstock_poison", "Inputs refused because they crashed workers.", "reason"),
     counter("by_key", "penstock_requests_by_key", "Requests by API key and outcome.", "key code"),
     counter("access_refused", "penstock_access_refused", "Requests refused for their API key.", "reason"),
@@ -425,6 +432,9 @@ DIRECTIONS = ("in", "out")
 NO_KEY = "-"
 """Label of requests that were refused because they had no known key, and of tokens without a key."""
 ACCESS_REFUSALS = ("unauthenticated", "forbidden", "rate_limited")
+CONTINUATIONS = ("carried", "moved", "refused", "unkept", "failed")
+"""What became of a text without its worker: another went on after a loss, or instead of a worker that leaves; the input
+is suspect or lost too often; its ids were not kept; no worker could go on in time."""
 TRACED = ("exported", "failed", "dropped")
 CANCEL_STAGES = ("queued", "running")
 LOADS = ("loaded", "failed")

@@ -25,6 +25,7 @@ from ipc.metrics.families import (
     ACCESS_REFUSALS,
     CALLS,
     CANCEL_STAGES,
+    CONTINUATIONS,
     DIRECTIONS,
     FRONTEND,
     GENERATION_STATES,
@@ -126,6 +127,8 @@ class FrontendMetrics(_Families):
         self.ready.set(0)
         for reason in ("suspect", "bystander"):
             self.retries.labels(reason)
+        for outcome in CONTINUATIONS:
+            self.continuations.labels(outcome)
         self.poison.labels("crashed"), self.poison.labels("refused")
         for kind in CALLS:
             self.infer_calls.labels(kind), self.infer_calls_time.labels(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any, NamedTuple, cast
 
 from frontend.engine.local.channel import Channel
@@ -47,8 +48,12 @@ True ends a call that is whole, False one whose arguments break off.
 """
 
 
-def deltas(*entries: Entry, logprobs: dict[int, list[TokenLogprob]] | None = None) -> Deltas:
-    """The message of one step."""
+def deltas(
+    *entries: Entry,
+    logprobs: dict[int, list[TokenLogprob]] | None = None,
+    ids: dict[int, list[int]] | None = None,
+) -> Deltas:
+    """The message of one step; `ids` are those that some entries bring, by their numbers."""
     made = Deltas([], [], [], [], [], logprobs or {})
     for at, (request, choice, what) in enumerate(entries):
         text, tokens = "", 0
@@ -76,6 +81,8 @@ def deltas(*entries: Entry, logprobs: dict[int, list[TokenLogprob]] | None = Non
             strict=True,
         ):
             cast("list[Any]", column).append(value)
+    if ids:
+        made.written.extend(array("I", ids.get(at, ())).tobytes() for at in range(len(entries)))
     return made
 
 

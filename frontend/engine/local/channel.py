@@ -61,6 +61,7 @@ from ipc.wire.messages import (
     Watch,
     Welcome,
     Work,
+    Written,
 )
 from ipc.wire.stats import Stats
 
@@ -215,7 +216,13 @@ class Channel:
         self.state = "connecting"
 
     def submit(
-        self, work: Work, payload: Payload = None, *, solo: bool = False, apart: bool = False
+        self,
+        work: Work,
+        payload: Payload = None,
+        *,
+        solo: bool = False,
+        apart: bool = False,
+        written: Written | None = None,
     ) -> tuple[int, asyncio.Future[Delivery]]:
         """Send a request with its payload at the end of this turn of the loop.
 
@@ -231,7 +238,7 @@ class Channel:
             payload.add_reader()
             self._reading[request] = payload
         else:
-            message = Submit(request, work, solo, apart=apart)
+            message = Submit(request, work, solo, apart=apart, written=written)
             self._dealer.put(message, None if payload is None else bytes_of(payload))
         self._unsent.append(request)
         future: asyncio.Future[Delivery] = self._loop.create_future()

@@ -4,8 +4,8 @@
    wait, and ask for a model that no worker has (`frontend.engine.local.demand`).
 2. After an error of the worker the table of `frontend.engine.local.retry` names the next action.
 3. The answer is an `Answer`: numpy views on the arena, whose lease ends when its context is left. A stream is a
-   `PartStream` of answers; after its first part nothing is retried. `frontend.engine.local.delta_stream` does the same
-   for generated text.
+   `PartStream` of answers; after its first part nothing is retried. Generated text is carried on by another worker
+   (`frontend.engine.local.delta_stream`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.demand import Demand
 from frontend.engine.local.part_stream import PartStream
+from frontend.engine.local.progress import KeptIds
 from frontend.engine.local.retry import UNSAYABLE, Attempts, PoisonList, Retries, unsayable
 from frontend.engine.local.workers import TICK_S, Workers
 from ipc.errors import PenstockError
@@ -48,8 +49,16 @@ class Client:
         store: Store,
         on_retry: Callable[[str], None] = lambda reason: None,
         copies: CopyBudget | None = None,
+        on_carried: Callable[[str], None] = lambda outcome: None,
+        on_kept: Callable[[int], None] = lambda change: None,
     ) -> None:
-        """`copies` bounds the memory for parts that slow clients have not taken."""
+        """`copies` bounds the memory for parts that slow clients have not taken.
+
+        `on_carried` is told how a text went on whose worker was lost, `on_kept` of changes of `kept_ids` in bytes.
+        """
+        generation = settings.generation
+        self.kept_ids = KeptIds(generation.continuations, generation.continuation_bytes, on_kept)
+        self.on_carried = on_carried
         self._copies = copies or CopyBudget(settings.arena.copy_out_bytes)
         self._copy_after_s = settings.arena.lease_copy_after_s
         self._on_demand, self._worker_count = settings.catalog.on_demand, settings.worker_count
@@ -160,7 +169,8 @@ class Client:
 
     def _choose(self, attempts: Attempts) -> Channel:
         """The channel of the worker that takes a request now. Raises the reason if there is none."""
-        work, channels = attempts.work, self.workers.channels
+        work = attempts.work
+        channels = [each for each in self.workers.channels if attempts.suits(each)]
         if work.step is not None:
             slot, count, is_open = self._slot_of(work), self._worker_count, self.workers.is_open
             return routing.keeper(channels, work, work.step, slot, count, is_open, on_demand=self._on_demand)

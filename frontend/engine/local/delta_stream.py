@@ -6,8 +6,11 @@
 3. The pace of the request (`Pace`) learns of all entries when they arrive, and ends a stream that is late. An entry
    HELD says that tokens come whose text waits. The client sees nothing of such an entry.
 4. The `Result` of the job ends the stream. The sums of all choices stand in the last event.
-5. A run that is lost before its answer has begun is followed by another, by the rule of retries. The client sees one
-   `Started`, and each piece of the prompt once. A run that is lost later ends the request with one error.
+5. A run that is lost is followed by another, by the rule of retries. Before its answer has begun the other begins anew:
+   the client sees one `Started`, and each piece of the prompt once. Later the other goes on behind the tokens whose ids
+   have arrived (`frontend.engine.local.progress`).
+6. A worker that leaves, or unloads the model, loses its streams to a worker that has the model. Without one the streams
+   stay.
 
 A stream begins when its prompt is tokenized (QUEUED), and waits for the engine from then on. A stream that the engine
 has begun (STARTED) is in no queue of the worker and costs nothing (`Outstanding`).
@@ -17,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Self
 from uuid import uuid4
@@ -36,13 +38,16 @@ from frontend.engine.events import (
     Started,
     Text,
 )
+from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
 from frontend.engine.local.delivery import Delivery
-from frontend.engine.local.part_stream import Incoming
+from frontend.engine.local.part_stream import Incoming, cut_off
+from frontend.engine.local.progress import Progress
 from frontend.engine.local.retry import Attempts
-from ipc.errors import PenstockError, WorkerLost
-from ipc.wire.messages import Work
+from frontend.engine.local.workers import PASSING
+from ipc.errors import Draining, ModelNotLoaded, PenstockError, WorkerLost
+from ipc.wire.messages import GenerateCall, Work
 from ipc.wire.streams import (
     ARGUMENTS,
     CALL_CUT,
@@ -64,6 +69,8 @@ from ipc.wire.streams import (
 
 TELL_AFTER = WINDOW_NBYTES // 2
 """So many bytes of text are taken before the worker is told."""
+_LEAVING = (Draining, ModelNotLoaded)
+"""A worker stops, or has unloaded the model."""
 _PIECES: dict[int, type[Text] | type[Reasoning]] = {TEXT: Text, REASONING: Reasoning}
 _CALLS = frozenset((CALLED, ARGUMENTS, CALL_ENDED, CALL_CUT))
 
@@ -77,13 +84,22 @@ class DeltaStream(Incoming[Event], Generation):
         request: int,
         final: asyncio.Future[Delivery],
         pace: Pace,
+        progress: Progress,
         on_suspect: Callable[[WorkerLost], None] = lambda error: None,
+        why_move: Callable[[Channel], PenstockError | None] = lambda channel: None,
     ) -> None:
-        """For the arguments see `Incoming`."""
+        """`progress` is that of all runs of the request; for the other arguments see `Incoming`.
+
+        `why_move` is asked now and then whether the rest is to be written elsewhere.
+        """
         super().__init__(channel, request, final, on_suspect)
-        self._pace = pace
-        pace.begin()
-        self._calls: Counter[int] = Counter()
+        self._pace, self._progress, self._why_move = pace, progress, why_move
+        self._has_started = progress.has_begun
+        if progress.has_begun:
+            self.answering = True
+            pace.go_on(time.monotonic_ns())
+        else:
+            pace.begin()
         self._waits_since_ns = 0
         self._waiting_nbytes = self._held_nbytes = self._untold_nbytes = 0
         self._prompt_characters = self._prompt_tokens = 0
@@ -115,12 +131,18 @@ class DeltaStream(Incoming[Event], Generation):
 
     def take(self, deltas: Deltas, at: int, now_ns: int) -> None:
         """Entry `at` of `deltas` has arrived."""
+        if self._failure is not None:
+            # NOTE: another run tells the same again.
+            return
         kind, choice = deltas.kinds[at], deltas.choices[at]
+        if deltas.written and (ids := deltas.written[at]):
+            self._progress.take(choice, ids)
         if kind == QUEUED:
             self.prompt_tokens = deltas.starts[at].prompt_tokens
         elif kind == STARTED:
             start = deltas.starts[at]
-            self._pace.started(start)
+            if not self._has_started:
+                self._pace.started(start)
             self._waiting.append(Started(start.prompt_tokens, start.cached_tokens))
             self.channel.rest(self._request)
         elif kind == PROMPT:
@@ -128,7 +150,7 @@ class DeltaStream(Incoming[Event], Generation):
             self._pace.heard(now_ns)
         elif make := _PIECES.get(kind):
             text, tokens = deltas.texts[at], deltas.tokens[at]
-            self.answering = True
+            self.answering = self._progress.has_text = True
             self._pace.step(choice, tokens, now_ns)
             logprobs = deltas.logprobs.get(at)
             self._waiting.append(make(choice, text, tokens, logprobs))
@@ -150,12 +172,12 @@ class DeltaStream(Incoming[Event], Generation):
             deltas.texts[at],
             deltas.logprobs.get(at),
         )
-        self.answering = True
+        self.answering = self._progress.has_text = True
         self._pace.step(choice, deltas.tokens[at], now_ns)
         self._waiting_nbytes += nbytes_of(text, logprobs)
         if kind == CALLED:
-            call, index = deltas.calls[at], self._calls[choice]
-            self._calls[choice] += 1
+            call, index = deltas.calls[at], self._progress.calls[choice]
+            self._progress.calls[choice] += 1
             self._waiting.append(CallBegun(choice, index, f"{call.prefix}{uuid4()}", call.name, logprobs))
         elif kind == ARGUMENTS:
             self._waiting.append(Arguments(choice, text, logprobs))
@@ -172,18 +194,19 @@ class DeltaStream(Incoming[Event], Generation):
     def _finish(self, choice: int, finish: Finish, logprobs: list[TokenLogprob] | None, now_ns: int) -> None:
         """A choice has ended; its tokens without text, such as an end token, are known now."""
         self.answering = True
+        self._progress.end(choice)
         self._pace.finished(choice, finish, now_ns)
         self._waiting.append(
             Finished(choice, finish.reason, finish.stop, finish.tokens, finish.reasoning_tokens, logprobs)
         )
 
     def look(self, now_ns: int) -> None:
-        """End a stream whose next entry takes too long."""
+        """End a stream whose next entry takes too long, or that is to go on elsewhere."""
         if self._failure is not None or self._final.done():
             return
         late = self._pace.lateness(now_ns, self._waits_since_ns if self._is_awaited else 0)
-        if late is not None:
-            self._fail(late)
+        if (reason := late or self._why_move(self.channel)) is not None:
+            self._fail(reason)
 
     def _let_go(self) -> None:
         """The text that was handed out is taken."""
@@ -205,7 +228,14 @@ class LocalGeneration(Generation):
     def __init__(self, client: Client, work: Work, pace: Pace) -> None:
         """`begun` must follow."""
         self._client, self._attempts, self._pace = client, client.begin(work), pace
-        self._is_told = False
+        assert isinstance(work.call, GenerateCall)
+        self._progress = Progress(work.call, client.kept_ids)
+        self._identity = ""
+        self._unjudged: WorkerLost | None = None
+        """The death on this input that no other run has followed yet."""
+        self._followed: PenstockError | None = None
+        """The error after which the present run has begun."""
+        self._is_told = self._over = False
         self._characters = self._tokens = 0
         """Of the prompt, as the client has them."""
 
@@ -216,11 +246,45 @@ class LocalGeneration(Generation):
         return self
 
     async def _open(self, channel: Channel, attempts: Attempts) -> DeltaStream:
-        number, final = channel.submit(attempts.work, solo=attempts.solo, apart=attempts.accused)
-        return await DeltaStream(channel, number, final, self._pace, self._suspect).begun()
+        written = self._progress.written()
+        if attempts.identity is None:
+            self._identity = _identity_of(channel, attempts.work.model)
+        number, final = channel.submit(
+            attempts.work, solo=attempts.solo, apart=attempts.accused, written=written
+        )
+        stream = DeltaStream(
+            channel, number, final, self._pace, self._progress, self._suspect, self._why_move
+        )
+        return await stream.begun()
 
     def _suspect(self, error: WorkerLost) -> None:
-        self._client.retries.suspect(self._attempts, alone=error.alone)
+        """A worker has died on the text. The verdict waits for the next run, or for the end without one."""
+        if error is self._followed:
+            # NOTE: the reader had the error before this callback ran, and the rule of retries has judged the input.
+            return
+        if self._progress.can_go_on:
+            self._unjudged = error
+        else:
+            self._client.retries.suspect(self._attempts, alone=error.alone)
+
+    def _why_move(self, channel: Channel) -> PenstockError | None:
+        """The reason to go on elsewhere: the worker or its model leaves, and another worker has the model."""
+        if not self._progress.can_go_on:
+            return None
+        model = self._attempts.work.model
+        status = channel.models.get(model)
+        reason: PenstockError | None = None
+        if channel.state == "leaving":
+            reason = Draining("this worker is stopping", retry_after_s=1)
+        elif status is not None and status.state == "unloading":
+            reason = ModelNotLoaded("the model is being unloaded", retry_after_s=1)
+        if reason is None:
+            return None
+        others = routing.having(self._client.channels, model)
+        has_other = any(
+            each is not channel and _identity_of(each, model) == self._identity for each in others
+        )
+        return reason if has_other else None
 
     @property
     def result(self) -> Answer | None:
@@ -229,19 +293,50 @@ class LocalGeneration(Generation):
 
     async def __anext__(self) -> list[Event]:
         """The next events. Raises the error of the request, once."""
-        while True:
+        while not self._over:
             try:
                 events = await anext(self._run)
             except PenstockError as error:
-                if self._run.answering:
-                    raise
-                self._run.close()
-                if not await self._client.retries.again(self._attempts, self._run.channel, error):
-                    raise
-                await self.begun()
+                if isinstance(error, WorkerLost) and self._progress.has_ended:
+                    # Nothing lacks but the word that the job is done.
+                    self._over = True
+                    return [self._pace.ended()]
+                await (self._go_on(error) if self._progress.has_begun else self._begin_anew(error))
                 continue
             if fresh := self._untold(events):
                 return fresh
+        raise StopAsyncIteration
+
+    async def _begin_anew(self, error: PenstockError) -> None:
+        """Follow a run of which the client has nothing. Raises the error of the request if nothing follows."""
+        self._run.close()
+        if not await self._client.retries.again(self._attempts, self._run.channel, error):
+            raise error
+        await self.begun()
+
+    async def _go_on(self, error: PenstockError) -> None:
+        """Have the rest of a text written by another run. Raises the error of the request if nothing follows."""
+        if not isinstance(error, (WorkerLost, *_LEAVING)):
+            raise error
+        run, progress, client = self._run, self._progress, self._client
+        lost = cut_off(error) if isinstance(error, WorkerLost) else error
+        outcome = "refused" if progress.can_go_on else "unkept"
+        try:
+            if not progress.can_go_on:
+                raise lost from error
+            run.close()
+            self._attempts.go_on(self._identity, client.kept_ids.most, has_passed=progress.has_passed)
+            self._unjudged, self._followed = None, error
+            try:
+                if not await client.retries.again(self._attempts, run.channel, error):
+                    raise lost
+                outcome = "failed"
+                await self.begun()
+            except (WorkerLost, *PASSING) as why:
+                raise lost from why
+            outcome = "carried" if isinstance(error, WorkerLost) else "moved"
+        finally:
+            client.on_carried(outcome)
 
     def _untold(self, events: list[Event]) -> list[Event]:
         """`events` without what an earlier run has told."""
@@ -265,3 +360,12 @@ class LocalGeneration(Generation):
 
     def __exit__(self, *_: object) -> None:
         self._run.close()
+        self._progress.drop()
+        if self._unjudged is not None:
+            self._client.retries.suspect(self._attempts, alone=self._unjudged.alone)
+
+
+def _identity_of(channel: Channel, model: str) -> str:
+    """Stands for all that decides the text of a model at a worker; empty for a model that the worker lacks."""
+    status = channel.models.get(model)
+    return "" if status is None else status.identity

@@ -1,13 +1,14 @@
 """The reading end of a stream of one worker: `Incoming` for every stream, `PartStream` for answers in parts.
 
 `Incoming` keeps what has arrived, the one reader that waits, and the end. A stream ends without an error, or with one.
-The loss of the worker is an error too: a request whose answer has begun is never run again.
+The loss of the worker is an error too.
 
 `PartStream` adds what holds for parts:
 
 1. Parts that arrive wait here, as many as the worker may send ahead (`ipc.wire.streams`).
 2. A part is valid until the reader asks for the next. Then its lease ends, and the worker learns how many were taken.
 3. A stream whose reader has enough parts costs nothing (`Outstanding`).
+4. A request whose answer has begun is never run again.
 
 After `arena.lease_copy_after_s` a part that waits in a block is copied, so that a slow client holds no arena memory. If
 the budget for copies has no room, the stream ends.
@@ -30,6 +31,14 @@ from ipc.wire.streams import WINDOW, part_flow
 T = TypeVar("T")
 TELL_AFTER = WINDOW // 2
 """So many parts are taken before the worker is told, unless one was in a block."""
+
+
+def cut_off(lost: WorkerLost) -> WorkerLost:
+    """The error of an answer that has begun and is not carried on."""
+    return WorkerLost(
+        "the worker was lost in the middle of its answer, which cannot go on elsewhere",
+        retry_after_s=lost.retry_after_s,
+    )
 
 
 class Incoming(ABC, Generic[T]):
@@ -112,15 +121,7 @@ class Incoming(ABC, Generic[T]):
     def _end(self) -> None:
         """Keep the final result, or raise the error of the stream."""
         self._over = True
-        try:
-            self.result = self._check().answer(self.channel)
-        except WorkerLost as lost:
-            if not self.answering:
-                raise
-            raise WorkerLost(
-                "the worker was lost in the middle of its answer, which cannot go on elsewhere",
-                retry_after_s=lost.retry_after_s,
-            ) from lost
+        self.result = self._check().answer(self.channel)
 
     def _finished(self, final: asyncio.Future[Delivery]) -> None:
         # NOTE: looked at also so that the loop does not complain of an error that nobody asks for any more.
@@ -177,7 +178,10 @@ class PartStream(Incoming[Delivery], AnswerStream):
             await self._something()
             if self._failure is None and self._waiting:
                 return self._hand_out(self._waiting.popleft())
-            self._end()
+            try:
+                self._end()
+            except WorkerLost as lost:
+                raise (cut_off(lost) if self.answering else lost) from lost
         raise StopAsyncIteration
 
     def _hand_out(self, delivery: Delivery) -> Answer:

@@ -14,6 +14,11 @@
 
 Requests of a sequence follow the second table: only their own worker will do, and its loss is the end of the sequence.
 
+A text that has begun goes on at a worker that has the same model (`Attempts.go_on`), by the same rule with two
+differences. Text shares the device, so a death proves something only if the text was alone. And a text that has gone
+beyond the place of a death is no suspect of that death any more; `generation.continuations` bounds how often a text
+goes on. An input that was suspect before its request came is not carried on.
+
 A request that was on the device when the worker died is a suspect and may run once more, alone, within the budget. A
 bystander was only queued there. Its losses are no attempts and take nothing from the budget, since nothing ran for the
 request and one death makes bystanders of all waiting requests. `MAX_LOSSES` and the deadline bound its losses.
@@ -234,26 +239,49 @@ class Attempts:
         self.work, self.payload, self.suspect, self.accused = work, payload, suspect, accused
         # NOTE: text runs in the company of others, so that a death under a suspect text proves nothing yet.
         self.runs = 1 if suspect and not isinstance(work.call, GenerateCall) else 0
-        self.losses = 0
+        self.losses = self.continued = 0
         self.avoid: set[int] = set()
         self.adapter_until_ns = 0
+        self.most_continued = 0
+        self.identity: str | None = None
+        """Of the model that has begun the answer; None while nothing has arrived."""
 
     @property
     def solo(self) -> bool:
         """Whether the next attempt must run in a batch of its own."""
         return self.runs > 0 or self.suspect
 
+    def go_on(self, identity: str, most: int, *, has_passed: bool) -> None:
+        """The next run goes on with a text that the model with this identity has begun, `most` times after deaths.
+
+        `has_passed`: the text has gone beyond the place at which the worker before died.
+        """
+        self.identity, self.most_continued = identity, most
+        if has_passed:
+            self.runs = 0
+        # The device had begun in time, so the request may wait for a turn once more.
+        self.work = msgspec.structs.replace(self.work, start_by_ns=0)
+
+    def suits(self, channel: Channel) -> bool:
+        """Whether a worker does not have another model under the name; a text is one of one model."""
+        status = None if self.identity is None else channel.models.get(self.work.model)
+        return status is None or status.state != "loaded" or status.identity == self.identity
+
     def next_error(self, error: WorkerLost, slot: int, budget: RetryBudget) -> PenstockError | None:
         """Record a loss on `slot`; None means try again, otherwise the error to give to the caller."""
+        has_begun = self.identity is not None
         self.losses += 1
         if error.suspect:
             self.runs += 1
+            self.continued += has_begun
             # The device had begun in time, so the request may wait for a turn once more.
             self.work = msgspec.structs.replace(self.work, start_by_ns=0)
-        if self.runs >= MAX_ATTEMPTS:
+        if self.runs >= MAX_ATTEMPTS and (error.alone or not has_begun):
             return WorkerCrashed("the worker process died twice on this input; it is refused for a while")
+        self.accused |= self.runs >= MAX_ATTEMPTS
         self.avoid = {slot}
         over = self.losses > MAX_LOSSES or time.monotonic_ns() >= self.work.deadline_ns
+        over |= error.suspect and has_begun and (self.suspect or self.continued > self.most_continued)
         if over or (error.suspect and not budget.take()):
             return WorkerLost(
                 "the worker was lost and the request could not be tried again",

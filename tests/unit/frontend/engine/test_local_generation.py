@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -81,15 +82,23 @@ CALL = next(
 class Frontend:
     """The engine of a frontend with two workers that a test plays."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, settings: Mapping[str, str]) -> None:
         (root / "run").mkdir()
-        named = {"run.dir": str(root / "run"), "limits.restart_wait_s": "60"}
+        named = {"run.dir": str(root / "run"), "limits.restart_wait_s": "60", **settings}
         self.settings = load(None, named, {})
         self.metrics = FrontendMetrics()
         self.recorder = recorder = Recorder(self.metrics, {MODEL})
         self.settings.paths.store().mkdir()
         store = Store(self.settings.paths)
-        self.client = Client(self.settings.paths, self.settings, "frontend-0", store, recorder.retried)
+        self.client = Client(
+            self.settings.paths,
+            self.settings,
+            "frontend-0",
+            store,
+            recorder.retried,
+            on_carried=recorder.carried_on,
+            on_kept=recorder.kept_ids,
+        )
         self.engine = LocalEngine(self.settings, Catalog([]), self.client, Drain())
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.workers = [self._worker(slot) for slot in range(2)]
@@ -111,7 +120,8 @@ class Frontend:
     def value(self, family: str, *labels: str) -> float:
         """A counter, or the number of values in a histogram."""
         self.metrics.tally.flush()
-        child = getattr(self.metrics, family).labels(*labels)
+        child = getattr(self.metrics, family)
+        child = child.labels(*labels) if labels else child
         if hasattr(child, "_buckets"):
             return float(sum(bucket.get() for bucket in child._buckets))
         return float(child._value.get())
@@ -134,15 +144,23 @@ class Frontend:
         )
 
 
-def on_loop(root: Path, test: Callable[[Frontend], Awaitable[None]]) -> None:
+NEVER_ON = {"generation.continuations": "0"}
+"""No text is carried on."""
+
+
+def on_loop(
+    root: Path,
+    test: Callable[[Frontend], Awaitable[None]],
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Run a test that is a coroutine; at its end no request is left anywhere."""
 
     async def run() -> None:
-        frontend = Frontend(root)
+        frontend = Frontend(root, settings)
         async with asyncio.timeout(60):
             await test(frontend)
         await turn()
-        assert frontend.is_idle
+        assert frontend.is_idle and not frontend.client.kept_ids.nbytes
         frontend.client.channels.clear()
         await frontend.client.close()
         frontend.context.destroy(linger=0)
@@ -483,7 +501,9 @@ def test_a_client_that_does_not_read_its_prompt_holds_the_worker_back(tmp_path: 
     on_loop(tmp_path, work)
 
 
-def test_a_worker_that_dies_in_the_middle_ends_the_stream_with_one_error(tmp_path: Path) -> None:
+def test_without_continuations_a_worker_that_dies_in_the_middle_ends_the_stream_with_one_error(
+    tmp_path: Path,
+) -> None:
     async def work(frontend: Frontend) -> None:
         first, second = frontend.workers
         async with generating(frontend) as (request, generation):
@@ -495,7 +515,7 @@ def test_a_worker_that_dies_in_the_middle_ends_the_stream_with_one_error(tmp_pat
             assert await gathered(generation) == []
         assert not second.asked and not first.cancelled
 
-    on_loop(tmp_path, work)
+    on_loop(tmp_path, work, NEVER_ON)
 
 
 def test_an_input_on_which_workers_die_twice_is_refused(tmp_path: Path) -> None:
@@ -538,7 +558,7 @@ def test_an_input_that_kills_workers_in_company_is_set_apart_and_then_refused(tm
         with pytest.raises(InputRefused):
             await dies_in_the_middle(frontend, alone=True)
 
-    on_loop(tmp_path, work)
+    on_loop(tmp_path, work, NEVER_ON)
 
 
 def test_an_input_that_kills_two_workers_alone_is_refused(tmp_path: Path) -> None:
@@ -548,7 +568,7 @@ def test_an_input_that_kills_two_workers_alone_is_refused(tmp_path: Path) -> Non
         with pytest.raises(InputRefused):
             await dies_in_the_middle(frontend, alone=True)
 
-    on_loop(tmp_path, work)
+    on_loop(tmp_path, work, NEVER_ON)
 
 
 def test_an_input_that_kills_before_its_first_token_and_then_alone_behind_it_is_refused(
@@ -563,7 +583,7 @@ def test_an_input_that_kills_before_its_first_token_and_then_alone_behind_it_is_
             again = second.asked[-1].id
             second.say((again, 0, Start(5, 3)), (again, 0, "a"))
             second.die(again, alone=True)
-            with pytest.raises(WorkerLost):
+            with pytest.raises(WorkerCrashed):
                 await reading
         first.revive()
         with pytest.raises(InputRefused):

@@ -1,0 +1,111 @@
+"""What a frontend keeps of texts that are being written, so that another worker can carry them on.
+
+1. Each stream has a `Progress`: the ids of the tokens of each choice, in the order of their arrival, and what has been
+   told of calls. Ids come with the text that they stand for, so both are there or neither is.
+2. A worker that is sent the request and the ids reads both as one prompt, and goes on behind the last token.
+3. `KeptIds` counts the ids of all streams of the frontend. Beyond `generation.continuation_bytes` a stream loses its
+   ids, and ends with an error if its worker is lost.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from ipc.wire.messages import GenerateCall, Written
+
+TRIAL_TOKENS = 16
+"""So many tokens behind a death its text has passed the place at which the worker died.
+
+A frontend lacks a few tokens that the dead worker had: of text that was held back, and of the last steps."""
+
+
+class KeptIds:
+    """The bytes of ids that the streams of one frontend keep."""
+
+    def __init__(
+        self, most: int, limit_nbytes: int, on_change: Callable[[int], None] = lambda change: None
+    ) -> None:
+        """A request is carried on `most` times; `on_change` is told of every change in bytes."""
+        self.most, self._limit_nbytes, self._on_change = most, limit_nbytes, on_change
+        self.nbytes = 0
+
+    def take(self, nbytes: int) -> bool:
+        """Count more bytes; false without room."""
+        if self.nbytes + nbytes > self._limit_nbytes:
+            return False
+        self.nbytes += nbytes
+        self._on_change(nbytes)
+        return True
+
+    def give(self, nbytes: int) -> None:
+        """Bytes are kept no more."""
+        self.nbytes -= nbytes
+        self._on_change(-nbytes)
+
+
+class Progress:
+    """The answer to one request so far. `calls` counts the calls of each choice.
+
+    `has_text`: the client has something of a choice. `fresh` are the tokens of the present run whose ids are known.
+    """
+
+    def __init__(self, call: GenerateCall, kept: KeptIds) -> None:
+        self.calls: Counter[int] = Counter()
+        self.has_text = False
+        self.fresh = 0
+        self._kept = kept
+        self._keeps = kept.most > 0 and not call.counts_only
+        # NOTE: without a seed every worker draws by this one, or the text would go on as another text.
+        self._seed = random.getrandbits(63)
+        self._ids = [bytearray() for _ in range(call.n)]
+        self._ended = [False] * call.n
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a run from the beginning would repeat something."""
+        return self.has_text or any(self._ids)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the ends of all choices have arrived."""
+        return all(self._ended)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another worker could write the rest."""
+        return self._keeps
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether the present run has gone beyond the place at which the worker before died."""
+        return self.fresh >= TRIAL_TOKENS
+
+    def written(self) -> Written | None:
+        """What the next worker is sent; None if nobody could carry on its text."""
+        if not self._keeps:
+            return None
+        self.fresh = 0
+        if not self.has_begun:
+            return Written(self._seed)
+        return Written(self._seed, [bytes(ids) for ids in self._ids], list(self._ended))
+
+    def take(self, choice: int, ids: bytes) -> None:
+        """Ids of further tokens of a choice have arrived, with the text of these."""
+        if self._keeps and self._kept.take(len(ids)):
+            self._ids[choice] += ids
+            self.fresh += len(ids) // 4
+        else:
+            self.drop()
+
+    def end(self, choice: int) -> None:
+        """The end of a choice has arrived."""
+        self.has_text = self._ended[choice] = True
+
+    def drop(self) -> None:
+        """Keep no ids any more. Idempotent."""
+        self._keeps = False
+        if nbytes := sum(map(len, self._ids)):
+            self._kept.give(nbytes)
+        self._ids = [bytearray() for _ in self._ids]
