@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -59,7 +60,10 @@ class Ending:
 
 
 class ChatStream:
-    """One streamed chat completion. `chunks` is the number of pieces of text so far."""
+    """One streamed chat completion. `chunks` is the number of pieces of text so far, which `text` joins.
+
+    `longest_s` is the longest time between two pieces.
+    """
 
     def __init__(self, port: int, prompt: str, max_tokens: int, timeout_s: float = 60, **fields: Any) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
@@ -76,6 +80,8 @@ class ChatStream:
         )
         self._response: http.client.HTTPResponse | None = None
         self.chunks = 0
+        self.text = ""
+        self.longest_s = self._last_s = 0.0
         self.ending = Ending()
 
     def __enter__(self) -> Self:
@@ -130,11 +136,19 @@ class ChatStream:
             self.ending.errors.append(event["error"])
             return True
         for choice in event["choices"]:
-            self.chunks += bool(choice["delta"]["content"])
+            self._took(choice["delta"]["content"])
             if choice["finish_reason"]:
                 self.ending.finishes.append(choice["finish_reason"])
         self.ending.usage = event["usage"] or self.ending.usage
         return True
+
+    def _took(self, text: str | None) -> None:
+        """A piece of text, if there is any."""
+        if text:
+            now_s, self.text = time.monotonic(), self.text + text
+            self.longest_s = max(self.longest_s, now_s - self._last_s) if self.chunks else 0.0
+            self._last_s = now_s
+            self.chunks += 1
 
 
 def sequences(server: Server, state: str, slot: int | None = None) -> float:
