@@ -138,9 +138,7 @@ def test_clients_that_hardly_read_hold_up_nobody(server: Server) -> None:
             assert stream.response.read(1) == b"a"
 
 
-def test_a_killed_worker_ends_its_streams_with_one_error_and_what_has_not_begun_runs_elsewhere(
-    server: Server,
-) -> None:
+def test_streams_of_a_killed_worker_and_what_has_not_begun_there_go_on_elsewhere(server: Server) -> None:
     for number in range(rounds(short=1, long=50)):
         # NOTE: an input that is on dying workers again and again is refused, so each round asks for another length.
         wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers")
@@ -155,16 +153,17 @@ def test_a_killed_worker_ends_its_streams_with_one_error_and_what_has_not_begun_
                 wait_until(lambda: in_flight(server) == 2 * RUNNING + 2, what="all requests")
                 assert worker is not None
                 os.kill(worker, signal.SIGKILL)
-            for stream in running[0]:
-                ending = stream.rest()
-                assert ending.is_failed and "in the middle of its answer" in ending.errors[0]["message"]
             for stream in running[1]:
+                stream.close()
+            for stream in running[0]:
+                stream.more(50)
                 stream.close()
             for stream in fresh:
                 ending = stream.rest()
                 assert ending.is_whole and ending.finishes == ["length"]
                 assert ending.usage is not None and ending.usage["completion_tokens"] == 30
-        assert server.metric("penstock_retries_total") == retries + 2
+        # A client that is far ahead of its text may leave before its stream has gone on.
+        assert retries + 2 <= server.metric("penstock_retries_total") <= retries + RUNNING + 2
         wait_until(lambda before=starts: server.starts(0) > before, what="the next life of the worker")
 
 
@@ -186,12 +185,20 @@ def answers(server: Server) -> bool:
 @pytest.mark.long
 def test_a_stream_on_which_workers_die_again_and_again_is_refused(server: Server) -> None:
     [prompt] = prompts_of(0, 1)
-    for _ in range(2):
-        wait_until(lambda: answers(server), what="a worker with the model")
+    # NOTE: a new input is carried on twice. What is known as suspect then is not carried on.
+    for deaths in (3, 1):
         with ChatStream(server.port, prompt, LONG + 1) as stream:
-            stream.more()
-            worker = wait_until(lambda: only_busy(server), what="the report of the stream")
-            os.kill(worker, signal.SIGKILL)
+            for _ in range(deaths):
+                wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers")
+                wait_until(lambda: answers(server), what="a worker with the model")
+                stream.more(100)
+                worker = wait_until(lambda: only_busy(server), what="the report of the stream")
+                starts = {slot: server.starts(slot) for slot in (0, 1)}
+                os.kill(worker, signal.SIGKILL)
+                wait_until(
+                    lambda before=starts: any(server.starts(slot) > before[slot] for slot in before),
+                    what="the next life of the worker",
+                )
             assert stream.rest().is_failed
     wait_until(lambda: answers(server), what="a worker with the model")
     with (

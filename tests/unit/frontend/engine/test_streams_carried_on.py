@@ -10,14 +10,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.engine.events import Called, Ended, Event, Finished, Generation, Started, Text
+from frontend.engine.events import (
+    Arguments,
+    CallBegun,
+    CallEnded,
+    Ended,
+    Event,
+    Finished,
+    Generation,
+    Started,
+    Text,
+)
 from frontend.engine.local import delta_stream
 from frontend.engine.local.progress import TRIAL_TOKENS
 from ipc.errors import DeadlineExceeded, InferenceFailed, InputRefused, NoReplica, WorkerCrashed, WorkerLost
-from ipc.wire.messages import Leaving, ModelStatus, Submit, Written
+from ipc.wire import messages
+from ipc.wire.messages import Leaving, ModelStatus, Submit
 from ipc.wire.streams import CalledFunction, Finish, Start
 from tests.fakes.clock import Clock
-from tests.fakes.text_worker import TextWorker
+from tests.fakes.text_worker import TextWorker, Written
 from tests.unit.frontend.engine.test_local_generation import (
     MODEL,
     NEVER_ON,
@@ -80,10 +91,10 @@ def test_the_rest_of_a_text_is_written_by_another_worker(tmp_path: Path) -> None
         async with generating(frontend, n=2) as (request, generation):
             await opened(generation)
             first.say((request, 0, "a"), (request, 1, "b"), ids={0: [1, 2], 1: [70000]})
-            first.say((request, 1, CalledFunction("f", "{}")), ids={0: [4]})
+            first.say((request, 1, CalledFunction("f")), ids={0: [4]})
             first.say((request, 1, Finish("tool_calls", None, 2)), (request, 0, None), ids={1: [5]})
             events = await anext(generation)
-            assert [type(each) for each in events] == [Text, Text, Called, Finished]
+            assert [type(each) for each in events] == [Text, Text, CallBegun, Finished]
             task = await reading(generation)
             first.die(request)
             await turn()
@@ -93,11 +104,11 @@ def test_the_rest_of_a_text_is_written_by_another_worker(tmp_path: Path) -> None
             again = goes_on(second)
             await turn()
             assert not task.done(), "the client knows of the beginning"
-            second.say((again, 0, CalledFunction("g", "[]")), ids={0: [6]})
+            second.say((again, 0, CalledFunction("g")), ids={0: [6]})
             second.say((again, 0, Finish("tool_calls", None, 5)))
             second.end(again)
             assert unnamed([*await task, *await gathered(generation)]) == [
-                Called(0, 0, "call-", "g", "[]"),
+                CallBegun(0, 0, "call-", "g"),
                 Finished(0, "tool_calls", None, 5),
                 Ended(5, 7, 0, 3),
             ]
@@ -107,16 +118,24 @@ def test_the_rest_of_a_text_is_written_by_another_worker(tmp_path: Path) -> None
     on_loop(tmp_path, work)
 
 
-def test_calls_of_a_choice_are_counted_over_all_workers(tmp_path: Path) -> None:
+def test_a_call_goes_on_within_its_arguments_and_the_next_has_the_next_number(tmp_path: Path) -> None:
     async def work(frontend: Frontend) -> None:
         first, second = frontend.workers
         async with generating(frontend) as (request, generation):
-            first.say((request, 0, CalledFunction("f", "{}")), ids={0: [1]})
+            first.say((request, 0, CalledFunction("f")), (request, 0, Written('{"a"')), ids={1: [1]})
             first.die()
-            assert unnamed(await anext(generation))[1:] == [Called(0, 0, "call-", "f", "{}")]
+            assert unnamed(await anext(generation))[1:] == [
+                CallBegun(0, 0, "call-", "f"),
+                Arguments(0, '{"a"'),
+            ]
             task = await reading(generation)
-            second.say((goes_on(second), 0, CalledFunction("g", "{}")), ids={0: [2]})
-            assert unnamed(await task) == [Called(0, 1, "call-", "g", "{}")]
+            again = goes_on(second)
+            second.say((again, 0, Written(":1}")), (again, 0, True), (again, 0, CalledFunction("g")))
+            assert unnamed(await task) == [
+                Arguments(0, ":1}"),
+                CallEnded(0),
+                CallBegun(0, 1, "call-", "g"),
+            ]
 
     on_loop(tmp_path, work)
 
@@ -473,6 +492,6 @@ def test_the_first_token_behind_a_death_has_as_long_as_the_first_of_the_request(
 
 
 def test_what_was_written_travels_as_bytes(tmp_path: Path) -> None:
-    struct = Written(7, [packed(1, 2)], [False])
-    again: Any = msgspec.msgpack.decode(msgspec.msgpack.encode(struct), type=Written)
+    struct = messages.Written(7, [packed(1, 2)], [False])
+    again: Any = msgspec.msgpack.decode(msgspec.msgpack.encode(struct), type=messages.Written)
     assert again == struct and len(msgspec.msgpack.encode(struct)) < 50
