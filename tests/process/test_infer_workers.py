@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from frontend.engine.local.channel import _Sent
 from frontend.engine.local.client import Client
+from frontend.engine.local.outstanding import Sent
 from ipc.errors import (
     InferenceFailed,
     InvalidInput,
@@ -340,7 +340,7 @@ async def _submit_block(client: Client, ref: BlockRef) -> None:
     number, work = next(channel._ids), request_of("add", GOOD, None)[0]
     future = asyncio.get_running_loop().create_future()
     message = Submit(number, work, False, ref)
-    channel._pending[number] = _Sent(future, message, None)
+    channel._pending[number] = Sent(future, message, None)
     channel._outstanding.begin(message)
     assert channel._send(message)
     await future

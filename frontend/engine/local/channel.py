@@ -24,7 +24,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import zmq
 
@@ -32,7 +32,7 @@ from frontend.engine.interface import Payload, bytes_of
 from frontend.engine.local import dealer
 from frontend.engine.local.catalog import ToldCatalog
 from frontend.engine.local.delivery import Delivery, Streams
-from frontend.engine.local.outstanding import Outstanding
+from frontend.engine.local.outstanding import Outstanding, Sent
 from ipc.errors import DeadlineExceeded, ProtocolError, WorkerLost, from_code
 from ipc.memory.arena import ArenaView
 from ipc.memory.input_arena import InputBlock
@@ -75,19 +75,6 @@ MOST_GIVEN_UP, MOST_GIVEN_UP_NBYTES = 64, 1 << 20
 _REFUSED = "the worker takes no requests"
 
 
-class _Sent(NamedTuple):
-    """A request that was sent, and what waits for its answer."""
-
-    future: asyncio.Future[Delivery]
-    message: Submit
-    payload: Payload
-
-    @property
-    def kept_nbytes(self) -> int:
-        """Private bytes of the payload; a block of the arena stays until the worker has read the block."""
-        return 0 if isinstance(self.payload, InputBlock) else len(bytes_of(self.payload))
-
-
 class Channel:
     """Connection of this frontend to one worker slot."""
 
@@ -115,8 +102,8 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._dealer: dealer.Dealer | None = None
         self._unsent: list[int] = []
-        self._pending: dict[int, _Sent] = {}
-        self._given_up: dict[int, _Sent] = {}
+        self._pending: dict[int, Sent] = {}
+        self._given_up: dict[int, Sent] = {}
         """Requests that the worker may still be working on though nobody waits, the oldest first."""
         self.on_suspect: Callable[[Work, Payload, bool], None] = lambda work, payload, alone: None
         """Told of each request that nobody waited for when the worker died on the request (alone, or with others)."""
@@ -242,7 +229,7 @@ class Channel:
             self._dealer.put(message, None if payload is None else bytes_of(payload))
         self._unsent.append(request)
         future: asyncio.Future[Delivery] = self._loop.create_future()
-        self._pending[request] = _Sent(future, message, payload)
+        self._pending[request] = Sent(future, message, payload)
         self._outstanding.begin(message)
         return request, future
 

@@ -12,8 +12,27 @@ no credits of other clients. `JobTable.rest` does the same for the bound of the 
 
 from __future__ import annotations
 
+import asyncio
+from typing import NamedTuple
+
+from frontend.engine.interface import Payload, bytes_of
+from frontend.engine.local.delivery import Delivery
+from ipc.memory.input_arena import InputBlock
 from ipc.shares import Shares
 from ipc.wire.messages import LANES, Credits, GenerateCall, Submit, Work
+
+
+class Sent(NamedTuple):
+    """A request that was sent, and what waits for its answer."""
+
+    future: asyncio.Future[Delivery]
+    message: Submit
+    payload: Payload
+
+    @property
+    def kept_nbytes(self) -> int:
+        """Private bytes of the payload; a block of the arena stays until the worker has read the block."""
+        return 0 if isinstance(self.payload, InputBlock) else len(bytes_of(self.payload))
 
 
 class Outstanding:
