@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("background")
     chat_models.save("chatml", place / "catalog" / "model")
     (place / "catalog" / "chat.yaml").write_text(_ENTRY)
-    settings = {"server.frontends": 2}
+    settings = {"server.frontends": 2, "limits.restart_wait_s": 120}
     with serving(place, (MODEL,), settings=settings, catalog=place / "catalog") as running:
         yield running
 
@@ -117,9 +117,9 @@ def test_a_run_of_a_killed_frontend_has_failed(server: Server, text: str) -> Non
     wait_until(lambda: len(server.frontend_pids()) == 2, what="the new frontend")
 
 
-def test_a_run_of_a_killed_worker_has_failed(server: Server, text: str) -> None:
+def test_a_run_of_a_killed_worker_goes_on_when_the_worker_is_back(server: Server, text: str) -> None:
     id_ = _started(server, MANY_TOKENS)
     os.kill(wait_until(server.worker_pid), signal.SIGKILL)
     answer = _ended(server, id_)
-    assert (answer["status"], answer["error"]["type"]) == ("failed", "model_error")
-    assert_begins(answer["output_text"], text)
+    assert answer["status"] == "incomplete" and answer["usage"]["output_tokens"] == MANY_TOKENS
+    assert answer["output_text"].startswith(text)
