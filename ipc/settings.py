@@ -381,7 +381,7 @@ class State(Section, frozen=True):
     """Files, skills and sessions of clients, in `run.state_dir`.
 
     `max_files`, `max_sessions` and `max_skills` hold for each key. Files and sessions that exceed a bound are deleted,
-    oldest first; a skill that exceeds a bound is refused.
+    oldest first; a skill that exceeds a bound is refused. `skills_dir` "" = `run.state_dir`.
     """
 
     max_file_bytes: Positive = 64 << 20
@@ -393,6 +393,7 @@ class State(Section, frozen=True):
     session_idle_s: Seconds = 1800.0
     match_sessions: Literal["none", "keys", "all"] = "keys"
     approval_wait_s: Seconds = 300.0
+    skills_dir: str = ""
     max_skills: Positive = 256
     max_skill_versions: Positive = 100
     max_skills_bytes: Positive = 8 << 30

@@ -240,6 +240,11 @@ TOOL_FLAGS = {
     "--shell-path": ("agent.shell_path", "FILE", "shell of the sandbox (/bin/sh)"),
     "--shell-timeout": ("agent.shell_timeout_s", "SECONDS", "time of a call of the shell (600)"),
     "--shell-workdir": ("agent.workdir", "DIR", "the same as --code-exec-workdir"),
+    "--skills-dir": (
+        "state.skills_dir",
+        "DIR",
+        "directory of uploaded skills, in place of the state directory",
+    ),
     "--agent-permission": ("agent.permission", "MODE", "auto, ask or deny"),
     "--max-tool-rounds": ("agent.max_tool_rounds", "N", "rounds of tools in a request (256)"),
     "--tool-dispatch-url": ("agent.tool_dispatch_url", "URL", "program that runs functions of clients"),

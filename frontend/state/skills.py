@@ -100,7 +100,7 @@ class SkillStore:
     """The skills of a server. All methods raise `StateUnavailable`."""
 
     def __init__(self, root: Path, bounds: settings.State) -> None:
-        """`root` is the state directory. Opens nothing yet."""
+        """`root` is the directory of skills. Opens nothing yet."""
         self._path = root / FILE
         self._rows = LastingStore(self._path, _SCHEMA)
         self._contents = Contents(root / CONTENTS)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 from contextlib import suppress
+from pathlib import Path
 
 from frontend.state.approvals import ApprovalStore
 from frontend.state.content import in_thread
@@ -40,7 +41,7 @@ class State:
         self.files = FileStore(root, bounds)
         self.sessions = SessionStore(root, bounds)
         self.approvals = ApprovalStore(root, bounds)
-        self.skills = SkillStore(root, bounds)
+        self.skills = SkillStore(Path(bounds.skills_dir) if bounds.skills_dir else root, bounds)
         self._sweeping: asyncio.Task[None] | None = None
 
     def begin(self) -> None:

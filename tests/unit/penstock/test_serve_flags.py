@@ -29,6 +29,7 @@ def settings(*arguments: str) -> dict[str, str]:
             ("--enable-search", "--search-url", "http://a/search"),
             {"agent.search": "true", "agent.search_url": "http://a/search"},
         ),
+        (("--skills-dir", "/s"), {"state.skills_dir": "/s"}),
         (("--search-embedding-model", "e5"), {"agent.search_embedding_model": "e5"}),
         (("--fetch-file-urls",), {"fetch.file_urls": "true"}),
         (("--enable-shell", "--shell-timeout", "9"), {"agent.shell": "true", "agent.shell_timeout_s": "9"}),

@@ -12,13 +12,24 @@ from typing import Any
 import pytest
 
 from frontend.state import state as states
+from frontend.state.archives import from_parts
 from frontend.state.files import FILE, Origin
+from frontend.state.skills import FILE as SKILLS_FILE
 from frontend.state.state import State
 from ipc.settings import load
 
 
 def _made(root: Path) -> State:
     return State(load(None, {"run.dir": str(root), "run.state_dir": str(root / "state")}))
+
+
+def test_skills_lie_in_a_directory_of_their_own_where_the_settings_name_one(tmp_path: Path) -> None:
+    places = {"run.state_dir": str(tmp_path / "state"), "state.skills_dir": str(tmp_path / "skills")}
+    state = State(load(None, places))
+    guide = b"---\nname: sums\ndescription: Adds.\n---\n"
+    asyncio.run(state.skills.add("", from_parts([("sums/SKILL.md", guide)])))
+    assert {path.name for path in (tmp_path / "skills").iterdir()} >= {SKILLS_FILE, "skills"}
+    assert not (tmp_path / "state").exists()
 
 
 def test_less_room_than_one_upload_may_have_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
