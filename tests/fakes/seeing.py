@@ -62,13 +62,14 @@ def drawn(number: int) -> Image.Image:
 class Seeing:
     """One tiny model that sees, with its tower, and the reference."""
 
-    def __init__(self, family: str, directory: Path) -> None:
+    def __init__(self, family: str, directory: Path, device: str = "cpu") -> None:
         self.directory = seeing.save(family, directory)
         self.model: Any = transformers.AutoModelForImageTextToText.from_pretrained(str(directory)).eval()
-        self.model.requires_grad_(False)
+        self.model.to(device).requires_grad_(False)
         self._bare: Any = transformers.AutoModelForImageTextToText.from_pretrained(str(directory)).eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(directory))
         self.family = families.load(directory, self.model.config, tokenizer)
+        self._bare.to(device)
         self._processor = seeing_reference.processor_of(self.family, directory)
         self.reader = PictureReader(self.family, ChatTemplate(tokenizer, reserved=self.family.words))
         self._expected: dict[Chat, tuple[list[int], list[float]]] = {}
@@ -99,7 +100,7 @@ class Seeing:
             return_dict=True,
             return_tensors="pt",
             add_generation_prompt=True,
-        )
+        ).to(self._bare.device)
         with torch.no_grad():
             found = self._bare.generate(
                 **inputs,

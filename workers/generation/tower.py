@@ -5,8 +5,8 @@
 2. `Tower.turn` takes the pictures of waiting sequences in their order, as many as the turn has tokens for and one at
    least, and runs the tower over them as one batch. A turn has so many tokens that it takes about as long as a chunk of
    a prompt, by the weights of both.
-3. The batch runs in a greenlet that stops between two layers of the tower once the turn's tokens are used up. The next
-   turn goes on there. So a large picture takes several turns, and text waits for one turn or one layer at most.
+3. The batch runs in a greenlet that stops before a layer of the tower that exceeds the turn's tokens. The next turn
+   goes on there. So a large picture takes several turns, and text waits for one turn or one layer at most.
 4. If a batch of several pictures fails, each of them runs alone. A picture that fails alone is the error of the
    sequences that wait for the picture (`Unseen`).
 
@@ -65,6 +65,9 @@ class Tower:
         self._layers = _layers(model)
         for layer in self._layers:
             layer.register_forward_pre_hook(self._pass)
+        if self._layers:
+            # NOTE: what stands behind the last layer fits the features to the text, and has a turn of its own.
+            self._layers[-1].register_forward_hook(self._pass)
         self._weight = _weight(model)
         self._run: _Run | None = None
         """A batch that has to go on."""
@@ -237,7 +240,7 @@ class Tower:
             raise Unseen(unseen, error) from error
 
     def _pass(self, *_: Any) -> None:
-        """A layer of the tower is about to run."""
+        """A layer of the tower is about to run, or the last one has."""
         if self._running is not None:
             self._running.passed()
 
@@ -263,13 +266,13 @@ class _Run:
     def advance(self, tokens: int) -> Sequence[Features] | None:
         """Go on for so many tokens. The features of the pictures, or None where the batch is not at its end."""
         # NOTE: the turn of the device thread that goes on may be another one than the turn before.
-        self._greenlet.parent, self._left = greenlet.getcurrent(), float(tokens)
+        self._greenlet.parent, self._left = greenlet.getcurrent(), max(float(tokens), self._layer_cost)
         found: Sequence[Features] | None = self._greenlet.switch()
         return found
 
     def passed(self) -> None:
-        """Stop before a layer if the tokens of the turn are used up."""
-        if self._left <= 0:
+        """Stop before a layer that exceeds the tokens of the turn. A turn has one layer at least."""
+        if self._left < self._layer_cost:
             self._greenlet.parent.switch(None)
         self._left -= self._layer_cost
 
