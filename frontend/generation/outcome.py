@@ -39,8 +39,9 @@ from frontend.engine.events import (
 )
 from ipc.wire.streams import PromptToken, TokenLogprob
 
-_PART = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^"{}\[\]:,]+')
-"""A whole string, a mark, or another value of compact JSON."""
+_PART = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|true|false|null|-?[0-9](?:[0-9.eE+-]*[0-9])?|.', re.DOTALL)
+"""A whole string, a mark, another value of compact JSON, or the beginning of something that breaks off."""
+_MARKS = frozenset("{}[]:,")
 LEAST = -9999.0
 """What stands for a probability of zero, whose logarithm JSON cannot express."""
 
@@ -150,6 +151,8 @@ def object_of(call: Called) -> str:
     is_key = False
     for part in _PART.finditer(call.arguments):
         letter = part[0][0]
+        if len(part[0]) == 1 and letter not in _MARKS and not letter.isdigit():
+            break
         if letter in "{[":
             closing = ("}" if letter == "{" else "]") + closing
         elif letter in "}]":

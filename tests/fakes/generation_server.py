@@ -18,7 +18,7 @@ from falcon.util import async_to_sync
 
 from frontend.access.gate import Gate
 from frontend.app import Application, DeadlineMiddleware, ErrorRenderer, RequestMiddleware, access_middleware
-from frontend.engine.events import Called, Ended, Finished, Started, Text
+from frontend.engine.events import Arguments, Called, Ended, Event, Finished, Started, Text
 from frontend.http.listeners import Listeners
 from frontend.protocols.agent import AgentProtocol
 from frontend.protocols.chat import ChatProtocol
@@ -47,6 +47,13 @@ SCRIPT: list[Step] = [
     [Text(0, " you"), Finished(0, "stop", tokens=2), ENDED],
 ]
 """A prompt of four tokens, answered with "Hello you"."""
+
+
+def in_pieces(called: Called, nbytes: int = 3) -> list[Event]:
+    """The events of a call whose arguments come in pieces of so many characters."""
+    begun, *_, end = called.events()
+    pieces = range(0, len(called.arguments), nbytes)
+    return [begun, *(Arguments(called.choice, called.arguments[at : at + nbytes]) for at in pieces), end]
 
 
 def calling(call_id: str, name: str, city: str) -> list[Step]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ipc.wire.streams import ARGUMENTS, CALL_CUT, CALL_ENDED
+from ipc.wire.streams import ARGUMENTS, CALL_CUT, CALL_ENDED, HELD
 from workers.generation.request import Emission, Segment
 
 
@@ -39,7 +39,7 @@ def calls_in(found: Iterable[Segment | Emission]) -> list[Told]:
             assert is_open
             calls[-1] = calls[-1]._replace(is_whole=each.kind == CALL_ENDED)
             is_open = False
-        else:
+        elif each.kind != HELD:
             assert not is_open, f"{each} stands within {calls[-1]}"
     assert not is_open
     return calls

@@ -24,9 +24,9 @@ _QUOTED_BEGIN = re.compile(r'"(?:arguments|parameters)"\s*:\s*"(?=\{)')
 _QUOTED_END = re.compile(r'\}"(?=\s*[,}])')
 _XML_FUNCTION = re.compile(r"<function=([^<>\n]{1,512})>(.*?)(?:</function>|\Z)", re.DOTALL)
 _XML_JSON = re.compile(r"\s*<function=([^>\n]+)>\s*(\{.*\})\s*(?:</function>\s*)?", re.DOTALL)
-_XML_PARAMETER = re.compile(r"<parameter=([^>\n]{1,512})>")
-_XML_PARAMETER_END = "</parameter>"
-_XML_FUNCTION_END = "</function>"
+XML_PARAMETER = re.compile(r"<parameter=([^>\n]{1,512})>")
+XML_PARAMETER_END = "</parameter>"
+XML_FUNCTION_END = "</function>"
 _XML_ONLY_JSON = re.compile(r"\s*(?:<function=)?[^<>\n]+>\s*\{.*\}\s*", re.DOTALL)
 _NAMED = re.compile(r"\s*([\w.:-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
 _FENCED = re.compile(r"\s*([\w.:-]+)\s*(?:```(?:json)?\s*)?(\{.*\})\s*(?:```)?\s*", re.DOTALL)
@@ -104,13 +104,13 @@ def read_xml(body: str, schemas: Schemas) -> list[Call] | None:
 
 def _parameters(inner: str) -> Iterator[tuple[str, str]]:
     """Name and text of each parameter that is closed."""
-    begin = _XML_PARAMETER.search(inner)
+    begin = XML_PARAMETER.search(inner)
     while begin is not None:
-        end = inner.find(_XML_PARAMETER_END, begin.end())
+        end = inner.find(XML_PARAMETER_END, begin.end())
         if end < 0:
             return
         yield begin[1], inner[begin.end() : end]
-        begin = _XML_PARAMETER.search(inner, end + len(_XML_PARAMETER_END))
+        begin = XML_PARAMETER.search(inner, end + len(XML_PARAMETER_END))
 
 
 def read_xml_function(body: str, schemas: Schemas) -> list[Call] | None:
@@ -122,8 +122,8 @@ def whole_xml(body: str) -> str:
     """The functions of a cut body that are closed; an object in JSON shows by itself whether the object is whole."""
     if _XML_ONLY_JSON.fullmatch(body):
         return body
-    end = body.rfind(_XML_FUNCTION_END)
-    return body[: end + len(_XML_FUNCTION_END)] if end >= 0 else ""
+    end = body.rfind(XML_FUNCTION_END)
+    return body[: end + len(XML_FUNCTION_END)] if end >= 0 else ""
 
 
 def read_gemma(body: str, schemas: Schemas) -> list[Call] | None:
@@ -279,6 +279,17 @@ def _all(calls: list[Call | None]) -> list[Call] | None:
     """All calls, or None if one of them is none."""
     whole = [call for call in calls if call is not None]
     return whole if whole and len(whole) == len(calls) else None
+
+
+def typed_parameter(text: str, schema: Any) -> str:
+    """The compact JSON text of a parameter in XML; a value that no later request could bring back stays a text."""
+    text = _unframed(text)
+    value = _typed(text, schema)
+    try:
+        _check([value])
+        return compact(value)
+    except (ValueError, RecursionError, OverflowError):
+        return compact(text)
 
 
 def _unframed(text: str) -> str:

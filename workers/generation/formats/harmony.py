@@ -3,7 +3,8 @@
 1. A message is `<|start|>role to=recipient<|channel|>name <|constrain|>json<|message|>body<|end|>`. The prompt ends
    within the first header.
 2. A body of the channel `analysis` is reasoning. A body with a recipient is a call. All other bodies are visible.
-3. A header waits until it is whole, the body of a call until it ends. Text without a header is visible.
+3. A header waits until it is whole. Arguments leave as they are written, once the body has begun as an object for a
+   function of the request (`written`); other bodies of calls wait for their end. Text without a header is visible.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ipc.wire.streams import CALLED, REASONING, TEXT
 from workers.generation.formats.bodies import Schemas, read_arguments
 from workers.generation.formats.regions import JsonEnd
 from workers.generation.formats.tags import Marks
+from workers.generation.formats.written import Calls
 from workers.generation.request import Call, Segment
 
 MARKS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
@@ -40,8 +42,8 @@ class HarmonyParser:
         self._rest = self._header = ""
         self._kind: int | None = TEXT if continues else None
         self._recipient = ""
-        self._arguments = JsonEnd(0)
-        self._from = 0
+        self._arguments, self._from = JsonEnd(0), 0
+        self._call = Calls(schemas, "call_")
         self._tokens = 0
         self._segments: list[Segment] = []
 
@@ -56,10 +58,8 @@ class HarmonyParser:
 
     def finish(self, cut: bool) -> list[Segment]:
         """The answer has ended; a header without a body says nothing and is dropped."""
-        if self._kind == CALLED and cut and not self._rest.strip():
-            self._emit(TEXT, self._header)
-        elif self._kind == CALLED:
-            self._end_call(self._rest)
+        if self._kind == CALLED:
+            self._end_call(self._rest, cut)
         elif self._kind is not None:
             self._emit(self._kind, self._rest)
         elif "<|" not in self._rest and "to=" not in self._rest:
@@ -98,6 +98,7 @@ class HarmonyParser:
         if self._recipient and self._calls:
             self._kind = CALLED
             self._arguments, self._from = JsonEnd(0), 0
+            self._call = Calls(self._schemas, "call_")
         elif self._recipient:
             self._kind = TEXT
             self._emit(TEXT, self._header)
@@ -111,6 +112,8 @@ class HarmonyParser:
             self._emit(TEXT, self._rest)
             self._rest = ""
             return False
+        if self._kind == CALLED and self._breaks_off():
+            return True
         mark = self._ends.find(self._rest) if self._kind != CALLED else self._end_of_arguments()
         if self._kind == CALLED:
             if mark is None:
@@ -137,15 +140,34 @@ class HarmonyParser:
         self._from = self._ends.settled(self._rest)
         return None
 
-    def _end_call(self, body: str) -> None:
-        """The whole body of a call."""
-        arguments = read_arguments(body)
-        if arguments is None:
-            self._emit(TEXT, self._header + body)
+    def _breaks_off(self) -> bool:
+        """Tell what the body of a call adds; true if the arguments break off, behind which the body is visible."""
+        call = self._call
+        if not call.count:
+            self._tell(call.begin_named(self._rest, self._recipient))
+        self._tell(call.go_on(self._rest))
+        if call.broken_at is None:
+            return False
+        self._rest, self._kind = self._rest[call.broken_at :], TEXT
+        return bool(self._rest)
+
+    def _end_call(self, body: str, cut: bool = False) -> None:
+        """The whole body of a call, or the beginning of one that was cut off."""
+        if self._call.count:
+            self._tell(self._call.close(len(body), cut=cut))
+            return
+        arguments = read_arguments(body) if body.strip() or not cut else None
+        if arguments is not None:
+            self._tell(Call(self._recipient, arguments, "call_").segments())
+        elif cut and (parts := self._call.cut_named(self._recipient)):
+            self._tell(parts)
         else:
-            for segment in Call(self._recipient, arguments, "call_").segments():
-                self._segments.append(segment._replace(tokens=self._tokens))
-                self._tokens = 0
+            self._emit(TEXT, self._header + body)
+
+    def _tell(self, parts: list[Segment]) -> None:
+        for segment in parts:
+            self._segments.append(segment._replace(tokens=self._tokens))
+            self._tokens = 0
 
     def _emit(self, kind: int, text: str) -> None:
         if text:

@@ -38,6 +38,7 @@ from workers.generation.formats.tags import (
     wrapper_of,
 )
 from workers.generation.formats.templated import TemplatedParser
+from workers.generation.formats.written import ITEM, Head, in_xml, named, whole_only
 from workers.generation.request import OutputParser, Segment
 
 THINK = Tags("<think>", "</think>")
@@ -56,8 +57,24 @@ def _between(
     begins: Sequence[str] = ("{", "["),
     json: str = "",
     whole: Callable[[str], str] = str,
+    heads: Sequence[Head] = (ITEM,),
 ) -> Opened:
-    return partial(Delimited, closed=(closed,), read=read, begins=begins, json=json, whole=whole)
+    return partial(Delimited, closed=(closed,), read=read, begins=begins, json=json, whole=whole, heads=heads)
+
+
+def _xml_heads(before: str) -> tuple[Head, Head]:
+    return in_xml(before), named(before, r"\s*\{")
+
+
+_MISTRAL = named(
+    r"\s*(?P<name>[\w.:-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?", r"(?:(?<=\])|\s*\{|\[CALL_ID\])"
+)
+_DEEPSEEK = (
+    named(r"\s*function\s*<｜tool▁sep｜>\s*(?P<name>[\w.:-]+)\s*(?:```(?:json)?\s*)?", r"(?:(?<=[\n`])|\{)"),
+    named(r"\s*(?!function\s*<｜tool▁sep｜>\s*\w)(?P<name>[\w.:-]+)\s*<｜tool▁sep｜>", ""),
+)
+_GEMMA = named(r"\s*call:(?P<name>[\w.:-]+)", r"\s*\{")
+_PYTHON = whole_only(r"[\s,\[]*(?:print\()?(?P<name>[\w.]+)\(")
 
 
 class Format(NamedTuple):
@@ -98,7 +115,7 @@ class Format(NamedTuple):
         schemas = schemas_of(tools) if calls else {}
         if self.template is not None and not held:
             functions = tools.functions if tools is not None and calls else []
-            return TemplatedParser(self.template, prompt, functions, calls=calls)
+            return TemplatedParser(self.template, prompt, functions, schemas, calls=calls)
         if self.name == "harmony":
             return harmony.HarmonyParser(schemas, calls=calls, continues=said is not None, held=held)
         reasons, layout = self.reasons(prompt, said), self._tagged(calls)
@@ -175,31 +192,60 @@ _LAYOUTS: dict[str, Layout] = {
     "qwen_xml": Layout(
         {
             "<tool_call>": _between(
-                "</tool_call>", read_xml, ("<function=",), r"\s*<function=[^>\n]+>\s*(?=\{)", whole_xml
+                "</tool_call>",
+                read_xml,
+                ("<function=",),
+                r"\s*<function=[^>\n]+>\s*(?=\{)",
+                whole_xml,
+                _xml_heads(r"\s*<function=(?P<name>[^<>\n]{1,512})>"),
             ),
-            "<function=": _between("</function>", read_xml_function, (), r"[^>\n]+>\s*(?=\{)", whole_xml),
+            "<function=": _between(
+                "</function>",
+                read_xml_function,
+                (),
+                r"[^>\n]+>\s*(?=\{)",
+                whole_xml,
+                _xml_heads(r"(?P<name>[^<>\n]{1,512})>"),
+            ),
         },
         dropped=("</tool_call>",),
     ),
     "llama": Layout({"<|python_tag|>": JsonValue}, bare=True),
-    "mistral": Layout({"[TOOL_CALLS]": partial(JsonValue, read=read_named, header=_NAMED)}, bare=True),
+    "mistral": Layout(
+        {"[TOOL_CALLS]": partial(JsonValue, read=read_named, header=_NAMED, heads=(ITEM, _MISTRAL))},
+        bare=True,
+    ),
     "deepseek": Layout(
         {
             "<｜tool▁call▁begin｜>": _between(
-                "<｜tool▁call▁end｜>", read_fenced, (), r"[^{]*<｜tool▁sep｜>[^{]*(?=\{)"
+                "<｜tool▁call▁end｜>",
+                read_fenced,
+                (),
+                r"[^{]*<｜tool▁sep｜>[^{]*(?=\{)",
+                heads=_DEEPSEEK,
             )
         },
         dropped=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         bare=True,
     ),
     "gemma4": Layout(
-        {"<|tool_call>": _between("<tool_call|>", read_gemma, ("call:",), r"\s*call:[^{]*(?=\{\s*\")")}
+        {
+            "<|tool_call>": _between(
+                "<tool_call|>", read_gemma, ("call:",), r"\s*call:[^{]*(?=\{\s*\")", heads=(_GEMMA,)
+            )
+        }
     ),
-    "gemma": Layout({"```tool_code": _between("```", read_python, (), "(?!)", whole_python)}, bare=True),
+    "gemma": Layout(
+        {"```tool_code": _between("```", read_python, (), "(?!)", whole_python, (_PYTHON,))}, bare=True
+    ),
     "phi4": Layout({"<|tool_call|>": _between("<|/tool_call|>")}, bare=True),
     "granite": Layout({"<|tool_call|>": JsonValue, "<tool_call>": JsonValue}, bare=True),
     "python": Layout(
-        {"<function_calls>": _between("</function_calls>", read_python, (), r"\s*(?=\[?\{)", whole_python)}
+        {
+            "<function_calls>": _between(
+                "</function_calls>", read_python, (), r"\s*(?=\[?\{)", whole_python, (ITEM, _PYTHON)
+            )
+        }
     ),
 }
 """Layouts by name of the format, without reasoning."""

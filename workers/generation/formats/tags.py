@@ -2,7 +2,8 @@
 
 1. In visible text the parser looks for the mark that opens reasoning or a call. Text that ends with the beginning of a
    mark waits; all text before passes.
-2. A mark of a call opens a `Region`. The region's text waits until the region is over, then becomes calls or text.
+2. A mark of a call opens a `Region`. A call of the region leaves as it is written once it is certain to be one. The
+   region's other text waits until the region is over, then becomes calls or text.
 3. In reasoning the parser looks for the closing mark alone.
 4. Blanks at the begin of an answer and after a call wait for what follows: before a call they are dropped.
 
@@ -16,13 +17,13 @@ formats with a notation of their own for arguments take JSON in the same place.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ipc.wire.streams import REASONING, TEXT
 from workers.generation.formats.bodies import Schemas
 from workers.generation.formats.regions import JsonValue, Opened, Region
-from workers.generation.request import Call, Segment
+from workers.generation.request import Segment
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _NAME, _ARGUMENTS, _PARAMETERS = '{"name": "', '", "arguments": ', '", "parameters": '
@@ -198,6 +199,8 @@ class TagParser:
         self._begins, self._skips = True, self._reasons and not continues
         self._after_call = False
         self._region: Region | None = None
+        self._closing: Sequence[str] = ()
+        """Marks of which one may follow a call that has broken off."""
         self._tokens = 0
         self._segments: list[Segment] = []
 
@@ -230,10 +233,15 @@ class TagParser:
         """One step of the scan; false when more text is needed."""
         if self._region is not None:
             end = self._region.end(self._rest)
-            self._tell(self._region.listed(self._rest))
+            self._tell(self._region.told(self._rest))
+            if self._region.broken_at is not None:
+                self._break(self._region.broken_at)
+                return bool(self._rest)
             if end is not None:
                 self._close(end, cut=False)
             return end is not None
+        if self._closing and self._rest and not self._pass_closing():
+            return False
         if not self._rest:
             return False
         if self._is_plain:
@@ -323,19 +331,37 @@ class TagParser:
         raw, self._rest = self._rest[:end], self._rest[end:]
         region, self._region = self._region, None
         assert region is not None
-        calls, left = region.read(raw, cut)
+        parts, left = region.read(raw, cut)
         blanks, self._blanks = self._blanks, ""
-        self._tell(calls)
+        self._tell(parts)
         self._begins = self._after_call = not left
         if left:
             self._is_plain = self._is_held
             self._emit(TEXT, blanks + left if left == raw else left)
 
-    def _tell(self, calls: list[Call]) -> None:
-        for call in calls:
-            for segment in call.segments():
-                self._segments.append(segment._replace(tokens=self._tokens))
-                self._tokens = 0
+    def _break(self, at: int) -> None:
+        """A call has broken off: the text from there on is visible, but for a closing mark that stands there."""
+        assert self._region is not None
+        self._closing, self._region = self._region.closed, None
+        self._rest, self._blanks = self._rest[at:], ""
+        self._begins, self._is_plain = False, self._is_held
+
+    def _pass_closing(self) -> bool:
+        """Drop the closing mark of a call that has broken off; false while the text may become the mark."""
+        rest = self._rest
+        mark = next((mark for mark in self._closing if rest.startswith(mark)), None)
+        if mark is None and any(mark.startswith(rest) for mark in self._closing):
+            return False
+        self._closing = ()
+        if mark is not None:
+            self._rest = rest[len(mark) :]
+            self._begins = self._after_call = True
+        return True
+
+    def _tell(self, parts: list[Segment]) -> None:
+        for segment in parts:
+            self._segments.append(segment._replace(tokens=self._tokens))
+            self._tokens = 0
 
     def _emit(self, kind: int, text: str) -> None:
         if text:

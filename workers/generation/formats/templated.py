@@ -1,7 +1,8 @@
 """The parser of tokenizers that describe their own answers: transformers' response parser, as an `OutputParser`.
 
 1. transformers splits text into the fields of the tokenizer's response template.
-2. Fields of reasoning and of content pass as they stream. The text of a tool call waits for the end of its field.
+2. Fields of reasoning and of content pass as they stream. A call in JSON leaves as it is written, once it is certain to
+   be one (`written`); the text of other calls waits for the end of its field.
 3. transformers raises an error for a call that is not what the template says. The raw text of the field, marks
    included, is then visible, and a new parser goes on behind the field.
 """
@@ -16,7 +17,9 @@ from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from ipc.wire.streams import REASONING, TEXT
-from workers.generation.formats.bodies import calls_of
+from workers.generation.formats.bodies import Schemas, calls_of
+from workers.generation.formats.tags import templated_wrapper
+from workers.generation.formats.written import ITEM, Calls
 from workers.generation.request import Segment
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -58,6 +61,7 @@ class TemplatedParser:
         template: Any,
         prompt: str,
         tools: Sequence[Mapping[str, Any]],
+        schemas: Schemas,
         *,
         calls: bool,
     ) -> None:
@@ -67,6 +71,10 @@ class TemplatedParser:
         self._parser = ResponseParser(self._template, prefix=prompt, tools=self._tools)
         self._unsaid = ""
         self._json: JsonStrings | None = None
+        self._schemas = schemas
+        self._streams = templated_wrapper(template) is not None and calls
+        self._call: Calls | None = None
+        """The call of the present field, where calls leave as they are written."""
         self._tokens = 0
         self._segments: list[Segment] = []
 
@@ -80,6 +88,8 @@ class TemplatedParser:
 
     def finish(self, cut: bool) -> list[Segment]:
         """The answer has ended."""
+        if self._call is not None and self._end_call(cut):
+            return self._taken()
         try:
             _, events = self._parser.finalize()
         except _UNREADABLE:
@@ -101,7 +111,44 @@ class TemplatedParser:
         except _UNREADABLE:
             return self._release()
         self._read(events)
-        return ""
+        return self._written() if self._call is not None else ""
+
+    def _written(self) -> str:
+        """Tell what the text adds to a call; returns what a new parser has to read if the arguments break off."""
+        call, begin = self._call, self._begin
+        assert call is not None
+        if not call.count:
+            self._tell(call.begin(self._unsaid, begin, (ITEM,)))
+        self._tell(call.go_on(self._unsaid))
+        if call.broken_at is None:
+            return ""
+        rest = self._unsaid[call.broken_at :]
+        self._restart()
+        return rest
+
+    @property
+    def _begin(self) -> int:
+        """Where the text of the present field begins."""
+        opened = self._template.fields[_CALLS].open_re.search(self._unsaid)
+        return opened.end() if opened else 0
+
+    def _end_call(self, cut: bool) -> bool:
+        """The answer has ended within a call; whether that was told."""
+        assert self._call is not None
+        parts = (
+            self._call.close(len(self._unsaid), cut=cut)
+            if self._call.count
+            else self._call.cut(self._unsaid, self._begin, (ITEM,))
+            if cut
+            else []
+        )
+        self._tell(parts)
+        return bool(self._call.count)
+
+    def _restart(self) -> None:
+        """Go on with a new parser."""
+        self._unsaid, self._json, self._call = "", None, None
+        self._parser = ResponseParser(self._template, prefix="", tools=self._tools)
 
     def _read(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Turn the events of transformers into segments."""
@@ -110,11 +157,12 @@ class TemplatedParser:
             if event["type"] == "region_open":
                 self._forget_up_to_mark(field)
                 self._json = JsonStrings() if field == _CALLS and self._is_json else None
+                self._call = Calls(self._schemas) if field == _CALLS and self._streams else None
             elif event["type"] == "region_chunk" and field != _CALLS:
                 self._say(REASONING if field in _REASONING else TEXT, event["text"])
             elif event["type"] == "region_close" and field == _CALLS:
                 self._json = None
-                self._call(event["value"])
+                self._close(event["value"])
 
     @property
     def _is_json(self) -> bool:
@@ -134,16 +182,24 @@ class TemplatedParser:
         self._unsaid = self._unsaid[max(at, 0) + len(text) :]
         self._emit(kind, text)
 
-    def _call(self, value: Any) -> None:
+    def _close(self, value: Any) -> None:
         """The value of a field of calls: one call, or several."""
-        calls = calls_of(value) if self._calls else None
-        if calls is None:
-            self._emit(TEXT, self._unsaid)
-        for call in calls or ():
-            for segment in call.segments():
-                self._segments.append(segment._replace(tokens=self._tokens))
-                self._tokens = 0
+        told, self._call = self._call, None
+        if told is not None:
+            self._tell([] if told.count else told.begin(self._unsaid, self._begin, (ITEM,)))
+            self._tell(told.go_on(self._unsaid))
+        if told is None or not told.count:
+            calls = calls_of(value) if self._calls else None
+            if calls is None:
+                self._emit(TEXT, self._unsaid)
+            for call in calls or ():
+                self._tell(call.segments())
         self._unsaid = ""
+
+    def _tell(self, parts: list[Segment]) -> None:
+        for segment in parts:
+            self._segments.append(segment._replace(tokens=self._tokens))
+            self._tokens = 0
 
     def _release(self) -> str:
         """The field that could not be read becomes visible; returns the text behind the field."""
@@ -153,9 +209,9 @@ class TemplatedParser:
         closed = field.close_re.search(self._unsaid, begin) if field.close_re is not None else None
         end = closed.end() if closed else len(self._unsaid)
         rest = self._unsaid[end:]
-        self._emit(TEXT, self._unsaid[opened.start() if opened else 0 : end])
-        self._unsaid, self._json = "", None
-        self._parser = ResponseParser(self._template, prefix="", tools=self._tools)
+        if self._call is None or not self._call.count:
+            self._emit(TEXT, self._unsaid[opened.start() if opened else 0 : end])
+        self._restart()
         return rest
 
     def _emit(self, kind: int, text: str) -> None:

@@ -210,7 +210,7 @@ def test_the_repeated_call_ends_the_answer_and_not_its_last_token() -> None:
     found = _answered("qwen", text, ToolUse(FUNCTIONS, "required"))
     assert found[-1].finish is not None
     tokens = len(BUILT["qwen"][0].encode(_TAGGED % _F, add_special_tokens=False))
-    assert found[-1].finish.tokens == 2 * tokens
+    assert tokens < found[-1].finish.tokens <= 2 * tokens
     assert [each.kind for each in found if each.kind in (CALLED, TEXT)] == [CALLED]
 
 

@@ -14,7 +14,7 @@ from frontend.engine.events import Called, Ended, Event, Finished, Reasoning, St
 from ipc.errors import InferenceFailed, InputTooLong, QueueFull
 from ipc.wire.streams import TokenLogprob
 from tests.fakes.generation import Step
-from tests.fakes.generation_server import CHAT, DENSE, ENDED, SCRIPT, RecordedServer
+from tests.fakes.generation_server import CHAT, DENSE, ENDED, SCRIPT, RecordedServer, in_pieces
 from tests.harness.later import openai
 from tests.harness.sdks import Clients, of_openai
 
@@ -26,9 +26,9 @@ CALLING: list[Step] = [
     [
         Reasoning(0, "hm"),
         Text(0, "Let me see."),
-        *Called(0, 0, "call-1", "weather", '{"city":"Oslo"}').events(),
+        *in_pieces(Called(0, 0, "call-1", "weather", '{"city":"Oslo"}')),
     ],
-    [*Called(0, 1, "call-2", "weather", '{"city":"Rome"}').events()],
+    [*in_pieces(Called(0, 1, "call-2", "weather", '{"city":"Rome"}'), 1)],
     [Finished(0, "tool_calls", tokens=7), Ended(9, 7)],
 ]
 
@@ -147,6 +147,30 @@ def test_tools_are_called_as_the_choice_says(
     used = server.engine.calls[0].tools
     assert used is not None
     assert (used.choice, used.name, used.allowed, used.parallel) == (mode, name, allowed, False)
+
+
+def test_a_call_that_was_cut_off_keeps_the_beginning_of_its_arguments(
+    server: RecordedServer, clients: Clients
+) -> None:
+    cut = in_pieces(Called(0, 0, "call-1", "weather", '{"city":"Os', is_whole=False))
+    script: list[Step] = [[Started(9), *cut, Finished(0, "length", tokens=7), Ended(9, 7)]]
+    server.script(script)
+    whole = clients.call(lambda client: client.chat.completions.create(**HELLO, tools=[TOOL])).choices[0]
+    assert (whole.finish_reason, whole.message.content) == ("length", None)
+    server.script(script)
+    chunks = clients.items(lambda client: client.chat.completions.create(**HELLO, tools=[TOOL], stream=True))
+    assert chunks[-1].choices[0].finish_reason == "length"
+    server.script(script)
+    with pytest.raises(openai.LengthFinishReasonError):
+        clients.helped(
+            lambda client: client.chat.completions.stream(**HELLO, tools=[TOOL]), "get_final_completion"
+        )
+    told = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert (
+        whole.message.tool_calls[0].function.arguments
+        == '{"city":"Os'
+        == "".join(call.function.arguments for call in told)
+    )
 
 
 def test_the_choice_of_no_tool_gives_the_model_none(server: RecordedServer, clients: Clients) -> None:

@@ -16,7 +16,7 @@ from frontend.access.gate import Gate
 from frontend.engine.events import Called, Ended, Finished, Reasoning, Started, Text
 from ipc.errors import InferenceFailed, InputTooLong, QueueFull
 from tests.fakes.generation import Step
-from tests.fakes.generation_server import CHAT, DENSE, ENDED, SCRIPT, RecordedServer, calling
+from tests.fakes.generation_server import CHAT, DENSE, ENDED, SCRIPT, RecordedServer, calling, in_pieces
 from tests.harness.later import anthropic
 from tests.harness.sdks import Clients, of_anthropic
 
@@ -30,7 +30,7 @@ TOOL: Any = {
 CALLING: list[Step] = [
     [Started(9)],
     [Reasoning(0, "I need"), Reasoning(0, " a tool.")],
-    [Text(0, "Let me see."), *Called(0, 0, "call-1", "weather", '{"city":"Oslo"}').events()],
+    [Text(0, "Let me see."), *in_pieces(Called(0, 0, "call-1", "weather", '{"city":"Oslo"}'), 1)],
     [Finished(0, "tool_calls", tokens=7), Ended(9, 7)],
 ]
 
@@ -104,6 +104,46 @@ def test_the_helper_of_streams_gathers_thoughts_text_and_calls(
     assert message.stop_reason == "tool_use"
     assert (message.usage.input_tokens, message.usage.output_tokens) == (9, 7)
     assert server.engine.calls[0].variables == {"enable_thinking": True}
+
+
+def test_a_call_that_was_cut_off_has_the_members_that_are_whole(
+    server: RecordedServer, clients: Clients
+) -> None:
+    for arguments, members in (
+        ('{"city":"Oslo","days":[1,{"a":"b', {"city": "Oslo", "days": [1, {}]}),
+        ('{"ci', {}),
+        ("", {}),
+    ):
+        cut = in_pieces(Called(0, 0, "call-1", "weather", arguments, is_whole=False))
+        script: list[Step] = [
+            [Started(9), Text(0, "See."), *cut, Finished(0, "length", tokens=7), Ended(9, 7)]
+        ]
+        server.script(script)
+        whole = clients.call(lambda client: client.messages.create(**HELLO, tools=[TOOL]))
+        server.script(script)
+        _, gathered = clients.helped(
+            lambda client: client.messages.stream(**HELLO, tools=[TOOL]), "get_final_message"
+        )
+        for message in (whole, gathered):
+            assert [block.type for block in message.content] == ["text", "tool_use"]
+            assert (message.content[1].input, message.stop_reason) == (members, "max_tokens")
+
+
+def test_blocks_stand_in_the_order_in_which_they_were_written(
+    server: RecordedServer, clients: Clients
+) -> None:
+    calls = [in_pieces(Called(0, at, f"call-{at}", "weather", '{"city":"Oslo"}')) for at in range(2)]
+    written = [Text(0, "a"), *calls[0], Reasoning(0, "b"), Text(0, "c"), *calls[1], Text(0, "d")]
+    script: list[Step] = [[Started(9), *written, Finished(0, "stop", tokens=7), Ended(9, 7)]]
+    server.script(script, script)
+    whole = clients.call(lambda client: client.messages.create(**HELLO, tools=[TOOL]))
+    server.script(script, script)
+    _, gathered = clients.helped(
+        lambda client: client.messages.stream(**HELLO, tools=[TOOL]), "get_final_message"
+    )
+    kinds = ["text", "tool_use", "thinking", "text", "tool_use", "text"]
+    for message in (whole, gathered):
+        assert [block.type for block in message.content] == kinds
 
 
 def test_a_tool_is_called_and_its_result_goes_back(server: RecordedServer, clients: Clients) -> None:

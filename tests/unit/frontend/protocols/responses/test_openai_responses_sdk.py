@@ -14,7 +14,7 @@ from frontend.engine.events import Called, Ended, Finished, Reasoning, Started, 
 from ipc.errors import InferenceFailed, InvalidInput, QueueFull
 from ipc.wire.streams import TokenLogprob
 from tests.fakes.generation import Step
-from tests.fakes.generation_server import ENDED, SCRIPT, RecordedServer
+from tests.fakes.generation_server import ENDED, SCRIPT, RecordedServer, in_pieces
 from tests.harness.later import openai
 from tests.harness.sdks import Clients, method, of_openai
 from tests.harness.server import wait_until
@@ -26,7 +26,7 @@ CALLING: list[Step] = [
     [
         Reasoning(0, "hm"),
         Text(0, "Let me see."),
-        *Called(0, 0, "call-1", "weather", '{"city":"Oslo"}').events(),
+        *in_pieces(Called(0, 0, "call-1", "weather", '{"city":"Oslo"}')),
     ],
     [Finished(0, "tool_calls", tokens=7), Ended(9, 7, reasoning_tokens=2, cached_tokens=3)],
 ]
@@ -125,6 +125,27 @@ def test_the_helper_of_streams_gathers_text_reasoning_and_calls(running: Running
     assert whole.usage.output_tokens_details.reasoning_tokens == 2
     used = running.server.engine.calls[0].tools
     assert used is not None and (used.choice, used.strict) == ("required", ["weather"])
+
+
+def test_a_call_that_was_cut_off_is_an_incomplete_item(running: Running) -> None:
+    cut = in_pieces(Called(0, 0, "call-1", "weather", '{"city":"Os', is_whole=False))
+    script: list[Step] = [[Started(9), Text(0, "See."), *cut, Finished(0, "length", tokens=7), Ended(9, 7)]]
+    running.server.script(script)
+    whole = running.call("create", input="hi", tools=[TOOL])
+    running.server.script(script)
+    events = running.items("create", input="hi", tools=[TOOL], stream=True)
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert deltas == ['{"c', "ity", '":"', "Os"]
+    for response in (whole, events[-1].response):
+        assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        call = response.output[1]
+        assert (call.type, call.arguments, call.status) == ("function_call", '{"city":"Os', "incomplete")
+    running.server.script(SCRIPT)
+    again = running.call("create", input="go on", previous_response_id=whole.id, tools=[TOOL])
+    assert again.output_text == "Hello you"
+    running.server.script(script)
+    with pytest.raises(RuntimeError, match=r"response\.completed"):
+        running.helped(model="default", input="hi", tools=[TOOL])
 
 
 def test_a_conversation_with_a_tool_goes_on(running: Running) -> None:
