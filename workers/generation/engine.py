@@ -117,9 +117,12 @@ class Engine:
         return None if self.tower is None else self.tower.reader
 
     def processed(self, picture: Picture) -> Picture:
-        """The picture with its inputs, unless its features are stored. Any thread. Raises `InvalidInput`."""
+        """The picture with its inputs, unless its features are stored or too many inputs wait.
+
+        Any thread. Raises `InvalidInput`.
+        """
         assert self.tower is not None
-        return picture if picture.digest in self.tower.store else self.tower.reader.processed(picture)
+        return picture if picture.digest in self.tower.store else self.tower.reader.ahead(picture)
 
     @property
     def prefill_tokens(self) -> int:

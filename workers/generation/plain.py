@@ -82,15 +82,19 @@ class PlainEngine(Engine):
         return self._reader
 
     def processed(self, picture: Picture) -> Picture:
-        """The picture with its inputs. Any thread. Raises `InvalidInput`."""
+        """The picture with its inputs, unless too many inputs wait. Any thread. Raises `InvalidInput`."""
         assert self._reader is not None
-        return self._reader.processed(picture)
+        return self._reader.ahead(picture)
 
     def _arguments(self, sequence: Choice, tokens: list[int]) -> dict[str, Any]:
         """What the model takes for the pictures of a sequence of so many tokens."""
         if self._reader is None or not sequence.request.pictures:
             return {}
-        return seen_arguments(self.model, self._reader.family, len(tokens), sequence.request.pictures)
+        pictures = [
+            picture if picture.inputs else self._reader.processed(picture)
+            for picture in sequence.request.pictures
+        ]
+        return seen_arguments(self.model, self._reader.family, len(tokens), pictures)
 
     def _adapters(self, spans: list[Span]) -> tuple[list[Span], StepRows | None]:
         """All rows of the model's own passes are of the one sequence."""

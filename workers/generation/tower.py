@@ -10,8 +10,8 @@
 4. If a batch of several pictures fails, each of them runs alone. A picture that fails alone is the error of the
    sequences that wait for the picture (`Unseen`).
 
-Preparing threads make the inputs of a picture whose features are not stored. Features may be gone by the time that
-they are needed, then a thread of the tower makes the inputs.
+Preparing threads make the inputs of a picture whose features are not stored, unless too many inputs wait. Features may
+be gone by the time that they are needed. Inputs that are missing are made by a thread of the tower, a few ahead.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _PATIENCE_S = 0.005
 """A turn without another picture waits so long for inputs that a thread makes."""
+_MOST_AHEAD = 2
+"""Pictures whose inputs the tower's thread makes before their turn: inputs take memory."""
 _TOKEN_TYPES = "token_type_ids"
 """The argument of models whose placeholders see the later ones of their picture."""
 
@@ -157,12 +159,12 @@ class Tower:
         """The next batch: pictures of the first sequences that lack some."""
         chosen: dict[bytes, Picture] = {}
         room = tokens
-        for picture in self._wanted(lacking):
+        for number, picture in enumerate(self._wanted(lacking)):
             if picture.digest in chosen:
                 continue
             if chosen and (room < picture.cost or picture.digest in self._single):
                 break
-            processed = self._processed(picture, lacking)
+            processed = self._processed(picture, lacking, is_first=not number)
             if processed is None:
                 continue
             chosen[picture.digest] = processed
@@ -187,12 +189,15 @@ class Tower:
                 if picture.digest in sequence.sight.lacking:
                     yield picture
 
-    def _processed(self, picture: Picture, lacking: Sequence[Choice]) -> Picture | None:
-        """The picture with its inputs; None while a thread makes these. Raises `Unseen`."""
+    def _processed(self, picture: Picture, lacking: Sequence[Choice], *, is_first: bool) -> Picture | None:
+        """The picture with its inputs; None until a thread has made these. Raises `Unseen`."""
         if picture.inputs:
             return picture
         future = self._processing.get(picture.digest)
         if future is None:
+            # NOTE: the first picture of all goes on even where others, which are not wanted yet, are ready.
+            if len(self._processing) >= _MOST_AHEAD and not is_first:
+                return None
             future = self._processing[picture.digest] = self._threads.submit(self.reader.processed, picture)
         if not future.done():
             return None
@@ -205,7 +210,7 @@ class Tower:
 
     def _wait(self) -> None:
         """Give inputs that a thread makes a moment, where nothing else is to be done."""
-        for future in list(self._processing.values())[:1]:
+        for future in [each for each in self._processing.values() if not each.done()][:1]:
             with suppress(TimeoutError):
                 future.exception(_PATIENCE_S)
 

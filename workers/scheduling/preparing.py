@@ -5,9 +5,9 @@ while its last items are still text. A request whose result has a size that only
 item. A single text may be longer than any chunk: of several threads one leaves such texts to the others.
 
 1. `PreparingLine` gives queries before bulk work, which gets a turn now and then however many queries come.
-2. Jobs whose next text is long, or that need a grammar, stand apart: they get every second turn of bulk work, and none
-   on the thread that is kept for short ones. When their turn comes to that thread, the next other thread makes up for
-   it.
+2. Jobs whose next text is long, or that need a grammar or pictures of a conversation, stand apart: they get every
+   second turn of bulk work, and none on the thread that is kept for short ones. When their turn comes to that thread,
+   the next other thread makes up for it.
 3. `chunk_end` says how much of a request is prepared in one go: items, pictures, characters to tokenize.
 """
 
@@ -277,8 +277,8 @@ def chunk_end(call: Call, start: int) -> int:
 
 
 def is_long(call: Call, start: int) -> bool:
-    """Whether the chunk of items from `start` may take long: its text exceeds a chunk, or it compiles a grammar."""
-    if isinstance(call, GenerateCall) and _compiles(call):
+    """Whether the chunk of items from `start` may take long: its text exceeds a chunk, or `_takes_seconds`."""
+    if isinstance(call, GenerateCall) and _takes_seconds(call):
         return True
     characters = _characters_beside(call) + _characters(call.items[start])
     if isinstance(call, ScoreCall):
@@ -290,7 +290,7 @@ def is_short(call: Call) -> bool:
     """Whether the whole request is prepared in well under a millisecond."""
     if any(item.images for item in call.items) or (isinstance(call, ScoreCall) and call.query.images):
         return False
-    if isinstance(call, GenerateCall) and _compiles(call):
+    if isinstance(call, GenerateCall) and _takes_seconds(call):
         return False
     beside = _characters_beside(call)
     if isinstance(call, ScoreCall):
@@ -298,9 +298,9 @@ def is_short(call: Call) -> bool:
     return sum(map(_characters, call.items)) + beside * len(call.items) <= LONE_CHARACTERS
 
 
-def _compiles(call: GenerateCall) -> bool:
-    """Whether a grammar may have to be compiled, which takes up to seconds."""
-    return call.grammar is not None or (call.tools is not None and call.tools.restricts)
+def _takes_seconds(call: GenerateCall) -> bool:
+    """Whether pictures have to be decoded, or a grammar may have to be compiled."""
+    return bool(call.images) or call.grammar is not None or (call.tools is not None and call.tools.restricts)
 
 
 def _characters_beside(call: Call) -> int:

@@ -7,14 +7,17 @@
 4. Each run gets its length. Its tokens are the places of the picture.
 
 No pixel is decoded before `processed`, which makes the inputs of the vision tower: counting and refusing cost
-milliseconds, and a picture whose features are stored is never decoded.
+milliseconds, and a picture whose features are stored is never decoded. Inputs may have a thousand times the bytes of
+their file, so `ahead` makes none while those of earlier pictures have `MOST_AHEAD_NBYTES`.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +30,8 @@ from workers.generation.templates import ChatTemplate, Prompt, pieces_between
 from workers.images import WHITE, RefusedImage, decoded, upright_size
 
 _DIGEST_NBYTES = 32
+MOST_AHEAD_NBYTES = 512 << 20
+"""Bytes of inputs that wait in one model; each preparing thread may exceed them by a picture."""
 
 
 class SeenPrompt(NamedTuple):
@@ -43,6 +48,9 @@ class PictureReader:
         """`template` must have been made with the family's `words` as `reserved`."""
         self.family, self._template = family, template
         self._settings = family.settings
+        self._waiting: dict[int, int] = {}
+        """Bytes of the tensors that `ahead` has made and somebody still holds."""
+        self._numbers = count()
 
     def check(self) -> None:
         """Raise ValueError if the chat template does not show a picture and a text of a user."""
@@ -53,8 +61,13 @@ class PictureReader:
             counts.append(len(pieces_between(self.family.word, text)) - 1)
             return text
 
-        prompt = self._template.prompt([{"role": "user", "content": parts}], place=place)
-        if counts != [1] or not shows(prompt.text):
+        try:
+            prompt = self._template.prompt([{"role": "user", "content": parts}], place=place)
+            is_shown = counts == [1] and shows(prompt.text)
+        except InvalidInput:
+            # NOTE: there is no template, or it takes texts only.
+            is_shown = False
+        if not is_shown:
             raise ValueError(
                 "the chat template of the model does not show a picture and a text of a user: "
                 "name another one with the option chat_template"
@@ -106,6 +119,17 @@ class PictureReader:
         except (ArithmeticError, TypeError, ValueError) as error:
             why = f"the model's image processor cannot take the picture ({type(error).__name__})"
             raise _refused(picture.number, why) from error
+
+    def ahead(self, picture: Picture) -> Picture:
+        """`processed`, or the picture as it is while too many inputs wait. Raises as `processed`."""
+        if sum(list(self._waiting.values())) >= MOST_AHEAD_NBYTES:
+            return picture
+        processed = self.processed(picture)
+        for tensor in processed.inputs.values():
+            number = next(self._numbers)
+            self._waiting[number] = tensor.nbytes
+            weakref.finalize(tensor, self._waiting.pop, number).atexit = False
+        return processed
 
     def _layout(self, data: bytes, number: int, count: int) -> Layout:
         try:

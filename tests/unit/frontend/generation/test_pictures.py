@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frontend.generation.pictures import PLACEHOLDER
+from frontend.generation.pictures import PLACEHOLDER, content_of_parts
 from frontend.generation.requests import MOST_NBYTES
 from ipc.errors import InvalidInput
 from tests.fakes.generation_server import CHAT, RecordedServer
@@ -226,6 +227,13 @@ def test_a_url_that_never_ends_is_given_up(tmp_path: Path, site: Site) -> None:
     assert "fetch.timeout_s" in text
 
 
+def test_the_deadline_of_a_request_ends_its_fetches(server: RecordedServer, site: Site) -> None:
+    body = {"model": EYE, "messages": user(image_url(site.url("/never")))}
+    response = server.post(CHAT_PATH, body, **{"X-Request-Timeout": "0.2"})
+    assert response.status_code == 504 and "while images were fetched" in response.text
+    assert server.services.bodies.held_nbytes == 0
+
+
 def test_private_addresses_are_refused_unless_a_setting_names_them(tmp_path: Path, site: Site) -> None:
     with eyes(tmp_path) as server:
         for url in (site.url("/a.png"), site.url("/a.png", "localhost"), "http://169.254.169.254/latest"):
@@ -320,8 +328,18 @@ def test_pictures_of_a_request_have_a_bound_together_that_fetched_bytes_count_fo
         both = user(image_url(site.url("/a")), image_url(site.url("/b")))
         text = refused(server, CHAT_PATH, messages=both)
         assert f"more than {MOST_NBYTES} bytes of images up to here" in text
+        twice = user(*[image_url(site.url("/a"))] * 2)
+        text = refused(server, CHAT_PATH, messages=twice)
+        assert f"content[1].image_url.url: more than {MOST_NBYTES} bytes of images up to here" in text
         assert asked(server, CHAT_PATH, messages=user(image_url(site.url("/a")))).images == [large]
     assert server.services.bodies.held_nbytes == 0
+
+
+def test_many_parts_behind_a_long_text_cost_no_copy_of_the_text_each() -> None:
+    parts = [{"type": "text", "text": "a" * (1 << 20)}, *[{"type": "text", "text": ""}] * 100_000]
+    began = time.thread_time()
+    assert content_of_parts(parts) == "a" * (1 << 20) + " " * 100_000
+    assert time.thread_time() - began < 1
 
 
 def test_bytes_of_pictures_count_in_the_budget_of_bodies(tmp_path: Path, site: Site) -> None:

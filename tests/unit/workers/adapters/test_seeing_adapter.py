@@ -18,6 +18,7 @@ from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.causal import CausalAdapter
 from workers.generation import building
 from workers.generation.engine import Engine
+from workers.generation.pictures import reading
 from workers.generation.plain import PlainEngine
 from workers.generation.request import GenerationRequest
 
@@ -115,6 +116,18 @@ def test_a_torn_picture_is_refused_before_anything_runs(adapter: CausalAdapter) 
     call = GenerateCall(messages=chat.messages(), images=[chat.files[0][:200]])
     with pytest.raises(InvalidInput, match="messages: image 1: "):
         adapter.prepare(call.items, call)
+
+
+def test_a_picture_gets_its_inputs_late_while_too_many_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MOST_AHEAD_NBYTES", 0)
+    model = Seeing("qwen2_5_vl", tmp_path)
+    packed = CausalAdapter.load(context(model.directory))
+    monkeypatch.setattr(building, "packs", lambda *_: False)
+    for adapter in (packed, CausalAdapter.load(context(model.directory))):
+        assert not any(picture.inputs for picture in prepared(adapter, CHATS[0]).pictures)
+        assert answer(adapter, *CHATS) == [model.expected(chat)[0] for chat in CHATS]
 
 
 def test_the_bytes_of_stored_features_count_as_memory_of_the_model(directory: Path) -> None:

@@ -75,3 +75,18 @@ def test_the_template_that_is_stored_for_pictures_is_used(tmp_path: Path) -> Non
     assert "You are a painter." in files.template(tokenizer, family).prompt(said).text
     named = CausalFiles(replace(context(directory), options={"chat_template": "{{ messages[0].content }}!"}))
     assert named.template(tokenizer, family).prompt(said).text == "a!"
+
+
+@pytest.mark.parametrize("source", ["", "{{ messages[0].role + messages[0].content }}", "{{ messages }}"])
+def test_a_model_whose_template_shows_no_picture_is_served_without_pictures(
+    tmp_path: Path, source: str
+) -> None:
+    directory = seeing.save("qwen2_5_vl", tmp_path / "model")
+    (directory / "chat_template.jinja").unlink()
+    if source:
+        (directory / "chat_template.jinja").write_text(source)
+    files = CausalFiles(context(directory))
+    tokenizer = files.tokenizer()
+    family = files.family(tokenizer)
+    assert family is not None
+    assert files.reader(family, files.template(tokenizer, family)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.tiny import chat_tokenizers, seeing
 from tests.tiny.pictures import encoded, picture
 from tests.unit.workers.generation.test_generation_templates import CALL, TOOLS
 from workers.generation.formats.table import detect
-from workers.generation.pictures import families
+from workers.generation.pictures import families, reading
 from workers.generation.pictures.reading import PictureReader
 from workers.generation.templates import ChatTemplate
 
@@ -131,3 +132,16 @@ def test_an_architecture_without_a_family_is_refused_by_name(tmp_path: Path) -> 
         ValueError, match=r"pictures of the architecture 'llama' are not read; those of qwen2_vl, "
     ):
         families.load(tmp_path, transformers.LlamaConfig(), None)
+
+
+def test_inputs_that_wait_are_bounded_and_make_room_when_they_go(
+    qwen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MOST_AHEAD_NBYTES", 1)
+    seer, messages = reader(qwen), [{"role": "user", "content": [IMAGE, text("a")]}]
+    [bare] = seer.prompt(messages, [encoded(picture(1))]).pictures
+    first = seer.ahead(bare)
+    assert first.inputs and not seer.ahead(bare).inputs
+    del first
+    gc.collect()
+    assert seer.ahead(bare).inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -160,6 +161,28 @@ def test_inputs_of_a_picture_whose_features_were_given_up_are_made_again(model: 
     engine.add(model.request("seen", TWO, processed=False))
     answers.run(engine)
     assert answers.tokens["seen", 0] == model.expected(TWO)[0]
+
+
+def test_few_inputs_are_made_ahead_of_their_turn(model: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, answers, made = model.engine(), Answers(), list[bytes]()
+    ready, processed = threading.Event(), model.reader.processed
+
+    def counted(picture: Picture) -> Picture:
+        made.append(picture.digest)
+        ready.wait(10)
+        return processed(picture)
+
+    monkeypatch.setattr(model.reader, "processed", counted)
+    chats = [Chat((number, QUESTION)) for number in range(1, 7)]
+    for chat in chats:
+        engine.add(model.request(chat, chat, processed=False))
+    while not made:
+        engine.step()
+    assert engine.tower is not None and len(engine.tower._processing) == 2
+    ready.set()
+    answers.run(engine)
+    assert [answers.tokens[chat, 0] for chat in chats] == [model.expected(chat)[0] for chat in chats]
+    assert len(made) == len(chats)
 
 
 def test_inputs_are_let_go_once_the_features_are_there(model: Seeing) -> None:

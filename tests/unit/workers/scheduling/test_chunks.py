@@ -84,6 +84,13 @@ def test_what_compiles_a_grammar_is_left_to_the_threads_of_long_work(tools: Tool
     assert is_long(GenerateCall(text="a", grammar=Grammar("regex", "a")), 0)
 
 
+def test_pictures_of_a_conversation_are_left_to_the_threads_of_long_work() -> None:
+    message = {"role": "user", "content": [{"type": "image"}]}
+    seeing, blind = GenerateCall([message], images=[b"a"]), GenerateCall([message])
+    assert [is_long(call, 0) for call in (seeing, blind)] == [True, False]
+    assert [is_short(call) for call in (seeing, blind)] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("call", "short"),
     [
