@@ -142,7 +142,7 @@ class AgentRun(Generation):
         self._session = self._scope.session_id = known or str(uuid4())
         # PERF: nothing is kept under a new id, and to ask for it took half of the time of the loop.
         kept = await sessions.get(self._owner, known) if known else None
-        return None if kept is None else replace(kept, messages=from_rows(kept.messages))
+        return None if kept is None else replace(kept, messages=await from_rows(kept.messages))
 
     async def _files_of(self, kept: KeptSession | None) -> list[File]:
         """The files of the session that are still there."""

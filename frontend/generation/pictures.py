@@ -388,9 +388,7 @@ def of_field(messages: Sequence[Message]) -> Iterator[None]:
 
 async def in_rows(messages: list[Message]) -> list[Message]:
     """`rows_of` messages, of messages with pictures in a thread."""
-    if next(pictures_of(messages), None) is None:
-        return messages
-    return await off_loop(rows_of, messages)
+    return await off_loop(rows_of, messages) if _have_parts(messages) else messages
 
 
 def rows_of(messages: Sequence[Message]) -> list[Message]:
@@ -398,9 +396,14 @@ def rows_of(messages: Sequence[Message]) -> list[Message]:
     return _with_parts(messages, _kept)
 
 
-def from_rows(messages: list[Message]) -> list[Message]:
-    """The messages of a session. Raises nothing: what a session keeps was checked."""
-    return _with_parts(messages, _restored)
+async def from_rows(messages: list[Message]) -> list[Message]:
+    """The messages of a session, with pictures by a thread. Raises nothing: what a session keeps was checked."""
+    return await off_loop(_with_parts, messages, _restored) if _have_parts(messages) else messages
+
+
+def _have_parts(messages: Sequence[Message]) -> bool:
+    """Whether a message has parts, as those with pictures have."""
+    return any(isinstance(message.get("content"), list) for message in messages)
 
 
 def _kept(part: Part) -> Part:

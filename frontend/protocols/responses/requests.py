@@ -54,7 +54,7 @@ from frontend.generation.fields import (
 )
 from frontend.generation.hosted import NOTHING, AgentPlan, Hosted, Offer, in_container
 from frontend.generation.nested import checked_json, grammar_of, json_text
-from frontend.generation.requests import DEFAULT, decode
+from frontend.generation.requests import DEFAULT, LONG_NBYTES, decode
 from frontend.generation.running import new_id
 from frontend.protocols.responses.items import Turns, joined
 from ipc.settings import Limits
@@ -276,7 +276,7 @@ class ResponsePlan:
 
     `call` lacks its messages and tools; `functions` are those of the client, and `hosted` has what `tools` ask of this
     server. `items` are the new input as the store keeps items; `fields` are those that the answer repeats. `id` is that
-    of the response.
+    of the response. `is_long`: the body is one that a thread has to read.
     """
 
     id: str
@@ -292,6 +292,7 @@ class ResponsePlan:
     request: ResponseRequest
     functions: list[Function]
     hosted: Hosted
+    is_long: bool
 
     def call_after(
         self, history: Sequence[dict[str, Any]], limits: Limits
@@ -354,6 +355,7 @@ def parse(body: bytes, limits: Limits, offer: Offer = NOTHING) -> ResponsePlan:
         request,
         functions,
         hosted,
+        len(body) > LONG_NBYTES,
     )
 
 

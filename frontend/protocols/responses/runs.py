@@ -24,7 +24,7 @@ from frontend.agent.runner import offer_of, running
 from frontend.engine.events import Event
 from frontend.generation.errors import InvalidField, status_of
 from frontend.generation.hosted import AgentPlan
-from frontend.generation.requests import find_generator, named_model, receive
+from frontend.generation.requests import LONG_NBYTES, find_generator, named_model, receive
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses.output import Output, Resource
@@ -39,8 +39,6 @@ from ipc.wire.messages import GenerateCall
 log = logging.getLogger(__name__)
 MANY_ITEMS = 64
 """Conversations of more items are put together by a thread."""
-LONG_NBYTES = 64 << 10
-"""Stored conversations of more bytes are decoded by a thread."""
 PROTOCOL = "responses"
 BEAT_S = 0.1
 END_PAUSES_S = (0.2, 1.0, 5.0)
@@ -90,21 +88,23 @@ async def asked_by(services: Services, store: ResponseStore, req: Request, scope
     """Read a request. Raises what is wrong with its body, and `ResponseNotFound` for the response to go on with."""
     limits = services.settings.limits
     plan = await receive(services, req, partial(parse, limits=limits, offer=offer_of(services)))
-    history = await _history(store, plan.previous, scope.grant.caller)
-    long = len(history) + len(plan.items) > MANY_ITEMS
+    history, is_long = await _history(store, plan.previous, scope.grant.caller)
+    # NOTE: few items may be long: pictures of theirs are decoded from base64.
+    long = is_long or plan.is_long or len(history) + len(plan.items) > MANY_ITEMS
     call, agent = await off_loop_if(long, plan.call_after, history, limits)
     keeper = Keeper(store, services.background, scope.grant.caller, history, plan.items, plan.stores)
     return Asked(plan, call, agent, keeper)
 
 
-async def _history(store: ResponseStore, previous: str | None, owner: str) -> Items:
-    """The items of the conversation that a request goes on with."""
+async def _history(store: ResponseStore, previous: str | None, owner: str) -> tuple[Items, bool]:
+    """The items of the conversation that a request goes on with, and whether these are long."""
     if previous is None:
-        return []
+        return [], False
     row = await store.get(previous, owner, with_items=True)
     if not row.is_finished:
         raise InvalidField("previous_response_id", f"the response {row.id!a} is {row.status}, not finished")
-    return await off_loop_if(row.nbytes > LONG_NBYTES, row.conversation)
+    is_long = row.nbytes > LONG_NBYTES
+    return await off_loop_if(is_long, row.conversation), is_long
 
 
 @dataclass(slots=True)

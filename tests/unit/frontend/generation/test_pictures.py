@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from frontend.generation.pictures import PLACEHOLDER, content_of_parts
+from frontend.generation.pictures import PLACEHOLDER, Album, content_of_parts
 from frontend.generation.requests import MOST_NBYTES
 from ipc.errors import InvalidInput
 from tests.fakes.generation_server import CHAT, RecordedServer
@@ -388,6 +389,25 @@ def test_a_stored_response_keeps_its_pictures(server: RecordedServer, site: Site
     assert call.messages[0]["content"] == [SEEN, {"type": "text", "text": f"{PLACEHOLDER} a"}]
     assert call.images == [PNG]
     assert "takes text only" in refused(server, RESPONSES, **onward, model=CHAT)
+
+
+def test_large_pictures_of_responses_are_decoded_by_a_thread(
+    server: RecordedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    taken = Album.from_base64
+
+    def noted(album: Album, *args: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return taken(album, *args)
+
+    monkeypatch.setattr(Album, "from_base64", noted)
+    large = {"type": "input_image", "image_data": base64.b64encode(PNG + bytes(1 << 17)).decode()}
+    asked(server, RESPONSES, input=user({"type": "input_image", "image_url": URL}))
+    first = server.post(RESPONSES, {"model": EYE, "input": user(large)}).json
+    asked(server, RESPONSES, previous_response_id=first["id"], input="and now?")
+    small, *others = threads
+    assert len(others) == 2 and small not in others
 
 
 def test_tokens_of_pictures_are_counted_by_the_worker(server: RecordedServer) -> None:
