@@ -57,6 +57,10 @@ Content = str | list[Part]
 """A text, or parts of a message with pictures."""
 
 
+class _TooMuch(InvalidField):
+    """The pictures of a request have too many bytes together."""
+
+
 class Standing(NamedTuple):
     """Where a picture stands: in the result of a tool, and in what an earlier request brought."""
 
@@ -158,7 +162,7 @@ def _check_nbytes(nbytes: int, where: str, limits: Limits) -> None:
 
 def _check_sum(nbytes: int, picture: Picture) -> None:
     if nbytes > MOST_NBYTES:
-        raise InvalidField(picture.where, f"more than {MOST_NBYTES} bytes of images up to here")
+        raise _TooMuch(picture.where, f"more than {MOST_NBYTES} bytes of images up to here")
 
 
 def content_of_parts(parts: Sequence[Part]) -> Content:
@@ -330,7 +334,7 @@ class _Gatherer:
             await self._check([replace(picture, data=data)])
             return data
         except InvalidInput as error:
-            if picture.standing.is_past:
+            if picture.standing.is_past and not isinstance(error, _TooMuch):
                 return None
             if isinstance(error, InvalidField):
                 raise

@@ -391,6 +391,18 @@ def test_a_stored_response_keeps_its_pictures(server: RecordedServer, site: Site
     assert "takes text only" in refused(server, RESPONSES, **onward, model=CHAT)
 
 
+def test_pictures_of_earlier_turns_that_are_too_much_together_are_refused_and_not_left_out(
+    server: RecordedServer, site: Site
+) -> None:
+    site.pages["/b.png"] = answer(PNG, kind="image/png")
+    parts = [{"type": "input_image", "image_url": site.url(page)} for page in ("/a.png", "/b.png")]
+    first = server.post(RESPONSES, {"model": EYE, "input": user(*parts)}).json
+    large = PNG + bytes(MOST_NBYTES >> 1)
+    site.pages |= {page: answer(large, kind="image/png") for page in ("/a.png", "/b.png")}
+    text = refused(server, RESPONSES, previous_response_id=first["id"], input="and now?")
+    assert f"more than {MOST_NBYTES} bytes of images up to here" in text
+
+
 def test_large_pictures_of_responses_are_decoded_by_a_thread(
     server: RecordedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
