@@ -258,6 +258,7 @@ def test_nothing_is_fetched_where_a_setting_says_so(tmp_path: Path, site: Site) 
         ("a.png", "scheme data, http or https"),
         ("data:image/png,abc", "expected base64 in the data URL"),
         ("data:image/png;base64", "expected base64 in the data URL"),
+        ("data:image/png" + ";a" * 5000 + ";base64,aGk=", "expected base64 in the data URL"),
         ("data:image/png;base64,", "no bytes"),
         ("data:image/png;base64,a=b", "no valid base64"),
         ("data:image/png;base64,iVBO Rw==", "no valid base64"),
