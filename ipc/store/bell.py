@@ -3,8 +3,9 @@
 1. A bell is a file. A process rings after its commit, by a new time of the file.
 2. A process that waits listens: the kernel (inotify) makes a descriptor readable at each ring. The event loop calls a
    function then.
-3. A ring may be lost: the ringing process dies between commit and ring, or the kernel has no watch left for this user
-   (`fs.inotify.max_user_instances`). So listeners also look at their store at intervals, short ones without a watch.
+3. A ring may be lost: the ringing process dies between commit and ring, the file is removed while processes listen, or
+   the kernel has no watch left for this user (`fs.inotify.max_user_instances`). So listeners also look at their store
+   at intervals, short ones without a watch.
 """
 
 from __future__ import annotations

@@ -282,10 +282,10 @@ class McpServers:
         try:
             await asyncio.Event().wait()
         finally:
-            tasks = [*self._tasks.values(), *self._ending]
-            for task in tasks:
+            for task in self._tasks.values():
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # NOTE: those that end already are not cancelled again, or their programs would be left behind.
+            await asyncio.gather(*self._tasks.values(), *self._ending, return_exceptions=True)
 
     def _tell(self) -> None:
         """Collect the tools of all servers. The first server keeps a name that another has too."""

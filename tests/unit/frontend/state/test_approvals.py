@@ -87,6 +87,21 @@ def test_a_decision_wakes_a_wait_that_looks_at_long_intervals(
     _run(act())
 
 
+def test_a_decision_whose_ring_is_lost_is_found_by_a_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.05)
+
+    async def act() -> None:
+        here, there = _made(tmp_path), _made(tmp_path)
+        task = await _waiting(here, "appr_1")
+        (tmp_path / module.BELL).unlink()
+        assert await there.decide("a", "appr_1", YES) == "resolved"
+        assert await asyncio.wait_for(task, 60) == YES
+
+    _run(act())
+
+
 def test_a_wait_that_cannot_hear_looks_at_short_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

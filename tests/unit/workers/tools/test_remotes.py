@@ -27,7 +27,7 @@ from tests.fakes.tool_host import until
 from workers.tools import layers, remotes, transports
 from workers.tools.processes import Broken
 from workers.tools.remotes import McpServers, is_plain
-from workers.tools.rpc import MAX_ID_CHARS, MAX_UNASKED, RemoteFailed, Session, Transport
+from workers.tools.rpc import MAX_ID_CHARS, MAX_UNASKED, RemoteFailed, RemoteGone, Session, Transport
 from workers.tools.transports import Program
 
 Source = dict[str, Any]
@@ -203,6 +203,44 @@ def test_another_configuration_keeps_the_connections_of_servers_that_stay(
             running.cancel()
             await asyncio.wait([running])
         assert not any(os.scandir(tmp_path))
+
+    asyncio.run(run())
+
+
+def test_a_stop_waits_for_servers_that_have_just_left_the_configuration(
+    tmp_path: Path, no_layers: layers.Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        closing, closed = asyncio.Event(), list[str]()
+
+        class Slow(Transport):
+            """Does not connect, and takes many steps to close."""
+
+            async def open(self) -> None:
+                raise RemoteGone("no server")
+
+            async def send(self, message: bytes, id_: int | None) -> None:
+                raise AssertionError
+
+            async def close(self) -> None:
+                closing.set()
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                closed.append("whole")
+
+        monkeypatch.setattr(remotes, "_maker", lambda *_: Slow)
+        fields: Source = {"servers": [{"name": "a", "source": PROGRAM}], "auto_register_tools": True}
+        config = msgspec.convert(fields, McpConfig)
+        found = McpServers(config, no_layers, tmp_path, lambda state: None)
+        running = asyncio.create_task(found.run())
+        await closing.wait()
+        found.use(msgspec.convert({**fields, "servers": []}, McpConfig))
+        for _ in range(3):
+            # The first cancellation reaches the server before the second one is made.
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        assert closed == ["whole"]
 
     asyncio.run(run())
 
