@@ -297,6 +297,12 @@ class Turns:
         content = content_of(item.get("content"), place, album, self._hosted, Standing(is_past=is_past))
         if not isinstance(role, str):
             raise InvalidField(f"{where}.role", "expected a string")
+        if role == "assistant" and self._calls and self._said is not None and isinstance(content, str):
+            # NOTE: text behind calls is of their turn. No other message may stand between calls and their results.
+            said, place = self._said
+            if not isinstance(said, list):
+                self._said = (said or "") + content, place
+                return
         self._flush()
         if role == "assistant" and content is not None:
             self._said = content, where

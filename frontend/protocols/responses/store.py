@@ -56,8 +56,8 @@ KINDS: tuple[type[Any], ...] = (*_OF_MODELS, *_OF_TOOLS)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
 _decoders = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
-FILE = "responses-1.db"
-"""The number rises when the tables change."""
+FILE = "responses-2.db"
+"""The number rises when the tables change, or the kinds of events or their fields."""
 MAX_EVENTS_NBYTES = 8 << 20
 """Bytes of the events of one response; of a response with more none are kept."""
 _ROW_NBYTES = 512

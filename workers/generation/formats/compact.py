@@ -74,6 +74,10 @@ class CompactObject:
 
     def write(self, text: str) -> str:
         """As `Writer`."""
+        # PERF: most pieces of arguments are a stretch of one string.
+        if self._in_string and (plain := _PLAIN.fullmatch(text, self.at)) is not None:
+            self.at = len(text)
+            return plain[0]
         parts: list[str] = []
         while not self.is_whole and not self.is_broken:
             if not self._in_string:

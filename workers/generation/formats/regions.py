@@ -150,10 +150,10 @@ class Listed:
         """
         if value is not None and value.is_list:
             return self._items(text, value)
-        heads = [head for head in self._heads if head.in_xml is (value is None)]
         calls, told = self._calls, list[Segment]()
         while self.broken_at is None and (often or calls.is_open or not calls.count):
             if not calls.is_open:
+                heads = [head for head in self._heads if head.in_xml is (value is None)]
                 place = _BEHIND_CALL.match(text, calls.at).end() if calls.count else begin  # type: ignore[union-attr]
                 begun = calls.begin(text, place, heads)
                 if not begun:
@@ -250,7 +250,7 @@ class Delimited:
         self.closed = closed
         self._closed = re.compile("|".join(map(re.escape, closed)))
         self._longest = max(map(len, closed))
-        self._begins = begins
+        self._begins = tuple(begins)
         self._json = re.compile(json)
         self._strings: JsonEnd | None = None
         self._list = Listed(schemas, heads, is_bare=False)
@@ -264,11 +264,12 @@ class Delimited:
 
     def end(self, text: str) -> int | None:
         """After the closing mark, or at the first character that cannot begin a body."""
-        body = text[len(self._opened) : len(self._opened) + MOST_HEADER].lstrip()
-        if self._begins and not any(
-            body.startswith(begin) or begin.startswith(body) for begin in self._begins
-        ):
-            return len(text[: len(self._opened) + MOST_HEADER]) - len(body)
+        if self._begins:
+            body = text[len(self._opened) : len(self._opened) + MOST_HEADER].lstrip()
+            if body.startswith(self._begins):
+                self._begins = ()
+            elif not any(begin.startswith(body) for begin in self._begins):
+                return len(text[: len(self._opened) + MOST_HEADER]) - len(body)
         if self._strings is None and (
             begun := self._json.match(text, len(self._opened), len(self._opened) + MOST_HEADER)
         ):

@@ -288,6 +288,27 @@ def test_items_become_messages(server: Server) -> None:
     ]
 
 
+@pytest.mark.parametrize("before", ["So: ", None])
+def test_text_behind_a_call_is_of_the_turn_of_the_call(before: str | None, server: Server) -> None:
+    said = [] if before is None else [{"role": "assistant", "content": before}]
+    response = server.ask(
+        input=[
+            {"role": "user", "content": "a"},
+            *said,
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"role": "assistant", "content": "That is it."},
+            {"type": "function_call_output", "call_id": "1", "output": "b"},
+        ]
+    )
+    assert response.status_code == 200
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    assert server.engine.calls[0].messages == [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": f"{before or ''}That is it.", "tool_calls": [call]},
+        {"role": "tool", "content": "b", "tool_call_id": "1", "name": "f"},
+    ]
+
+
 def _message(*parts: Any) -> dict[str, Any]:
     return {"input": [{"role": "user", "content": list(parts)}]}
 

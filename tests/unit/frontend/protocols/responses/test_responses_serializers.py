@@ -250,6 +250,26 @@ def test_the_log_gives_events_back_with_neighbouring_texts_joined() -> None:
     assert store.decode(store.encode([])) == []
 
 
+def test_another_form_of_events_has_another_file() -> None:
+    """Whoever changes this list raises the number of the file: rows of an older build would be read as other events."""
+    assert store.FILE == "responses-2.db"
+    assert [" ".join((kind.__name__, *kind.__slots__)) for kind in store.KINDS] == [
+        "Started prompt_tokens cached_tokens",
+        "Text choice text tokens logprobs",
+        "Reasoning choice text tokens logprobs",
+        "CallBegun choice index id name logprobs",
+        "Arguments choice text logprobs",
+        "CallEnded choice is_whole logprobs",
+        "Finished choice reason stop tokens reasoning_tokens logprobs",
+        "Ended prompt_tokens completion_tokens reasoning_tokens cached_tokens prompt_s completion_s",
+        "Calling round id name arguments data server",
+        "Asked approval_id session_id round tool arguments",
+        "Produced file",
+        "Completed round id name data record status sources",
+        "Session id",
+    ]
+
+
 def test_the_end_token_of_a_text_has_its_entry() -> None:
     tokens = [TokenLogprob(7, b"H", -0.5, []), TokenLogprob(2, b"<end>", -0.1, [], is_silent=True)]
     events = [Started(5), Text(0, "H", logprobs=tokens[:1]), Finished(0, "stop", logprobs=tokens[1:]), _ENDED]

@@ -304,3 +304,17 @@ def test_the_output_of_kept_events_is_that_of_the_run(first: ResponseStore) -> N
         assert body["output"] == output.items()
 
     _run(act())
+
+
+def test_rows_of_an_older_build_are_not_read(
+    first: ResponseStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "FILE", "responses-1.db")
+    older = _made(tmp_path)
+
+    async def act() -> None:
+        await _put_ended(older, 1)
+        with pytest.raises(ResponseNotFound):
+            await first.get("resp_1", "")
+
+    _run(act())
