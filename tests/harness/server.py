@@ -137,7 +137,7 @@ def alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def stopped(*pids: int | None) -> Iterator[None]:
-    """These processes stand still meanwhile."""
+    """These processes stand still meanwhile; the server may have killed them before the end."""
     found = [pid for pid in pids if pid is not None]
     assert len(found) == len(pids), "a process is not there"
     for pid in found:
@@ -147,7 +147,8 @@ def stopped(*pids: int | None) -> Iterator[None]:
         yield
     finally:
         for pid in found:
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def sum_of(scraped: str, *names: str, **labels: str) -> float:
