@@ -358,12 +358,14 @@ class Written(Wire, frozen=True):
     """What earlier workers have written of a text that another worker can carry on; `choices` is empty at first.
 
     `choices` are the token ids of each choice, uint32 in the byte order of the host, which no entry of `Deltas` tells
-    again. `ended`: whether the end of the choice was told. `seed` is that of a call without a seed.
+    again. `ended`: whether the end of the choice was told. `seed` is that of a call without a seed. `weights` are those
+    that began the text, as its first worker told (`ipc.wire.streams.Start`); no others go on with the text.
     """
 
     seed: int
     choices: list[bytes] = []
     ended: list[bool] = []
+    weights: str = ""
 
     @property
     def has_begun(self) -> bool:

@@ -155,10 +155,14 @@ class CalledFunction(Wire, frozen=True):
 
 
 class Start(Wire, frozen=True):
-    """The prompt in tokens, and how many of them were found in the prefix cache."""
+    """The prompt in tokens, and how many of them were found in the prefix cache.
+
+    `weights`, of QUEUED only, stand for the model and the LoRA adapter that write; empty where the worker cannot tell.
+    """
 
     prompt_tokens: int
     cached_tokens: int = 0
+    weights: str = ""
 
 
 class Finish(Wire, frozen=True):

@@ -43,7 +43,8 @@ Piece = tuple[str, list[PromptToken]]
 Entry = tuple[int, int, str | int | bool | Start | Piece | CalledFunction | Written | Finish | None]
 """Request, choice, and what a step added: a text stands for one token, a text that begins with "?" is reasoning.
 
-A number says that a prompt of so many tokens waits for the engine, None that the choice goes on with text that waits.
+A number says that a prompt of so many tokens waits for the engine, as a start with weights does, None that the choice
+goes on with text that waits.
 True ends a call that is whole, False one whose arguments break off.
 """
 
@@ -66,7 +67,7 @@ def deltas(
         elif isinstance(what, int):
             kind, made.starts[at] = QUEUED, Start(what)
         elif isinstance(what, Start):
-            kind, made.starts[at] = STARTED, what
+            kind, made.starts[at] = QUEUED if what.weights else STARTED, what
         elif isinstance(what, tuple):
             kind, text, made.prompts[at] = PROMPT, *what
         elif isinstance(what, CalledFunction):

@@ -39,6 +39,10 @@ class LoraWeights(Protocol):
         """Above 0."""
 
     @property
+    def digest(self) -> str:
+        """Stands for the content of the weights, in all processes."""
+
+    @property
     def deltas(self) -> dict[str, Delta]:
         """By path of the layer in the model."""
 

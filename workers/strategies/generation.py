@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ipc.errors import QueueFull
+from ipc.errors import NoReplica, QueueFull
 from ipc.shares import Shares
 from ipc.wire.messages import GenerateCall
 from ipc.wire.streams import QUEUED, STARTED, WINDOW_NBYTES, Deltas, Flow, Start, nbytes_of
@@ -161,17 +161,23 @@ class Generations(Strategy):
     def arrive(self, job: Job) -> bool:
         """Tell the tokens of a prompt. A job that only counts them is answered; all others wait for the device.
 
-        What an earlier worker has written is replayed here, mostly in a preparing thread.
+        What an earlier worker has written is replayed here, mostly in a preparing thread. A text goes on with the
+        weights that began the text, or fails.
         """
         if job.strategy_state.runs:
             return True
         request: GenerationRequest = job.prepared[0].payload
         request.written = job.written
+        weights = _weights_of(job)
         if request.is_carried_on:
+            if not weights or request.written is None or request.written.weights != weights:
+                self._table.fail(job, NoReplica("the model or its LoRA adapter is another one by now"))
+                return False
             job.strategy_state.choices = job.adapter.engine.choices_of(request)
         counts_only = _call_of(job).counts_only
         kind = STARTED if counts_only else QUEUED
-        self._send(job.session, [(job, Emission(job, 0, kind, start=Start(job.prepared[0].cost)))])
+        start = Start(job.prepared[0].cost, weights="" if counts_only else weights)
+        self._send(job.session, [(job, Emission(job, 0, kind, start=start))])
         if counts_only:
             self._table.complete(job, 1, [])
         return not counts_only
@@ -424,6 +430,16 @@ def _call_of(job: Job) -> GenerateCall:
     call = job.work.call
     assert isinstance(call, GenerateCall)
     return call
+
+
+def _weights_of(job: Job) -> str:
+    """Stands for the model and the LoRA adapter of a job; empty for files that changed while the model was loaded."""
+    adapter: Adapter = job.adapter
+    identity, lora, engine = adapter.identity, _call_of(job).lora, adapter.engine
+    if not (identity and lora):
+        return identity
+    assert engine is not None and engine.loras is not None
+    return f"{identity} {engine.loras.get(lora).digest}"
 
 
 def _latest(mean: float, value: float) -> float:

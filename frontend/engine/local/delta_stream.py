@@ -46,7 +46,7 @@ from frontend.engine.local.part_stream import Incoming, cut_off
 from frontend.engine.local.progress import Progress
 from frontend.engine.local.retry import Attempts
 from frontend.engine.local.workers import PASSING
-from ipc.errors import Draining, ModelNotLoaded, PenstockError, WorkerLost
+from ipc.errors import Draining, InvalidInput, LoraLoading, ModelNotLoaded, PenstockError, WorkerLost
 from ipc.wire.messages import GenerateCall, Work
 from ipc.wire.streams import (
     ARGUMENTS,
@@ -71,6 +71,8 @@ TELL_AFTER = WINDOW_NBYTES // 2
 """So many bytes of text are taken before the worker is told."""
 _LEAVING = (Draining, ModelNotLoaded)
 """A worker stops, or has unloaded the model."""
+_NOWHERE = (*PASSING, LoraLoading, InvalidInput)
+"""No worker has the model, or the LoRA adapter, which may have been unloaded since the text began."""
 _PIECES: dict[int, type[Text] | type[Reasoning]] = {TEXT: Text, REASONING: Reasoning}
 _CALLS = frozenset((CALLED, ARGUMENTS, CALL_ENDED, CALL_CUT))
 
@@ -138,7 +140,10 @@ class DeltaStream(Incoming[Event], Generation):
         if deltas.written and (ids := deltas.written[at]):
             self._progress.take(choice, ids)
         if kind == QUEUED:
-            self.prompt_tokens = deltas.starts[at].prompt_tokens
+            start = deltas.starts[at]
+            self.prompt_tokens = start.prompt_tokens
+            if not self._has_started:
+                self._progress.weights = start.weights
         elif kind == STARTED:
             start = deltas.starts[at]
             if not self._has_started:
@@ -241,7 +246,12 @@ class LocalGeneration(Generation):
 
     async def begun(self) -> Self:
         """Wait until a worker has tokenized the prompt. Raises a `PenstockError` as `Client.call` does."""
-        self._run = await self._client.run(self._attempts, self._open)
+        try:
+            self._run = await self._client.run(self._attempts, self._open)
+        except BaseException:
+            # NOTE: tokens may have arrived with the word that the prompt is tokenized.
+            self._progress.drop()
+            raise
         self.prompt_tokens = self._run.prompt_tokens
         return self
 
@@ -269,7 +279,7 @@ class LocalGeneration(Generation):
 
     def _why_move(self, channel: Channel) -> PenstockError | None:
         """The reason to go on elsewhere: the worker or its model leaves, and another worker has the model."""
-        if not self._progress.can_go_on:
+        if not self._progress.can_go_on or self._progress.has_ended:
             return None
         model = self._attempts.work.model
         status = channel.models.get(model)
@@ -297,7 +307,7 @@ class LocalGeneration(Generation):
             try:
                 events = await anext(self._run)
             except PenstockError as error:
-                if isinstance(error, WorkerLost) and self._progress.has_ended:
+                if isinstance(error, (WorkerLost, *_LEAVING)) and self._progress.has_ended:
                     # Nothing lacks but the word that the job is done.
                     self._over = True
                     return [self._pace.ended()]
@@ -320,7 +330,7 @@ class LocalGeneration(Generation):
             raise error
         run, progress, client = self._run, self._progress, self._client
         lost = cut_off(error) if isinstance(error, WorkerLost) else error
-        outcome = "refused" if progress.can_go_on else "unkept"
+        outcome: str | None = "refused" if progress.can_go_on else "unkept"
         try:
             if not progress.can_go_on:
                 raise lost from error
@@ -332,11 +342,15 @@ class LocalGeneration(Generation):
                     raise lost
                 outcome = "failed"
                 await self.begun()
-            except (WorkerLost, *PASSING) as why:
+            except (WorkerLost, *_NOWHERE) as why:
                 raise lost from why
             outcome = "carried" if isinstance(error, WorkerLost) else "moved"
+        except asyncio.CancelledError:
+            outcome = None
+            raise
         finally:
-            client.on_carried(outcome)
+            if outcome is not None:
+                client.on_carried(outcome)
 
     def _untold(self, events: list[Event]) -> list[Event]:
         """`events` without what an earlier run has told."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from ipc.wire.messages import GenerateCall, Written
 
 TRIAL_TOKENS = 16
-"""So many tokens behind a death its text has passed the place at which the worker died.
+"""So many tokens behind a death a choice has passed the place at which the worker died.
 
 A frontend lacks a few tokens that the dead worker had: of text that was held back, and of the last steps."""
 
@@ -48,19 +48,21 @@ class KeptIds:
 class Progress:
     """The answer to one request so far. `calls` counts the calls of each choice.
 
-    `has_text`: the client has something of a choice. `fresh` are the tokens of the present run whose ids are known.
+    `has_text`: the client has something of a choice. `weights` are those that write (`ipc.wire.streams.Start`).
     """
 
     def __init__(self, call: GenerateCall, kept: KeptIds) -> None:
         self.calls: Counter[int] = Counter()
         self.has_text = False
-        self.fresh = 0
+        self.weights = ""
         self._kept = kept
         self._keeps = kept.most > 0 and not call.counts_only
         # NOTE: without a seed every worker draws by this one, or the text would go on as another text.
         self._seed = random.getrandbits(63)
         self._ids = [bytearray() for _ in range(call.n)]
         self._ended = [False] * call.n
+        self._fresh = [0] * call.n
+        """Tokens of the present run whose ids are known."""
 
     @property
     def has_begun(self) -> bool:
@@ -80,22 +82,25 @@ class Progress:
     @property
     def has_passed(self) -> bool:
         """Whether the present run has gone beyond the place at which the worker before died."""
-        return self.fresh >= TRIAL_TOKENS
+        choices = zip(self._ids, self._ended, self._fresh, strict=True)
+        return any(self._fresh) and all(
+            ended or fresh >= TRIAL_TOKENS for ids, ended, fresh in choices if ids
+        )
 
     def written(self) -> Written | None:
         """What the next worker is sent; None if nobody could carry on its text."""
         if not self._keeps:
             return None
-        self.fresh = 0
+        self._fresh = [0] * len(self._ids)
         if not self.has_begun:
             return Written(self._seed)
-        return Written(self._seed, [bytes(ids) for ids in self._ids], list(self._ended))
+        return Written(self._seed, [bytes(ids) for ids in self._ids], list(self._ended), self.weights)
 
     def take(self, choice: int, ids: bytes) -> None:
         """Ids of further tokens of a choice have arrived, with the text of these."""
         if self._keeps and self._kept.take(len(ids)):
             self._ids[choice] += ids
-            self.fresh += len(ids) // 4
+            self._fresh[choice] += len(ids) // 4
         else:
             self.drop()
 

@@ -259,8 +259,9 @@ class Attempts:
         self.identity, self.most_continued = identity, most
         if has_passed:
             self.runs = 0
-        # The device had begun in time, so the request may wait for a turn once more.
+        # The device had begun in time, so the request may wait once more: for a turn, and for its LoRA adapter.
         self.work = msgspec.structs.replace(self.work, start_by_ns=0)
+        self.adapter_until_ns = 0
 
     def suits(self, channel: Channel) -> bool:
         """Whether a worker does not have another model under the name; a text is one of one model."""

@@ -11,8 +11,9 @@ the active adapter to the layer's result. Without an active adapter the hook add
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,12 @@ _serials = itertools.count(1)
 class FittedLora:
     """An adapter ready to be installed: its weights by the path of each layer in the model.
 
-    `serial` is a number that no other adapter of this process has, loaded before or later.
+    `digest` stands for the content of the weights, in all processes. `serial` is a number that no other adapter of this
+    process has, loaded before or later.
     """
 
     deltas: dict[str, Delta]
+    digest: str = ""
     serial: int = field(default_factory=lambda: next(_serials))
 
     @property
@@ -73,7 +76,8 @@ class LoraLayers:
             for path, (_, layer) in layers.items():
                 lora.refuse_misfit(path, LayerShape(layer.in_features, layer.out_features))
             weights = lora.read()
-        return FittedLora({name: _fitted(weights[path], layer) for path, (name, layer) in layers.items()})
+        deltas = {name: _fitted(weights[path], layer) for path, (name, layer) in layers.items()}
+        return FittedLora(deltas, _digest(weights))
 
     def _layer(self, path: str) -> tuple[str, nn.Linear | LaidOutLinear]:
         """A layer and its path here; the adapter may have been trained on the model with or without a head."""
@@ -143,6 +147,16 @@ class LoraLayers:
         missed = [path for path in idle if _WITHOUT_EFFECT not in path]
         if missed:
             raise UnsupportedLora(f"{missed[0]}: the model does not run this layer by itself")
+
+
+def _digest(weights: Mapping[str, LayerWeights]) -> str:
+    content = hashlib.blake2b(digest_size=16)
+    for path in sorted(weights):
+        down, up, scale = weights[path]
+        content.update(repr((path, scale, down.dtype, down.shape, up.dtype, up.shape)).encode())
+        for side in (down, up):
+            content.update(side.contiguous().view(torch.uint8).numpy().data)
+    return content.hexdigest()
 
 
 @torch.inference_mode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,21 @@ from frontend.engine.events import (
     Text,
 )
 from frontend.engine.local import delta_stream
-from frontend.engine.local.progress import TRIAL_TOKENS
-from ipc.errors import DeadlineExceeded, InferenceFailed, InputRefused, NoReplica, WorkerCrashed, WorkerLost
+from frontend.engine.local.progress import TRIAL_TOKENS, KeptIds, Progress
+from frontend.engine.local.retry import Attempts
+from ipc.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InputRefused,
+    InvalidInput,
+    LoraLoading,
+    NoReplica,
+    PenstockError,
+    WorkerCrashed,
+    WorkerLost,
+)
 from ipc.wire import messages
-from ipc.wire.messages import Leaving, ModelStatus, Submit
+from ipc.wire.messages import GenerateCall, Leaving, ModelStatus, Submit
 from ipc.wire.streams import CalledFunction, Finish, Start
 from tests.fakes.clock import Clock
 from tests.fakes.text_worker import TextWorker, Written
@@ -36,6 +48,7 @@ from tests.unit.frontend.engine.test_local_generation import (
     gathered,
     generating,
     on_loop,
+    opening,
     turn,
     unnamed,
 )
@@ -192,6 +205,107 @@ def test_an_answer_that_lacks_only_the_word_that_it_is_done_ends_as_a_whole_one(
         assert not second.asked and not outcomes(frontend)
 
     on_loop(tmp_path, work)
+
+
+def test_an_answer_whose_choices_have_ended_is_not_moved(tmp_path: Path) -> None:
+    async def work(frontend: Frontend) -> None:
+        first, second = frontend.workers
+        async with generating(frontend) as (request, generation):
+            await opened(generation)
+            first.say((request, 0, "a"), (request, 0, Finish("stop", None, 2)), ids={0: [1], 1: [2]})
+            await anext(generation)
+            task = await reading(generation)
+            first.channel._dispatch(Leaving(), b"")
+            look(first)
+            await turn()
+            assert not second.asked and not first.cancelled
+            first.end(request)
+            assert unnamed(await task) == [Ended(5, 2, 0, 3)]
+        assert not outcomes(frontend)
+
+    on_loop(tmp_path, work)
+
+
+@pytest.mark.parametrize("error", [NoReplica("other"), LoraLoading("soon"), InvalidInput("no such adapter")])
+def test_a_text_that_no_worker_can_go_on_with_ends_with_the_error_of_a_lost_worker(
+    error: PenstockError, tmp_path: Path
+) -> None:
+    async def work(frontend: Frontend) -> None:
+        first, second = frontend.workers
+        async with AsyncExitStack() as stack:
+            task = await opening(frontend, stack, frontend.work())
+            request = first.asked[-1].id
+            first.say((request, 0, Start(5, weights="w")))
+            generation = await task
+            first.say((request, 0, Start(5, 3)), (request, 0, "a"), ids={1: [1]})
+            await anext(generation)
+            task = await reading(generation)
+            first.die(request)
+            await turn()
+            asked = second.asked[0].written
+            assert asked is not None and asked.weights == "w"
+            second.fail(second.asked[0].id, error)
+            with pytest.raises(WorkerLost, match="in the middle of its answer") as raised:
+                await task
+            assert type(raised.value.__cause__) is type(error)
+        assert outcomes(frontend) == {"failed": 1}
+
+    on_loop(tmp_path, work, {"limits.load_wait_s": "0.01"})
+
+
+def test_a_client_that_leaves_while_its_text_waits_for_a_worker_counts_as_no_failure(tmp_path: Path) -> None:
+    async def work(frontend: Frontend) -> None:
+        first, second = frontend.workers
+        async with generating(frontend) as (request, generation):
+            first.say((request, 0, "a"), ids={0: [1]})
+            await anext(generation)
+            second.die()
+            task = await reading(generation)
+            first.die(request)
+            await turn()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert not outcomes(frontend)
+
+    on_loop(tmp_path, work)
+
+
+def test_a_request_that_is_cancelled_as_it_begins_keeps_no_ids(tmp_path: Path) -> None:
+    async def work(frontend: Frontend) -> None:
+        first, _ = frontend.workers
+        async with AsyncExitStack() as stack:
+            task = await opening(frontend, stack, frontend.work())
+            request = first.asked[-1].id
+            first.say((request, 0, 5), (request, 0, Start(5, 3)), (request, 0, "a"), ids={2: [1]})
+            assert frontend.client.kept_ids.nbytes
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert not frontend.client.kept_ids.nbytes
+
+    on_loop(tmp_path, work)
+
+
+def test_every_choice_has_to_pass_the_place_of_a_death() -> None:
+    progress = Progress(GenerateCall(n=4), KeptIds(2, 1 << 20))
+    for choice in range(3):
+        progress.take(choice, packed(1))
+    progress.end(2)
+    progress.written()
+    progress.take(0, packed(*range(TRIAL_TOKENS)))
+    assert not progress.has_passed
+    progress.take(1, packed(*range(TRIAL_TOKENS)))
+    assert progress.has_passed
+    progress.written()
+    assert not progress.has_passed
+
+
+def test_a_text_waits_for_its_adapter_anew_at_each_worker() -> None:
+    attempts = Attempts(messages.Work("m", GenerateCall(), 1, 1, "r"))
+    attempts.adapter_until_ns = 1
+    attempts.go_on("files", 2, has_passed=True)
+    assert not attempts.adapter_until_ns
 
 
 def test_a_text_is_carried_on_twice_and_then_ends_with_one_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ipc.wire.messages import EncodeCall, InputItem
 from tests.tiny import loras
@@ -110,6 +112,19 @@ def test_an_adapter_gives_what_the_merged_weights_give(tmp_path: Path, model: st
     assert_equal(results(adapter, "some"), wanted)
     assert_equal(results(adapter), plain)
     assert differ(plain, wanted), "an adapter that changes nothing would prove nothing"
+
+
+def test_the_digest_of_an_adapter_is_that_of_its_content(tmp_path: Path) -> None:
+    base = build("dense_mean", tmp_path / "base")
+    layers = layers_of(load("dense", base))
+    first = loras.write(tmp_path / "first", base)
+    digest = layers.fit(first).digest
+    assert digest and layers.fit(shutil.copytree(first, tmp_path / "copy")).digest == digest
+    weights = load_file(first / "adapter_model.safetensors")
+    name = next(iter(weights))
+    weights[name] = weights[name] + 1
+    save_file(weights, first / "adapter_model.safetensors")
+    assert layers.fit(first).digest != digest
 
 
 def test_layers_laid_out_for_onednn_take_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

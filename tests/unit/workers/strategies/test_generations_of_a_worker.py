@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ipc.errors import InferenceFailed, QueueFull
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Generation, Settings
-from ipc.wire.messages import Ending, GenerateCall, Sampling
+from ipc.wire.messages import Ending, GenerateCall, Sampling, Written
 from ipc.wire.streams import FINISHED, QUEUED, STARTED, Deltas
 from tests.fakes.clock import Clock
 from tests.fakes.generating import NotedMasks
@@ -126,6 +126,8 @@ class Received:
     def __init__(self) -> None:
         self.texts: dict[tuple[int, int], str] = {}
         self.queued: dict[int, int] = {}
+        self.weights: dict[int, str] = {}
+        self.written: dict[int, bytes] = {}
         self.started: dict[int, int] = {}
         self.finished: dict[tuple[int, int], str] = {}
         self.ends: dict[int, str] = {}
@@ -139,10 +141,13 @@ class Received:
         ):
             assert number not in self.ends, "an entry after the end"
             assert (number, choice) not in self.finished, "an entry after the end of its choice"
+            if deltas.written:
+                self.written[number] = self.written.get(number, b"") + deltas.written[at]
             if kind in (QUEUED, STARTED):
                 told = self.queued if kind == QUEUED else self.started
                 assert number not in told and number not in self.started, "a beginning comes once, in order"
                 told[number] = deltas.starts[at].prompt_tokens
+                self.weights.setdefault(number, deltas.starts[at].weights)
                 assert self.queued.get(number, told[number]) == told[number]
                 continue
             assert number in self.started, "an entry before the start"
@@ -186,16 +191,20 @@ class Worker:
         counts_only: bool = False,
         logprobs: int | None = None,
         caller: str = "",
+        lora: str = "",
+        written: Written | None = None,
     ) -> Job:
         """A request arrives and is prepared. Raises `QueueFull`."""
         ending, sampling = Ending(max_tokens=tokens), Sampling(logprobs=logprobs)
-        call = GenerateCall(ids=prompt, n=n, sampling=sampling, ending=ending, counts_only=counts_only)
+        call = GenerateCall(
+            ids=prompt, n=n, sampling=sampling, ending=ending, counts_only=counts_only, lora=lora
+        )
         deadline_ns = time.monotonic_ns() + 10**12
         number = len(self.jobs) + 1
         job = make_job(
             call, number=number, model="m", deadline_ns=deadline_ns, of=self.adapter, strategy=self.strategy
         )
-        job.solo, job.apart, job.group = solo, apart, "m"
+        job.solo, job.apart, job.group, job.written = solo, apart, "m", written
         job.work = msgspec.structs.replace(job.work, caller=caller)
         self.strategy.check(job.work)
         self.queue.admit(job)
@@ -401,6 +410,43 @@ def test_whatever_is_raised_for_a_job_ends_that_job_alone(
     assert [worker.received.ends[job.id] for job in jobs] == ["done", "INFERENCE_ERROR", "done"]
     for number, first in ((1, 1), (3, 2)):
         assert worker.received.texts[number, 0] == worker.made.greedy([first, 2, 3], 6)
+    worker.assert_nothing_is_left()
+
+
+class Loras(dict[str, Any]):
+    """LoRA adapters by name, of which no step computes anything."""
+
+    active = False
+
+    def __bool__(self) -> bool:
+        return False
+
+    def get(self, name: str) -> Any:  # type: ignore[override]
+        return self[name]
+
+
+@pytest.mark.parametrize("changed", ["nothing", "model", "adapter", "unknown"])
+def test_a_text_goes_on_with_the_weights_that_began_it_or_fails(changed: str) -> None:
+    worker = Worker()
+    loras = Loras(a=SimpleNamespace(serial=1, digest="first"))
+    worker.adapter.identity, worker.made.engine.loras = "files", cast("Any", loras)
+    before = worker.submit([1, 2, 3], 6, lora="a", written=Written(7))
+    worker.settle()
+    text, weights = worker.received.texts[before.id, 0], worker.received.weights[before.id]
+    assert weights
+    if changed == "model":
+        worker.adapter.identity = "other files"
+    elif changed == "adapter":
+        loras["a"] = SimpleNamespace(serial=2, digest="second")
+    elif changed == "unknown":
+        worker.adapter.identity = weights = ""
+    ids = worker.received.written[before.id][:8]
+    after = worker.submit([1, 2, 3], 6, lora="a", written=Written(7, [ids], [False], weights))
+    worker.settle()
+    if changed == "nothing":
+        assert worker.received.ends[after.id] == "done" and worker.received.texts[after.id, 0] == text[2:]
+    else:
+        assert worker.received.ends[after.id] == "NO_REPLICA" and (after.id, 0) not in worker.received.texts
     worker.assert_nothing_is_left()
 
 
