@@ -38,6 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "generation.max_sequences": RUNNING,
         "catalog.dirs": chat_catalogs(root, context=LONG + 1000),
         "limits.restart_wait_s": 60,
+        "limits.load_wait_s": 60,
     }
     with serving(root, models=(MODEL, "fake/echo", "fake/slow"), settings=settings) as running:
         wait_until(lambda: running.starts(0) and running.starts(1), what="two workers")

@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("background")
     chat_models.save("chatml", place / "catalog" / "model")
     (place / "catalog" / "chat.yaml").write_text(_ENTRY)
-    settings = {"server.frontends": 2, "limits.restart_wait_s": 120}
+    settings = {"server.frontends": 2, "limits.restart_wait_s": 120, "limits.load_wait_s": 120}
     with serving(place, (MODEL,), settings=settings, catalog=place / "catalog") as running:
         yield running
 

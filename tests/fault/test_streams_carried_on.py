@@ -36,6 +36,7 @@ def settings(root: Path, workers: int) -> dict[str, Any]:
         "worker.healthy_after_s": 0.5,
         "catalog.dirs": chat_catalogs(root, context=5000),
         "limits.restart_wait_s": 60,
+        "limits.load_wait_s": 60,
         "worker.drain_timeout_s": 600,
     }
 
