@@ -40,6 +40,7 @@ _CUT = "leave the flag out: the routes of TEI cut long texts, unless a request h
 _ONE_GPU = "not built: a model runs on one GPU; `--workers N` starts N workers, one per GPU"
 _QUANTIZED = "name a GGUF file, `penstock serve owner/name:Q4_K_M`; weights in AWQ and GPTQ do not load"
 _IN_TEMPLATE = "leave the flag out: the model's chat template says so"
+_ADAPTERS = "write `loras` in the catalog entry, or `--set catalog.lora_dirs=DIR`"
 
 INSTEAD = {
     "--allowed-origins": "write `--set server.cors_origins=ORIGIN,ORIGIN`",
@@ -52,12 +53,14 @@ INSTEAD = {
     "--download-dir": _CACHE,
     "--dtype": "write `--set worker.precision=float16`, bfloat16 or float32",
     "--enable-auto-tool-choice": _IN_TEMPLATE,
+    "--enable-lora": _ADAPTERS,
     "--enable-prefix-caching": "leave the flag out: beginnings of prompts are reused by default",
     "--gpu-memory-utilization": "write `--set worker.memory_pressure_percent=85`, or worker.memory_budget_bytes",
     "--hf-api-token": _TOKEN,
     "--hf-token": _TOKEN,
     "--hostname": "write `--host HOST`",
     "--huggingface-hub-cache": _CACHE,
+    "--lora-modules": _ADAPTERS,
     "--max-batch-tokens": "write `--set batch.max_tokens=N`",
     "--max-client-batch-size": "write `--set limits.max_items=N`",
     "--max-model-len": _ENTRY.format("max_sequence_length=N"),

@@ -151,6 +151,14 @@ class Spoiled(Unfit):
         self.sequences = sequences
 
 
+class Unseen(Unfit):
+    """A picture of `sequences` has no features; `error` says why."""
+
+    def __init__(self, sequences: collections.abc.Sequence[Sequence], error: Exception) -> None:
+        super().__init__("a picture could not be seen")
+        self.sequences, self.error = sequences, error
+
+
 class Span(NamedTuple):
     """The tokens `start` to `stop` of a sequence, which one step computes."""
 

@@ -33,7 +33,7 @@ from workers.generation.pictures.family import Features, Picture
 from workers.generation.pictures.reading import PictureReader
 from workers.generation.rope import has_axes
 from workers.generation.scheduler import Sequence as Choice
-from workers.generation.scheduler import Unfit
+from workers.generation.scheduler import Unseen
 from workers.generation.sight import Sight
 
 log = logging.getLogger(__name__)
@@ -46,14 +46,6 @@ _TOKEN_TYPES = "token_type_ids"
 """The argument of models whose placeholders see the later ones of their picture."""
 
 Encode = Callable[[Any, Sequence[Picture]], Sequence[Features]]
-
-
-class Unseen(Unfit):
-    """A picture of `sequences` has no features; `error` says why."""
-
-    def __init__(self, sequences: Sequence[Choice], error: Exception) -> None:
-        super().__init__("a picture could not be seen")
-        self.sequences, self.error = sequences, error
 
 
 class Tower:

@@ -30,8 +30,7 @@ from workers.adapters.base import Adapter
 from workers.device import oom
 from workers.device.stepping import batch_limit_s
 from workers.generation.request import Emission, GenerationRequest
-from workers.generation.scheduler import Unfit
-from workers.generation.tower import Unseen
+from workers.generation.scheduler import Unfit, Unseen
 from workers.scheduling.bound import TokenBudget
 from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, Job, Piece, Strategy, error_of, item_error

@@ -42,6 +42,7 @@ class _Ended:
         self.registry = CollectorRegistry()
         self.duration = Histogram("duration", "", labels, registry=self.registry)
         self.requests, self.rejected, self.tally = _Family(), _Family(), Tally()
+        self.continuation_bytes = _Family().labels()
 
 
 class _Families:
@@ -49,7 +50,7 @@ class _Families:
 
     def __init__(self) -> None:
         self.in_flight, self.sie_active, self.tally = _Family(), _Family(), Tally()
-        self.poison = _Family()
+        self.poison, self.continuation_bytes = _Family(), _Family().labels()
 
 
 def test_a_request_ends_under_the_label_it_began_with_though_its_model_has_left_the_catalog() -> None:

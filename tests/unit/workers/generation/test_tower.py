@@ -15,8 +15,8 @@ from tests.fakes.seeing import TOKENS, Chat, Seeing
 from workers.generation.engine import Engine
 from workers.generation.features import FeatureStore
 from workers.generation.pictures.family import Features, Picture
+from workers.generation.scheduler import Unseen
 from workers.generation.sight import Sight, three_axes
-from workers.generation.tower import Unseen
 
 QUESTION = "What do you see?"
 ONE, ANOTHER, TWO = Chat((1, QUESTION)), Chat((4, QUESTION)), Chat((1, 2, QUESTION))

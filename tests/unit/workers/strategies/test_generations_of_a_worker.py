@@ -32,8 +32,8 @@ from workers.generation.features import FeatureStore
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler
 from workers.generation.scheduler import Sequence as Choice
+from workers.generation.scheduler import Unseen
 from workers.generation.text import ChoiceOutput
-from workers.generation.tower import Unseen
 from workers.scheduling import bound
 from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, Job
