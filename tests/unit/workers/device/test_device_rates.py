@@ -62,7 +62,7 @@ def executor() -> Executor:
         wake_endpoint=lambda: None,
         unclaim_pieces=lambda pieces: None,
     )
-    arena: Any = SimpleNamespace(record_flight=lambda flight: None)
+    arena: Any = SimpleNamespace(record_flight=lambda flight: None, record_forming=lambda flight: None)
     endpoint: Any = None
     context = replace(Context.make(settings, metrics, arena, endpoint, 1 << 20), jobs=table)
     STRATEGY.clear()
