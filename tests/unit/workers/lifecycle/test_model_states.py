@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +50,13 @@ class _Metrics:
         return self
 
 
+def at_once(work: Callable[[], object]) -> Future[object]:
+    """Do `work` as the device thread does between two batches."""
+    done = Future[object]()
+    done.set_result(work())
+    return done
+
+
 def table(root: Path, *entries: ModelEntry, **flags: str) -> ModelTable:
     """The models of a worker whose threads are not started; `flags` as `section__field`."""
     import torch
@@ -60,7 +69,8 @@ def table(root: Path, *entries: ModelEntry, **flags: str) -> ModelTable:
     metrics = cast("WorkerMetrics", _Metrics())
     catalog = Catalog(entries or [ENTRY])
     budgets = ModelBudgets(2048)
-    context: Any = SimpleNamespace(settings=config, metrics=metrics, jobs=book, budgets=budgets)
+    queue = SimpleNamespace(call=at_once)
+    context: Any = SimpleNamespace(settings=config, metrics=metrics, jobs=book, budgets=budgets, queue=queue)
     return ModelTable(catalog, 0, device, context, lambda: None)
 
 
