@@ -44,7 +44,7 @@ def deaths(server: Server) -> float:
     return server.metric("penstock_worker_restarts_total")
 
 
-@pytest.mark.parametrize("place", ["prepare", "collate", "run"])
+@pytest.mark.parametrize("place", ["check", "group", "prepare", "collate", "run"])
 @pytest.mark.parametrize("name", KILLS)
 def test_an_input_that_kills_is_refused_after_its_second_kill(server: Server, name: str, place: str) -> None:
     before = deaths(server)

@@ -53,7 +53,7 @@ ARCHITECTURES = {
 def save(kind: str, directory: Path, context: int = CONTEXT) -> Path:
     """Write a whole model directory of a kind, which is made, for texts of `context` tokens; returns it."""
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = chat_tokenizers.save(kind, directory)
+    tokenizer = chat_tokenizers.save(kind, directory, max(context, chat_tokenizers.CONTEXT))
     ends = chat_tokenizers.end_ids(kind, tokenizer)
     make, sizes = _CONFIGS[ARCHITECTURES[kind]]
     config = make(

@@ -20,6 +20,8 @@ from tests.tiny.texts import sentences
 
 SIZE = 1024
 """Most tokens of a vocabulary, control tokens included."""
+CONTEXT = 4096
+"""Tokens of the longest text, where a test asks for no more."""
 _TEMPLATES = Path(__file__).parent / "chat_templates"
 _JSON = tuple(
     json.dumps({"name": name, "arguments": {key: value}, "parameters": [1, 20, True, None]})
@@ -147,7 +149,7 @@ def build(kind: str, chat_template: str | dict[str, str] | None = None) -> Any:
         eos_token=facts.eos,
         pad_token=special[-1],
         clean_up_tokenization_spaces=False,
-        model_max_length=4096,
+        model_max_length=CONTEXT,
     )
     tokenizer.add_tokens(
         [AddedToken(token, special=True, normalized=False) for token in dict.fromkeys(special)]
@@ -162,9 +164,10 @@ def build(kind: str, chat_template: str | dict[str, str] | None = None) -> Any:
     return tokenizer
 
 
-def save(kind: str, directory: Path) -> Any:
-    """Write the tokenizer of a kind and its template; returns the tokenizer."""
+def save(kind: str, directory: Path, context: int = CONTEXT) -> Any:
+    """Write the tokenizer of a kind, for texts of `context` tokens, and its template; returns the tokenizer."""
     tokenizer = build(kind)
+    tokenizer.model_max_length = context
     tokenizer.save_pretrained(str(directory))
     return tokenizer
 

@@ -24,7 +24,7 @@ from workers.inputs import NOTHING, ClientMemory, Payload
 from workers.operations import operation_of
 from workers.scheduling.context import Context
 from workers.scheduling.job import Job
-from workers.scheduling.preparing import Preparer, fail_unready, is_short
+from workers.scheduling.preparing import Preparer, fail_unready, is_short, place_of_endpoint
 from workers.scheduling.queue import Reason
 from workers.scheduling.table import arena_full, plan_output, reserve_output
 
@@ -144,9 +144,20 @@ class Intake:
         """`is_idle` says whether the device has nothing to do."""
         self._context, self._rooms, self.preparer = context, rooms, preparer
         self._models, self._memory, self._strategy_of, self._is_idle = models, memory, strategy_of, is_idle
+        self._name = partial(context.arena.record_preparing, place_of_endpoint(context.settings))
 
     def submit(self, session: Session, message: Submit, payload: memoryview) -> None:
         """Take a request in. Raises a `PenstockError` when it cannot be taken."""
+        # NOTE: code of the model's adapter may end the process, and the flight record has to name the suspect then.
+        self._name(session.tag, message.id)
+        try:
+            job = self._job_of(session, message, payload)
+        finally:
+            self._name(0, 0)
+        self.take_in(job)
+
+    def _job_of(self, session: Session, message: Submit, payload: memoryview) -> Job:
+        """The job of a request that fits its model. Raises as `submit`."""
         work, models = message.work, self._models
         served = models.find(work.model)
         adapter = None if served is None else served.adapter
@@ -164,7 +175,7 @@ class Intake:
         job.apart, job.written = message.apart, message.written
         # NOTE: two instances of a model may serve at the same time while a changed entry takes effect.
         job.group = (work.model, served.instance.serial, strategy.group(job))
-        self.take_in(job)
+        return job
 
     def take_in(self, job: Job) -> None:
         """Count a job, and send it on its way. Raises as `WorkQueue.admit`, `Strategy.admit` and `operations` do."""

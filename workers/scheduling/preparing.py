@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any
 
 from ipc.errors import InputTooLong, InvalidInput
+from ipc.settings import Settings
 from ipc.wire.messages import Call, ExtractCall, GenerateCall, InputItem, ItemError, ScoreCall, TokenizeCall
 from workers import foreign
 from workers.adapters.base import Adapter, Excess, ItemFailure, ItemRefused, Prepared
@@ -44,6 +45,11 @@ CHUNK_CHARACTERS = 1 << 16
 LONE_CHARACTERS = 4096
 
 
+def place_of_endpoint(settings: Settings) -> int:
+    """The place of the endpoint's thread in the flight record, behind those of the preparing threads."""
+    return settings.worker.prepare_threads
+
+
 class Preparer:
     """A small pool of preparing threads in front of the queue."""
 
@@ -53,7 +59,7 @@ class Preparer:
         self._most_chunked = context.settings.limits.max_chunked_tokens
         self._find_room = find_room
         self._line, threads = PreparingLine(), context.settings.worker.prepare_threads
-        self._lone_place = threads
+        self._lone_place = place_of_endpoint(context.settings)
         self._quick_place = 0 if threads > 1 else None
         self._threads = [vital_thread(f"prepare-{n}", partial(self._run, n)) for n in range(threads)]
         for thread in self._threads:

@@ -14,7 +14,7 @@ import re
 from ipc.wire.streams import CALLED, REASONING, TEXT
 from workers.generation.formats.bodies import Schemas, read_arguments
 from workers.generation.formats.regions import JsonEnd
-from workers.generation.formats.tags import Marks
+from workers.generation.formats.tags import Marks, SegmentParser
 from workers.generation.formats.written import Calls
 from workers.generation.request import Call, Segment
 
@@ -28,7 +28,7 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 
 
-class HarmonyParser:
+class HarmonyParser(SegmentParser):
     """An `OutputParser` for Harmony. Without `calls`, messages to functions are visible as they were written.
 
     `continues`: the prompt ends within a visible body. `held`: a grammar holds the answer. Then the first body that is
@@ -36,6 +36,7 @@ class HarmonyParser:
     """
 
     def __init__(self, schemas: Schemas, *, calls: bool, continues: bool = False, held: bool = False) -> None:
+        super().__init__()
         self._schemas, self._calls, self._held = schemas, calls, held
         self._is_plain = False
         self._ends = Marks(["<|end|>", "<|return|>", "<|call|>", *OPENINGS])
@@ -44,8 +45,6 @@ class HarmonyParser:
         self._recipient = ""
         self._arguments, self._from = JsonEnd(0), 0
         self._call = Calls(schemas, "call_")
-        self._tokens = 0
-        self._segments: list[Segment] = []
 
     def feed(self, text: str, tokens: int, has_mark: bool = False) -> list[Segment]:
         """More text of the answer."""
@@ -66,10 +65,6 @@ class HarmonyParser:
             self._emit(TEXT, self._rest)
         self._rest, self._kind = "", None
         return self._taken()
-
-    def _taken(self) -> list[Segment]:
-        segments, self._segments = self._segments, []
-        return segments
 
     def _read_header(self) -> bool:
         """A header, or text without one; false when more text is needed."""
@@ -163,13 +158,3 @@ class HarmonyParser:
             self._tell(parts)
         else:
             self._emit(TEXT, self._header + body)
-
-    def _tell(self, parts: list[Segment]) -> None:
-        for segment in parts:
-            self._segments.append(segment._replace(tokens=self._tokens))
-            self._tokens = 0
-
-    def _emit(self, kind: int, text: str) -> None:
-        if text:
-            self._segments.append(Segment(kind, text, tokens=self._tokens))
-            self._tokens = 0

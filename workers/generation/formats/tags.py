@@ -165,7 +165,29 @@ class Layout(NamedTuple):
     bare: bool = False
 
 
-class TagParser:
+class SegmentParser:
+    """What the parsers share: segments, each of which stands for the tokens fed since the segment before."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._segments: list[Segment] = []
+
+    def _tell(self, parts: list[Segment]) -> None:
+        for segment in parts:
+            self._segments.append(segment._replace(tokens=self._tokens))
+            self._tokens = 0
+
+    def _emit(self, kind: int, text: str) -> None:
+        if text:
+            self._segments.append(Segment(kind, text, tokens=self._tokens))
+            self._tokens = 0
+
+    def _taken(self) -> list[Segment]:
+        segments, self._segments = self._segments, []
+        return segments
+
+
+class TagParser(SegmentParser):
     """An `OutputParser` for a layout. `schemas` are those of the request's functions; without calls, none is parsed.
 
     `reasons`: the prompt has opened reasoning already. `continues`: the answer has begun in the prompt. `tokens` are
@@ -183,6 +205,7 @@ class TagParser:
         continues: bool = False,
         tokens: frozenset[str] | None = None,
     ) -> None:
+        super().__init__()
         self._layout, self._schemas = layout, schemas
         self._is_held, self._is_plain, self._has_mark = tokens is not None, False, False
         self._opened: dict[str, Opened] = dict(layout.calls) if calls else {}
@@ -201,8 +224,6 @@ class TagParser:
         self._region: Region | None = None
         self._closing: Sequence[str] = ()
         """Marks of which one may follow a call that has broken off."""
-        self._tokens = 0
-        self._segments: list[Segment] = []
 
     def feed(self, text: str, tokens: int, has_mark: bool = False) -> list[Segment]:
         """More text of the answer."""
@@ -224,10 +245,6 @@ class TagParser:
             self._emit(REASONING if self._reasons else TEXT, rest)
         self._rest = ""
         return self._taken()
-
-    def _taken(self) -> list[Segment]:
-        segments, self._segments = self._segments, []
-        return segments
 
     def _advance(self) -> bool:
         """One step of the scan; false when more text is needed."""
@@ -357,13 +374,3 @@ class TagParser:
             self._rest = rest[len(mark) :]
             self._begins = self._after_call = True
         return True
-
-    def _tell(self, parts: list[Segment]) -> None:
-        for segment in parts:
-            self._segments.append(segment._replace(tokens=self._tokens))
-            self._tokens = 0
-
-    def _emit(self, kind: int, text: str) -> None:
-        if text:
-            self._segments.append(Segment(kind, text, tokens=self._tokens))
-            self._tokens = 0

@@ -18,7 +18,7 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 
 from ipc.wire.streams import REASONING, TEXT
 from workers.generation.formats.bodies import Schemas, calls_of
-from workers.generation.formats.tags import templated_wrapper
+from workers.generation.formats.tags import SegmentParser, templated_wrapper
 from workers.generation.formats.written import ITEM, Calls
 from workers.generation.request import Segment
 
@@ -53,7 +53,7 @@ class JsonStrings:
         return piece
 
 
-class TemplatedParser:
+class TemplatedParser(SegmentParser):
     """An `OutputParser` by a response template. `prompt` is the text of the prompt, `tools` the request's functions."""
 
     def __init__(
@@ -65,6 +65,7 @@ class TemplatedParser:
         *,
         calls: bool,
     ) -> None:
+        super().__init__()
         self._template = load_response_template(template)
         self._tools: list[Any] = [dict(tool) for tool in tools]
         self._calls = calls
@@ -75,8 +76,6 @@ class TemplatedParser:
         self._streams = templated_wrapper(template) is not None and calls
         self._call: Calls | None = None
         """The call of the present field, where calls leave as they are written."""
-        self._tokens = 0
-        self._segments: list[Segment] = []
 
     def feed(self, text: str, tokens: int, has_mark: bool = False) -> list[Segment]:
         """More text of the answer."""
@@ -98,10 +97,6 @@ class TemplatedParser:
             self._read(events)
         self._unsaid = ""
         return self._taken()
-
-    def _taken(self) -> list[Segment]:
-        segments, self._segments = self._segments, []
-        return segments
 
     def _feed(self, text: str) -> str:
         """Feed a text; returns what a new parser has to read again after a field that is no call."""
@@ -196,11 +191,6 @@ class TemplatedParser:
                 self._tell(call.segments())
         self._unsaid = ""
 
-    def _tell(self, parts: list[Segment]) -> None:
-        for segment in parts:
-            self._segments.append(segment._replace(tokens=self._tokens))
-            self._tokens = 0
-
     def _release(self) -> str:
         """The field that could not be read becomes visible; returns the text behind the field."""
         field = self._template.fields[_CALLS]
@@ -213,8 +203,3 @@ class TemplatedParser:
             self._emit(TEXT, self._unsaid[opened.start() if opened else 0 : end])
         self._restart()
         return rest
-
-    def _emit(self, kind: int, text: str) -> None:
-        if text:
-            self._segments.append(Segment(kind, text, tokens=self._tokens))
-            self._tokens = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 
 from ipc.errors import Unsupported
-from ipc.memory.arena import BLOCKS_OFFSET, Arena, LeaseTable
+from ipc.memory.arena import BLOCKS_OFFSET, Arena, ArenaView, LeaseTable
 from ipc.processes.starting import Listener, Notifier
 from ipc.settings import Settings
-from ipc.wire.messages import InferCall, Submit, Work
+from ipc.wire.messages import Call, EncodeCall, InferCall, InputItem, Submit, Work
+from tests.fakes.adapter import FakeAdapter
 from tests.fakes.jobs import adapter, make_job
 from tests.fakes.pipeline import placing
 from workers.adapters.base import Prepared
@@ -35,6 +37,34 @@ def test_a_request_for_another_kind_of_answer_is_refused(streams: bool, words: s
         pytest.raises(Unsupported, match=f"'m' gives {words}"),
     ):
         pipeline.intake.submit(session, Submit(1, work), memoryview(b""))
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_the_flight_record_names_a_request_while_code_of_its_model_looks_at_it(
+    refuses: bool, tmp_path: Path
+) -> None:
+    named: list[set[tuple[int, int]]] = []
+
+    class Looking(FakeAdapter):
+        def refuse_unsupported(self, call: Call) -> None:
+            named.append(view.flight())
+            if refuses:
+                raise Unsupported("not this")
+
+        def group(self, call: Call) -> None:
+            named.append(view.flight())
+
+    work = Work("m", EncodeCall([InputItem("a")], ["dense"]), time.monotonic_ns() + 10**12, 16, "req")
+    served = SimpleNamespace(adapter=Looking({}, 512), instance=SimpleNamespace(serial=1))
+    session: Any = SimpleNamespace(key=b"s", tag=5)
+    with placing(tmp_path, Settings(), 1 << 20, models={"find": lambda model: served}) as pipeline:
+        view = ArenaView(pipeline.context.arena.path, "e" * 16)
+        with suppress(Unsupported):
+            pipeline.intake.submit(session, Submit(7, work), memoryview(b""))
+        assert named == [{(5, 7)}] * (1 if refuses else 2) and view.flight() == set()
+        assert pipeline.placed == ([] if refuses else [7])
+        for job in pipeline.jobs.jobs():
+            pipeline.jobs.cancel(job)
 
 
 def test_streams_without_room_try_again_when_a_lease_ends(tmp_path: Path) -> None:
