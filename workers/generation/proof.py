@@ -37,6 +37,7 @@ from workers.generation.blocks import BlockPool
 from workers.generation.engine import Engine
 from workers.generation.pictures.family import Picture
 from workers.generation.pictures.reading import PictureReader
+from workers.generation.pictures.stored import trying
 from workers.generation.plain import Run, seen_arguments, without_settings
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.rope import LengthRope, Unfollowed, forget_lengths, length_rope
@@ -111,7 +112,8 @@ def packs(
     earlier.progress(0.0)
     texts = _texts(model, attention.rope) if known is None else []
     if tower is not None and known is None:
-        texts.append(_pictured(model, tower.reader))
+        with trying(tower.reader.family.file):
+            texts.append(_pictured(model, tower.reader))
     earlier.progress(0.3)
     rows = _rows(model, attention.rope) if known is None else []
     for passes_rules in (True, False) if known is None else (known,):

@@ -23,6 +23,7 @@ from workers.adapters.shared.linears import GENERATED_ROWS, lay_out_linears
 from workers.generation.pictures import families
 from workers.generation.pictures.family import Family
 from workers.generation.pictures.reading import PictureReader
+from workers.generation.pictures.stored import NotServed
 from workers.generation.templates import ChatTemplate
 from workers.loading.gguf_file import read_model
 
@@ -67,7 +68,8 @@ class CausalFiles:
     def family(self, tokenizer: Any) -> Family | None:
         """What reads pictures for the model; None for a model that does not see, which the log says.
 
-        Raises ValueError for options that the model does not have.
+        Raises ValueError for options that the model does not have, and `DamagedFile` for files that make no image
+        processor.
         """
         context = self._context
         pixels = families.pixels_of(self._config, context.options)
@@ -78,7 +80,7 @@ class CausalFiles:
             return families.load(
                 context.directory, self._config, tokenizer, trust_remote_code=trust, pixels=pixels
             )
-        except (ValueError, OSError, ImportError) as error:
+        except (NotServed, OSError, ImportError) as error:
             log.warning("%s is served without pictures: %s", type(self._config).__name__, error)
             return None
 

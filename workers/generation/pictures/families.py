@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workers.generation.pictures import stored
 from workers.generation.pictures.family import Family
 from workers.generation.pictures.llama4 import Llama4
 from workers.generation.pictures.tiled import Idefics3, InternVL, LlavaOnevision
@@ -40,16 +41,21 @@ def load(
 ) -> Family:
     """The pictures of the model in a directory. `pixels` are options of `PIXELS`, over the stored ones.
 
-    Raises ValueError for an architecture without a family and for settings that are not served, OSError without the
-    file of the image processor, and ImportError without pillow.
+    Raises `NotServed` for an architecture without a family and for settings that are not served, `DamagedFile` for a
+    file that makes no image processor, OSError without the file of the image processor, ImportError without pillow.
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
-        raise ValueError(
+        raise stored.NotServed(
             f"pictures of the architecture {config.model_type!r} are not read; those of {', '.join(FAMILIES)} are"
         )
-    images = family.load_images(directory, trust_remote_code=trust_remote_code, **(pixels or {}))
-    return family(config, tokenizer, images)
+    name = stored.check(directory)
+    with stored.trying(name):
+        images = family.load_images(directory, trust_remote_code=trust_remote_code, **(pixels or {}))
+        made = family(config, tokenizer, images)
+        made.file = name
+        made.try_out()
+    return made
 
 
 def pixels_of(config: Any, options: Mapping[str, Any]) -> dict[str, int]:

@@ -19,10 +19,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from workers.images import load_image_processor
+from workers.generation.pictures.stored import IMAGES, NotServed
+from workers.images import load_image_processor, require_vision
 
 _USUAL_SIZE = (768, 1024)
 """Height and width in pixels."""
+_TRIED_SIZE = (64, 48)
+"""Width and height in pixels."""
 
 
 class Layout(NamedTuple):
@@ -79,13 +82,15 @@ class Family(ABC):
     """The token whose embeddings are replaced."""
     names: ClassVar[tuple[str, ...]] = ("pixel_values",)
     """Outputs of the image processor that the tower takes, each to be joined along its first dimension."""
+    file: str = IMAGES
+    """The file with the settings of the image processor."""
     by_company: ClassVar[bool] = False
     """Whether a picture is seen in another way where the prompt has others."""
 
     def __init__(self, config: Any, tokenizer: Any, images: Any) -> None:
         """Take the model's configuration, its tokenizer and its image processor.
 
-        Raises ValueError for settings that the family cannot serve.
+        Raises `NotServed` for settings that the family cannot serve.
         """
         self.config, self.tokenizer, self.images = config, tokenizer, images
         self.image_id = self._image_id()
@@ -116,6 +121,19 @@ class Family(ABC):
         """Placeholders of a picture of a usual size, for estimates."""
         return sum(self.layout(*_USUAL_SIZE, alone=True).runs)
 
+    def try_out(self) -> None:
+        """Lay out and process a small picture, alone and in company. Raises what the image processor raises.
+
+        Raises ValueError for pixels that are not finite.
+        """
+        width, height = _TRIED_SIZE
+        image = require_vision().linear_gradient("L").resize(_TRIED_SIZE).convert("RGB")
+        for alone in (True, False):
+            self.layout(height, width, alone)
+            tensors = self.inputs(image, alone)
+            if not all(bool(tensor.isfinite().all()) for tensor in map(torch.as_tensor, tensors.values())):
+                raise ValueError("pixels are not finite")
+
     @abstractmethod
     def layout(self, height: int, width: int, alone: bool) -> Layout:
         """What stands for an upright picture of a size in pixels. Raises ValueError for a size that is not served."""
@@ -142,11 +160,11 @@ class Family(ABC):
         }
 
     def in_vocabulary(self, *words: str) -> tuple[str, ...]:
-        """The words. Raises ValueError for one that is no token, which the family would write in vain."""
+        """The words. Raises `NotServed` for one that is no token, which the family would write in vain."""
         known = self.tokenizer.get_vocab()
         missing = [word for word in words if word not in known]
         if missing:
-            raise ValueError(f"the tokenizer lacks tokens that stand around pictures: {', '.join(missing)}")
+            raise NotServed(f"the tokenizer lacks tokens that stand around pictures: {', '.join(missing)}")
         return words
 
     def stored_size(self, name: str) -> int:
@@ -157,7 +175,7 @@ class Family(ABC):
             else getattr(self.images.size, name, None)
         )
         if not side:
-            raise ValueError(f"preprocessor_config.json: size has no {name}")
+            raise ValueError(f"size has no {name}")
         return int(side)
 
     def _image_id(self) -> int:
@@ -166,7 +184,7 @@ class Family(ABC):
             found = getattr(self.config, name, None)
             if found is not None:
                 return int(found)
-        raise ValueError("the configuration of the model names no token for pictures (image_token_id)")
+        raise NotServed("the configuration of the model names no token for pictures (image_token_id)")
 
 
 def shared_out(

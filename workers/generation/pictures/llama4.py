@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from workers.generation.pictures.family import Family, Features, Layout, Picture, shared_out
+from workers.generation.pictures.stored import IMAGES, NotServed
 from workers.images import require_vision
 
-_FILE = "preprocessor_config.json"
 _DEFAULTS: dict[str, Any] = {
     "size": {"height": 336, "width": 336},
     "max_patches": 16,
@@ -37,15 +37,15 @@ class Llama4Images:
     """The image processor."""
 
     def __init__(self, stored: dict[str, Any]) -> None:
-        """Take the values of preprocessor_config.json. Raises ValueError for steps that are switched off."""
+        """Take the values of preprocessor_config.json. Raises `NotServed` for steps that are switched off."""
         require_vision()
         off = [name for name in _ALWAYS if not stored.get(name, True)]
         if off:
-            raise ValueError(f"{_FILE}: {', '.join(off)} must not be false")
+            raise NotServed(f"{IMAGES}: {', '.join(off)} must not be false")
         self._settings = {name: stored.get(name, value) for name, value in _DEFAULTS.items()}
         self.side = int(self._settings["size"]["height"])
         if self._settings["size"]["width"] != self.side:
-            raise ValueError(f"{_FILE}: size has other values for height and width")
+            raise ValueError("size has other values for height and width")
         self._canvases = np.array(_canvases(int(self._settings["max_patches"]))) * self.side
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Llama4(Family):
     @classmethod
     def load_images(cls, directory: Path, *, trust_remote_code: bool, **pixels: int) -> Llama4Images:
         """The image processor of a directory."""
-        return Llama4Images(json.loads((directory / _FILE).read_text(encoding="utf-8")))
+        return Llama4Images(json.loads((directory / IMAGES).read_text(encoding="utf-8")))
 
     @property
     def words(self) -> frozenset[str]:

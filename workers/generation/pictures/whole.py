@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from workers.generation.pictures.family import Family, Features, Layout, Picture, shared_out
+from workers.generation.pictures.stored import NotServed
 from workers.images import require_vision
 
 
@@ -191,10 +192,10 @@ class Gemma3(Family):
     """Pictures of Gemma 3. The template writes the token that begins a picture."""
 
     def __init__(self, config: Any, tokenizer: Any, images: Any) -> None:
-        """Take the parts, see `Family`. Raises ValueError for files that ask for crops of pictures."""
+        """Take the parts, see `Family`. Raises `NotServed` for files that ask for crops of pictures."""
         super().__init__(config, tokenizer, images)
         if getattr(images, "do_pan_and_scan", None):
-            raise ValueError(
+            raise NotServed(
                 "preprocessor_config.json sets do_pan_and_scan, which is not built: set it to false"
             )
         ends = [config.boi_token_index, config.eoi_token_index]
