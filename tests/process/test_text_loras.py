@@ -193,6 +193,10 @@ def test_more_adapters_than_places_take_turns(server: Server, place: Place) -> N
         ({"lora_name": "x", "lora_path": "out"}, 422, "lora_path: 'out' is no adapter below"),
         ({"lora_name": "x", "lora_path": "nowhere"}, 422, "lora_path: 'nowhere' is no adapter below"),
         ({"lora_name": "x", "lora_path": "a\0b"}, 422, "without NUL"),
+        ({"lora_name": "x", "lora_path": f"{LATE}/../../../base"}, 422, "is no adapter below"),
+        ({"lora_name": "x", "lora_path": ""}, 422, "lora_path: 0 characters given, 1 to 4096"),
+        ({"lora_name": "x", "lora_path": "a" * 4097}, 422, "lora_path: 4097 characters given, 1 to 4096"),
+        ({"lora_name": "x", "lora_path": "a" * 4000}, 422, "is no adapter below"),
         ({"lora_name": "x", "lora_path": "."}, 422, "lora_path: '.' is no adapter below"),
         ({"lora_name": "../x", "lora_path": LATE}, 422, "is no name of one or two parts"),
         ({"lora_name": "a:b", "lora_path": LATE}, 422, "is no name of one or two parts"),
@@ -235,3 +239,10 @@ def test_what_cannot_be_loaded_is_refused_by_name_and_leaves_nothing(
 def test_an_adapter_of_the_catalog_is_not_unloaded_by_a_request(server: Server) -> None:
     answer = unload(server, LISTED)
     assert answer.status == 422 and "is named by the catalog" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["nobody", "", "../listed", f"{BASE}:{LISTED}", "n" * 100_000])
+def test_an_adapter_that_nobody_has_loaded_is_not_found(server: Server, name: str) -> None:
+    answer = unload(server, name)
+    assert answer.status == 404 and len(answer.body) < 2_000
+    assert "no LoRA adapter" in answer.json()["error"]["message"]
