@@ -38,7 +38,7 @@ _CACHE = "set the environment variable HF_HOME"
 _FROM_FILES = "leave the flag out: the model's own files say what the model does"
 _CUT = "leave the flag out: the routes of TEI cut long texts, unless a request has `truncate: false`"
 _ONE_GPU = "not built: a model runs on one GPU; `--workers N` starts N workers, one per GPU"
-_QUANTIZED = "name a GGUF file, `penstock serve owner/name:Q4_K_M`; weights in AWQ and GPTQ do not load"
+_QUANTIZED = "name a GGUF file, `penstock serve owner/name:Q4_K_M`; leave the flag out for AWQ, GPTQ and FP8"
 _IN_TEMPLATE = "leave the flag out: the model's chat template says so"
 _ADAPTERS = "write `loras` in the catalog entry, or `--set catalog.lora_dirs=DIR`"
 

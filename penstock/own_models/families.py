@@ -56,8 +56,6 @@ _UNSERVED |= {
 }
 _UNSERVED |= {"Marian": _UNSERVED["T5"], "Pegasus": _UNSERVED["T5"], "M2M100": _UNSERVED["T5"]}
 """What to tell of classes `...ForConditionalGeneration`, and of Marian's, by the begin of their names."""
-_PACKED = ("awq", "gptq")
-"""Ways to pack weights that need kernels which no family here has."""
 _MOST_LABELS = 100_000
 _GLINER2_TYPE = "extractor"
 _MODEL2VEC_FIELD = "embedding_dtype"
@@ -77,7 +75,6 @@ def choose(files: ModelFiles) -> Choice:
     if _model_type(files.object("config.json")) == _GLINER2_TYPE:
         return _gliner2(files.object("config.json"))
     _refuse_vision_language(files)
-    _refuse_packed(files)
     choice = _by_modules(files) or _model2vec(files.object("config.json")) or _by_architecture(files)
     if choice is not None:
         return choice
@@ -120,17 +117,6 @@ def _refuse_vision_language(files: ModelFiles) -> None:
         raise undecided(
             f"config.json: architectures {shown(stated[0])}: the class embeds or ranks",
             "adapter: qwen3_vl_embedding, or adapter: qwen3_vl_reranker",
-        )
-
-
-def _refuse_packed(files: ModelFiles) -> None:
-    """Raise `CannotTell` for weights in the packed integers of AWQ or GPTQ."""
-    stated = files.object("config.json").get("quantization_config")
-    method = stated.get("quant_method") if isinstance(stated, dict) else None
-    if method in _PACKED:
-        raise CannotTell(
-            f"config.json: quantization_config.quant_method {method}: packed integers of {str(method).upper()} are not "
-            "read. Name the model that was quantised, or the same model in GGUF"
         )
 
 

@@ -7,7 +7,8 @@
    Of several stacks one is refused only if a number of layers that the configuration states is left over.
 
 A model of code of its own (`auto_map`) names its fields as it likes, and quantised weights (`quantization_config`) are
-packed; both are not compared. The load compares all tensors with those of the model that transformers builds.
+packed; both are not compared. Quantised weights are held against their format (`quantized_files`) instead. The load
+compares all tensors with those of the model that transformers builds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.own_models.files import CannotTell, ModelFiles, number_of, shown
-from workers.loading import stored_files
+from workers.loading import quantized_files, stored_files
 
 _UNCOMPARED = {"auto_map", "quantization_config"}
 _CONFIG = re.compile(r"(?:[^/]+/)?config\.json")
@@ -84,6 +85,16 @@ def refuse_unfitting(name: str, files: ModelFiles) -> None:
         for unfitting in (_unfitting_size(parts, shapes), _unfitting_layers(config, parts, shapes)):
             if unfitting:
                 raise CannotTell(f"{name}: {folder}config.json does not fit the weights: {unfitting}")
+
+
+def refuse_unfitting_quantized(name: str, files: ModelFiles) -> None:
+    """Raise `CannotTell` for quantised weights, all of them here, that do not fit their format."""
+    try:
+        quantized_files.read_plan(files.root)
+    except quantized_files.QuantizedRefused as error:
+        raise CannotTell(f"{name}: {error}") from error
+    except OSError as error:
+        raise CannotTell(f"{name}: quantised weights cannot be read: {error.strerror}") from error
 
 
 def _shapes_of(name: str, path: Path) -> dict[str, list[int]]:

@@ -32,7 +32,7 @@ from penstock.own_models.files import (
     ModelFiles,
     shown,
 )
-from penstock.own_models.fitting import refuse_unfitting
+from penstock.own_models.fitting import refuse_unfitting, refuse_unfitting_quantized
 from penstock.own_models.programs import FILES as PROGRAMS
 from penstock.own_models.readers import describe
 from workers.loading import stored_files
@@ -158,6 +158,8 @@ def _directory(name: str, root: Path, alias: str, stated: Mapping[str, Any]) -> 
     if "gguf" not in own.entry["source"]:
         _refuse_damaged(name, root)
         refuse_unfitting(name, files)
+        if own.entry["adapter"] == "causal":
+            refuse_unfitting_quantized(name, files)
     return own
 
 

@@ -41,6 +41,7 @@ from workers.adapters.shared.sentence_transformers_layout import (
     read_static_layout,
     resolve_modes,
 )
+from workers.loading.quantized_files import QuantizedRefused, read_scheme
 
 _ENCODER_CONFIG = "encoder_config/config.json"
 _HEADS = ("sparse_linear.pt", "colbert_linear.pt")
@@ -59,11 +60,30 @@ def describe(files: ModelFiles, stated: Mapping[str, Any]) -> Description:
         raise CannotTell(
             f"adapter {shown(family)}: no family whose files are read here; write the whole entry"
         )
+    _read_packing(model)
     reader(model)
     if "auto_map" in files.object("config.json"):
         model.tell("own code", "runs only with worker.trust_remote_code", "config.json: auto_map")
     model.fields = laid_over(model.fields, stated)
     return model
+
+
+def _read_packing(model: Description) -> None:
+    """Tell how weights are quantised. Raises `CannotTell` for forms that are not read, of which a family reads none."""
+    config = model.files.object("config.json")
+    try:
+        scheme = read_scheme(config)
+    except QuantizedRefused as error:
+        raise CannotTell(str(error)) from error
+    if scheme is None:
+        return
+    family, where = model.fields["adapter"], f"quantization_config.quant_method {scheme.method}"
+    if family != "causal":
+        raise CannotTell(
+            f"config.json: {where}: the family {shown(family)} reads no quantised weights; models that generate text "
+            "do. Name the model that was quantised"
+        )
+    model.tell("weights", f"{scheme.bits} bits, turned into floats at load", f"config.json: {where}")
 
 
 def laid_over(fields: Fields, stated: Mapping[str, Any]) -> Fields:

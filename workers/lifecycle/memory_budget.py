@@ -20,6 +20,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from workers.adapters.base import Adapter
 from workers.device.devices import Device
 from workers.loading.gguf_file import read_model
 from workers.loading.program_files import external_files, nbytes_of
+from workers.loading.quantized_files import QuantizedRefused, read_plan
 from workers.loading.stored_files import weight_files
 
 TRIM_AFTER_BYTES = 128 << 20
@@ -83,13 +85,19 @@ def available_bytes() -> int:
 def estimate(directory: Path, program: str = "", gguf: str = "", dtype: torch.dtype | None = None) -> int:
     """Bytes of the weight files, or of the files of a program: about the memory that a load will take.
 
-    With `dtype` these are the bytes of a GGUF file's numbers in this type.
+    With `dtype` these are the bytes of the numbers in this type, where a GGUF file or quantised weights hold them.
     """
     if gguf and dtype is not None:
         return read_model(directory / gguf).values * dtype.itemsize
     if program:
         path = directory / program
         return nbytes_of(path, external_files(path))
+    if dtype is not None and not gguf:
+        # The load tells what is wrong with weights that are not read.
+        with suppress(QuantizedRefused):
+            plan = read_plan(directory)
+            if plan is not None:
+                return plan.values * dtype.itemsize
     files = weight_files(directory, gguf)
     return sum(path.stat().st_size for path in files)
 

@@ -143,12 +143,18 @@ class StoredTensor(NamedTuple):
     shape: list[int]
     begin: int
     end: int
+    kind: str
+    """The type of its numbers in the format's words, such as `F16`; empty where the header does not say."""
 
 
 def tensor_shapes(path: Path) -> dict[str, list[int]]:
     """The shape of each tensor of a safetensors file, by its header. Raises DamagedWeightsError."""
-    tensors, _ = _read_header(path)
-    return {name: tensor.shape for name, tensor in tensors.items()}
+    return {name: tensor.shape for name, tensor in stored_tensors(path).items()}
+
+
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file, by its header. Raises DamagedWeightsError."""
+    return _read_header(path)[0]
 
 
 def _refuse_damaged(path: Path) -> None:
@@ -208,7 +214,8 @@ def _stored(path: Path, name: str, entry: Any) -> StoredTensor:
     begin, end = entry["data_offsets"]
     if begin > end:
         raise _foreign(path, f"{told}: data_offsets: {begin} is behind {end}")
-    return StoredTensor(entry["shape"], begin, end)
+    kind = entry.get("dtype")
+    return StoredTensor(entry["shape"], begin, end, kind if isinstance(kind, str) else "")
 
 
 def _foreign(path: Path, why: str) -> DamagedWeightsError:

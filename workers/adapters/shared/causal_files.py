@@ -1,7 +1,8 @@
 """The files of a model that continues texts: configuration, tokenizer, weights, and what reads its pictures.
 
 A checkpoint is loaded by transformers' `AutoModelForImageTextToText` where its configuration has a part for pictures,
-else by `AutoModelForCausalLM`. GGUF files are read by modules that need the extra `gguf`.
+else by `AutoModelForCausalLM`. GGUF files are read by modules that need the extra `gguf`. Quantised weights become
+numbers at the load (`quantized_weights`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from workers.adapters.base import LoadContext
-from workers.adapters.shared import checkpoint
+from workers.adapters.shared import checkpoint, quantized_weights
 from workers.adapters.shared.linears import GENERATED_ROWS, lay_out_linears
 from workers.generation.pictures import families
 from workers.generation.pictures.family import Family
@@ -26,6 +27,7 @@ from workers.generation.pictures.reading import PictureReader
 from workers.generation.pictures.stored import NotServed
 from workers.generation.templates import ChatTemplate
 from workers.loading.gguf_file import read_model
+from workers.loading.quantized_files import read_plan
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +60,7 @@ class CausalFiles:
     def model(self) -> Any:
         """The model in eval mode on the device, whose generation settings name all tokens that end an answer."""
         context = self._context
-        factory = AutoModelForImageTextToText if is_seeing(self._config) else AutoModelForCausalLM
-        model = checkpoint.load_model(context, factory) if self._stored is None else self._from_gguf()
+        model = self._from_checkpoint() if self._stored is None else self._from_gguf()
         if context.device.type == "cpu":
             tell = partial(context.progress, "linear layers")
             lay_out_linears(model, GENERATED_ROWS, tell, context.findings)
@@ -102,6 +103,13 @@ class CausalFiles:
             log.warning("%s is served without pictures: %s", type(self._config).__name__, error)
             return None
         return reader
+
+    def _from_checkpoint(self) -> Any:
+        context, sees = self._context, is_seeing(self._config)
+        plan = read_plan(context.directory)
+        if plan is not None:
+            return quantized_weights.load(context, plan, self._config, sees=sees)
+        return checkpoint.load_model(context, AutoModelForImageTextToText if sees else AutoModelForCausalLM)
 
     def _from_gguf(self) -> Any:
         from workers.adapters.shared import gguf_weights

@@ -128,7 +128,7 @@ def load_transformer(
     if own is not None and not isinstance(config, own):
         # NOTE: some checkpoints name the type of a relative. LightOnOCR-2 is stored as mistral3.
         config = own.from_pretrained(str(directory), **{**(config_arguments or {}), "local_files_only": True})
-    _refuse_layers_without_weights(config, directory)
+    refuse_layers_without_weights(config, directory)
     if factory is None:
         encodes_text = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
         factory = AutoModelForTextEncoding if encodes_text else AutoModel
@@ -207,7 +207,7 @@ def _and_more(count: int) -> str:
     return f" and {count} more" if count > 0 else ""
 
 
-def _refuse_layers_without_weights(config: Any, directory: Path) -> None:
+def refuse_layers_without_weights(config: Any, directory: Path) -> None:
     """Raise CheckpointError for many more layers than tensors: making these takes all time and memory.
 
     Layers may share their tensors, as in ALBERT, so some layers are always allowed.

@@ -273,8 +273,16 @@ def test_bge_m3_is_known_by_its_heads(tmp_path: Path) -> None:
         ({"config": BERT}, "State adapter: dense with loadtime.pooling"),
         ({"config": architecture("BertForMaskedLM")}, "State adapter: splade, or adapter: dense with"),
         (
-            {"config": architecture("LlamaForCausalLM") | {"quantization_config": {"quant_method": "awq"}}},
-            "quantization_config.quant_method awq: packed integers of AWQ are not read",
+            {"config": architecture("LlamaForCausalLM") | {"quantization_config": {"quant_method": "hqq"}}},
+            "quantization_config.quant_method hqq is not read; read are gptq, awq (version gemm), fp8",
+        ),
+        (
+            {"config": architecture("LlamaForCausalLM") | {"quantization_config": {"quant_method": "gptq"}}},
+            "gptq: quantization_config.bits None is not read; read are 4, 8",
+        ),
+        (
+            {"config": architecture("BertForTokenClassification") | {"quantization_config": {"quant_method": "fp8"}}},
+            "quantization_config.quant_method fp8: the family ner reads no quantised weights",
         ),
         ({"config": architecture("BlipForConditionalGeneration")}, "no family here runs this class"),
         ({"config": architecture("WhisperForConditionalGeneration")}, "a model of speech, which no family here runs"),

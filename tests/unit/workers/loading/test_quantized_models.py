@@ -1,0 +1,174 @@
+"""Models out of quantised weights: every weight is that of the format, every answer that of transformers on these."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ipc.wire.messages import Ending, GenerateCall, Sampling
+from penstock.own_models.files import CannotTell
+from penstock.own_models.places import find
+from tests.tiny import chat_tokenizers, quantized_models
+from tests.tiny.quantized_models import LAYOUTS
+from tests.unit.workers.adapters import test_causal_adapter
+from tests.unit.workers.loading.test_gguf_models import TEXTS, generated
+from workers.adapters.causal import CausalAdapter
+from workers.adapters.shared import checkpoint, quantized_weights
+from workers.lifecycle.memory_budget import estimate
+from workers.loading.quantized_files import QuantizedRefused, read_plan
+
+BASE = "model.layers.0.mlp.up_proj"
+
+
+def model_of(root: Path, dtype: torch.dtype = torch.float32) -> Any:
+    context = dataclasses.replace(test_causal_adapter.context(root), dtype=dtype)
+    plan = read_plan(root)
+    assert plan is not None
+    return quantized_weights.load(context, plan, checkpoint.read_config(context), sees=False)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_gives_the_weights_of_its_format(layout: str, tmp_path: Path) -> None:
+    wanted = quantized_models.write(tmp_path, LAYOUTS[layout]).state_dict()
+    assert find(str(tmp_path)).entry["adapter"] == "causal"
+    found = model_of(tmp_path).state_dict()
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+    halves = model_of(tmp_path, torch.bfloat16).state_dict()
+    assert [name for name in wanted if not torch.equal(halves[name], wanted[name].bfloat16())] == []
+
+
+@pytest.mark.parametrize("layout", ["gptq in order of activations", "awq", "fp8 in blocks"])
+def test_answers_are_those_of_transformers_with_the_numbers_of_the_file(layout: str, tmp_path: Path) -> None:
+    wanted = quantized_models.write(tmp_path, LAYOUTS[layout])
+    # The end token is a token like any other, as with `ignore_eos`.
+    wanted.generation_config.eos_token_id = None
+    context = dataclasses.replace(test_causal_adapter.context(tmp_path), max_sequence_length=None)
+    adapter = CausalAdapter.load(context)
+    calls, texts, tokenizer = [], [], chat_tokenizers.build("chatml")
+    for text in TEXTS[:3]:
+        messages = [{"role": "user", "content": text}]
+        calls.append(
+            GenerateCall(
+                messages=messages,
+                ending=Ending(max_tokens=24, ignore_eos=True),
+                sampling=Sampling(temperature=0.0),
+            )
+        )
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        with torch.inference_mode():
+            prompt = torch.tensor([ids])
+            answer = wanted.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=24, do_sample=False
+            )
+        # A text of the wire has no NUL.
+        text = tokenizer.decode(answer[0, len(ids) :], skip_special_tokens=True)
+        texts.append(text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
+    assert generated(adapter, calls) == texts
+
+
+def test_settings_of_generation_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    quantized_models.write(tmp_path, LAYOUTS["gptq"])
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
+    assert model_of(tmp_path).generation_config.eos_token_id == [2, 7]
+
+
+def test_memory_is_that_of_the_numbers(tmp_path: Path) -> None:
+    model = quantized_models.write(tmp_path, LAYOUTS["gptq"])
+    values = sum(weight.numel() for weight in model.parameters())
+    assert estimate(tmp_path, dtype=torch.float32) == 4 * values
+    assert estimate(tmp_path, dtype=torch.bfloat16) == 2 * values
+
+
+@pytest.mark.parametrize(
+    ("layout", "end", "tensor", "why"),
+    [
+        ("gptq", "qzeros", None, "gptq: the tensor {}.qzeros is missing"),
+        ("gptq", "qweight", None, "gptq: the tensor {}.qweight is missing"),
+        ("gptq in order of activations", "g_idx", None, "gptq: the tensor {}.g_idx is missing"),
+        ("gptq", "scales", torch.ones(3, 160), "gptq: {}.scales is [3, 160]; expected [4, 160]"),
+        ("gptq", "qzeros", torch.ones(4, 19).int(), "gptq: {}.qzeros is [4, 19]; expected [4, 20]"),
+        ("gptq", "qweight", torch.ones(16, 160), "gptq: {}.qweight is of F32; expected I32"),
+        ("gptq", "qweight", torch.ones(16, 159).int(), "159 outputs are no multiple of the 8 zero points of 4 bits"),
+        ("gptq", "g_idx", torch.zeros(127).int(), "gptq: {}.g_idx is [127]; expected [128]"),
+        ("gptq", "weight", torch.ones(160, 128), "gptq: {}.weight stands beside its quantised form"),
+        ("awq", "scales", None, "awq: the tensor {}.scales is missing"),
+        ("awq", "qweight", torch.ones(128).int(), "awq: {}.qweight is [128]; expected 2 sizes from 1 on"),
+        ("fp8 in blocks", "weight_scale_inv", None, "fp8: the tensor {}.weight_scale_inv is missing"),
+        ("fp8 in blocks", "weight_scale_inv", torch.ones(1, 1), "fp8: {}.weight_scale_inv is [1, 1]; expected [2, 1]"),
+        ("fp8, weight_scale", "weight_scale", None, "fp8: the tensor {}.weight_scale is missing"),
+        ("fp8, weight_scale", "weight_scale", torch.ones(160, 1), "fp8: {}.weight_scale is [160, 1]; expected [] or"),
+    ],
+)  # fmt: skip
+def test_tensors_that_do_not_fit_the_format_are_refused_before_the_start_and_by_the_load(
+    layout: str, end: str, tensor: torch.Tensor | None, why: str, tmp_path: Path
+) -> None:
+    quantized_models.write(tmp_path, LAYOUTS[layout], {f"{BASE}.{end}": tensor})
+    with pytest.raises(CannotTell) as told:
+        find(str(tmp_path))
+    assert why.replace("{}", BASE) in str(told.value)
+    with pytest.raises(QuantizedRefused) as refused:
+        model_of(tmp_path)
+    assert why.replace("{}", BASE) in str(refused.value)
+
+
+@pytest.mark.parametrize("group", [-1, 4])
+def test_a_group_that_does_not_exist_is_refused_by_the_load(group: int, tmp_path: Path) -> None:
+    order = torch.zeros(128).int()
+    order[5] = group
+    quantized_models.write(tmp_path, LAYOUTS["gptq"], {f"{BASE}.g_idx": order})
+    with pytest.raises(
+        QuantizedRefused, match=rf"{BASE}\.g_idx has groups from .* {max(0, group)}, .* are 4 groups"
+    ):
+        model_of(tmp_path)
+
+
+def test_a_weight_of_another_size_than_the_model_s_is_refused_by_the_load(tmp_path: Path) -> None:
+    parts = {
+        "qweight": torch.ones(16, 80).int(),
+        "qzeros": torch.ones(4, 10).int(),
+        "scales": torch.ones(4, 80),
+    }
+    quantized_models.write(tmp_path, LAYOUTS["gptq"], {f"{BASE}.{end}": part for end, part in parts.items()})
+    with pytest.raises(
+        ValueError, match=r"up_proj\.weight is \[80, 128\] in the weights and \[160, 128\] by"
+    ):
+        model_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stated", "why"),
+    [
+        ({"bits": 3}, "gptq: quantization_config.bits 3 is not read; read are 4, 8"),
+        ({"bits": True}, "gptq: quantization_config.bits True is not read"),
+        ({"group_size": 0}, "gptq: quantization_config.group_size: expected -1 or a number from 1 on, got 0"),
+        ({"checkpoint_format": "marlin"}, "checkpoint_format marlin is not read; read are gptq, gptq_v2"),
+        ({"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic: layers with bits of their own are not read"),
+        ({"quant_method": "awq", "version": "gemv"}, "awq: quantization_config.version gemv is not read"),
+        ({"quant_method": "awq", "bits": 8}, "awq: quantization_config.bits 8 is not read; read are 4"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "fp8: quantization_config.weight_block_size: expected"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8: quantization_config.fmt e5m2 is not read"),
+        ({"quant_method": "bitsandbytes"}, "quant_method bitsandbytes is not read"),
+        ({"quant_method": "compressed-tensors"}, "quant_method compressed-tensors is not read"),
+        ({"quant_method": ["gptq"]}, "quant_method ['gptq'] is not read"),
+        ({"quant_method": "fp8"}, "fp8: none of the"),
+    ],
+)  # fmt: skip
+def test_a_scheme_that_is_not_read_is_refused_before_the_start(
+    stated: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    quantized_models.write(tmp_path, LAYOUTS["gptq"])
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] |= stated
+    path.write_text(json.dumps(config))
+    with pytest.raises(CannotTell) as told:
+        find(str(tmp_path))
+    assert why in str(told.value)
+    with pytest.raises(QuantizedRefused):
+        read_plan(tmp_path)
