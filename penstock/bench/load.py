@@ -119,7 +119,8 @@ async def protocol_of(asker: Asker, model: str) -> str:
         program = await asker.get(f"/v2/models/{quote(model)}")
         if program.status == _OK:
             return "kserve"
-        raise Refused(f"{asker.url} does not tell what the model gives: {reply.message}; choose a --protocol")
+        way_out = "name a model that is served there, or choose a --protocol"
+        raise Refused(f"{asker.url} does not tell what the model gives: {reply.message}; {way_out}")
     try:
         outputs = msgspec.json.decode(reply.body, type=_Known).outputs
     except (msgspec.DecodeError, ValueError, RecursionError):

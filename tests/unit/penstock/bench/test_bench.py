@@ -206,7 +206,10 @@ def test_the_model_decides_the_protocol(replies: list[Reply], protocol: str) -> 
     [
         ([Reply(200, b'{"outputs": ["json"]}')], "m extracts"),
         ([Reply(200, b"no")], "choose a --protocol"),
-        ([Reply(404, b'{"error": "no m"}'), Reply(404, b"")], "404: no m; choose a --protocol"),
+        (
+            [Reply(404, b'{"error": "no m"}'), Reply(404, b"")],
+            "404: no m; name a model that is served there, or choose a --protocol",
+        ),
     ],
 )
 def test_a_model_without_a_load_is_told(replies: list[Reply], why: str) -> None:
