@@ -110,10 +110,14 @@ walk: $(STAMP)dev ## print the modules that five requests pass through
 bench: $(STAMP)bench ## measure against other servers, figures into benchmarks/RESULTS.md (12 minutes; ARGS=--full: hours)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-gpu: $(STAMP)bench ## measure on a CUDA device
+bench-gpu: $(if $(QUICK),,$(STAMP)bench) ## measure on a CUDA device (QUICK=1: eight minutes, with what PYTHON has)
+ifdef QUICK
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(ARGS)
+else
 	@if $(HAS_CUDA); then set -x; $(BIN)/python -m benchmarks.encode --device cuda $(ARGS); $(BIN)/python -m benchmarks.pinned; \
 	$(BIN)/python -m benchmarks.cycles --device cuda $(ARGS); $(BIN)/python -m benchmarks.generation --device cuda $(ARGS); \
 	else echo "bench-gpu: torch sees no CUDA device here, nothing was run"; fi
+endif
 
 sweep: $(STAMP)run ## remove what a killed server on 127.0.0.1:PORT left in the run directory and in shared memory
 	$(BIN)/penstock sweep --bind 127.0.0.1:$(PORT) $(ARGS)

@@ -34,22 +34,25 @@ _BATCHES, _BATCH_ITEMS = 4, 16
 _LONGEST = 256
 
 
-def build(directory: Path) -> None:
-    """A checkpoint of the benchmark's size in BGE-M3's layout, with random weights."""
+def build(directory: Path, width: int = _WIDTH, layers: int = _LAYERS, longest: int = _LONGEST) -> None:
+    """A checkpoint in BGE-M3's layout with random weights, of the benchmark's size unless told otherwise.
+
+    A layer has `width` / 32 heads, at most 16. `longest` is the number of tokens that a text may have.
+    """
     vocabularies.unigram(directory)
     config = transformers.XLMRobertaConfig(
         vocab_size=_VOCABULARY,
-        hidden_size=_WIDTH,
-        num_hidden_layers=_LAYERS,
-        num_attention_heads=12,
-        intermediate_size=4 * _WIDTH,
-        max_position_embeddings=_LONGEST + 2,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=min(16, width // 32),
+        intermediate_size=4 * width,
+        max_position_embeddings=longest + 2,
         type_vocab_size=1,
         pad_token_id=1,
     )
     transformers.XLMRobertaModel(config).save_pretrained(str(directory))
-    for name, rows in (("sparse_linear.pt", 1), ("colbert_linear.pt", _WIDTH)):
-        torch.save({"weight": torch.randn(rows, _WIDTH) * 0.1, "bias": torch.ones(rows)}, directory / name)
+    for name, rows in (("sparse_linear.pt", 1), ("colbert_linear.pt", width)):
+        torch.save({"weight": torch.randn(rows, width) * 0.1, "bias": torch.ones(rows)}, directory / name)
 
 
 def load() -> BgeM3Adapter:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -18,10 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib import pyplot
-
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(os.environ.get("BENCH_RESULTS") or Path(__file__).resolve().parent / "results")
+"""Where reports are saved: `BENCH_RESULTS` where the environment names a directory."""
 SUMMARY = Path(__file__).resolve().parent / "RESULTS.md"
 MEASURED = "<!-- everything below is written by benchmarks.report -->"
 _PACKAGES = (
@@ -42,7 +41,17 @@ _EXTENSIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx
 Row = Sequence[str | float | int | None]
 Series = Mapping[str, Sequence[tuple[float, float]]]
 
-matplotlib.use("Agg")
+PLOTS = importlib.util.find_spec("matplotlib") is not None
+"""Whether plots are drawn; the rest of a report needs no matplotlib."""
+
+
+def _pyplot() -> Any:
+    """matplotlib's pyplot, which draws into files."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    matplotlib.use("Agg")
+    return pyplot
 
 
 def _cpu_field(name: str) -> str:
@@ -110,6 +119,7 @@ def aligned(headers: Sequence[str], rows: Sequence[Row]) -> str:
 
 def bar_chart(path: Path, title: str, unit: str, values: Mapping[str, float]) -> None:
     """Horizontal bars, one per name, in the given order from the top."""
+    pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.35 * len(values)), layout="constrained")
     bars = axes.barh(list(values), list(values.values()))
     axes.bar_label(bars, fmt="%.3g", padding=3)
@@ -123,6 +133,7 @@ def bar_chart(path: Path, title: str, unit: str, values: Mapping[str, float]) ->
 
 def line_chart(path: Path, title: str, x_label: str, y_label: str, series: Series) -> None:
     """One line per name over a base-2 logarithmic x axis; y starts at 0."""
+    pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     for name, points in series.items():
         axes.plot([x for x, _ in points], [y for _, y in points], marker="o", label=name)
@@ -172,11 +183,13 @@ class Report:
 
     def bars(self, title: str, unit: str, values: Mapping[str, float]) -> None:
         """Plot one bar per name into `<name>-<number>.png`."""
-        bar_chart(self._plot_path(), title, unit, values)
+        if PLOTS:
+            bar_chart(self._plot_path(), title, unit, values)
 
     def lines(self, title: str, x_label: str, y_label: str, series: Series) -> None:
         """Plot one line of (x, y) points per name, x on a base-2 logarithmic axis, into `<name>-<number>.png`."""
-        line_chart(self._plot_path(), title, x_label, y_label, series)
+        if PLOTS:
+            line_chart(self._plot_path(), title, x_label, y_label, series)
 
     def _plot_path(self) -> Path:
         RESULTS.mkdir(exist_ok=True)

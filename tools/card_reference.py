@@ -33,8 +33,8 @@ a CPU. An entry of the catalog may choose one precision for both. A card fits wh
 % of its memory. The rest is for batches, and for the cache of a chat model, which takes half of what is free once
 the weights are loaded ([generation.cache_bytes](settings.md#generation)).
 
-- **GGUF** files are small on the disk, but their numbers are turned into floats at load: the memory is that of the
-  table ([own_models.md](own_models.md#gguf)).
+- **GGUF** files, and weights in GPTQ, AWQ and FP8, are small on the disk, but their numbers are turned into floats at
+  load: the memory is that of the table ([own_models.md](own_models.md#quantised-weights)).
 - **On a CPU** a worker needs the memory of the last column, and every worker holds its own copy
   ([capacity.md](capacity.md#capacity)).
 - **Long contexts** need more cache. The log of a load says how many tokens the cache holds.

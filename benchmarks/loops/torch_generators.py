@@ -51,8 +51,8 @@ class KeptOutput(ChoiceOutput):
         return super().push(token, logprob)
 
 
-def penstock(model: Any, tokenizer: Any, cuda_graphs: bool = True) -> Run:
-    """Our engine."""
+def penstock(model: Any, tokenizer: Any, cuda_graphs: bool = True, seats: int = SEATS) -> Run:
+    """Our engine, with `seats` sequences at most in a step."""
     vocabulary = Vocabulary(tokenizer)
     if model.device.type == "cpu":
         lay_out_linears(model, GENERATED_ROWS)
@@ -66,7 +66,7 @@ def penstock(model: Any, tokenizer: Any, cuda_graphs: bool = True) -> Run:
         model,
         CONTEXT,
         Generation(
-            max_sequences=SEATS,
+            max_sequences=seats,
             block_tokens=BLOCK_TOKENS,
             prefill_tokens=STEP_TOKENS,
             cuda_graphs=cuda_graphs,

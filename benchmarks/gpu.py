@@ -1,0 +1,245 @@
+"""One script for a machine with one CUDA card: all figures of the card within eight minutes.
+
+1. Parts run one after the other, each in processes of its own and for a bounded time; one that fails stops no other.
+2. `steps`: the time of a generation step by the clock, Llama 1 B shape in bfloat16, prompts and answers of 64 tokens.
+   `encoder`: the dense output of an encoder in the shape of bge-m3 in bfloat16, as a share of the direct packed loop
+   and of the peak, which is what a large matrix product of the same run reaches. `cycles`: `benchmarks.cycles`.
+   `tests`: `tests/gpu`.
+3. All reports and outcomes are saved in one file; `--device cpu` runs small shapes and no tests, to see it start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks import llamas, outputs
+from benchmarks.generation import jobs_of
+from benchmarks.loops import torch_generators
+from benchmarks.loops.packed import PackedBert
+from benchmarks.options import parser
+from benchmarks.report import Report
+from ipc.wire.messages import EncodeCall, InputItem
+from workers.adapters.base import LoadContext, Prepared
+from workers.adapters.bge_m3 import BgeM3Adapter
+
+ROOT = Path(__file__).resolve().parent.parent
+ANSWER = 64
+STOP_S = 10.0
+"""Seconds that a part has to stop its servers after its time, before it is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What runs with the interpreter, and for how many seconds at most."""
+
+    name: str
+    arguments: tuple[str, ...]
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`code` is the exit status of a part; None: its time ran out. `report` is what the part saved."""
+
+    part: str
+    code: int | None
+    seconds: float
+    output: str
+    report: dict[str, Any] | None
+
+    @property
+    def told(self) -> str:
+        """The outcome in words."""
+        if self.code is None:
+            return "out of time"
+        return "done" if self.code == 0 else f"failed with {self.code}"
+
+
+def parts_of(device: str) -> list[Part]:
+    """The parts for `device`; with all their times to stop they take 475 seconds at most."""
+    own = ("-m", "benchmarks.gpu", "--device", device, "--part")
+    if device == "cpu":
+        count = ("--cycles", "4", "--control", "4")
+        return [
+            Part("steps", (*own, "steps"), 60),
+            Part("encoder", (*own, "encoder"), 60),
+            Part("cycles", ("-m", "benchmarks.cycles", *count), 60),
+        ]
+    count = ("--cycles", "30", "--control", "10")
+    return [
+        Part("steps", (*own, "steps"), 140),
+        Part("encoder", (*own, "encoder"), 85),
+        Part("cycles", ("-m", "benchmarks.cycles", "--device", "cuda", *count), 90),
+        Part("tests", ("-m", "pytest", "-q", "-rs", "-m", "gpu", "tests/gpu"), 120),
+    ]
+
+
+def run_part(part: Part, directory: Path) -> Outcome:
+    """Run a part, whose reports go to `directory`; print and return what it said."""
+    began, log = time.monotonic(), directory / f"{part.name}.log"
+    saved = directory / part.name
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *part.arguments],
+            cwd=ROOT,
+            env=os.environ | {"BENCH_RESULTS": str(saved)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        code: int | None
+        try:
+            code = process.wait(part.limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    text = log.read_text(errors="replace")
+    print(f"== {part.name}\n{text}", flush=True)
+    report = next((json.loads(path.read_text()) for path in saved.glob("*.json")), None)
+    return Outcome(part.name, code, time.monotonic() - began, text[-4000:], report)
+
+
+def run(parts: list[Part], device: str) -> bool:
+    """Run all parts and save the file; whether all of them are done."""
+    card = torch.cuda.get_device_name() if device == "cuda" else "none"
+    report = Report("gpu", f"Figures of one card ({device})", {"device": device, "card": card})
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
+        found = [run_part(part, Path(place)) for part in parts]
+    for one in found:
+        for table in one.report["tables"] if one.report else []:
+            report.table(f"{one.part}: {table['title']}", table["headers"], table["rows"])
+    report.table("Parts", ("part", "outcome", "s"), [(one.part, one.told, one.seconds) for one in found])
+    report.save([asdict(one) for one in found])
+    return all(one.code == 0 for one in found)
+
+
+def _seconds(work: Callable[[], object], device: str) -> float:
+    """Time of `work` by the clock, until the device has done it."""
+    began = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def steps(device: str) -> None:
+    """A step is the time of answers of 64 tokens less that of answers of one, over the 63 steps between them."""
+    size, dtype, streams, rounds = "tiny", torch.float32, [1, 4], 1
+    if device == "cuda":
+        size, dtype, streams, rounds = "1B", torch.bfloat16, [1, 32, 128], 3
+    report = Report("gpu-steps", "Generation steps by the clock", {"size": size, "rounds": rounds})
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
+        llamas.save(size, Path(place), device)
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
+        model.to(device)
+    generate = torch_generators.penstock(model, llamas.tokenizer(), seats=max(streams))
+    rows = []
+    for count in streams:
+        times: dict[int, list[float]] = {1: [], ANSWER: []}
+        for turn in range(rounds + 1):
+            for answer, kept in times.items():
+                jobs = [(prompt, answer) for prompt, _ in jobs_of(count, size, 2 * turn + (answer > 1))]
+                took_s = _seconds(lambda jobs=jobs: generate(jobs), device)  # type: ignore[misc]
+                if turn:
+                    kept.append(took_s)
+        first_s, all_s = median(times[1]), median(times[ANSWER])
+        rows.append(
+            (str(count), (all_s - first_s) / (ANSWER - 1) * 1e3, first_s * 1e3, count * ANSWER / all_s)
+        )
+    report.table("Steps", ("streams", "ms a step", "ms to the first tokens", "tokens/s"), rows)
+    report.save([list(row) for row in rows])
+
+
+def peak(device: str, dtype: torch.dtype) -> float:
+    """FLOP/s of the best of some square matrix products."""
+    side = 8192 if device == "cuda" else 256
+    one = torch.randn(side, side, device=device, dtype=dtype)
+    return 2 * side**3 / min(_seconds(lambda: one @ one, device) for _ in range(10))
+
+
+@torch.inference_mode()
+def encoder(device: str) -> None:
+    """One batch of texts of 32 to 480 tokens, ordered by length, through the adapter and the direct packed loop."""
+    width, layers, texts, rounds, dtype = 64, 2, 8, 1, torch.float32
+    if device == "cuda":
+        width, layers, texts, rounds, dtype = 1024, 24, 128, 7, torch.bfloat16
+    settings = {"width": width, "layers": layers, "texts": texts, "rounds": rounds}
+    report = Report("gpu-encoder", "The encoder path against the direct packed loop", settings)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
+        outputs.build(Path(place), width, layers, longest=512)
+        context = LoadContext(
+            Path(place), "m", torch.device(device), dtype, 512, {}, lambda phase, share: None
+        )
+        adapter = BgeM3Adapter.load(context)
+        model = transformers.AutoModel.from_pretrained(place, dtype=dtype).eval().to(device)
+    packed, draw = PackedBert(model), random.Random(0)
+    lengths = sorted(draw.randint(32, 480) for _ in range(texts))
+    items = [InputItem(ids=[draw.randint(10, 200) for _ in range(length)]) for length in lengths]
+    prepared = [
+        one for one in adapter.prepare(items, EncodeCall(items, ["dense"])) if isinstance(one, Prepared)
+    ]
+    ids = [[int(number) for number in row] for one in prepared for row in adapter.ids_of(one.payload)]
+    batch = adapter.collate(prepared)
+    turns: dict[str, Callable[[], object]] = {
+        "adapter": lambda: adapter.encode(batch, frozenset({"dense"}))["dense"].cpu(),  # type: ignore[union-attr]
+        "direct": lambda: packed(ids).cpu(),
+    }
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    for turn in range(rounds + 2):
+        for name, work in turns.items():
+            took_s = _seconds(work, device)
+            if turn > 1:
+                times[name].append(took_s)
+    tokens, limit = sum(map(len, ids)), peak(device, dtype)
+    weights = sum(one.numel() for one in model.encoder.parameters() if one.dim() > 1)
+    share = median(direct / ours for direct, ours in zip(times["direct"], times["adapter"], strict=True))
+    rows = [
+        (name, median(took) * 1e3, tokens / median(took), 2 * weights * tokens / median(took) / limit, ratio)
+        for (name, took), ratio in zip(times.items(), (share, 1.0), strict=True)
+    ]
+    report.table("Encoder", ("path", "ms a batch", "tokens/s", "of peak", "of the direct loop"), rows)
+    report.note(f"The peak is {limit / 1e12:.3g} TFLOP/s; work is two FLOP a weight of the layers and token.")
+    report.save(times)
+
+
+def main() -> None:
+    """Read the command line; run all parts or one."""
+    options = parser(__doc__)
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    options.add_argument("--part", choices=("steps", "encoder"), help="one part, in this process")
+    chosen = options.parse_args()
+    if chosen.device == "cpu":
+        torch.set_num_threads(1)
+    if chosen.part:
+        {"steps": steps, "encoder": encoder}[chosen.part](chosen.device)
+    elif chosen.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("torch sees no CUDA device here, nothing was run; --device cpu runs small shapes")
+    elif not run(parts_of(chosen.device), chosen.device):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
