@@ -183,13 +183,19 @@ class Report:
 
     def bars(self, title: str, unit: str, values: Mapping[str, float]) -> None:
         """Plot one bar per name into `<name>-<number>.png`."""
-        if PLOTS:
+        if self._plots():
             bar_chart(self._plot_path(), title, unit, values)
 
     def lines(self, title: str, x_label: str, y_label: str, series: Series) -> None:
         """Plot one line of (x, y) points per name, x on a base-2 logarithmic axis, into `<name>-<number>.png`."""
-        if PLOTS:
+        if self._plots():
             line_chart(self._plot_path(), title, x_label, y_label, series)
+
+    def _plots(self) -> bool:
+        """Whether plots are drawn; says so where not."""
+        if not PLOTS:
+            self.say("no plot: matplotlib is not installed")
+        return PLOTS
 
     def _plot_path(self) -> Path:
         RESULTS.mkdir(exist_ok=True)

@@ -10,6 +10,8 @@ A worker imports this module at its start, and transformers only with the first 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -42,3 +44,37 @@ def parameter_bytes(*modules: torch.nn.Module) -> int:
         for tensor in (*module.parameters(), *module.buffers())
     }
     return sum(tensors.values())
+
+
+class WeightCount:
+    """Reports how many of all numbers of a model are made, as the phase "weights", and keeps the first error.
+
+    transformers makes weights in threads and changes the class of what they raise.
+    """
+
+    def __init__(self, whole: int, progress: Callable[[str, float], None]) -> None:
+        """`whole` is the number of all numbers."""
+        self._whole, self._progress, self._done = whole, progress, 0
+        self._stopped: Exception | None = None
+
+    def make(self, numbers: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What `numbers` returns. Raises what `numbers` or the progress raises."""
+        try:
+            tensor = numbers()
+            self._done += tensor.numel()
+            self._progress("weights", min(1.0, self._done / self._whole))
+        except Exception as error:
+            self._stopped = self._stopped or error
+            raise
+        return tensor
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Raise the first error of `make` in place of what transformers made of the error."""
+        try:
+            yield
+        except Exception:
+            if self._stopped is None:
+                raise
+        if self._stopped is not None:
+            raise self._stopped

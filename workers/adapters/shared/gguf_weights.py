@@ -35,7 +35,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 )
 
 from ipc import extras
-from workers.adapters.shared.building import BUILDING
+from workers.adapters.shared.building import BUILDING, WeightCount
 from workers.adapters.shared.gguf_blocks import read_tensor
 from workers.loading.gguf_file import GgufModel, GgufRefused, StoredTensor
 
@@ -201,32 +201,12 @@ def load(model: GgufModel, config: Any, dtype: torch.dtype, progress: Callable[[
             raise GgufRefused(
                 f"{model.name}: {model.architecture} has no place for the tensor {spare[0]}{more}"
             )
-        counter = _Counter(model.values, progress)
+        count = WeightCount(model.values, progress)
         for weight in weights.values():
-            weight.made = counter.count
-        loaded: Any = factory.from_pretrained(None, config=config, state_dict=weights, dtype=dtype)
-    if counter.stopped is not None:
-        raise counter.stopped
+            weight.made = count.make
+        with count.raising():
+            loaded: Any = factory.from_pretrained(None, config=config, state_dict=weights, dtype=dtype)
     return loaded
-
-
-class _Counter:
-    """Reports how many of all numbers are made.
-
-    transformers makes weights in threads and changes the class of what they raise, so an error of `progress` is kept.
-    """
-
-    def __init__(self, whole: int, progress: Callable[[str, float], None]) -> None:
-        self._whole, self._progress, self._done = whole, progress, 0
-        self.stopped: Exception | None = None
-
-    def count(self, values: int) -> None:
-        """So many more are made."""
-        self._done += values
-        try:
-            self._progress("weights", min(1.0, self._done / self._whole))
-        except Exception as error:
-            self.stopped = error
 
 
 @dataclass(slots=True)
@@ -238,16 +218,17 @@ class _Weight:
     shape: tuple[int, ...]
     fix: Fix | None = None
     axis: int = 1
-    made: Callable[[int], None] = lambda values: None
+    made: Callable[[Callable[[], torch.Tensor]], torch.Tensor] = lambda numbers: numbers()
 
     def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.made(self._numbers)
+
+    def _numbers(self) -> torch.Tensor:
         # NOTE: Gemma's norms are stored as float32 beside one; the one goes before the number is rounded.
         exact = torch.float32 if self.fix is not None else self.dtype
         parts = [read_tensor(part, exact) for part in self.parts]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, self.axis)
-        whole = (whole if self.fix is None else self.fix(whole)).reshape(self.shape).to(self.dtype)
-        self.made(whole.numel())
-        return whole
+        return (whole if self.fix is None else self.fix(whole)).reshape(self.shape).to(self.dtype)
 
 
 def _weights(

@@ -11,7 +11,6 @@ The products are those of plain numbers: such a checkpoint saves the download, n
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from workers.adapters.base import LoadContext
 from workers.adapters.shared import checkpoint
-from workers.adapters.shared.building import BUILDING
+from workers.adapters.shared.building import BUILDING, WeightCount
 from workers.loading.quantized_files import Part, Plan, QuantizedRefused, Scheme, Weight
 from workers.loading.reading import safe_open
 
@@ -47,26 +46,22 @@ def load(context: LoadContext, plan: Plan, config: Any, *, sees: bool) -> Any:
     transformers_logging.disable_progress_bar()
     checkpoint.refuse_layers_without_weights(config, context.directory)
     del config.quantization_config
-    counter = _Counter(plan.values, context.progress)
+    count, turn = WeightCount(plan.values, context.progress), threading.Lock()
     made: dict[str, Any] = {
-        name: _Numbers(plan.scheme, weight, context.dtype, counter) for name, weight in plan.quantized.items()
+        name: _Numbers(plan.scheme, weight, context.dtype, count, turn)
+        for name, weight in plan.quantized.items()
     }
-    made |= {name: _Plain(part, counter) for name, part in plan.plain.items()}
-    try:
-        with BUILDING:
-            model, report = table[type(config)].from_pretrained(
-                None,
-                config=config,
-                state_dict=made,
-                dtype=context.dtype,
-                attn_implementation="sdpa",
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
-    except Exception:
-        counter.raise_stopped()
-        raise
-    counter.raise_stopped()
+    made |= {name: _Plain(part, count) for name, part in plan.plain.items()}
+    with BUILDING, count.raising():
+        model, report = table[type(config)].from_pretrained(
+            None,
+            config=config,
+            state_dict=made,
+            dtype=context.dtype,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
     checkpoint.refuse_unfitting(model, report)
     if (context.directory / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(
@@ -77,54 +72,30 @@ def load(context: LoadContext, plan: Plan, config: Any, *, sees: bool) -> Any:
     return model.to(context.device).eval().requires_grad_(False)
 
 
-class _Counter:
-    """Makes one weight at a time, reports how many of all numbers are made, and keeps the first error.
-
-    transformers makes weights in threads, of which each would hold a packed weight and its numbers in float32, and
-    changes the class of what they raise.
-    """
-
-    def __init__(self, whole: int, progress: Callable[[str, float], None]) -> None:
-        self._whole, self._progress, self._done = whole, progress, 0
-        self._lock = threading.Lock()
-        self._stopped: Exception | None = None
-
-    def make(self, numbers: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What `numbers` returns. Raises what it, or the progress, raises."""
-        with self._lock:
-            try:
-                tensor = numbers()
-                self._done += tensor.numel()
-                self._progress("weights", min(1.0, self._done / self._whole))
-            except Exception as error:
-                self._stopped = self._stopped or error
-                raise
-        return tensor
-
-    def raise_stopped(self) -> None:
-        """Raise the first error of a weight or of the progress."""
-        if self._stopped is not None:
-            raise self._stopped
-
-
 class _Plain:
     """A tensor that is stored as it is, read when indexed."""
 
-    def __init__(self, part: Part, counter: _Counter) -> None:
-        self._part, self._counter = part, counter
+    def __init__(self, part: Part, count: WeightCount) -> None:
+        self._part, self._count = part, count
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        return self._counter.make(lambda: _read(self._part))
+        return self._count.make(lambda: _read(self._part))
 
 
 class _Numbers:
-    """A quantised weight, made when indexed."""
+    """A quantised weight, made when indexed. All weights of a model take turns by one lock.
 
-    def __init__(self, scheme: Scheme, weight: Weight, dtype: torch.dtype, counter: _Counter) -> None:
-        self._scheme, self._weight, self._dtype, self._counter = scheme, weight, dtype, counter
+    transformers makes weights in threads, of which each would hold a packed weight and its numbers in float32.
+    """
+
+    def __init__(
+        self, scheme: Scheme, weight: Weight, dtype: torch.dtype, count: WeightCount, turn: threading.Lock
+    ) -> None:
+        self._scheme, self._weight, self._dtype, self._count, self._turn = scheme, weight, dtype, count, turn
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        return self._counter.make(lambda: dequantized(self._scheme, self._weight).to(self._dtype))
+        with self._turn:
+            return self._count.make(lambda: dequantized(self._scheme, self._weight).to(self._dtype))
 
 
 def _read(part: Part) -> torch.Tensor:
