@@ -46,7 +46,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two frontends and two workers."""
     root = tmp_path_factory.mktemp("carried")
     with serving(root, models=(MODEL, "fake/echo", "fake/slow"), settings=settings(root, 2)) as running:
-        wait_until(lambda: both_up(running), 120, "two workers")
+        # A worker answers before its models are loaded.
+        wait_until(lambda: running.starts(0) and running.starts(1) and both_up(running), 120, "two workers")
         yield running
 
 
