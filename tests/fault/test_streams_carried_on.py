@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -105,7 +106,9 @@ def test_killed_workers_cost_no_stream_and_change_no_text(server: Server) -> Non
         with ExitStack() as stack:
             expected = texts(opened(stack, server, range(STREAMS)), pool)
         pieces, longest_s = sum(map(len, expected)), 0.0
-        for kill in range(rounds(short=3, long=20)):
+        wanted, hits = rounds(short=3, long=20), 0
+        for kill in itertools.count():
+            assert kill < 10 * wanted, f"{hits} of {kill} kills fell within a text"
             before = carried(server, "carried")
             with ExitStack() as stack:
                 streams = opened(stack, server, range(STREAMS))
@@ -115,8 +118,11 @@ def test_killed_workers_cost_no_stream_and_change_no_text(server: Server) -> Non
                 starts = end(server, kill % 2)
                 assert found.result() == expected
                 longest_s = max(longest_s, *(each.longest_s for each in streams))
-            assert carried(server, "carried") > before
             returned(server, kill % 2, starts)
+            # NOTE: clients read behind the workers, so all texts of the killed worker may have ended before.
+            hits += carried(server, "carried") > before
+            if hits == wanted:
+                break
     assert not any(carried(server, outcome) for outcome in ("refused", "unkept", "failed"))
     print(f"longest time between two pieces {longest_s:.2f} s")
 
