@@ -23,7 +23,7 @@ import falcon.asgi
 import orjson
 from falcon.asgi import Request, Response, WebSocket
 
-from frontend.access.gate import Decision, Grant, decision_of, is_loopback
+from frontend.access.gate import Decision, Grant, decision_of
 from frontend.access_log import NO_MODEL, RECORD_KEY, HttpRecord
 from frontend.arbiter import configuration
 from frontend.assembly import Backend, local
@@ -36,6 +36,7 @@ from frontend.records.finishing import Outcome
 from frontend.scope import RequestScope, common_headers, plain_scope, scope_of_request, shorten_deadline
 from frontend.services import Services
 from ipc import logs
+from ipc.addresses import is_loopback
 from ipc.errors import Cancelled, Draining, PenstockError, Unauthenticated
 from ipc.metrics.families import NO_KEY, UNKNOWN
 from ipc.settings import Settings

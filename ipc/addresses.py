@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import re
 import socket
@@ -60,6 +61,16 @@ def check(section: str, field: str, value: str) -> str:
     except ConfigError:
         return f"{FORM}{', unix:PATH or fd://NUMBER' if sockets else ''}"
     return ""
+
+
+def is_loopback(text: str) -> bool:
+    """Whether a text is a loopback address."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
 
 
 def ensure_free(bind: str, setting: str) -> None:

@@ -22,6 +22,7 @@ from ipc import addresses, yaml_text
 from ipc.errors import ConfigError
 
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_USER = re.compile(r"//[^/\s]*@")
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SHOWN = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
@@ -177,7 +178,8 @@ class Sources:
         if not allowed and (section, field) in _ADDRESSES and not self._grpc_is_off(section):
             allowed = addresses.check(section, field, str(value))
         if allowed:
-            written = shown(field, value)
+            # Addresses may bear a password, which no log line tells.
+            written = _USER.sub("//...@", shown(field, value))
             raise ConfigError(f"{section}.{field} = {written} ({place}): expected {allowed}")
 
     def _grpc_is_off(self, section: str) -> bool:

@@ -90,6 +90,13 @@ Duration = Annotated[float, msgspec.Meta(ge=0)]
 Origin = Annotated[str, msgspec.Meta(pattern=r"^(\*|auto|local|https?://[^\s/,]{1,255})$")]
 Compatible = Annotated[str, msgspec.Meta(pattern=r"^(tei|vllm|infinity)(:/[a-z_]{1,32})?$")]
 HostName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.*-]{1,255}$")]
+BrokerUrl = Annotated[
+    str, msgspec.Meta(pattern=r"^(nats|tls)://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")
+]
+"""Without user and password, which a log line would tell."""
+PeerAddress = Annotated[str, msgspec.Meta(pattern=r"^((\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})?$")]
+"""HOST:PORT or nothing; port 0 is chosen by the kernel."""
+PoolName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,63}$")]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -459,6 +466,61 @@ class Agent(Section, frozen=True):
         return self.has_tools or self.search or bool(self.tool_dispatch_url)
 
 
+class Cluster(Section, frozen=True):
+    """Brokers that join several hosts; without `urls` the server is one host and knows nothing of brokers.
+
+    `name` stands before all names at the brokers. `box` "" = the name of the host. Secrets are in files alone.
+    `lane` `auto` = the queue while the queue has no trouble. `transfer_bind` "" = large bytes go through the brokers.
+    """
+
+    urls: tuple[BrokerUrl, ...] = ()
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,32}$")] = ""
+    user: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    password_file: str = ""
+    token_file: str = ""
+    credentials_file: str = ""
+    tls_ca_file: str = ""
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+    insecure: bool = False
+    box: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,63}$")] = ""
+    pool: PoolName = "default"
+    bundle: PoolName = "default"
+    lane: Literal["auto", "queue", "direct"] = "auto"
+    transfer_bind: PeerAddress = ""
+    transfer_advertise: PeerAddress = ""
+    max_transfers: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 64
+    inline_bytes: Annotated[int, msgspec.Meta(ge=4096, le=512 << 10)] = 512 << 10
+    piece_items: Annotated[int, msgspec.Meta(ge=1, le=3500)] = 64
+    piece_bytes: Annotated[int, msgspec.Meta(ge=4096, le=512 << 10)] = 256 << 10
+    beat_s: Annotated[float, msgspec.Meta(gt=0, le=10)] = 0.2
+    missing_beats: Annotated[int, msgspec.Meta(ge=2, le=100)] = 4
+    gateway_silence_s: Seconds = 2.0
+    ack_wait_s: Annotated[float, msgspec.Meta(ge=0.5, le=60)] = 2.0
+    extend_every_s: Seconds = 0.6
+    confirm_s: Seconds = 0.3
+    ask_after_s: Seconds = 1.0
+    max_down_s: Seconds = 5.0
+    keep_results_s: Seconds = 30.0
+    keep_result_bytes: Positive = 256 << 20
+
+    @property
+    def on(self) -> bool:
+        """Whether there are brokers."""
+        return bool(self.urls)
+
+    @property
+    def box_name(self) -> str:
+        """Name of this host in the cluster: without dots, which part names at the brokers."""
+        host = os.uname().nodename.partition(".")[0]
+        return self.box or re.sub("[^A-Za-z0-9_-]", "-", host)[:63] or "box"
+
+    @property
+    def peer_silence_s(self) -> float:
+        """Time without a beat after which a box is taken for dead."""
+        return self.beat_s * self.missing_beats
+
+
 class Settings(Section, frozen=True):
     """The whole tree."""
 
@@ -483,6 +545,7 @@ class Settings(Section, frozen=True):
     state: State = State()
     fetch: Fetch = Fetch()
     agent: Agent = Agent()
+    cluster: Cluster = Cluster()
 
     @property
     def instance(self) -> str:

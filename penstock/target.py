@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from frontend.access.api_keys import read_private_file
-from frontend.access.gate import is_loopback
 from ipc import addresses, settings
 from ipc.errors import ConfigError
 from ipc.settings import Server, Settings
@@ -105,7 +104,7 @@ def _is_here(host: str) -> bool:
         wildcard = ipaddress.ip_address(host).is_unspecified
     except ValueError:
         wildcard = False
-    return wildcard or is_loopback(host) or host in ("localhost", socket.gethostname().lower())
+    return wildcard or addresses.is_loopback(host) or host in ("localhost", socket.gethostname().lower())
 
 
 def text(value: str) -> str:

@@ -5,7 +5,8 @@
 2. Frontends load no model library, workers load no web server.
 3. Protocol packages never import each other, and neither do model families. Forms of other servers may import
    `frontend/protocols/foreign`, and all of these `frontend/protocols/sie`, whose flow they extend. Only
-   `frontend/assembly.py` imports the engine over ZeroMQ; other modules import `frontend.engine`.
+   `frontend/assembly.py` and the bridge import the engine over ZeroMQ; other modules import `frontend.engine`.
+   Only `frontend/cluster` and `frontend/bridge` import `nats`, so that a server of one host needs no client of brokers.
 4. No module imports a module that turns bytes into arbitrary objects, or `multiprocessing.shared_memory` (on
    Python 3.11 a reader's exit unlinks the owner's segment). No module calls a loader in its unsafe form.
 
@@ -57,8 +58,11 @@ BANNED_CALLS = {
 }
 BANNED_METHODS = {"recv_pyobj", "send_pyobj"}
 
+OURS = {"frontend", "ipc", "penstock", "penstock_server", "tools", "workers"}
+"""What runs without the client of brokers; tests talk to brokers as they like."""
 LOCAL_ENGINE = "frontend.engine.local"
-MAY_IMPORT_LOCAL_ENGINE = ("frontend/assembly.py", "frontend/engine/local/")
+MAY_IMPORT_LOCAL_ENGINE = ("frontend/assembly.py", "frontend/bridge/", "frontend/engine/local/")
+MAY_IMPORT_NATS = ("frontend/bridge/", "frontend/cluster/")
 
 _SEPARATE_DIRECTORIES = {
     "frontend/protocols": {"grpc_services", "registry", "server_routes"},
@@ -122,7 +126,12 @@ def import_problems(path: Path, name: str) -> Iterator[str]:
         yield f"{package} must not import {top}"
     is_local = package == "frontend" and f"{name}.".startswith(f"{LOCAL_ENGINE}.")
     if is_local and not path.as_posix().startswith(MAY_IMPORT_LOCAL_ENGINE):
-        yield f"{LOCAL_ENGINE} is for frontend/assembly.py alone; the interface is frontend.engine.interface"
+        yield (
+            f"{LOCAL_ENGINE} is for frontend/assembly.py and frontend/bridge; "
+            "the interface is frontend.engine.interface"
+        )
+    if top == "nats" and package in OURS and not path.as_posix().startswith(MAY_IMPORT_NATS):
+        yield "nats is for frontend/bridge and frontend/cluster alone"
     for directory, open_to_all in _SEPARATE_DIRECTORIES.items():
         mine, other = (
             _member(path.with_suffix("").as_posix(), directory),

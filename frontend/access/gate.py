@@ -43,6 +43,7 @@ import numpy as np
 
 from frontend.access import api_keys
 from frontend.routes import Need
+from ipc.addresses import is_loopback
 from ipc.errors import AccessRefused, Forbidden, RateLimited, Unauthenticated
 from ipc.settings import Server
 
@@ -210,16 +211,6 @@ def _kind(host: str) -> Literal["loopback", "address", "name"]:
     except ValueError:
         return "name"
     return "address"
-
-
-def is_loopback(text: str) -> bool:
-    """Whether a text is a loopback address."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
 
 
 def presented_key(scope: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from frontend.access.gate import Gate, is_loopback
+from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
 from frontend.engine import planning
 from frontend.grpc import port
@@ -20,8 +20,8 @@ from frontend.tensors.request import Forwarding
 from frontend.tracing import otlp
 from frontend.web import child
 from frontend.web.addresses import networks_of
-from ipc import mcp_servers, settings
-from ipc.addresses import unix_path
+from ipc import brokers, mcp_servers, settings
+from ipc.addresses import is_loopback, unix_path
 from ipc.catalog.entries import Catalog
 from ipc.catalog.reading import check_lists, check_lora_dirs, load_served
 from ipc.catalog.repository import check_models, model_directories, names_of, refuse_clash
@@ -94,12 +94,13 @@ TOOL_CHECKS: tuple[Callable[[settings.Settings], object], ...] = (
     lambda config: networks_of(config.fetch.allowed_networks),
     lambda config: mcp_servers.read(config.agent.mcp_config),
     require_search,
+    brokers.check,
 )
-"""Each raises `ConfigError` for a mistake in the sections `fetch` and `agent`."""
+"""Each raises `ConfigError` for a mistake in the sections `fetch`, `agent` and `cluster`."""
 
 
 def check_tools(config: settings.Settings) -> None:
-    """Raise `ConfigError` for the first mistake in the sections `fetch` and `agent`."""
+    """Raise `ConfigError` for the first mistake in the sections `fetch`, `agent` and `cluster`."""
     for check in TOOL_CHECKS:
         check(config)
 

@@ -41,16 +41,23 @@ def problems(root: Path) -> str:
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import falcon",
             "import falcon",
         ),
+        ("frontend/assembly.py", "import nats", "nats is for frontend/bridge and frontend/cluster alone"),
+        (
+            "penstock/doctor.py",
+            "from nats.aio import client",
+            "nats is for frontend/bridge and frontend/cluster",
+        ),
+        ("ipc/brokers.py", "import nats", "ipc imports nats"),
         ("workers/main.py", "import frontend.engine.local.engine", "workers must not import frontend"),
         (
             "frontend/tensors/models.py",
             "from frontend.engine.local import routing",
-            "frontend.engine.local is for frontend/assembly.py alone",
+            "frontend.engine.local is for frontend/assembly.py and frontend/bridge",
         ),
         (
             "frontend/protocols/sie/flow.py",
             "from frontend.engine.local.client import Client",
-            "frontend.engine.local is for frontend/assembly.py alone",
+            "frontend.engine.local is for frontend/assembly.py and frontend/bridge",
         ),
         (
             "workers/adapters/dense.py",
@@ -107,6 +114,9 @@ def test_import_rule_refuses(tmp_path: Path, name: str, code: str, expected: str
         ),
         ("frontend/assembly.py", "import falcon.asgi\nfrom frontend.engine.local.client import Client"),
         ("frontend/engine/local/engine.py", "from frontend.engine.local import routing"),
+        ("frontend/bridge/main.py", "import nats\nfrom frontend.engine.local.client import Client"),
+        ("frontend/cluster/engine.py", "from nats.aio.client import Client"),
+        ("tests/harness/broker.py", "import nats"),
         (
             "frontend/protocols/sie/routes.py",
             "from frontend.protocols.sie import schemas\nimport frontend.engine.interface",

