@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from workers.device.oom import end_if_broken
 from workers.generation.attention import PagedAttention, packed_pass
 from workers.generation.paged_decode import DecodeLayout
 from workers.generation.rope import Lengths
@@ -109,6 +110,7 @@ class CapturedSteps:
                 raise RuntimeError(f"the logits differ by {float(difference):.3g} in the mean")
             self.steps[count] = step
         except RuntimeError as error:
+            end_if_broken(error)
             name, reason = type(self._model).__name__, str(error).splitlines()[0]
             log.warning("%s runs without captured steps: %s", name, reason)
             self._works = False

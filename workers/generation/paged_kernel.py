@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from workers.device.oom import is_out_of_memory
+from workers.device.oom import end_if_broken, is_out_of_memory
 from workers.device.varlen import HALF, Bounds, VarlenFunction
 
 log = logging.getLogger(__name__)
@@ -177,6 +177,7 @@ def proven(
             kernel = PagedKernel(function, page_tokens, form)
             _compare_with_sdpa(kernel, device, dtype, heads, kv_heads, dim, page_tokens)
         except (RuntimeError, ValueError, TypeError) as error:
+            end_if_broken(error)
             if is_out_of_memory(error):
                 raise
             refused.append(f"{form.value}: {str(error).splitlines()[0]}")

@@ -31,7 +31,7 @@ import torch
 from ipc.wire.messages import GenerateCall
 from ipc.wire.streams import TokenLogprob
 from workers.device.findings import Proof
-from workers.device.oom import is_out_of_memory
+from workers.device.oom import end_if_broken, is_out_of_memory
 from workers.generation.attention import PagedAttention, attend_with, packed_pass
 from workers.generation.blocks import BlockPool
 from workers.generation.engine import Engine
@@ -130,6 +130,7 @@ def packs(
                 return True
         # NOTE: models that index a mask raise TypeError, those without the interface AttributeError or KeyError.
         except (TypeError, AttributeError, KeyError, ValueError, RuntimeError, IndexError) as error:
+            end_if_broken(error)
             if is_out_of_memory(error):
                 raise
             log.info("%s: %s: %s", type(model).__name__, type(error).__name__, error)

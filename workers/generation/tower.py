@@ -139,6 +139,7 @@ class Tower:
         try:
             features = run.advance(tokens)
         except BaseException as raised:
+            oom.end_if_broken(raised)
             self._failed(run.pictures, lacking, foreign.error_of(raised))
         else:
             self._run = run if features is None else None
@@ -197,6 +198,7 @@ class Tower:
         try:
             return future.result()
         except BaseException as raised:
+            oom.end_if_broken(raised)
             self._refuse({picture.digest}, lacking, foreign.error_of(raised))
             return None
 

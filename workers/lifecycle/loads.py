@@ -42,6 +42,7 @@ from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
 from workers import foreign
 from workers.adapters.base import Adapter
+from workers.device import oom
 from workers.device.devices import Device
 from workers.device.stepping import vital_thread
 from workers.lifecycle import memory_budget
@@ -271,6 +272,7 @@ class Loads(ABC, Generic[T, R]):
             log.info("%s is not loaded: %s", item.title, ending)
             return None
         except BaseException as raised:
+            oom.end_if_broken(raised)
             error = foreign.error_of(raised)
             reason = failure.classify(error)
             text = "%s failed to load: %s: %s"

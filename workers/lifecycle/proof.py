@@ -207,7 +207,12 @@ def prove_program(adapter: ProgramAdapter, model: str) -> dict[str, list[float]]
             )
         except Exception as error:
             refused = isinstance(error, UnexpectedOutput) and not has_optional
-            if adapter.samples_must_run or refused or oom.is_out_of_memory(error) or oom.context_is_broken():
+            if (
+                adapter.samples_must_run
+                or refused
+                or oom.is_out_of_memory(error)
+                or oom.context_is_broken(error)
+            ):
                 raise
             log.warning("model %s does not take zeros: %s", model, error)
             continue

@@ -167,7 +167,7 @@ class _Trials:
         try:
             outputs: Arrays = self._run(lambda: foreign.ask(outputs_of, self._adapter, rows))
         except Exception as error:
-            if oom.is_out_of_memory(error) or oom.context_is_broken():
+            if oom.is_out_of_memory(error) or oom.context_is_broken(error):
                 raise
             raise _Undecided(f"{type(error).__name__}: {line_of(error)}") from error
         return outputs

@@ -18,6 +18,7 @@ import greenlet
 import torch
 
 from workers import foreign
+from workers.device import oom
 from workers.device.stepping import Turn, vital_thread
 from workers.scheduling.batcher import UNKNOWN_PACE
 from workers.scheduling.bound import ModelBudgets
@@ -99,6 +100,7 @@ class Executor:
         try:
             future.set_result(work())
         except BaseException as error:
+            oom.end_if_broken(error)
             future.set_exception(error)
         finally:
             self._activity.end()

@@ -18,7 +18,6 @@ tick (`flush`).
 from __future__ import annotations
 
 import logging
-import os
 import statistics
 import threading
 import time
@@ -29,7 +28,6 @@ from typing import Any
 
 import numpy as np
 
-from ipc import logs
 from ipc.errors import Unsupported
 from ipc.memory.arena import Block
 from ipc.metrics.families import size_label
@@ -39,12 +37,10 @@ from ipc.wire.stats import BatchRecord
 from workers import foreign, operations
 from workers.adapters.base import Prepared
 from workers.device import oom
-from workers.device.stepping import EXIT_BUG
 from workers.inputs import NOTHING, Payload
 
 log = logging.getLogger(__name__)
 
-EXIT_DEVICE_LOST = 4
 SHOWN_BATCHES = 48
 _FAMILIES = ("runs", "runs_input", "runs_compute", "runs_output")
 
@@ -290,13 +286,11 @@ def error_of(raised: BaseException) -> Exception:
 
     Ends the process when the device context is poisoned: nothing may run on it again.
     """
+    oom.end_if_broken(raised)
     error = foreign.error_of(raised)
-    if oom.is_out_of_memory(error) or not oom.context_is_broken():
-        return error
-    code = EXIT_DEVICE_LOST if oom.is_device_lost(error) else EXIT_BUG
-    log.critical("the device context is lost (%s); this process ends", type(error).__name__, exc_info=error)
-    logs.flush()
-    os._exit(code)
+    if not oom.is_out_of_memory(error) and oom.context_is_broken(error):
+        oom.end_process(error)
+    return error
 
 
 class BatchLog:

@@ -47,7 +47,7 @@ from workers.adapters.shared.proving import (
 )
 from workers.adapters.shared.rectangles import ALONE, PADDED, Cut, padded
 from workers.adapters.shared.rope import LengthClasses
-from workers.device.oom import is_out_of_memory
+from workers.device.oom import end_if_broken, is_out_of_memory
 from workers.device.varlen import HALF, Bounds, VarlenFunction
 
 log = logging.getLogger(__name__)
@@ -200,6 +200,7 @@ def select_kernel(
         kernel = VarlenKernel(varlen_attn)
         _compare_with_sdpa(kernel, device, dtype, heads, kv_heads, head_dim)
     except (ImportError, RuntimeError, ValueError, TypeError) as error:
+        end_if_broken(error)
         if is_out_of_memory(error):
             raise
         log.warning("variable-length attention is not used: %s", str(error).splitlines()[0])
