@@ -395,7 +395,7 @@ def create(config: Settings | None = None, behind: Callable[[Services], Backend]
     """The application for `config` (that of the arbiter when None), over the engine that `behind` makes."""
     chosen = configuration.current() if config is None else configuration.read(config)
     services = Services(chosen.settings, chosen.catalog, chosen.access, chosen.restrictions)
-    known = protocols(chosen.settings.server.compatible)
+    known = protocols(chosen.settings.server.compatible, is_gateway=chosen.settings.is_gateway)
     middleware: list[Any] = [
         Lifespan(services, behind),
         RequestMiddleware(services, known),

@@ -126,8 +126,9 @@ def block(services: Services, stage: Stage = "ready") -> str:
         f"  access     {_access(services)}",
         f"  frontends  {settings.frontend_count}; run directory {settings.paths.root}",
         f"  off        {', '.join(_off(services))}",
-        "  not built  several hosts",
     ]
+    if settings.is_gateway:
+        lines.append(f"  brokers    {', '.join(settings.cluster.urls)}")
     return "\n".join([*lines, *(_ways(services) if stage == "failure" else _example(services, url))])
 
 
@@ -235,7 +236,8 @@ class Watch:
 
     async def run(self) -> None:
         """Look twice a second. A full disk or a lack of descriptors costs one look, never the watch."""
-        supervised = os.environ.get("PENSTOCK_SUPERVISE", "1") != "0"
+        is_gateway = self._services.settings.is_gateway
+        supervised = not is_gateway and os.environ.get("PENSTOCK_SUPERVISE", "1") != "0"
         while True:
             try:
                 await self._look(supervised)

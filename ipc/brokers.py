@@ -5,10 +5,12 @@ Gateway, bridge and the checks of the command line read the same files by these 
 
 from __future__ import annotations
 
+import importlib.util
 import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ipc import extras
 from ipc.addresses import is_loopback
 from ipc.errors import ConfigError
 from ipc.settings import Cluster, Settings
@@ -23,7 +25,11 @@ def check(settings: Settings) -> None:
     """
     cluster = settings.cluster
     if not cluster.on:
+        if settings.is_gateway:
+            raise ConfigError("cluster.urls: expected the brokers, since server.engine is cluster")
         return
+    if settings.is_gateway:
+        require_client("a gateway (server.engine = cluster)")
     proofs = {name: getattr(cluster, name) for name in ("user", "token_file", "credentials_file")}
     set_ones = [name for name, value in proofs.items() if value]
     if len(set_ones) > 1:
@@ -60,6 +66,12 @@ def check(settings: Settings) -> None:
             )
     secrets_of(cluster)
     tls_of(cluster)
+
+
+def require_client(what: str) -> None:
+    """Raise `ConfigError` where the client library of brokers is not installed, which `what` needs."""
+    if importlib.util.find_spec("nats") is None:
+        raise ConfigError(f"{what} needs {extras.needed('cluster')}")
 
 
 def host_of(url: str) -> str:

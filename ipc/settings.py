@@ -116,6 +116,7 @@ class Server(Section, frozen=True):
     metrics_on_bind: bool = True
     frontends: Count = 0
     worker_class: Literal["penstock", "asgi"] = "penstock"
+    engine: Literal["local", "cluster"] = "local"
     keepalive_s: Seconds = 120.0
     graceful_timeout_s: Seconds = 30.0
     stream_drain_s: Duration = 600.0
@@ -568,6 +569,11 @@ class Settings(Section, frozen=True):
         return lasting or self.paths.root / "state"
 
     @property
+    def is_gateway(self) -> bool:
+        """Whether models run behind brokers, and no worker belongs to this server."""
+        return self.server.engine == "cluster"
+
+    @property
     def findings_root(self) -> Path | None:
         """Directory of what loads have found out about this machine; None where nothing is remembered."""
         if not self.worker.remember_trials:
@@ -576,7 +582,9 @@ class Settings(Section, frozen=True):
 
     @property
     def worker_count(self) -> int:
-        """GPU processes that the embedded supervisor starts."""
+        """GPU processes that the embedded supervisor starts; none at a gateway, whose models run on other hosts."""
+        if self.is_gateway:
+            return 0
         gpus = count_gpus() if self.worker.device != "cpu" else 0
         return self.worker.count or gpus or cpu_workers(available_cores(), memory_nbytes())
 

@@ -71,7 +71,8 @@ _SEPARATE_DIRECTORIES = {
 
 
 _SERVERS = ("cohere", "infinity", "ollama", "tei", "vllm")
-_EXTENSIONS = {(name, other) for name in _SERVERS for other in ("foreign", "sie")} | {("foreign", "sie")}
+_EXTENSIONS = {(name, other) for name in _SERVERS for other in ("foreign", "sie")}
+_EXTENSIONS |= {("foreign", "sie"), ("gateway", "sie")}
 """(package, package that may be imported) of protocols that are forms of other servers over the flow of SIE."""
 
 

@@ -44,7 +44,10 @@ _accepted: Configuration | None = None
 
 
 def read(config: settings.Settings | None = None) -> Configuration:
-    """`config`, or this process's settings, with the catalog, keys and secrets it names. Raises `ConfigError`."""
+    """`config`, or this process's settings, with the catalog, keys and secrets it names. Raises `ConfigError`.
+
+    The catalog of a gateway is empty: boxes tell their models.
+    """
     config = config or settings.load()
     otlp.check(config.tracing)
     port.validate_address(config.grpc)
@@ -55,6 +58,8 @@ def read(config: settings.Settings | None = None) -> Configuration:
         from frontend.protocols import registry
 
         registry.protocols(config.server.compatible)
+    if config.is_gateway:
+        return Configuration(config, Catalog(()), Gate.of(config.server), restrictions_of(config))
     catalog = load_served(config.catalog, config.repository)
     models = model_directories(config.repository.dirs)
     refuse_clash(models, names_of(catalog.sources))

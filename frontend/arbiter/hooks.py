@@ -163,7 +163,7 @@ def on_starting(server: Any) -> None:
     except OSError as error:
         log.critical("run.dir %s cannot be used: %s", config.paths.root, error.strerror)
         raise SystemExit(EXIT_CONFIG) from error
-    if os.environ.get("PENSTOCK_SUPERVISE", "1") == "0":
+    if config.is_gateway or os.environ.get("PENSTOCK_SUPERVISE", "1") == "0":
         return
     read, write = life_pipe()
     os.set_inheritable(read, True)

@@ -156,7 +156,8 @@ class WorkerView:
     `name` tells the worker from all others, as labels of metrics do (`worker-0`). `number` is for pages: the slot of a
     worker of this host. `state` is absent, connecting, ready or leaving. `responsive`: the worker is ready and has
     answered lately. `preloaded`: the worker has tried all models of the start. `device` is the name of its device.
-    `since`: when a worker that takes nothing new took its last (Unix seconds), 0 if that is unknown.
+    `since`: when a worker that takes nothing new took its last (Unix seconds), 0 if that is unknown. `box` names the
+    host of a worker in a cluster; empty for workers of this host.
     """
 
     name: str
@@ -170,6 +171,30 @@ class WorkerView:
     credits: Credits
     stats: Stats | None
     since: float = 0.0
+    box: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxView:
+    """A host with workers at one moment, as a gateway knows the host. `profile` is its machine profile, or empty.
+
+    `alive`: signs of life arrive. A box that drains finishes its work and takes no more. `room_s` and `wait_s` are
+    those of its workers together, as `Credits` have them.
+    """
+
+    name: str
+    pool: str
+    bundle: str
+    alive: bool
+    draining: bool
+    room_s: float = 0.0
+    wait_s: float = 0.0
+    profile: str = ""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the box takes new work."""
+        return self.alive and not self.draining
 
 
 class Models(ABC):
@@ -235,6 +260,10 @@ class Models(ABC):
     @abstractmethod
     def workers(self) -> Sequence[WorkerView]:
         """All workers in the order of their numbers, also workers that are down."""
+
+    def boxes(self) -> Sequence[BoxView]:
+        """All hosts of a cluster by name, dead ones for a while too; none where models run on this host."""
+        return ()
 
     @abstractmethod
     def watch(self, on: bool) -> bool:

@@ -253,12 +253,13 @@ def _pattern(row: Route) -> tuple[str, str, str, bool]:
     return f"{row.stem}/", row.ending, row.operation, row.path.endswith("{model:path}")
 
 
-def protocols(compatible: Iterable[str] = ()) -> Protocols:
-    """All protocols of this build. Raises `ConfigError` as `Protocols` does."""
+def protocols(compatible: Iterable[str] = (), *, is_gateway: bool = False) -> Protocols:
+    """All protocols of this build, with those of a gateway for one. Raises `ConfigError` as `Protocols` does."""
     from frontend.protocols.agent import AgentProtocol
     from frontend.protocols.chat import ChatProtocol
     from frontend.protocols.cohere import CohereProtocol
     from frontend.protocols.files import FilesProtocol
+    from frontend.protocols.gateway import GatewayProtocol
     from frontend.protocols.infinity import InfinityProtocol
     from frontend.protocols.kserve_v2 import KserveProtocol
     from frontend.protocols.messages import MessagesProtocol
@@ -285,5 +286,6 @@ def protocols(compatible: Iterable[str] = ()) -> Protocols:
         OllamaProtocol(),
         TrtisProtocol(),
         KserveProtocol(),
+        *([GatewayProtocol()] if is_gateway else []),
     ]
     return Protocols(known, compatible)

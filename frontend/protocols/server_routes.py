@@ -19,6 +19,7 @@ from frontend.protocols.sie.errors import ErrorResponse
 from frontend.routes import HTML, JSON, METRICS, TEXT, Faults, Parameter, Route
 from frontend.services import Services
 from frontend.status.agents import lacks
+from frontend.status.cluster import health_fields
 from frontend.status.stream import PageResource, StreamResource
 from ipc.catalog.ids import split_id
 from ipc.metrics import registry as metrics
@@ -29,11 +30,21 @@ _UNCHOSEN: Faults = {int(HTTPStatus.NOT_IMPLEMENTED): ErrorResponse}
 """The error of a path whose server nobody chose: it is in the form of SIE."""
 
 
+def _wants_json(req: Request) -> bool:
+    return "application/json" in (req.get_header("Accept") or "").lower()
+
+
 class LivenessResource:
     """200 while the process turns over, also while it drains."""
 
+    def __init__(self, services: Services) -> None:
+        self._is_gateway = services.settings.is_gateway
+
     async def on_get(self, req: Request, resp: Response) -> None:
-        """`ok`."""
+        """`ok`; a map from a gateway to a client that names JSON."""
+        if self._is_gateway and _wants_json(req):
+            resp.content_type, resp.data = falcon.MEDIA_JSON, b'{"status":"ok"}'
+            return
         resp.content_type = falcon.MEDIA_TEXT
         resp.text = "ok"
 
@@ -53,7 +64,7 @@ class ReadinessResource:
     async def on_get(self, req: Request, resp: Response) -> None:
         """`ok`, or `not ready` with the reason on a second line; then a line for each warning.
 
-        Raises `ModelNotFound` at any time.
+        A gateway tells clients that name JSON how many boxes take work. Raises `ModelNotFound` at any time.
         """
         resp.content_type = falcon.MEDIA_TEXT
         name = req.get_param("model")
@@ -63,6 +74,11 @@ class ReadinessResource:
             state = self._services.directory.status(model).state
             ready, why = state == "loaded", f"model is {state}"
         resp.status = falcon.HTTP_200 if ready else falcon.HTTP_503
+        if self._services.settings.is_gateway and _wants_json(req):
+            healthy = sum(box.healthy for box in self._services.directory.boxes())
+            told = {"status": "ready" if ready else why, "healthy_workers": healthy}
+            resp.content_type, resp.data = falcon.MEDIA_JSON, orjson.dumps(told)
+            return
         lines = ["ok"] if ready else ["not ready", why]
         lines += [f"warning: {problem.text} ({problem.note})" for problem in lacks(self._services)]
         resp.text = lines[0] if len(lines) == 1 else "\n".join([*lines, ""])
@@ -98,11 +114,17 @@ class MetricsResource:
 class HealthResource:
     """`OK`, also as JSON, for clients that distinguish a server from a gateway by the answer of `/health`."""
 
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
     async def on_get(self, req: Request, resp: Response) -> None:
         """`OK`, or a map for a client that names JSON."""
-        if "application/json" in (req.get_header("Accept") or "").lower():
+        if _wants_json(req):
+            is_gateway = self._services.settings.is_gateway
             resp.content_type = falcon.MEDIA_JSON
             resp.data = b'{"status":"ok","type":"worker"}'
+            if is_gateway:
+                resp.data = orjson.dumps(health_fields(self._services.directory))
             return
         resp.content_type = falcon.MEDIA_TEXT
         resp.text = "OK"
@@ -136,6 +158,10 @@ def _ready(path: str, summary: str) -> Route:
     )
 
 
+def _live(context: Context) -> LivenessResource:
+    return LivenessResource(context.services)
+
+
 def _page(context: Context) -> SwaggerResource:
     return SwaggerResource()
 
@@ -146,15 +172,15 @@ def _schema(context: Context) -> SchemaResource:
 
 ROUTES = (
     _open("/", lambda _: PageResource(), "Status page, or `OK`.", (TEXT, HTML)),
-    _open("/healthz", lambda _: LivenessResource(), "Whether the process lives.", health=True),
+    _open("/healthz", _live, "Whether the process lives.", health=True),
     _ready(
         "/readyz", "Whether traffic is accepted; the second line of a 503 says why not, further lines warn."
     ),
     _ready("/ping", "The same as /readyz, under the name that SageMaker asks."),
-    _open("/livez", lambda _: LivenessResource(), "Whether the process lives.", health=True),
+    _open("/livez", _live, "Whether the process lives.", health=True),
     _open(
         "/health",
-        lambda _: HealthResource(),
+        lambda context: HealthResource(context.services),
         "`OK`; that this is a single server, for who asks for JSON.",
         (TEXT, JSON),
         health=True,

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +57,8 @@ ANYBODY = Viewer()
 
 class Feed:
     """The frames of this frontend."""
+
+    every_s = EVERY_S
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -124,7 +126,7 @@ class Feed:
             while self._viewers and not self._services.drain.draining:
                 began = loop.time()
                 await self._publish()
-                await asyncio.sleep(max(EVERY_S / 4, EVERY_S - (loop.time() - began)))
+                await asyncio.sleep(max(self.every_s / 4, self.every_s - (loop.time() - began)))
         except Exception:
             log.exception("the status stream ends")
         finally:
@@ -145,11 +147,16 @@ class Feed:
         services.recorder.flush()
         view = View(services.directory.workers(), *services.engine.ready(), self._expected)
         try:
-            self._frame, self._seen = await asyncio.to_thread(self._encode, view)
+            frame, self._seen = await asyncio.to_thread(self._encode, view)
         except (OSError, PenstockError) as error:
             log.error("a frame of the status stream was left out: %s", error)
             return
         self._recent = {}
+        self._show(frame)
+
+    def _show(self, frame: str) -> None:
+        """Give a new frame, a JSON object, to all viewers."""
+        self._frame = frame
         self._number += 1
         self._wake()
 
@@ -178,10 +185,10 @@ BROKEN = 1011
 
 
 class StreamResource:
-    """The status stream of this frontend."""
+    """A status stream of this frontend, whose frames `make` gives."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, services: Services, make: Callable[[Services], Feed] = Feed) -> None:
+        self._services, self._make = services, make
         self._feed: Feed | None = None
 
     async def on_get(self, req: Request, resp: Response) -> None:
@@ -189,7 +196,7 @@ class StreamResource:
         self._admit(req)
         raise falcon.HTTPError(
             falcon.HTTP_426,
-            description="/ws/status speaks WebSocket, version 13",
+            description=f"{req.path} speaks WebSocket, version 13",
             headers={"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"},
         )
 
@@ -216,7 +223,7 @@ class StreamResource:
         if not origin_allowed(req.get_header("Origin"), req.netloc, services.settings.server.status_origins):
             raise Forbidden("pages of another origin may not watch this server (server.status_origins)")
         if self._feed is None:
-            self._feed = Feed(services)
+            self._feed = self._make(services)
         self._feed.require_place()
         return self._feed
 

@@ -126,7 +126,7 @@ class ClientRegions:
         if not self._settings.enabled:
             raise Unsupported("shared memory regions are not offered (shared_memory.enabled)")
         if not self._are_read:
-            raise Unsupported("shared memory regions are not offered: models run on other hosts")
+            raise InvalidInput("shared memory regions are not offered: models run on other hosts")
         if kind == "cuda" and not self._gpu:
             raise Unsupported("CUDA shared memory is not offered: this server has no GPU")
 

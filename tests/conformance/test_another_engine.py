@@ -56,7 +56,7 @@ def test_text_comes_whole(far: Server) -> None:
         (f"/v2/repository/models/{MODEL}/load", 501, "models run elsewhere"),
         (f"/v2/repository/models/{MODEL}/unload", 501, "models run elsewhere"),
         ("/v1/config/reload", 501, "models run elsewhere"),
-        ("/v2/systemsharedmemory/region/r/register", 501, "models run on other hosts"),
+        ("/v2/systemsharedmemory/region/r/register", 400, "models run on other hosts"),
     ],
 )
 def test_what_only_workers_of_this_host_can_do_is_refused(

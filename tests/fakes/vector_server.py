@@ -144,7 +144,8 @@ class VectorServer:
         self.engine = InProcessEngine(directory, {name: model for name, (_, model) in chosen.items()})
         self.services.engine, self.services.directory = self.engine, directory
         self.services.copies = CopyBudget(1 << 20)
-        known = protocols(self.services.settings.server.compatible)
+        chosen_settings = self.services.settings
+        known = protocols(chosen_settings.server.compatible, is_gateway=chosen_settings.is_gateway)
         app = app_of(self.services, known)
         self.client = TestClient(app)
         self.application = Application(app, known, self.services, Listeners(self.services.settings.server))

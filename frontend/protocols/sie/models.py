@@ -23,6 +23,7 @@ from frontend.http.rendering import instant
 from frontend.protocols.sie.schemas import AdminRequest, read_aside
 from frontend.sending import answer_json
 from frontend.services import Services
+from frontend.status.cluster import boxes_with
 from ipc.catalog.entries import DEFAULT_SIMILARITY, ENCODE_OUTPUTS, ModelEntry, Profile
 from ipc.catalog.repository import VersionEntry
 from ipc.errors import DeadlineExceeded, InvalidInput
@@ -182,6 +183,16 @@ class ModelInfo(msgspec.Struct):
     last_error: Annotated[LoadFault | None, Meta(description="Why the last load failed.")]
     max_sequence_length: Annotated[int | None, Meta(description="Longest input in tokens.")]
     profiles: Annotated[dict[str, ProfileInfo], Meta(description="Named variations of the model.")]
+    bundles: Annotated[
+        list[str] | msgspec.UnsetType,
+        Meta(description="Of a gateway: bundles of the boxes that serve the model."),
+    ] = msgspec.UNSET
+    worker_count: Annotated[
+        int | msgspec.UnsetType, Meta(description="Of a gateway: boxes that have the model ready.")
+    ] = msgspec.UNSET
+    workers: Annotated[
+        list[str] | msgspec.UnsetType, Meta(description="Of a gateway: the names of these boxes.")
+    ] = msgspec.UNSET
 
 
 ModelDetails = msgspec.defstruct(
@@ -287,8 +298,15 @@ def _aliases(services: Services) -> dict[str, str]:
 
 def _info(services: Services, model: str) -> ModelInfo:
     """ModelInfo of a model. Raises `ModelNotFound`."""
-    entry = services.directory.find(model)
-    return model_info(entry, services.directory.status(entry.id))
+    directory = services.directory
+    entry = directory.find(model)
+    info = model_info(entry, directory.status(entry.id))
+    if services.settings.is_gateway:
+        names = {worker.box for worker in directory.workers() if entry.id in worker.models}
+        info.bundles = sorted({box.bundle for box in directory.boxes() if box.name in names})
+        info.workers = boxes_with(entry.id, directory)
+        info.worker_count = len(info.workers)
+    return info
 
 
 def _listed(services: Services, name: str, info: ModelInfo) -> ListedModel:

@@ -1,0 +1,119 @@
+"""What clients of a gateway see of its boxes: health, models, status, and refusals of what is not built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontend.status.cluster import ClusterFeed, cluster_fields
+from tests.fakes.boxes import BoxesDirectory
+from tests.fakes.vector_server import DENSE, SCORE, VectorServer
+
+JSON = {"Accept": "application/json"}
+
+
+class Gateway(VectorServer):
+    """A gateway of two boxes: both have the dense model, one has the scorer."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, server__engine="cluster", cluster__urls="nats://127.0.0.1:4222")
+        directory: Any = self.services.directory
+        self.boxes = BoxesDirectory(directory, {"b1": [DENSE, SCORE], "b2": [DENSE]})
+        self.services.directory = self.boxes
+
+    def get(self, path: str, **headers: str) -> Any:
+        """The answer, for a client that names JSON."""
+        return self.client.simulate_get(path, headers={**JSON, **headers})
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Gateway:
+    return Gateway(tmp_path)
+
+
+def test_health_says_that_this_is_a_gateway_and_names_its_boxes(gateway: Gateway) -> None:
+    found = gateway.get("/health").json
+    assert (found["type"], found["status"]) == ("gateway", "healthy")
+    assert found["cluster"] == {"worker_count": 2, "gpu_count": 2, "models_loaded": 2, "total_qps": 0.0}
+    assert [worker["name"] for worker in found["workers"]] == ["b1", "b2"]
+    assert found["live_gpu_types"] == ["l4"]
+    assert gateway.client.simulate_get("/health").text == "OK"
+
+
+@pytest.mark.parametrize("change", [{"draining": True}, {"alive": False}])
+def test_a_box_that_takes_no_work_is_not_healthy(gateway: Gateway, change: dict[str, bool]) -> None:
+    gateway.boxes.change("b1", **change)
+    found = gateway.get("/health").json
+    assert found["status"] == "degraded"
+    assert {worker["name"]: worker["healthy"] for worker in found["workers"]} == {"b1": False, "b2": True}
+    scorer = next(model for model in found["models"] if model["name"] == SCORE)
+    assert scorer["worker_count"] == 0
+    gateway.boxes.change("b2", alive=False)
+    assert gateway.get("/health").json["status"] == "no_workers"
+
+
+def test_readiness_of_a_gateway_waits_for_no_box(gateway: Gateway) -> None:
+    assert gateway.get("/readyz").json == {"status": "ready", "healthy_workers": 2}
+    for box in ("b1", "b2"):
+        gateway.boxes.change(box, alive=False)
+    assert gateway.get("/readyz").json == {"status": "ready", "healthy_workers": 0}
+    assert gateway.get("/healthz").json == {"status": "ok"}
+
+
+def test_models_name_the_boxes_that_have_them(gateway: Gateway) -> None:
+    found = {model["name"]: model for model in gateway.get("/v1/models").json["models"]}
+    assert (found[SCORE]["workers"], found[SCORE]["worker_count"], found[SCORE]["bundles"]) == (
+        ["b1"],
+        1,
+        ["default"],
+    )
+    one = gateway.get(f"/v1/models/{DENSE}").json
+    assert (one["workers"], one["worker_count"], one["loaded"]) == (["b1", "b2"], 2, True)
+
+
+def test_a_machine_profile_names_the_gpu_of_a_box(gateway: Gateway) -> None:
+    gateway.boxes.change("b2", profile="L4-Spot")
+    gpus = {worker["name"]: worker["gpu"] for worker in cluster_fields(gateway.boxes)["workers"]}
+    assert gpus == {"b1": "l4", "b2": "l4-spot"}
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
+@pytest.mark.parametrize(
+    "path", ["/v1/pools", "/v1/pools/p", "/v1/pools/p/renew", "/v1/configs/models", "/v1/configs/a/b/status"]
+)
+def test_pools_and_configurations_say_that_they_are_not_built(
+    gateway: Gateway, method: str, path: str
+) -> None:
+    answer = gateway.client.simulate_request(method, path)
+    assert answer.status_code == 501
+    assert answer.json["detail"]["code"] == "UNSUPPORTED"
+    assert (
+        answer.json["message"] == answer.json["detail"]["message"] and "not built" in answer.json["message"]
+    )
+
+
+def test_the_folder_of_kserve_does_not_swallow_configurations(gateway: Gateway) -> None:
+    assert "configurations" in gateway.get("/v1/configs").json["message"]
+    # KServe's own path answers in KServe's form.
+    answer = gateway.client.simulate_post("/v1/config/reload", body=b"{}")
+    assert "not built" not in answer.text and answer.status_code != 404
+
+
+def test_a_single_server_has_none_of_these_routes(tmp_path: Path) -> None:
+    single = VectorServer(tmp_path)
+    for path in ("/v1/pools", "/v1/configs", "/ws/cluster-status"):
+        assert single.client.simulate_get(path).status_code == 404
+    found = single.client.simulate_get("/health", headers=JSON).json
+    assert found == {"status": "ok", "type": "worker"}
+    assert single.client.simulate_get("/healthz", headers=JSON).text == "ok"
+    model = single.client.simulate_get(f"/v1/models/{DENSE}").json
+    assert not {"bundles", "workers", "worker_count"} & set(model)
+
+
+def test_the_rate_of_a_frame_is_that_since_the_frame_before(gateway: Gateway) -> None:
+    feed = ClusterFeed(gateway.services)
+    assert feed._rate(10.0, 500) == 0.0
+    assert feed._rate(12.0, 600) == 50.0
+    assert feed._rate(13.0, 600) == 0.0
