@@ -15,11 +15,19 @@ from tests.conformance.required_tool import required_tool
 from tools.source_tree import ROOT
 
 DEPLOY = ROOT / "deploy"
-COMMANDS = ("opt/penstock/venv/bin/penstock", "opt/penstock/venv/bin/python", "bin/kill")
+COMMANDS = (
+    "opt/penstock/venv/bin/penstock",
+    "opt/penstock/venv/bin/python",
+    "bin/kill",
+    "usr/sbin/nats-server",
+)
 EXPOSURE_LIMITS = {
     "penstock-frontend.service": 2.5,
     "penstock-worker@0.service": 4.5,
     "penstock-tools.service": 4.0,
+    "penstock-gateway.service": 2.5,
+    "penstock-bridge.service": 2.5,
+    "penstock-nats.service": 2.5,
 }
 
 
@@ -55,6 +63,9 @@ def verify(root: Path) -> str:
         "penstock-frontend.service",
         "penstock-worker@0.service",
         "penstock-tools.service",
+        "penstock-gateway.service",
+        "penstock-bridge.service",
+        "penstock-nats.service",
     )
     done = run(required_tool("systemd-analyze"), "verify", f"--root={root}", "--man=no", *units)
     # A systemd before 254 does not know the directive, and ignores it.
@@ -95,7 +106,14 @@ def test_the_tool_host_sees_neither_keys_nor_state_and_may_make_its_sandboxes() 
 
 
 @pytest.mark.parametrize(
-    "unit", ["penstock-frontend.service", "penstock-worker@.service", "penstock-tools.service"]
+    "unit",
+    [
+        "penstock-frontend.service",
+        "penstock-worker@.service",
+        "penstock-tools.service",
+        "penstock-gateway.service",
+        "penstock-bridge.service",
+    ],
 )
 def test_a_wrong_configuration_is_found_by_the_main_process_whose_exit_status_prevents_a_restart(
     unit: str,

@@ -1,0 +1,188 @@
+"""The brokers of deploy/nats take their files, let gateways and bridges do their part, and refuse anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import ssl
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.errors import Error
+from nats.js.api import KeyValueConfig
+
+from tests.conformance.required_tool import required_tool
+from tests.harness.broker import Broker, nats_server
+from tests.harness.server import eventually
+from tools.source_tree import ROOT
+
+NATS = ROOT / "deploy" / "nats"
+PASSWORDS = {"PENSTOCK_GATEWAY_PASSWORD": "g-secret", "PENSTOCK_BRIDGE_PASSWORD": "b-secret"}
+LOGIN = {"gateway": "g-secret", "bridge": "b-secret"}
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates of three hosts, made by the script."""
+    required_tool("openssl")
+    root = tmp_path_factory.mktemp("certificates")
+    done = subprocess.run(
+        [str(NATS / "certificates.sh"), str(root), "broker-1", "10.0.0.7", "box-1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def copied(place: Path, name: str, certificates: Path) -> Path:
+    """A configuration with what it includes, whose files lie below `place`."""
+    shutil.copytree(NATS, place, dirs_exist_ok=True)
+    for file in (certificates / "broker-1").iterdir():
+        shutil.copy(file, place)
+    for path in place.glob("*.conf"):
+        text = path.read_text().replace("/etc/penstock/nats", str(place))
+        path.write_text(text.replace("/var/lib/penstock-nats", str(place / "store")))
+    return place / name
+
+
+@pytest.mark.parametrize("name", ["one.conf", "three.conf"])
+def test_a_broker_takes_the_configuration(tmp_path: Path, certificates: Path, name: str) -> None:
+    file = copied(tmp_path, name, certificates)
+    done = subprocess.run(
+        [nats_server(), "-t", "-c", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | PASSWORDS,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_mistake_in_the_configuration_is_noticed(tmp_path: Path, certificates: Path) -> None:
+    file = copied(tmp_path, "one.conf", certificates)
+    file.write_text(file.read_text() + "no_such_field: 1\n")
+    done = subprocess.run(
+        [nats_server(), "-t", "-c", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | PASSWORDS,
+    )
+    assert done.returncode != 0
+
+
+def test_certificates_are_for_their_host_and_may_be_shown_by_both_sides(certificates: Path) -> None:
+    def told(host: str) -> str:
+        command = ["openssl", "x509", "-in", str(certificates / host / "own.pem"), "-noout", "-text"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert "DNS:broker-1" in told("broker-1") and "IP Address:10.0.0.7" in told("10.0.0.7")
+    assert "TLS Web Server Authentication, TLS Web Client Authentication" in told("box-1")
+    context = ssl.create_default_context(cafile=str(certificates / "box-1" / "ca.pem"))
+    context.load_cert_chain(certificates / "box-1" / "own.pem", certificates / "box-1" / "own.key")
+    assert (certificates / "box-1" / "own.key").stat().st_mode & 0o077 == 0
+    assert not (certificates / "box-1" / "ca.key").exists()
+
+
+def test_the_script_keeps_the_authority_and_refuses_names_that_are_no_hosts(certificates: Path) -> None:
+    script, before = str(NATS / "certificates.sh"), (certificates / "ca.pem").read_bytes()
+    done = subprocess.run([script, str(certificates), "box-2"], capture_output=True, check=False)
+    assert done.returncode == 0 and (certificates / "box-2" / "own.pem").exists()
+    assert (certificates / "ca.pem").read_bytes() == before
+    for arguments in ([str(certificates)], [str(certificates), "../out"], [str(certificates), "a b"]):
+        assert subprocess.run([script, *arguments], capture_output=True, check=False).returncode == 2
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker with the accounts of deploy/nats."""
+    accounts = (NATS / "accounts.conf").read_text()
+    for name, password in PASSWORDS.items():
+        accounts = accounts.replace(f"${name}", f'"{password}"')
+    broker = Broker(tmp_path_factory.mktemp("guarded"), more=accounts)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.kill()
+
+
+def played(broker: Broker, user: str, play: Callable[[Any, list[str]], Awaitable[None]]) -> list[str]:
+    """Do something as a user; the errors that the broker told."""
+    errors: list[str] = []
+
+    async def note(error: Exception) -> None:
+        errors.append(str(error))
+
+    async def run() -> None:
+        client = await nats.connect(broker.url, user=user, password=LOGIN[user], error_cb=note)
+        try:
+            await play(client, errors)
+        finally:
+            await client.close()
+
+    asyncio.run(run())
+    return errors
+
+
+def test_nobody_comes_in_without_a_password(guarded: Broker) -> None:
+    async def try_it(**options: Any) -> None:
+        with pytest.raises(Error, match=r"(?i)authorization"):
+            await nats.connect(guarded.url, allow_reconnect=False, max_reconnect_attempts=0, **options)
+
+    asyncio.run(try_it())
+    asyncio.run(try_it(user="gateway", password="b-secret"))
+
+
+@pytest.mark.parametrize(
+    ("user", "subject"),
+    [
+        ("bridge", "sie.work.model.default"),
+        ("bridge", "penstock.box.b.l.work"),
+        ("bridge", "penstock.beat.gateway.r"),
+        ("bridge", "sie.config.models._all"),
+        ("gateway", "$JS.API.CONSUMER.MSG.NEXT.WORK_POOL_default.default_default"),
+        ("gateway", "$KV.penstock_models.b1"),
+        ("gateway", "penstock.beat.box.b1"),
+        ("gateway", "sie.config.models._all"),
+        ("gateway", "$JS.API.STREAM.DELETE.KV_penstock_models"),
+        ("bridge", "$JS.API.STREAM.DELETE.KV_penstock_models"),
+    ],
+)
+def test_a_user_may_not_say_what_is_for_others(guarded: Broker, user: str, subject: str) -> None:
+    async def play(client: Any, errors: list[str]) -> None:
+        await client.publish(subject, b"")
+        await client.flush()
+
+        async def is_told() -> bool:
+            return any(subject.lower() in error.lower() for error in errors)
+
+        await eventually(is_told, f"the refusal of {subject}")
+
+    errors = played(guarded, user, play)
+    assert any(re.search("(?i)permissions violation", error) for error in errors)
+
+
+def test_a_bridge_tells_its_models_and_a_gateway_reads_them(guarded: Broker) -> None:
+    async def tell(client: Any, errors: list[str]) -> None:
+        bucket = await client.jetstream().create_key_value(KeyValueConfig("penstock_models", history=1))
+        await bucket.put("b1", b"row")
+
+    async def read(client: Any, errors: list[str]) -> None:
+        bucket = await client.jetstream().key_value("penstock_models")
+        watcher = await bucket.watchall()
+        entry = await asyncio.wait_for(anext(aiter(watcher)), 10)
+        assert (entry.key, entry.value) == ("b1", b"row")
+        await watcher.stop()
+
+    assert played(guarded, "bridge", tell) == []
+    assert played(guarded, "gateway", read) == []
