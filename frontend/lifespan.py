@@ -323,8 +323,8 @@ class Lifespan:
         services, settings = self._services, self._services.settings
         prepare_run_dir(settings.paths)
         services.slot, self._lock = lowest_free_slot(settings.paths.root, "frontend")
-        sweep.sweep_frontend(settings.paths, services.slot)
         name = f"frontend-{services.slot}"
+        sweep.sweep_inputs(settings.paths, name)
         logs.configure(settings.log, name)
         processes.title(f"frontend {services.slot}")
         metrics.configure(settings.paths, name)

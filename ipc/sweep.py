@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ipc.processes.liveness import SlotLock, SlotTaken, is_held, kill_sandboxes
-from ipc.processes.paths import SERVER, TOOLS, RunPaths, remove_tree
+from ipc.processes.paths import INPUT_OWNERS, SERVER, TOOLS, RunPaths, arena_owner, remove_tree
 from ipc.store import store
 
 _LOCK_NAME = re.compile(r"^(worker|frontend)-(\d+)\.lock$")
@@ -23,9 +23,12 @@ def sweep_slot(paths: RunPaths, slot: int) -> list[str]:
     return _unlink([*_ownerless(paths, slot), paths.worker_socket(slot)])
 
 
-def sweep_frontend(paths: RunPaths, slot: int) -> list[str]:
-    """Remove the input arenas of earlier lives of a frontend slot; the caller must hold its lock. Returns the names."""
-    return _unlink(_ownerless(paths, f"f{slot}"))
+def sweep_inputs(paths: RunPaths, name: str) -> list[str]:
+    """Remove the input arenas of earlier lives of `frontend-0`, `bridge-0` or another. Returns the names.
+
+    The caller must hold the lock of that name.
+    """
+    return _unlink(_ownerless(paths, arena_owner(name)))
 
 
 def _ownerless(paths: RunPaths, slot: int | str = "*") -> list[Path]:
@@ -60,10 +63,11 @@ def sweep(paths: RunPaths) -> list[str]:
                 paths.notify_socket(slot).unlink(missing_ok=True)
         except SlotTaken:
             continue
-    for slot in sorted(int(owner[1:]) for owner in owners if owner[:1] == "f" and _is_slot(owner[1:])):
+    inputs = [owner for owner in owners if owner[:1] in INPUT_OWNERS and _is_slot(owner[1:])]
+    for name in sorted(f"{INPUT_OWNERS[owner[0]]}-{int(owner[1:])}" for owner in inputs):
         try:
-            with SlotLock(paths.lock(f"frontend-{slot}")):
-                removed += sweep_frontend(paths, slot)
+            with SlotLock(paths.lock(name)):
+                removed += sweep_inputs(paths, name)
         except SlotTaken:
             continue
     removed += _sweep_tools(paths)

@@ -32,7 +32,7 @@ import numpy as np
 
 from ipc.errors import InferenceFailed
 from ipc.memory import tensors
-from ipc.wire.messages import ItemError, Result, TensorInfo, Timing, Trace
+from ipc.wire.messages import BatchTimes, ItemError, Result, TensorInfo, Timing, Trace
 
 EMPTY = memoryview(b"")
 OUTPUT_DTYPES = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
@@ -223,6 +223,24 @@ class Answer:
             self.close()
         else:
             self.release()
+
+
+def shifted(trace: Trace, by_ns: int) -> Trace:
+    """The trace with all times later by so much; a phase that did not happen stays 0."""
+
+    def later(at_ns: int) -> int:
+        return at_ns and at_ns + by_ns
+
+    def of_batch(batch: BatchTimes) -> BatchTimes:
+        return msgspec.structs.replace(
+            batch,
+            began_ns=later(batch.began_ns),
+            computed_ns=later(batch.computed_ns),
+            copied_ns=later(batch.copied_ns),
+        )
+
+    times = (later(trace.prepare_began_ns), later(trace.prepare_ended_ns), later(trace.queued_ns))
+    return Trace(*times, [of_batch(batch) for batch in trace.batches])
 
 
 class AnswerStream(ABC):

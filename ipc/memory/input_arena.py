@@ -71,9 +71,9 @@ class InputBlock:
 class InputArena:
     """Blocks for inputs of this frontend, up to `nbytes` together."""
 
-    def __init__(self, paths: RunPaths, slot: int, nbytes: int) -> None:
-        """`slot` is the slot of the frontend."""
-        self._paths, self._slot, self._nbytes = paths, slot, nbytes
+    def __init__(self, paths: RunPaths, name: str, nbytes: int) -> None:
+        """`name` is that of the slot of the frontend or bridge."""
+        self._paths, self._name, self._nbytes = paths, name, nbytes
         self._arena: Arena | None = None
         self._leases: LeaseTable | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -122,7 +122,7 @@ class InputArena:
     async def _create(self) -> None:
         """Make the file; preallocating takes some 100 ms. Without room for the file, inputs travel as bytes."""
         epoch = secrets.token_hex(8)
-        path = self._paths.input_arena(self._slot, epoch)
+        path = self._paths.input_arena(self._name, epoch)
         try:
             arena = await asyncio.to_thread(Arena, path, self._nbytes, epoch, "arena.input_bytes")
         except (ConfigError, OSError) as error:
@@ -155,7 +155,7 @@ class InputArena:
 def view_of(paths: RunPaths, inputs: Inputs) -> ArenaView:
     """A worker's view of the arena that a frontend names. Raises `ProtocolError` for anything that is not one."""
     path = Path(inputs.path)
-    if path.parent != paths.shm or not path.name.startswith(f"penstock.{paths.instance}.f"):
+    if path.parent != paths.shm or not paths.is_input_arena(path.name):
         raise ProtocolError("the path is not that of an input arena")
     try:
         return ArenaView(path, inputs.epoch)

@@ -22,6 +22,8 @@ from ipc.processes.starting import TOP
 SHM_ROOT = Path("/dev/shm")
 TOOLS = "tools-0"
 """Name of the slot of the tool host in locks, metrics and logs."""
+INPUT_OWNERS = {"f": "frontend", "b": "bridge"}
+"""Names of processes that have an arena for inputs, by the letter that stands for the name in file names."""
 SERVER = "server"
 """Name of the lock that the arbiter holds as the owner of the run directory."""
 _SUN_PATH_MAX = 107
@@ -93,13 +95,24 @@ class RunPaths:
         """Shared-memory file of one worker life."""
         return self.shm / f"penstock.{self.instance}.{slot}.{epoch}"
 
-    def input_arena(self, slot: int, epoch: str) -> Path:
-        """Shared-memory file for the inputs of one frontend life."""
-        return self.shm / f"penstock.{self.instance}.f{slot}.{epoch}"
+    def input_arena(self, name: str, epoch: str) -> Path:
+        """Shared-memory file for the inputs of one life of `frontend-0`, `bridge-0` or another."""
+        return self.shm / f"penstock.{self.instance}.{arena_owner(name)}.{epoch}"
+
+    def is_input_arena(self, file_name: str) -> bool:
+        """Whether a file of that name can be the arena of a frontend or bridge of this instance."""
+        before = f"penstock.{self.instance}."
+        return file_name.startswith(tuple(before + letter for letter in INPUT_OWNERS))
 
     def arenas(self, slot: int | str = "*") -> list[Path]:
-        """Arenas of all lives of a slot (or of all slots) that still have a name; `f0` is the slot of `frontend-0`."""
+        """Arenas of all lives of a slot (or of all slots) that still have a name; slots as `arena_owner` names them."""
         return sorted(self.shm.glob(f"penstock.{self.instance}.{slot}.*"))
+
+
+def arena_owner(name: str) -> str:
+    """The owner of an input arena as file names have it: `f0` for `frontend-0`, `b0` for `bridge-0`."""
+    kind, _, slot = name.rpartition("-")
+    return f"{kind[0]}{int(slot)}"
 
 
 def prepare_run_dir(paths: RunPaths) -> None:

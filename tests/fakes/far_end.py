@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.engine.answer import Answer
+from frontend.engine.answer import Answer, shifted
 from frontend.engine.events import Ended, Event, Finished, Generation, Pace, Started, Text
 from frontend.engine.interface import Engine, Models, Payload
 from frontend.engine.local.client import Client
@@ -51,7 +51,6 @@ from tests.fakes.remote import (
     ToFar,
     Told,
     read,
-    shifted,
     write,
 )
 

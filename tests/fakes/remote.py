@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from frontend.engine import events
-from frontend.engine.answer import Answer, AnswerStream
+from frontend.engine.answer import Answer, AnswerStream, shifted
 from frontend.engine.events import Event, Generation, Pace
 from frontend.engine.interface import (
     STATE_ORDER,
@@ -36,7 +36,7 @@ from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.errors import DeadlineExceeded, ModelNotLoaded, NoReplica, PenstockError, from_code
 from ipc.wire.catalogs import Entries
-from ipc.wire.messages import ModelStatus, Result, Trace, Work
+from ipc.wire.messages import ModelStatus, Result, Work
 from ipc.wire.streams import Finish, Start
 
 AHEAD = 8
@@ -137,25 +137,6 @@ async def write(writer: asyncio.StreamWriter, message: ToFar | ToNear) -> None:
 async def read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
     """The next message. Raises `IncompleteReadError` at the end."""
     return decoder.decode(await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big")))
-
-
-def shifted(trace: Trace, by_ns: int) -> Trace:
-    """The trace with all times later by so much; a phase that did not happen stays 0."""
-
-    def later(at_ns: int) -> int:
-        return at_ns and at_ns + by_ns
-
-    batches = [
-        msgspec.structs.replace(
-            batch,
-            began_ns=later(batch.began_ns),
-            computed_ns=later(batch.computed_ns),
-            copied_ns=later(batch.copied_ns),
-        )
-        for batch in trace.batches
-    ]
-    times = (later(trace.prepare_began_ns), later(trace.prepare_ended_ns), later(trace.queued_ns))
-    return Trace(*times, batches)
 
 
 class Link:

@@ -243,7 +243,7 @@ def services_of(
     named = {name.replace("__", ".", 1): value for name, value in settings.items()}
     chosen = load(None, {"run.dir": str(root), "run.shm_dir": str(root), **named}, {})
     services = Services(chosen, Catalog(entries), Gate())
-    client: Any = FakeClient(InputArena(chosen.paths, 0, chosen.arena.input_bytes), answer)
+    client: Any = FakeClient(InputArena(chosen.paths, "frontend-0", chosen.arena.input_bytes), answer)
     client.channels = [FakeChannelWithModels(0, {status.name: status for status in statuses})]
     recorder: Any = SimpleNamespace(
         in_flight=lambda model, lane: nullcontext(), text=lambda model, key, route: None

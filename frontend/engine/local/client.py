@@ -52,7 +52,9 @@ class Client:
         on_carried: Callable[[str], None] = lambda outcome: None,
         on_kept: Callable[[int], None] = lambda change: None,
     ) -> None:
-        """`copies` bounds the memory for parts that slow clients have not taken.
+        """`name` is that of the slot whose lock this process holds, such as `frontend-0` or `bridge-0`.
+
+        `copies` bounds the memory for parts that slow clients have not taken.
 
         `on_carried` is told how a text went on whose worker was lost, `on_kept` of changes of `kept_ids` in bytes.
         """
@@ -65,7 +67,7 @@ class Client:
         self.workers = Workers(paths, settings, name)
         self.demand = Demand(self.workers, self._on_demand)
         self.poison = PoisonList(store, settings.limits.poison_ttl_s)
-        self.inputs = InputArena(paths, int(name.rpartition("-")[2]), settings.arena.input_bytes)
+        self.inputs = InputArena(paths, name, settings.arena.input_bytes)
         self.retries = Retries(self.workers, settings.limits, self.poison, on_retry)
         self.workers.on_suspect = self.retries.suspect_input
         self._ticker: asyncio.Task[None] | None = None

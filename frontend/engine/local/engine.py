@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from frontend.engine.answer import Answer, AnswerStream
+from frontend.engine.answer import Answer, AnswerStream, shifted
 from frontend.engine.events import Generation, Pace
 from frontend.engine.interface import (
     LOADING,
@@ -44,7 +44,7 @@ from ipc.errors import DeadlineExceeded, NoReplica, PenstockError, from_code
 from ipc.processes.liveness import is_held
 from ipc.settings import Settings
 from ipc.wire.catalogs import Replied, Reread, Spread
-from ipc.wire.messages import ModelStatus, Trace, Work
+from ipc.wire.messages import ModelStatus, Work
 
 
 class LocalDirectory(Models, Control):
@@ -298,24 +298,5 @@ def _note(scope: RequestScope, answer: Answer) -> None:
     """Note in the scope where the work ran, for how long, and when each phase began."""
     trace = answer.trace
     if trace is not None and scope.span is not None:
-        trace = _offsets(trace, scope.span.began_ns)
+        trace = shifted(trace, -scope.span.began_ns)
     scope.ran(answer.worker, answer.timing, trace)
-
-
-def _offsets(trace: Trace, began_ns: int) -> Trace:
-    """The trace with nanoseconds after `began_ns` in place of instants; a phase that did not happen stays 0."""
-
-    def after(instant_ns: int) -> int:
-        return instant_ns and instant_ns - began_ns
-
-    batches = [
-        msgspec.structs.replace(
-            batch,
-            began_ns=after(batch.began_ns),
-            computed_ns=after(batch.computed_ns),
-            copied_ns=after(batch.copied_ns),
-        )
-        for batch in trace.batches
-    ]
-    times = (after(trace.prepare_began_ns), after(trace.prepare_ended_ns), after(trace.queued_ns))
-    return Trace(*times, batches)

@@ -27,7 +27,7 @@ def with_room(
     """Run `act` with an arena that has a MiB of blocks."""
 
     async def run() -> None:
-        inputs = InputArena(RunPaths(tmp_path, "room", tmp_path), 0, ROOM)
+        inputs = InputArena(RunPaths(tmp_path, "room", tmp_path), "frontend-0", ROOM)
         try:
             await act(InputRoom(inputs, patience_s), inputs)
             assert not inputs.used_nbytes

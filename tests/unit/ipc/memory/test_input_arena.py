@@ -14,7 +14,7 @@ from ipc.errors import LeaseRevoked, ProtocolError
 from ipc.memory.arena import ALIGNMENT, ArenaView, round_up
 from ipc.memory.input_arena import InputArena, InputBlock, view_of
 from ipc.processes.paths import RunPaths
-from ipc.sweep import sweep, sweep_frontend
+from ipc.sweep import sweep, sweep_inputs
 from ipc.wire.messages import Inputs
 
 NBYTES = 1 << 20
@@ -34,7 +34,7 @@ def reserve(arena: InputArena, nbytes: int) -> InputBlock | None:
 
 
 def test_the_file_appears_with_the_first_block_and_goes_at_the_end(paths: RunPaths) -> None:
-    arena = InputArena(paths, 3, NBYTES)
+    arena = InputArena(paths, "frontend-3", NBYTES)
     assert not paths.arenas()
     block = reserve(arena, 1000)
     assert block is not None and len(block.buffer) == 1000
@@ -45,7 +45,7 @@ def test_the_file_appears_with_the_first_block_and_goes_at_the_end(paths: RunPat
 
 
 def test_a_worker_reads_what_was_written_until_the_block_is_free(paths: RunPaths) -> None:
-    arena = InputArena(paths, 0, NBYTES)
+    arena = InputArena(paths, "frontend-0", NBYTES)
     block = reserve(arena, 5)
     assert block is not None
     block.buffer[:] = b"hello"
@@ -71,7 +71,7 @@ def test_after_any_life_all_bytes_come_back(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     paths = RunPaths(tmp_path_factory.mktemp("run"), "test", tmp_path_factory.mktemp("shm"))
-    arena = InputArena(paths, 0, NBYTES)
+    arena = InputArena(paths, "frontend-0", NBYTES)
     held: list[InputBlock] = []
     readers: list[InputBlock] = []
 
@@ -104,19 +104,19 @@ def test_after_any_life_all_bytes_come_back(
 
 
 def test_what_does_not_fit_gets_no_block(paths: RunPaths) -> None:
-    arena = InputArena(paths, 0, NBYTES)
+    arena = InputArena(paths, "frontend-0", NBYTES)
     assert reserve(arena, arena.capacity_nbytes + 1) is None and not paths.arenas()
     whole = reserve(arena, arena.capacity_nbytes)
     assert whole is not None and reserve(arena, 1) is None
     whole.release()
     assert reserve(arena, 1) is not None
     arena.close()
-    off = InputArena(paths, 1, 0)
+    off = InputArena(paths, "frontend-1", 0)
     assert reserve(off, 1) is None and not paths.arenas("f1")
 
 
 def test_many_first_requests_make_one_file(paths: RunPaths) -> None:
-    arena = InputArena(paths, 0, NBYTES)
+    arena = InputArena(paths, "frontend-0", NBYTES)
 
     async def together() -> list[InputBlock | None]:
         return await asyncio.gather(*(arena.reserve(ALIGNMENT) for _ in range(8)))
@@ -128,7 +128,7 @@ def test_many_first_requests_make_one_file(paths: RunPaths) -> None:
 
 
 def test_a_close_while_the_file_is_made_leaves_none(paths: RunPaths) -> None:
-    arena = InputArena(paths, 0, NBYTES)
+    arena = InputArena(paths, "frontend-0", NBYTES)
 
     async def interrupted() -> None:
         first = asyncio.create_task(arena.reserve(10))
@@ -158,11 +158,11 @@ def test_only_an_input_arena_of_this_instance_is_mapped(paths: RunPaths, path: s
 
 
 def test_a_link_under_such_a_name_is_not_followed(paths: RunPaths) -> None:
-    arena = InputArena(paths, 0, NBYTES)
+    arena = InputArena(paths, "frontend-0", NBYTES)
     block = reserve(arena, 10)
     assert block is not None
     real = Path(block.inputs.path)
-    link = paths.input_arena(1, block.inputs.epoch)
+    link = paths.input_arena("frontend-1", block.inputs.epoch)
     link.symlink_to(real)
     assert isinstance(view_of(paths, block.inputs), ArenaView)
     with pytest.raises(ProtocolError):
@@ -171,15 +171,16 @@ def test_a_link_under_such_a_name_is_not_followed(paths: RunPaths) -> None:
 
 
 def test_dead_frontends_are_swept_slot_by_slot(paths: RunPaths) -> None:
-    for slot in (0, 1, 10):
-        paths.input_arena(slot, "aa").write_bytes(b"x")
+    for name in ("frontend-0", "frontend-1", "frontend-10", "bridge-1"):
+        paths.input_arena(name, "aa").write_bytes(b"x")
     paths.arena(1, "aa").write_bytes(b"x")
-    assert sweep_frontend(paths, 1) == ["penstock.test.f1.aa"]
-    assert set(sweep(paths)) == {"penstock.test.f0.aa", "penstock.test.f10.aa", "penstock.test.1.aa"}
+    assert sweep_inputs(paths, "frontend-1") == ["penstock.test.f1.aa"]
+    left = {"penstock.test.f0.aa", "penstock.test.f10.aa", "penstock.test.1.aa", "penstock.test.b1.aa"}
+    assert set(sweep(paths)) == left
 
 
 def test_the_bytes_of_a_payload_wherever_they_are(paths: RunPaths) -> None:
-    arena = InputArena(paths, 0, NBYTES)
+    arena = InputArena(paths, "frontend-0", NBYTES)
     block = reserve(arena, 3)
     assert block is not None
     block.buffer[:] = b"abc"

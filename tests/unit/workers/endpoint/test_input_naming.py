@@ -41,7 +41,7 @@ def test_a_frontend_names_its_arena_before_every_block(paths: RunPaths) -> None:
             put=lambda message, payload=None, introduction=None: sent.extend((introduction, message))
         )
         channel._dealer = cast("Dealer", dealer)
-        arena = InputArena(paths, 0, 1 << 20)
+        arena = InputArena(paths, "frontend-0", 1 << 20)
         for _ in range(2):
             block = await arena.reserve(1000)
             assert block is not None
