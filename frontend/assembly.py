@@ -63,6 +63,14 @@ def local(services: Services) -> Backend:
     return Backend(engine, engine.directory, begin, client.close)
 
 
+def cluster(services: Services) -> Backend:
+    """The boxes of a cluster. A process without a cluster does not import the client of the brokers."""
+    from frontend.cluster.gateway import Gateway
+
+    gateway = Gateway(services.settings, services.catalog, services.drain)
+    return Backend(gateway.engine, gateway.models, gateway.begin, gateway.leave)
+
+
 def assemble(
     services: Services, families: FrontendMetrics, behind: Callable[[Services], Backend]
 ) -> Callable[[], Awaitable[None]]:

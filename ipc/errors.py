@@ -29,6 +29,8 @@
     |   +-- QueueFull             QUEUE_FULL           503  retryable
     |   +-- Draining              DRAINING             503  retryable
     |   +-- NoReplica             NO_REPLICA           503  retryable
+    |   +-- Provisioning          PROVISIONING         503  retryable
+    |   +-- QueueUnavailable      QUEUE_UNAVAILABLE    503  retryable
     |   +-- DeadlineExceeded      DEADLINE_EXCEEDED    504  retryable
     |   +-- ResourceExhausted     RESOURCE_EXHAUSTED   422
     |   +-- ShmExhausted          SHM_EXHAUSTED        503  retryable
@@ -257,6 +259,18 @@ class NoReplica(Overloaded):
     """No worker is up that could run this."""
 
     code, status, retryable = "NO_REPLICA", 503, True
+
+
+class Provisioning(Overloaded):
+    """No box of the cluster is there that could run this; one may come."""
+
+    code, status, retryable = "PROVISIONING", 503, True
+
+
+class QueueUnavailable(Overloaded):
+    """No broker of the cluster can be reached."""
+
+    code, status, retryable = "QUEUE_UNAVAILABLE", 503, True
 
 
 class DeadlineExceeded(Overloaded):

@@ -127,6 +127,13 @@ class Answer:
                 return tensors.raw(self._data, ref)
         raise KeyError(name)
 
+    def parts(self) -> tuple[Result, memoryview, memoryview]:
+        """(result, bytes of its tensors, bytes of its loose tensors), for an engine that sends an answer on.
+
+        The bytes are valid while the lease is held: `check` after a copy.
+        """
+        return self._result, self._data, self._loose
+
     def rows(self, name: str) -> list[int]:
         """Rows of each item in a tensor that has more or fewer than one row per item."""
         return self._result.rows[name]

@@ -39,6 +39,8 @@ _CODES = {
     "BODY_TOO_LARGE": "request_too_large",
     "QUEUE_FULL": "server_overloaded",
     "NO_REPLICA": "server_overloaded",
+    "PROVISIONING": "server_overloaded",
+    "QUEUE_UNAVAILABLE": "server_overloaded",
     "DRAINING": "server_overloaded",
     "DEADLINE_EXCEEDED": "timeout",
 }

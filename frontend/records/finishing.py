@@ -30,6 +30,8 @@ from ipc.wire.streams import FINISH_REASONS
 _REJECTIONS = {
     "QUEUE_FULL": "queue_full",
     "NO_REPLICA": "no_worker",
+    "PROVISIONING": "no_worker",
+    "QUEUE_UNAVAILABLE": "no_worker",
     "MODEL_LOADING": "loading",
     "MODEL_NOT_LOADED": "loading",
     "LORA_LOADING": "loading",

@@ -148,7 +148,8 @@ class FarEnd:
 
     async def _send(self, request: int, answer: Answer, arrived_ns: int, *, is_last: bool) -> None:
         """Send copies of what the answer holds."""
-        result, data, loose = answer._result, bytes(answer._data), bytes(answer._loose)
+        result, data, loose = answer.parts()
+        data, loose = bytes(data), bytes(loose)
         answer.check()
         trace = None if result.trace is None else shifted(result.trace, -arrived_ns)
         result = msgspec.structs.replace(result, block=None, trace=trace)

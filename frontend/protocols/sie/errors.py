@@ -52,6 +52,8 @@ _OPENAI = {
     "LORA_LOADING": ("model_not_available", "server_error"),
     "QUEUE_FULL": ("server_overloaded", "server_error"),
     "RESOURCE_EXHAUSTED": ("server_overloaded", "server_error"),
+    "PROVISIONING": ("server_overloaded", "server_error"),
+    "QUEUE_UNAVAILABLE": ("server_overloaded", "server_error"),
     "INFERENCE_ERROR": ("inference_error", "server_error"),
 }
 Render = Callable[[PenstockError, bool], tuple[int, dict[str, Any], dict[str, str]]]

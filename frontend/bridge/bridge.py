@@ -1,0 +1,179 @@
+"""One life of a bridge: the local engine on one side, the brokers on the other.
+
+1. Items come on the subject of this life, words of gateways on another one. `intake` does the rest.
+2. Each `beat_s` the bridge says that it lives, and how much room its workers have.
+3. The models of the workers are written to the bucket when they change, and the row of the box each `WRITE_EVERY_S`.
+4. `drain` says so in the beat, refuses what still comes, waits for what runs, and until gateways have the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+
+from nats.aio.msg import Msg
+
+from frontend.bridge.intake import Intake
+from frontend.cluster.broker import Broker
+from frontend.cluster.bucket import Writer
+from frontend.engine.interface import Engine, Models, WorkerView
+from ipc.catalog.repository import VersionEntry
+from ipc.errors import ProtocolError
+from ipc.settings import Settings
+from ipc.wire.cluster import (
+    VERSION,
+    BoxBeat,
+    BoxRow,
+    GatewayBeat,
+    ModelRow,
+    Row,
+    WorkerRow,
+    encode,
+    read_beat,
+)
+from ipc.wire.cluster_names import Names, row_key
+from ipc.wire.messages import ModelStatus
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+WRITE_EVERY_S = 10.0
+CONFIRMED_S = 1.0
+"""How long an orderly stop waits for gateways to confirm what they have."""
+
+
+class Bridge:
+    """A bridge that has yet to begin."""
+
+    def __init__(self, settings: Settings, engine: Engine, models: Models) -> None:
+        """Raises `ConfigError` for files of `settings.cluster` that cannot be read."""
+        self._settings, self._cluster = settings, settings.cluster
+        self._engine, self._models = engine, models
+        self.box, self.life = settings.cluster.box_name, secrets.token_hex(8)
+        self._names = Names(settings.cluster.name)
+        self.broker = Broker(settings.cluster, f"bridge {self.box}")
+        self.intake = Intake(
+            settings, self.life, engine, models, self.broker.say, lambda: self.broker.inline_nbytes
+        )
+        self._writer = Writer(self.broker, self._names)
+        self._numbers = itertools.count(1)
+        self._tasks: list[asyncio.Task[None]] = []
+        self.broker.listen(self._names.box_work(self.box, self.life), lambda it: self.intake.take(it.data))
+        self.broker.listen(self._names.box_word(self.box, self.life), lambda it: self.intake.word(it.data))
+        self.broker.listen(self._names.gateway_beat("*"), self._beat)
+        self.broker.on_up.append(self._live_now)
+
+    def begin(self) -> None:
+        """Connect."""
+        self.broker.start()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(run()) for run in (self._tick, self._live, self._write)]
+
+    async def drain(self) -> None:
+        """Finish what runs, within `worker.drain_timeout_s`, and leave."""
+        self.intake.draining = True
+        self._live_now()
+        await self.intake.ended(self._settings.worker.drain_timeout_s, CONFIRMED_S)
+        for task in self._tasks:
+            task.cancel()
+        await self.broker.close()
+
+    def _beat(self, message: Msg) -> None:
+        try:
+            beat = read_beat(message.data)
+        except ProtocolError as error:
+            log.warning("a sign of life was dropped: %s", error.message)
+            return
+        if isinstance(beat, GatewayBeat) and message.subject == self._names.gateway_beat(beat.router):
+            self.intake.heard(beat.router)
+
+    async def _tick(self) -> None:
+        while True:
+            self.intake.tick(connected=self.broker.up)
+            await asyncio.sleep(TICK_S)
+
+    async def _live(self) -> None:
+        while True:
+            self._live_now()
+            await asyncio.sleep(self._cluster.beat_s)
+
+    def _live_now(self) -> None:
+        open_ = [worker for worker in self._models.workers() if worker.responsive]
+        beat = BoxBeat(
+            VERSION,
+            self.box,
+            self.life,
+            self._cluster.pool,
+            next(self._numbers),
+            self.intake.draining,
+            sum(max(0.0, worker.credits.room_s) for worker in open_),
+            min((worker.credits.wait_s for worker in open_), default=0.0),
+        )
+        self.broker.say(self._names.box_beat(self.box), encode(beat))
+
+    async def _write(self) -> None:
+        written, due_s = -1, 0.0
+        while True:
+            version, now_s = self._models.version, time.monotonic()
+            if self.broker.up and (version != written or now_s >= due_s):
+                again = self.box if now_s >= due_s else ""
+                if await self._writer.write(self._rows(), again=again):
+                    written = version
+                    due_s = now_s + WRITE_EVERY_S if again else due_s
+                else:
+                    due_s = now_s + WRITE_EVERY_S / 5
+                    written = version
+            await asyncio.sleep(TICK_S)
+
+    def _rows(self) -> dict[str, Row]:
+        """All rows of this box by key."""
+        workers = self._models.workers()
+        catalog = self._models.catalog
+        rows: dict[str, Row] = {}
+        by_worker = {worker.name: _by_entry(worker) for worker in workers}
+        for entry in catalog.sources:
+            versioned = isinstance(entry, VersionEntry)
+            chosen = self._models.chosen(entry.id.rpartition("@")[0]) if versioned else ()
+            states = {worker: found[entry.id] for worker, found in by_worker.items() if entry.id in found}
+            rows[row_key(self.box, entry.id)] = ModelRow(
+                VERSION,
+                self.life,
+                None if versioned else entry,
+                entry if isinstance(entry, VersionEntry) else None,
+                states,
+                chosen,
+            )
+        rows[self.box] = BoxRow(
+            VERSION,
+            self.box,
+            self.life,
+            self._cluster.pool,
+            self._cluster.bundle,
+            [_row(worker) for worker in workers],
+            self._models.is_told,
+            [entry.id for entry in catalog.sources],
+        )
+        return rows
+
+
+def _by_entry(worker: WorkerView) -> dict[str, list[ModelStatus]]:
+    """States of a worker's models by the id of their entry, beside which its variants have states of their own."""
+    found: dict[str, list[ModelStatus]] = {}
+    for name, status in worker.models.items():
+        found.setdefault(name.partition(":")[0], []).append(status)
+    return found
+
+
+def _row(worker: WorkerView) -> WorkerRow:
+    return WorkerRow(
+        worker.name,
+        worker.number,
+        worker.state,
+        worker.responsive,
+        worker.preloaded,
+        worker.device,
+        worker.threads,
+    )

@@ -1,0 +1,381 @@
+"""Items of a bridge, from their arrival until their gateway has the answer.
+
+1. An item is claimed at once; claims of one turn of the event loop leave together, one message for each gateway.
+2. A second copy of an item is claimed again while the first one runs, and answered with the kept result afterwards. The
+   same life never runs an item twice.
+3. The local engine runs the work, with its own rule of retries. The result leaves, and is kept until the gateway says
+   that it has the result, at most `keep_results_s` and `keep_result_bytes`.
+4. Work of a gateway that has been silent for `gateway_silence_s` is cancelled, and what it sends late is dropped.
+5. An item that nobody waits for any more is remembered for `DROPPED_S`: its copy may still be on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from frontend.engine.answer import Answer, shifted
+from frontend.engine.interface import Engine, Models
+from frontend.scope import RequestScope, scope_of_ids
+from ipc import deadline
+from ipc.errors import DependencyConflict, Draining, InvalidInput, PenstockError, ProtocolError, Unsupported
+from ipc.settings import Settings
+from ipc.wire.cluster import (
+    ENSURE,
+    MOST_IDS,
+    RUN,
+    VERSION,
+    Ask,
+    Carried,
+    Claims,
+    Drop,
+    Got,
+    Item,
+    ItemResult,
+    Missing,
+    OtherVersion,
+    Outcome,
+    encode,
+    read_item,
+    read_to_box,
+    read_work,
+)
+from ipc.wire.cluster_names import results, words
+from ipc.wire.messages import GenerateCall, Result, Timing, Work
+
+log = logging.getLogger(__name__)
+
+DROPPED_S = 60.0
+LEAVING = Draining("this box is shutting down", retry_after_s=1)
+Send = Callable[[str, bytes], bool]
+"""Publish on a subject what may be lost; false without a broker."""
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """One item: its task while the work runs, then its result as it was sent, since `ended_ns`."""
+
+    item: Item
+    router: str
+    task: asyncio.Task[None] | None = None
+    result: bytes = b""
+    ended_ns: int = 0
+
+
+@dataclass(slots=True)
+class Silence:
+    """When a gateway was last heard, in CLOCK_MONOTONIC nanoseconds, and what it has here."""
+
+    heard_ns: int
+    items: set[str] = field(default_factory=set)
+
+
+class Intake:
+    """All items of one life of a bridge."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        life: str,
+        engine: Engine,
+        models: Models,
+        send: Send,
+        most_inline: Callable[[], int],
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """`most_inline`: bytes that a result may take inside a message."""
+        self._settings, self._engine, self._models = settings, engine, models
+        self._box, self._life = settings.cluster.box_name, life
+        self._send, self._most_inline, self._now_ns = send, most_inline, now_ns
+        self._cluster = settings.cluster
+        self._running: dict[str, Running] = {}
+        self._kept: OrderedDict[str, Running] = OrderedDict()
+        self.kept_nbytes = 0
+        self._dropped: OrderedDict[str, int] = OrderedDict()
+        self._gateways: dict[str, Silence] = {}
+        self._claims: dict[str, list[tuple[str, str]]] = {}
+        self._confirmed = asyncio.Event()
+        self.draining = False
+        self.counts: Counter[str] = Counter()
+        """Items by what became of them: taken, again, dropped, unreadable, orphaned, late."""
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def ended(self, running_s: float, confirmed_s: float) -> None:
+        """Wait for the work that runs, then until gateways have all results, each no longer than that."""
+        tasks = [running.task for running in self._running.values() if running.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=running_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(confirmed_s):
+                while self._kept:
+                    self._confirmed.clear()
+                    await self._confirmed.wait()
+
+    def heard(self, router: str) -> None:
+        """A gateway lives."""
+        gateway = self._gateways.setdefault(router, Silence(0))
+        gateway.heard_ns = self._now_ns()
+
+    def take(self, data: bytes, ack: str = "") -> None:
+        """An item has arrived; `ack` is the subject that returns its delivery to a queue."""
+        try:
+            item, carried = read_item(data)
+        except OtherVersion as error:
+            self.counts["unreadable"] += 1
+            log.warning("an item was refused: %s", error.message)
+            if error.reply:
+                self._refuse_version(error)
+            return
+        except ProtocolError as error:
+            self.counts["unreadable"] += 1
+            log.warning("an item was dropped: %s", error.message)
+            return
+        if carried is None:
+            self.counts["foreign"] += 1
+            log.warning("an item of another producer was dropped")
+            return
+        self._begin(item, carried, ack)
+
+    def _refuse_version(self, error: OtherVersion) -> None:
+        refusal = DependencyConflict(error.message)
+        item = Item(error.item, "", "", "", "", "", error.reply)
+        self._send(error.reply, encode(self._failed(item, 0, refusal)))
+
+    def _begin(self, item: Item, carried: Carried, ack: str) -> None:
+        name = item.work_item_id
+        if name in self._running:
+            self.counts["again"] += 1
+            self._claim(carried.router, name, ack)
+            return
+        if name in self._kept:
+            self.counts["again"] += 1
+            self._send(results(carried.router), self._kept[name].result)
+            return
+        if name in self._dropped:
+            self.counts["dropped"] += 1
+            return
+        gateway = self._gateways.setdefault(carried.router, Silence(self._now_ns()))
+        if self._is_silent(gateway):
+            self.counts["orphaned"] += 1
+            return
+        self.counts["taken"] += 1
+        running = self._running[name] = Running(item, carried.router)
+        gateway.items.add(name)
+        self._claim(carried.router, name, ack)
+        running.task = asyncio.get_running_loop().create_task(self._run(running, carried))
+
+    def _is_silent(self, gateway: Silence) -> bool:
+        return self._now_ns() - gateway.heard_ns > self._cluster.gateway_silence_s * 1e9
+
+    def _claim(self, router: str, name: str, ack: str) -> None:
+        if not self._claims:
+            asyncio.get_running_loop().call_soon(self._say_claims)
+        self._claims.setdefault(router, []).append((name, ack))
+
+    def _say_claims(self) -> None:
+        claims, self._claims = self._claims, {}
+        for router, items in claims.items():
+            for at in range(0, len(items), MOST_IDS):
+                names, acks = zip(*items[at : at + MOST_IDS], strict=True)
+                message = Claims(VERSION, self._box, self._life, list(names), list(acks))
+                self._send(words(router), encode(message))
+
+    async def _run(self, running: Running, carried: Carried) -> None:
+        item = running.item
+        try:
+            if self.draining:
+                raise LEAVING
+            result = await self._answer(item, carried)
+        except asyncio.CancelledError:
+            self._forget(item.work_item_id)
+            raise
+        except PenstockError as error:
+            result = self._failed(item, carried.attempt, error)
+        except Exception:
+            log.exception("item %s failed", item.work_item_id)
+            result = self._failed(item, carried.attempt, PenstockError("internal error"))
+        self._finish(running, encode(result))
+
+    async def _answer(self, item: Item, carried: Carried) -> ItemResult:
+        arrived_ns = time.monotonic_ns()
+        work = read_work(carried.work)
+        scope = scope_of_ids(work.request_id, "", self._settings.limits)
+        scope.deadline_ns = deadline.after(carried.left_ms / 1e3)
+        if carried.start_left_ms < carried.left_ms:
+            scope.start_by_ns = deadline.after(carried.start_left_ms / 1e3)
+        deadline.check(scope.deadline_ns, "before a box had the request")
+        if carried.kind == ENSURE:
+            await self._models.ensure_loaded(work.model, scope.deadline_ns, carried.others)
+            return self._answered(item, carried, EMPTY, b"", b"", "", "cpu")
+        _check(carried.kind, work)
+        with await self._engine.run(scope, work, carried.payload or None) as answer:
+            return self._told(item, carried, scope, answer, arrived_ns)
+
+    def _told(
+        self, item: Item, carried: Carried, scope: RequestScope, answer: Answer, arrived_ns: int
+    ) -> ItemResult:
+        """The answer as a message, with copies of its bytes. Raises `LeaseRevoked`."""
+        result, *views = answer.parts()
+        data, loose = map(bytes, views)
+        answer.check()
+        nbytes, most = len(data) + len(loose), self._most_inline()
+        if nbytes > most:
+            raise InvalidInput(f"the answer has {nbytes} bytes, and {most} fit into a message between hosts")
+        trace = None if result.trace is None else shifted(result.trace, -arrived_ns)
+        plain = msgspec.structs.replace(result, block=None, trace=trace)
+        return self._answered(item, carried, plain, data, loose, answer.worker, answer.uuid)
+
+    def _answered(
+        self,
+        item: Item,
+        carried: Carried,
+        result: Result,
+        data: bytes,
+        loose: bytes,
+        worker: str,
+        uuid: str,
+    ) -> ItemResult:
+        timing = result.timing
+        outcome = Outcome(
+            VERSION, self._box, self._life, carried.attempt, uuid, encode(result), data, loose, len(data)
+        )
+        return ItemResult(
+            item.work_item_id,
+            item.request_id,
+            True,
+            f"{self._box}/{worker}" if worker else self._box,
+            item.item_index,
+            inference_ms=timing.device_ns / 1e6,
+            queue_ms=timing.queue_ns / 1e6,
+            tokenization_ms=timing.prepare_ns / 1e6,
+            postprocessing_ms=timing.copy_ns / 1e6,
+            penstock=outcome,
+        )
+
+    def _failed(self, item: Item, attempt: int, error: PenstockError) -> ItemResult:
+        outcome = Outcome(
+            VERSION,
+            self._box,
+            self._life,
+            attempt,
+            retry_after_s=error.retry_after_s,
+            detail=_sayable(error.detail),
+        )
+        return ItemResult(
+            item.work_item_id,
+            item.request_id,
+            False,
+            self._box,
+            item.item_index,
+            error=error.message,
+            error_code=error.code,
+            penstock=outcome,
+        )
+
+    def _finish(self, running: Running, result: bytes) -> None:
+        name = running.item.work_item_id
+        del self._running[name]
+        running.task, running.result, running.ended_ns = None, result, self._now_ns()
+        self._kept[name] = running
+        self.kept_nbytes += len(result)
+        self._send(results(running.router), result)
+        while self.kept_nbytes > self._cluster.keep_result_bytes:
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, name: str) -> None:
+        running = self._running.pop(name, None) or self._kept.pop(name, None)
+        if running is None:
+            return
+        self.kept_nbytes -= len(running.result)
+        gateway = self._gateways.get(running.router)
+        if gateway is not None:
+            gateway.items.discard(name)
+
+    def word(self, data: bytes) -> None:
+        """A word of a gateway. Unreadable words are counted; a gateway speaks of its own items alone."""
+        try:
+            word = read_to_box(data)
+        except ProtocolError as error:
+            self.counts["unreadable"] += 1
+            log.warning("a word was dropped: %s", error.message)
+            return
+        mine = [name for name in word.ids if name.startswith(f"{word.router}.")]
+        if isinstance(word, Got):
+            for name in mine:
+                if name in self._kept:
+                    self._forget(name)
+            self._confirmed.set()
+        elif isinstance(word, Drop):
+            for name in mine:
+                self._drop(name)
+        elif isinstance(word, Ask):
+            self._asked(word.router, mine)
+
+    def _drop(self, name: str) -> None:
+        running = self._running.get(name)
+        if running is not None and running.task is not None:
+            running.task.cancel()
+        else:
+            self._forget(name)
+        self._dropped[name] = self._now_ns()
+        self._dropped.move_to_end(name)
+
+    def _asked(self, router: str, names: list[str]) -> None:
+        missing = []
+        for name in names:
+            if name in self._running:
+                self._claim(router, name, "")
+            elif name in self._kept:
+                self._send(results(router), self._kept[name].result)
+            else:
+                missing.append(name)
+        if missing:
+            self._send(words(router), encode(Missing(VERSION, self._box, self._life, missing)))
+
+    def tick(self, *, connected: bool) -> None:
+        """Some time has passed. Without a broker nobody could be heard, so nobody is silent."""
+        now_ns = self._now_ns()
+        for router, gateway in list(self._gateways.items()):
+            if not connected:
+                gateway.heard_ns = now_ns
+            elif self._is_silent(gateway):
+                for name in list(gateway.items):
+                    self.counts["orphaned"] += 1
+                    self._drop(name)
+                if now_ns - gateway.heard_ns > DROPPED_S * 1e9:
+                    del self._gateways[router]
+        before_ns = now_ns - int(self._cluster.keep_results_s * 1e9)
+        while self._kept and next(iter(self._kept.values())).ended_ns < before_ns:
+            self._forget(next(iter(self._kept)))
+        while self._dropped and next(iter(self._dropped.values())) < now_ns - DROPPED_S * 1e9:
+            self._dropped.popitem(last=False)
+
+
+EMPTY = Result(0, None, [], [], [], [], Timing())
+
+
+def _check(kind: str, work: Work) -> None:
+    """Raise `Unsupported` for what a bridge does not run."""
+    if kind != RUN:
+        raise Unsupported(f"items of the kind {kind[:32]!a} are not known to this box")
+    if isinstance(work.call, GenerateCall) or work.parts or work.step is not None:
+        raise Unsupported("generated text, answers in parts and sequences do not run between hosts yet")
+
+
+def _sayable(detail: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an error that a message can hold."""
+    try:
+        msgspec.msgpack.encode(detail)
+    except (OverflowError, RecursionError, TypeError, ValueError):
+        return {}
+    return detail

@@ -1,0 +1,90 @@
+"""Start and end of the bridge of a box.
+
+1. Settings, logging, slot lock; sweep the arena of an earlier life.
+2. Join the workers of this host as a frontend does, under a name of its own, and the brokers.
+3. Serve until SIGTERM or SIGINT, then drain. Exit codes as those of a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+from frontend.bridge.bridge import Bridge
+from frontend.engine.local.client import Client
+from frontend.engine.local.engine import LocalEngine
+from frontend.server.drain import Drain
+from ipc import brokers, logs, settings, sweep
+from ipc.catalog.reading import load_served
+from ipc.errors import ConfigError
+from ipc.processes import starting as processes
+from ipc.processes.liveness import SlotLock, SlotTaken
+from ipc.processes.paths import prepare_run_dir
+from ipc.settings import Settings
+from ipc.store.store import Store
+
+log = logging.getLogger(__name__)
+
+NAME = "bridge-0"
+EXIT_CONFIG = 3
+EXIT_BUG = 70
+BEAT_EVERY_S = 0.5
+
+
+def main() -> int:
+    """Run the bridge; returns the exit code."""
+    try:
+        config = settings.load()
+        logs.configure(config.log, NAME)
+        processes.title("bridge")
+        if not config.cluster.on:
+            raise ConfigError("cluster.urls: expected the brokers that the bridge shall join, got none")
+        brokers.check(config)
+        prepare_run_dir(config.paths)
+        with SlotLock(config.paths.lock(NAME)):
+            sweep.sweep_inputs(config.paths, NAME)
+            asyncio.run(_serve(config))
+    except (ConfigError, SlotTaken) as error:
+        if logging.getLogger().handlers:
+            log.critical("%s", error.message)
+        else:
+            sys.stderr.write(f"bridge: {error.message}\n")
+        return EXIT_CONFIG
+    except Exception:
+        log.exception("the bridge ends on an unexpected error")
+        return EXIT_BUG
+    finally:
+        logs.flush()
+    return 0
+
+
+async def _serve(config: Settings) -> None:
+    stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    catalog = load_served(config.catalog, config.repository)
+    store = Store(config.paths)
+    client = Client(config.paths, config, NAME, store)
+    engine = LocalEngine(config, catalog, client, Drain())
+    bridge = Bridge(config, engine, engine.directory)
+    client.start()
+    client.demand.replicas = engine.directory.replicas
+    client.workers.follow = engine.directory.follow
+    bridge.begin()
+    log.info("box %s begins, life %s", bridge.box, bridge.life)
+    notifier = processes.Notifier()
+    notifier.send(ready=1)
+    while not stopping.is_set():
+        status = "joined a broker" if bridge.broker.up else "no broker can be reached"
+        notifier.send(watchdog=1, status=f"{status}, {len(bridge.intake)} items")
+        try:
+            async with asyncio.timeout(BEAT_EVERY_S):
+                await stopping.wait()
+        except TimeoutError:
+            continue
+    notifier.send(stopping=1)
+    await bridge.drain()
+    await client.close()
+    store.close()

@@ -1,0 +1,165 @@
+"""One connection to the brokers, for gateways and bridges.
+
+1. `start` connects, and connects again for ever. Nothing waits for a broker: `up` tells whether one is there.
+2. `send` puts a message into the outbox, which a task writes. Without a broker `send` takes nothing, so that no message
+   leaves stale after a minute.
+3. `listen` adds a subscription, which lasts over reconnects. The bytes of its queue have no bound in the client, whose
+   default drops messages in silence; the windows of our own protocol are the bound.
+4. `on_up` is called after every connect, `on_down` at every loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error
+
+from ipc import brokers
+from ipc.errors import QueueUnavailable
+from ipc.settings import Cluster
+
+log = logging.getLogger(__name__)
+
+RECONNECT_WAIT_S = 0.1
+CONNECT_TIMEOUT_S = 2
+PING_EVERY_S = 1
+MISSING_PINGS = 2
+LAST_S = 1
+HEAD_NBYTES = 4096
+"""Room for headers beside a payload."""
+
+Handler = Callable[[Msg], None]
+
+
+class Broker:
+    """A connection under one name."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        """Raises `ConfigError` for files that cannot be read. `name` is for the brokers' own pages."""
+        self._urls, self._name = list(cluster.urls), name
+        self._secrets, self._tls = brokers.secrets_of(cluster), brokers.tls_of(cluster)
+        self._inline_nbytes = cluster.inline_bytes
+        self.client = Client()
+        self.up = False
+        self.on_up: list[Callable[[], None]] = []
+        self.on_down: list[Callable[[], None]] = []
+        self._listeners: list[tuple[str, Handler]] = []
+        self._outbox: list[tuple[str, bytes, str, dict[str, str] | None]] = []
+        self._more = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.refused: dict[str, int] = {}
+        """Messages that could not leave, by the reason."""
+        self._told = ""
+
+    def start(self) -> None:
+        """Connect, and write what is sent."""
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._connect()), loop.create_task(self._write())]
+
+    def listen(self, subject: str, handler: Handler) -> None:
+        """Call `handler` for every message; call before `start`. An error of the handler ends that message alone."""
+        self._listeners.append((subject, handler))
+
+    @property
+    def inline_nbytes(self) -> int:
+        """Largest payload inside a message: the setting, at most half of what the broker takes."""
+        return min(self._inline_nbytes, (self.client.max_payload - HEAD_NBYTES) // 2)
+
+    async def _connect(self) -> None:
+        await self.client.connect(
+            self._urls,
+            name=self._name,
+            tls=self._tls,
+            **self._secrets,  # type: ignore[arg-type]
+            allow_reconnect=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # any number
+            connect_timeout=CONNECT_TIMEOUT_S,
+            ping_interval=PING_EVERY_S,
+            max_outstanding_pings=MISSING_PINGS,
+            error_cb=self._failed,
+            disconnected_cb=self._lost,
+            reconnected_cb=self._connected,
+        )
+        for subject, handler in self._listeners:
+            await self.client.subscribe(
+                subject, cb=_guarded(handler), pending_bytes_limit=0, pending_msgs_limit=0
+            )
+        await self._connected()
+
+    async def _connected(self) -> None:
+        self.up, self._told = True, ""
+        log.info("joined the broker %s", self.client.connected_url and self.client.connected_url.netloc)
+        for tell in self.on_up:
+            tell()
+
+    async def _lost(self) -> None:
+        if self.up:
+            log.warning("lost the broker; looking for one")
+        self.up = False
+        self._outbox.clear()
+        for tell in self.on_down:
+            tell()
+
+    async def _failed(self, error: Exception) -> None:
+        """A word of the client library, written once as long as the text stays."""
+        text = str(error) or repr(error)
+        if text != self._told:
+            self._told = text
+            log.warning("brokers: %s", text)
+
+    def send(self, subject: str, data: bytes, reply: str = "", headers: dict[str, str] | None = None) -> None:
+        """Send a message at the end of this turn of the loop. Raises `QueueUnavailable` without a broker."""
+        if not self.up:
+            raise QueueUnavailable("no broker of the cluster can be reached", retry_after_s=1)
+        self._outbox.append((subject, data, reply, headers))
+        self._more.set()
+
+    def say(self, subject: str, data: bytes) -> bool:
+        """Send what may be lost; returns whether there is a broker."""
+        if self.up:
+            self.send(subject, data)
+        return self.up
+
+    async def _write(self) -> None:
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        messages, self._outbox = self._outbox, []
+        for subject, data, reply, headers in messages:
+            try:
+                await self.client.publish(subject, data, reply, headers)
+            except Error as error:
+                reason = type(error).__name__
+                self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    async def close(self) -> None:
+        """Write what is left, and disconnect."""
+        if self.up:
+            try:
+                async with asyncio.timeout(LAST_S):
+                    await self._flush()
+                    await self.client.flush(LAST_S)
+            except (Error, TimeoutError, OSError) as error:
+                log.warning("the last messages may be lost: %r", error)
+        for task in self._tasks:
+            task.cancel()
+        self.up = False
+        await self.client.close()
+
+
+def _guarded(handler: Handler) -> Callable[[Msg], Awaitable[None]]:
+    async def run(message: Msg) -> None:
+        try:
+            handler(message)
+        except Exception:
+            log.exception("a message on %s failed", message.subject)
+
+    return run

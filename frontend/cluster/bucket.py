@@ -1,0 +1,175 @@
+"""The bucket of the models of all boxes: how a bridge writes its rows, and how a gateway follows all of them.
+
+1. Every write is a message on a subject of its own, which a gateway hears as it is written. So rows arrive within a
+   millisecond, and also while no broker keeps them.
+2. After every connect, and each `READ_EVERY_S`, a gateway reads the whole bucket: messages may have been lost
+   meanwhile, deletions too.
+3. A bridge whose bucket is gone makes the bucket again and writes all rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from nats.aio.msg import Msg
+from nats.errors import Error
+from nats.js.api import KeyValueConfig, StorageType
+from nats.js.errors import APIError, BucketNotFoundError
+from nats.js.kv import KeyValue
+
+from frontend.cluster.broker import Broker
+from ipc.errors import ProtocolError
+from ipc.wire.cluster import Row, encode, read_row
+from ipc.wire.cluster_names import Names
+
+log = logging.getLogger(__name__)
+
+READ_EVERY_S = 60.0
+TRY_AGAIN_S = 2.0
+TIMEOUT_S = 2.0
+_GONE = ("DEL", "PURGE")
+LOST = (Error, APIError, TimeoutError, OSError)
+"""What the client library raises for a broker that is away, has no JetStream or no room."""
+
+
+def subjects(names: Names) -> str:
+    """Subjects of all writes."""
+    return f"$KV.{names.models}.>"
+
+
+class Follower:
+    """Tells a gateway of all rows."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        names: Names,
+        take: Callable[[str, Row | None], None],
+        read: Callable[[dict[str, Row]], None],
+    ) -> None:
+        """`take` gets one row, None for a row that is gone; `read` gets the whole bucket."""
+        self._broker, self._names, self._take, self._read = broker, names, take, read
+        self._live: dict[str, Row | None] = {}
+        self._wanted = asyncio.Event()
+        self.unreadable = 0
+        broker.listen(subjects(names), self._heard)
+        broker.on_up.append(self._wanted.set)
+
+    def _heard(self, message: Msg) -> None:
+        key = message.subject.removeprefix(subjects(self._names)[:-1])
+        operation = (message.headers or {}).get("KV-Operation")
+        row = None if operation in _GONE else self._readable(message.data)
+        if row is not None or operation in _GONE:
+            self._live[key] = row
+            self._take(key, row)
+
+    def _readable(self, data: bytes) -> Row | None:
+        try:
+            return read_row(data)
+        except ProtocolError as error:
+            self.unreadable += 1
+            log.warning("a row of the bucket of models was passed over: %s", error.message)
+            return None
+
+    async def run(self) -> None:
+        """Read the bucket for ever."""
+        wait_s = READ_EVERY_S
+        while True:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+            self._wanted.clear()
+            if self._broker.up:
+                wait_s = READ_EVERY_S if await self._read_all() else TRY_AGAIN_S
+
+    async def _read_all(self) -> bool:
+        """Read everything once; returns whether that succeeded. A missing bucket is an empty one."""
+        self._live, rows = {}, dict[str, Row]()
+        try:
+            bucket = await self._broker.client.jetstream(timeout=TIMEOUT_S).key_value(self._names.models)
+            watcher = await bucket.watchall()
+            try:
+                async with asyncio.timeout(10 * TIMEOUT_S):
+                    async for entry in watcher:
+                        if entry is None:
+                            break
+                        row = None if entry.operation in _GONE else self._readable(entry.value or b"")
+                        if row is not None:
+                            rows[entry.key] = row
+            finally:
+                await watcher.stop()  # type: ignore[no-untyped-call]
+        except BucketNotFoundError:
+            return True
+        except LOST as error:
+            log.warning("the bucket of models cannot be read: %r", error)
+            return False
+        # What was written meanwhile is newer than what was read.
+        for key, row in self._live.items():
+            if row is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = row
+        self._read(rows)
+        return True
+
+
+class Writer:
+    """Writes the rows of one box."""
+
+    def __init__(self, broker: Broker, names: Names) -> None:
+        self._broker, self._names = broker, names
+        self._bucket: KeyValue | None = None
+        self._written: dict[str, bytes] = {}
+        self._revision = 0
+
+    async def write(self, rows: dict[str, Row], *, again: str = "") -> bool:
+        """Have the bucket hold `rows` by key and no others of this box; returns whether the bucket does.
+
+        A row that has not changed is not written, but for the key `again`. Without a bucket the rows are only told to
+        the gateways that listen.
+        """
+        data = {key: encode(row) for key, row in rows.items()}
+        try:
+            if self._bucket is None:
+                self._bucket = await self._made()
+                self._written = {}
+            changed = [key for key, value in data.items() if key == again or self._written.get(key) != value]
+            # The row of the box names its models, so it comes behind them.
+            for key in sorted(changed, key=lambda each: "." not in each):
+                await self._put(self._bucket, key, data[key])
+            for key in self._written.keys() - data.keys():
+                await self._bucket.purge(key)
+                del self._written[key]
+            return True
+        except LOST as error:
+            log.warning("the bucket of models cannot be written: %r", error)
+            self._bucket = None
+            for key in sorted(data, key=lambda each: "." not in each):
+                self._broker.say(subjects(self._names)[:-1] + key, data[key])
+            return False
+
+    async def _put(self, bucket: KeyValue, key: str, value: bytes) -> None:
+        revision = await bucket.put(key, value)
+        if revision <= self._revision:
+            # Another bucket of that name: rows of before are not in there.
+            self._written, self._revision = {}, revision
+            raise TimeoutError("the bucket has been made anew")
+        self._revision = revision
+        self._written[key] = value
+
+    async def _made(self) -> KeyValue:
+        stream = self._broker.client.jetstream(timeout=TIMEOUT_S)
+        self._revision = 0
+        try:
+            return await stream.key_value(self._names.models)
+        except BucketNotFoundError:
+            pass
+        count = max(1, len(self._broker.client.servers))
+        config = KeyValueConfig(
+            bucket=self._names.models, history=1, storage=StorageType.FILE, replicas=3 if count >= 3 else 1
+        )
+        return await stream.create_key_value(config)

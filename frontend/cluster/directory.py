@@ -1,0 +1,263 @@
+"""The models of all boxes as one gateway knows them: rows of the bucket of models, and signs of life.
+
+1. A bridge puts a row for its box and one for each model. `Rows` keeps the rows of each box by key.
+2. A row of a box counts while the box lives, and its models for `SHOWN_S` longer, so that a restart of the only box is
+   no 404 but a wait. Boxes may differ in what they serve: a model is served if some box serves it, by the entry of the
+   box with the first name.
+3. States are those of live boxes. A model that no box has loaded is loaded by a box that offers the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+
+from frontend.cluster.boxes import Box, Boxes
+from frontend.engine.interface import STATE_ORDER, Models, WorkerView
+from ipc import deadline
+from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.errors import DependencyConflict, ModelLoadFailed, ModelNotLoaded, PenstockError, Provisioning
+from ipc.wire.cluster import BoxRow, ModelRow, Row
+from ipc.wire.cluster_names import row_key
+from ipc.wire.messages import Credits, ModelStatus
+
+log = logging.getLogger(__name__)
+
+RETRY_PROVISIONING_S = 120
+TOLD_S = 2.0
+"""Time in which the state of a model that a box has loaded arrives."""
+
+
+class Rows:
+    """What the bucket says of one box."""
+
+    def __init__(self) -> None:
+        self.box: BoxRow | None = None
+        self.models: dict[str, ModelRow] = {}
+        """By key."""
+        self._states: dict[str, dict[str, ModelStatus]] | None = None
+
+    def put(self, key: str, row: Row | None) -> None:
+        """A row is another one than before, or gone."""
+        self._states = None
+        if isinstance(row, BoxRow):
+            self.box = row
+        elif row is not None:
+            self.models[key] = row
+        elif "." in key:
+            self.models.pop(key, None)
+        else:
+            self.box = None
+
+    def of(self, model: str) -> ModelRow | None:
+        """The row of an entry by its id, if the present life of the box has put it."""
+        if self.box is None:
+            return None
+        row = self.models.get(row_key(self.box.box, model))
+        return row if row is not None and row.life == self.box.life else None
+
+    @property
+    def states(self) -> dict[str, dict[str, ModelStatus]]:
+        """States of each model, by its id and the names of the workers that are up."""
+        # PERF: every request asks; rows change seldom.
+        if self._states is None:
+            self._states = {}
+            workers = self.box.workers if self.box is not None else []
+            up = {worker.name for worker in workers if worker.state == "ready"}
+            for entry in self.box.models if self.box is not None else ():
+                row = self.of(entry)
+                for worker in up & row.states.keys() if row is not None else ():
+                    for status in row.states[worker]:  # type: ignore[union-attr]
+                        self._states.setdefault(status.name, {})[worker] = status
+        return self._states
+
+
+Ensure = Callable[[str, int, Collection[str]], Awaitable[None]]
+"""Have a box load a model or one of others, until a deadline."""
+
+
+class ClusterModels(Models):
+    """The directory of a gateway."""
+
+    def __init__(self, catalog: Catalog, boxes: Boxes) -> None:
+        self.catalog, self._boxes = catalog, boxes
+        self._rows: dict[str, Rows] = {}
+        self._version, self._is_read, self._changed = 0, False, asyncio.Event()
+        self.ensure: Ensure | None = None
+        """Set before the first request."""
+        boxes.on_change = self._note
+
+    def take(self, key: str, row: Row | None) -> None:
+        """The row of a key of the bucket; None for a row that is gone."""
+        self._put(key, row)
+        self._note()
+
+    def _put(self, key: str, row: Row | None) -> None:
+        box = key.partition(".")[0]
+        if isinstance(row, BoxRow) != (box == key) and row is not None:
+            log.warning("a row of the bucket of models has the key of another: %.80s", key)
+        else:
+            self._rows.setdefault(box, Rows()).put(key, row)
+
+    def read(self, rows: dict[str, Row]) -> None:
+        """All rows of the bucket: what is not among them is gone."""
+        self._is_read, self._rows = True, {}
+        for key, row in rows.items():
+            self._put(key, row)
+        self._note()
+
+    def _note(self) -> None:
+        """Rows or boxes are others than before."""
+        entries: dict[str, ModelEntry] = {}
+        names: set[str] = set()
+        for _, rows in sorted(self._rows.items()):
+            if rows.box is None or rows.box.box not in self._boxes.by_name:
+                continue
+            names.update(rows.box.models)
+            for model in rows.box.models:
+                row = rows.of(model)
+                entry: ModelEntry | None = None if row is None else row.version or row.entry
+                if entry is not None:
+                    entries.setdefault(model, entry)
+        sources = tuple(entries.values())
+        if sources != self.catalog.sources:
+            self.catalog.replace(Catalog(sources, names=names))
+        self._version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _live(self) -> Iterator[tuple[Box, Rows]]:
+        for box in self._boxes:
+            rows = self._rows.get(box.name)
+            if box.alive and rows is not None and rows.box is not None and rows.box.life == box.life:
+                yield box, rows
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def is_told(self) -> bool:
+        return any(rows.box is not None and rows.box.is_told for _, rows in self._live())
+
+    @property
+    def is_learning(self) -> bool:
+        return not self._is_read or (bool(self._boxes.by_name) and not self.is_told)
+
+    @property
+    def removed(self) -> set[tuple[str, int]]:
+        return set()
+
+    def chosen(self, model: str) -> tuple[int, ...]:
+        for _, rows in self._live():
+            for version in reversed(self.catalog.versions.get(model, ())):
+                row = rows.of(f"{model}@{version}")
+                if row is not None and row.chosen:
+                    return row.chosen
+        return self.catalog.versions.get(model, ())
+
+    def find(self, model: str) -> ModelEntry:
+        """Catalog entry of a model name. Raises `ModelNotFound`, and `Provisioning` while no model is known at all."""
+        if not len(self.catalog):
+            raise _provisioning()
+        return self.catalog.find(model)
+
+    def _states(self, model: str) -> list[ModelStatus]:
+        return [state for _, rows in self._live() for state in rows.states.get(model, {}).values()]
+
+    def status(self, model: str) -> ModelStatus:
+        states = self._states(model)
+        return min(states, key=lambda s: STATE_ORDER.index(s.state), default=ModelStatus(model, "available"))
+
+    def is_loaded(self, model: str, revision: str = "") -> bool:
+        return any(s.state == "loaded" and revision in ("", s.revision) for s in self._states(model))
+
+    def identity(self, model: str) -> str:
+        found = {state.identity for state in self._states(model) if state.state == "loaded"}
+        return found.pop() if len(found) == 1 else ""
+
+    def why_unavailable(self, model: str) -> PenstockError:
+        states = self._states(model)
+        if not states:
+            return _provisioning()
+        failed = [state for state in states if state.state == "failed"]
+        if failed and len(failed) == len(states):
+            worst = next((state for state in failed if state.permanent), failed[0])
+            if worst.error_class == "DEPENDENCY":
+                return DependencyConflict(worst.error_message, compatible_bundles=[])
+            return ModelLoadFailed(
+                worst.error_message,
+                error_class=worst.error_class,
+                attempts=worst.attempts,
+                permanent=worst.permanent,
+            )
+        return ModelNotLoaded(f"Model '{model}' is not loaded", retry_after_s=1)
+
+    def choose(self, model: str, tried: Collection[str]) -> Box | None:
+        """The open box for an item of a model outside of `tried`: one that has the model, else one that may load it.
+
+        Among these the first to be free by its own word and by what this gateway has sent there.
+        """
+        found: list[tuple[bool, float, int, str, Box]] = []
+        for box, rows in self._live():
+            if not box.open or box.name in tried:
+                continue
+            states = {state.state for state in rows.states.get(model, {}).values()}
+            if states:
+                found.append(("loaded" not in states, box.wait_s, len(box.items), box.name, box))
+        return min(found)[4] if found else None
+
+    def workers(self) -> Sequence[WorkerView]:
+        """Workers of live boxes, numbered through; a worker's name has its box before it."""
+        views: list[WorkerView] = []
+        for box, rows in sorted(self._live(), key=lambda each: each[0].name):
+            assert rows.box is not None
+            for worker in rows.box.workers:
+                models = {
+                    name: states[worker.name] for name, states in rows.states.items() if worker.name in states
+                }
+                views.append(
+                    WorkerView(
+                        f"{box.name}/{worker.name}",
+                        len(views),
+                        worker.state,
+                        worker.responsive,
+                        worker.preloaded,
+                        worker.device,
+                        worker.threads,
+                        models,
+                        Credits(0.0, 0.0, 0.0),
+                        None,
+                    )
+                )
+        return views
+
+    def watch(self, on: bool) -> bool:
+        return True
+
+    async def wait(self, done: Callable[[], bool], deadline_ns: int) -> None:
+        while not done():
+            deadline.check(deadline_ns, "before the boxes were done")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(deadline.remaining_s(deadline_ns)):
+                    await self._changed.wait()
+
+    async def ensure_loaded(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> ModelStatus:
+        """Wait until some box has the model or one of `others`; see `Models`. Raises `Provisioning` without a box."""
+
+        def having() -> bool:
+            return any(self.is_loaded(name) for name in (model, *others))
+
+        if not having():
+            if self.choose(model, ()) is None:
+                raise self.why_unavailable(model)
+            assert self.ensure is not None
+            await self.ensure(model, deadline_ns, others)
+            await self.wait(having, min(deadline_ns, deadline.after(TOLD_S)))
+        return self.status(model)
+
+
+def _provisioning() -> Provisioning:
+    return Provisioning("no box of the cluster serves this model now", retry_after_s=RETRY_PROVISIONING_S)

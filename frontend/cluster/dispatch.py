@@ -1,0 +1,310 @@
+"""What a gateway does with an item until its answer is there: send, follow, ask, send again. Without I/O of its own.
+
+1. `begin` gives an item to the queue, or directly to a box that has the model. The gateway holds the item.
+2. A box claims what came to it. From then on the box has the item, and its death gives the item to another box.
+3. Who is silent about an item for `ask_after_s` is asked; so is every box after a reconnect, since a result that passes
+   a dying broker is lost without a word. A box that says the item is missing loses the item to another one.
+4. The first answer counts. Later ones are counted and dropped. Boxes whose answer nobody needs are told so.
+
+An item that lost two boxes is not given to a third: the input may be what kills them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from frontend.cluster.boxes import Box, Boxes
+from ipc.errors import PenstockError, QueueUnavailable, WorkerCrashed, from_code
+from ipc.settings import Cluster
+from ipc.wire.cluster import VERSION, Ask, Claims, Drop, Got, ItemResult, Outcome, ToBox
+
+MOST_LOSSES = 2
+LOOK_AGAIN_NS = 200_000_000
+BUSY = frozenset(
+    ("DRAINING", "MODEL_LOADING", "MODEL_NOT_LOADED", "NO_REPLICA", "QUEUE_FULL", "SHM_EXHAUSTED")
+)
+"""Errors of a box, not of an item: another box may do better."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One item of this gateway.
+
+    `boxes` are lives that have or were sent the item, `claimed` those that said so, `tried` names of boxes that refused
+    the item. `acks`: by life, the subject that returns the delivery of a claimed item to the queue. `heard_ns`: when
+    something was last known of the item. `stranded_ns`: since when no box takes the item, 0 while one has it.
+    """
+
+    id: str
+    model: str
+    deadline_ns: int
+    future: asyncio.Future[tuple[ItemResult, Outcome]]
+    attempt: int = 0
+    queued: bool = False
+    boxes: set[str] = field(default_factory=set)
+    claimed: set[str] = field(default_factory=set)
+    tried: set[str] = field(default_factory=set)
+    acks: dict[str, str] = field(default_factory=dict)
+    losses: int = 0
+    heard_ns: int = 0
+    stranded_ns: int = 0
+    refusal: PenstockError | None = None
+
+
+class Sender(Protocol):
+    """The way out, as `Dispatch` needs it. All raise `QueueUnavailable` without a broker."""
+
+    def to_box(self, held: Held, box: Box) -> None:
+        """Send an item to a box."""
+
+    def to_queue(self, held: Held) -> bool:
+        """Give an item to the queue; False while the queue is not used."""
+
+    def word(self, box: Box, word: ToBox) -> None:
+        """Tell a box."""
+
+    def give_back(self, ack: str) -> None:
+        """Return a delivery to the queue at once."""
+
+
+class Dispatch:
+    """All items of one gateway that have no answer yet."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        router: str,
+        boxes: Boxes,
+        sender: Sender,
+        choose: Callable[[str, Collection[str]], Box | None],
+        why_not: Callable[[str], PenstockError],
+        wait_s: float,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """An item that lost its box waits for another one for `wait_s`.
+
+        `choose` gives the best open box for a model outside of some names, `why_not` why there is none."""
+        self._router, self._boxes, self._sender = router, boxes, sender
+        self._choose, self._why_not, self._now_ns = choose, why_not, now_ns
+        self._ask_ns, self._wait_ns = int(cluster.ask_after_s * 1e9), int(wait_s * 1e9)
+        self.items: dict[str, Held] = {}
+        self._got: dict[str, list[str]] = {}
+        self._dropped: dict[str, list[str]] = {}
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """(what, label): lane by `queue` or `direct`, resent by reason, duplicate, dropped and claims without."""
+        boxes.on_death = self._died
+
+    def begin(self, held: Held) -> None:
+        """Send a new item. Raises the reason where nobody takes the item."""
+        self.items[held.id] = held
+        held.heard_ns = self._now_ns()
+        try:
+            if self._sender.to_queue(held):
+                held.queued = True
+                self.counts["lane", "queue"] += 1
+            else:
+                self._direct(held)
+                self.counts["lane", "direct"] += 1
+        except PenstockError:
+            del self.items[held.id]
+            raise
+
+    def end(self, held: Held) -> None:
+        """Nobody waits for the item any more: boxes that still have the item are told to drop it."""
+        if self.items.pop(held.id, None) is None:
+            return
+        lives = set(held.boxes)
+        if held.queued and not held.claimed:
+            lives |= {box.life for box in self._boxes if box.alive}
+        for life in lives:
+            self._forget(life, held)
+            self._later(self._dropped, life, held.id)
+
+    def _direct(self, held: Held) -> None:
+        box = self._choose(held.model, held.tried)
+        if box is None:
+            raise held.refusal or self._why_not(held.model)
+        held.attempt += 1
+        held.stranded_ns = 0
+        self._sender.to_box(held, box)
+        held.boxes.add(box.life)
+        held.heard_ns = self._now_ns()
+        box.items.add(held.id)
+
+    def direct_now(self, held: Held, reason: str) -> None:
+        """Send an item to a box, for which the queue or another box has failed."""
+        self._again(held, reason)
+
+    def _again(self, held: Held, reason: str) -> None:
+        self.counts["resent", reason] += 1
+        held.claimed.clear()
+        try:
+            self._direct(held)
+        except QueueUnavailable:
+            # NOTE: an item in flight waits for a broker until its deadline; `resume` sends it.
+            held.heard_ns = 0
+        except PenstockError as error:
+            self._wait_or_fail(held, error)
+
+    def _wait_or_fail(self, held: Held, error: PenstockError) -> None:
+        """No box takes an item that lost its box: another life of a box may come. A refusal of a box is final."""
+        now_ns = self._now_ns()
+        held.stranded_ns = held.stranded_ns or now_ns
+        if held.refusal is None and now_ns - held.stranded_ns < self._wait_ns:
+            held.heard_ns = now_ns - self._ask_ns + LOOK_AGAIN_NS
+        else:
+            self._fail(held, error)
+
+    def _fail(self, held: Held, error: PenstockError) -> None:
+        if not held.future.done():
+            held.future.set_exception(error)
+
+    def claims(self, claims: Claims) -> None:
+        """A box says what it has."""
+        box = self._boxes.by_life.get(claims.life)
+        if box is None or box.name != claims.box:
+            self.counts["dropped", "unknown box"] += 1
+            return
+        now_ns = self._now_ns()
+        for item, ack in zip(claims.ids, claims.acks, strict=True):
+            held = self.items.get(item)
+            if held is None:
+                self._later(self._dropped, claims.life, item)
+                continue
+            self.counts["claims", ""] += 1
+            held.boxes.add(claims.life)
+            held.claimed.add(claims.life)
+            held.heard_ns = now_ns
+            box.items.add(item)
+            if ack:
+                held.acks[claims.life] = ack
+
+    def answered(self, result: ItemResult, outcome: Outcome) -> None:
+        """A box has answered."""
+        box = self._boxes.by_life.get(outcome.life)
+        if box is None or box.name != outcome.box:
+            self.counts["dropped", "unknown box"] += 1
+            return
+        held = self.items.get(result.work_item_id)
+        self._later(self._got, outcome.life, result.work_item_id)
+        box.items.discard(result.work_item_id)
+        if held is None or held.future.done():
+            self.counts["duplicate", ""] += 1
+            return
+        self._forget(outcome.life, held)
+        if not result.success:
+            error = from_code(
+                result.error_code, result.error, retry_after_s=outcome.retry_after_s, detail=outcome.detail
+            )
+            if result.error_code in BUSY:
+                held.tried.add(box.name)
+                held.refusal = error
+                if not held.boxes:
+                    self._again(held, "busy")
+                return
+            self._fail(held, error)
+            return
+        held.future.set_result((result, outcome))
+
+    def missing(self, life: str, items: Iterable[str]) -> None:
+        """A box was asked and does not have these items."""
+        for item in items:
+            held = self.items.get(item)
+            if held is not None and life in held.boxes:
+                self._forget(life, held)
+                if not held.boxes and not held.future.done():
+                    self._again(held, "missing")
+
+    def gone(self, item: str) -> None:
+        """Nobody listens where the item was sent."""
+        held = self.items.get(item)
+        if held is None or held.claimed or held.future.done():
+            return
+        for life in list(held.boxes):
+            self._forget(life, held)
+        self._again(held, "nobody")
+
+    def _died(self, box: Box) -> None:
+        for item in list(box.items):
+            held = self.items.get(item)
+            if held is None:
+                continue
+            was_claimed = box.life in held.claimed
+            self._forget(box.life, held)
+            ack = held.acks.pop(box.life, "")
+            held.losses += was_claimed
+            if held.future.done() or held.boxes:
+                continue
+            if held.losses >= MOST_LOSSES:
+                self._fail(held, WorkerCrashed("two boxes died while they had this request"))
+            elif ack and self._given_back(ack):
+                held.heard_ns = self._now_ns()
+                self.counts["resent", "box died"] += 1
+            else:
+                self._again(held, "box died")
+
+    def _given_back(self, ack: str) -> bool:
+        try:
+            self._sender.give_back(ack)
+        except QueueUnavailable:
+            return False
+        return True
+
+    def _forget(self, life: str, held: Held) -> None:
+        held.boxes.discard(life)
+        held.claimed.discard(life)
+        box = self._boxes.by_life.get(life)
+        if box is not None:
+            box.items.discard(held.id)
+
+    def resume(self) -> None:
+        """A broker is there again: what was sent or answered meanwhile may be lost."""
+        self._boxes.pardon()
+        for held in list(self.items.values()):
+            if not held.boxes and not held.queued and not held.future.done():
+                self._again(held, "reconnect")
+            else:
+                held.heard_ns = 0
+        self.tick()
+
+    def tick(self) -> None:
+        """Some time has passed: ask boxes that are silent about an item."""
+        now_ns, asked = self._now_ns(), dict[str, list[str]]()
+        for held in list(self.items.values()):
+            if held.future.done() or now_ns - held.heard_ns < self._ask_ns:
+                continue
+            if not held.boxes:
+                if not held.queued:
+                    self._again(held, "silence")
+                continue
+            held.heard_ns = now_ns
+            for life in held.boxes:
+                asked.setdefault(life, []).append(held.id)
+        for life, items in asked.items():
+            self._tell(life, Ask(VERSION, self._router, items))
+
+    def _tell(self, life: str, word: ToBox) -> None:
+        box = self._boxes.by_life.get(life)
+        if box is not None and box.alive:
+            try:
+                self._sender.word(box, word)
+            except QueueUnavailable:
+                return
+
+    def _later(self, ids: dict[str, list[str]], life: str, item: str) -> None:
+        """Words of one turn of the loop leave together."""
+        if not self._got and not self._dropped:
+            asyncio.get_running_loop().call_soon(self._say)
+        ids.setdefault(life, []).append(item)
+
+    def _say(self) -> None:
+        got, dropped, self._got, self._dropped = self._got, self._dropped, {}, {}
+        for life, items in got.items():
+            self._tell(life, Got(VERSION, self._router, items))
+        for life, items in dropped.items():
+            self._tell(life, Drop(VERSION, self._router, items))

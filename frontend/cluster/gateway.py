@@ -1,0 +1,307 @@
+"""The engine of a gateway: plans become items, items go to boxes, results become answers.
+
+1. `begin` connects to the brokers and follows beats, rows and the inbox. Nothing waits for a broker or a box.
+2. `run` makes an item of the planned work and holds it (`dispatch`) until its answer is there or its deadline passed.
+3. Each `TICK_S` silent boxes are ended and silent items asked for; each `beat_s` the gateway says that it lives.
+
+A request is one item. Generated text, answers in parts and sequences need a home, which this engine does not give yet:
+they are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from nats.aio.msg import Msg
+
+from frontend.cluster.boxes import Box, Boxes
+from frontend.cluster.broker import Broker
+from frontend.cluster.bucket import Follower
+from frontend.cluster.directory import ClusterModels
+from frontend.cluster.dispatch import Dispatch, Held
+from frontend.engine.answer import Answer, AnswerStream, shifted
+from frontend.engine.events import Generation, Pace
+from frontend.engine.interface import Engine, NoBlocks, Payload, bytes_of
+from frontend.scope import RequestScope
+from frontend.server.drain import Drain
+from ipc import deadline
+from ipc.catalog.entries import Catalog
+from ipc.errors import BodyTooLarge, DeadlineExceeded, InvalidInput, ProtocolError, Unsupported
+from ipc.settings import Settings
+from ipc.wire.cluster import (
+    ENSURE,
+    RUN,
+    VERSION,
+    BoxBeat,
+    Carried,
+    Claims,
+    GatewayBeat,
+    Item,
+    ItemResult,
+    Outcome,
+    ToBox,
+    encode,
+    read_answer,
+    read_beat,
+    read_from_box,
+    read_result,
+)
+from ipc.wire.cluster_names import Names, inbox, results
+from ipc.wire.messages import EncodeCall, Work
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TICK_S = 0.05
+GRACE_S = 0.2
+"""A box tells of a passed deadline before the gateway gives up."""
+SLACK_NBYTES = 2048
+"""Room for the fields of an item around its work."""
+_UNSAYABLE = (OverflowError, RecursionError, TypeError, ValueError)
+NO_HOME = "is not built yet for a cluster of several hosts; ask a box for it directly"
+
+
+class _Sent(Held):
+    """An item with what its message is made of."""
+
+    __slots__ = ("kind", "others", "payload", "plan", "request_id", "start_by_ns", "work")
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        plan: Work,
+        payload: bytes,
+        others: Collection[str],
+        deadline_ns: int,
+        start_by_ns: int,
+    ) -> None:
+        super().__init__(name, plan.model, deadline_ns, asyncio.get_running_loop().create_future())
+        self.kind, self.plan, self.others, self.payload = kind, plan, list(others), payload
+        self.start_by_ns, self.request_id = start_by_ns, plan.request_id
+        try:
+            self.work = encode(plan)
+        except _UNSAYABLE as error:
+            raise InvalidInput(f"the request has a value that no message can hold: {error}") from error
+
+
+class Gateway:
+    """Engine and directory of one gateway process, and its connection."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, drain: Drain) -> None:
+        """Raises `ConfigError` for files of `settings.cluster` that cannot be read."""
+        cluster = settings.cluster
+        self.router, self.names, self._pool = secrets.token_hex(12), Names(cluster.name), cluster.pool
+        self._beat_s = cluster.beat_s
+        self.broker = Broker(cluster, f"gateway {self.router}")
+        self.boxes = Boxes(cluster)
+        self.models = ClusterModels(catalog, self.boxes)
+        self.dispatch = Dispatch(
+            cluster,
+            self.router,
+            self.boxes,
+            self,
+            self.models.choose,
+            self.models.why_unavailable,
+            settings.limits.restart_wait_s,
+        )
+        self.engine = ClusterEngine(self, drain)
+        self.models.ensure = self.engine.ensure
+        self._follower = Follower(self.broker, self.names, self.models.take, self.models.read)
+        self.broker.listen(inbox(self.router), self._answered)
+        self.broker.listen(self.names.box_beat("*"), self._beat)
+        self.broker.on_up.append(self.dispatch.resume)
+        self.unreadable = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Connect."""
+        self.broker.start()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(run()) for run in (self._tick, self._live, self._follower.run)]
+
+    async def leave(self) -> None:
+        """Disconnect."""
+        for task in self._tasks:
+            task.cancel()
+        await self.broker.close()
+
+    async def _tick(self) -> None:
+        while True:
+            if self.broker.up:
+                self.boxes.tick()
+                self.dispatch.tick()
+            await asyncio.sleep(TICK_S)
+
+    async def _live(self) -> None:
+        for number in itertools.count(1):
+            beat = encode(GatewayBeat(VERSION, self.router, number))
+            self.broker.say(self.names.gateway_beat(self.router), beat)
+            await asyncio.sleep(self._beat_s)
+
+    def _beat(self, message: Msg) -> None:
+        beat = self._read(read_beat, message.data)
+        if isinstance(beat, BoxBeat) and message.subject == self.names.box_beat(beat.box):
+            self.boxes.take(beat)
+
+    def _answered(self, message: Msg) -> None:
+        _, _, kind = message.subject.split(".", 2)
+        if kind == "results":
+            found = self._read(read_result, message.data)
+            if found is not None:
+                self.dispatch.answered(*found)
+        elif kind == "words":
+            word = self._read(read_from_box, message.data)
+            if isinstance(word, Claims):
+                self.dispatch.claims(word)
+            elif word is not None:
+                self.dispatch.missing(word.life, word.ids)
+        elif kind.startswith("sent.") and (message.headers or {}).get("Status") == "503":
+            self.dispatch.gone(kind.removeprefix("sent."))
+
+    def _read(self, read: Callable[[bytes], T], data: bytes) -> T | None:
+        try:
+            return read(data)
+        except ProtocolError as error:
+            self.unreadable += 1
+            log.warning("a message was dropped: %s", error.message)
+            return None
+
+    def _item(self, sent: _Sent) -> bytes:
+        plan = sent.plan
+        carried = Carried(
+            VERSION,
+            self.router,
+            sent.kind,
+            sent.attempt,
+            _left_ms(sent.deadline_ns),
+            _left_ms(sent.start_by_ns),
+            sent.work,
+            sent.payload,
+            others=sent.others,
+        )
+        return encode(
+            Item(
+                sent.id,
+                sent.request_id,
+                type(plan.call).__name__.removesuffix("Call").lower(),
+                plan.model,
+                self._pool,
+                self.router,
+                results(self.router),
+                timestamp=time.time(),
+                penstock=carried,
+            )
+        )
+
+    def to_box(self, held: Held, box: Box) -> None:
+        """Send an item to a box; see `Sender`."""
+        assert isinstance(held, _Sent)
+        reply = f"{inbox(self.router)[:-1]}sent.{held.id}"
+        self.broker.send(self.names.box_work(box.name, box.life), self._item(held), reply)
+
+    def to_queue(self, held: Held) -> bool:
+        """The queue is not used yet."""
+        return False
+
+    def word(self, box: Box, word: ToBox) -> None:
+        """Tell a box; see `Sender`."""
+        self.broker.send(self.names.box_word(box.name, box.life), encode(word))
+
+    def give_back(self, ack: str) -> None:
+        """Return a delivery; see `Sender`."""
+        self.broker.send(ack, b"-NAK")
+
+
+class ClusterEngine(Engine):
+    """Runs work on the boxes."""
+
+    def __init__(self, gateway: Gateway, drain: Drain) -> None:
+        self._gateway, self._drain, self.blocks = gateway, drain, NoBlocks()
+        self._numbers = itertools.count(1)
+
+    async def _call(
+        self,
+        kind: str,
+        work: Work,
+        payload: bytes,
+        deadline_ns: int,
+        start_by_ns: int,
+        others: Collection[str] = (),
+    ) -> tuple[ItemResult, Outcome]:
+        """The answer to an item. Raises the error of the box, and `DeadlineExceeded` soon after the deadline."""
+        gateway = self._gateway
+        name = f"{gateway.router}.{next(self._numbers)}"
+        sent = _Sent(name, kind, work, payload, others, deadline_ns, start_by_ns)
+        nbytes, most = len(sent.work) + len(payload) + SLACK_NBYTES, gateway.broker.inline_nbytes
+        if nbytes > most:
+            raise BodyTooLarge(f"the inputs take {nbytes} bytes as one message, {most} are possible")
+        gateway.dispatch.begin(sent)
+        try:
+            async with asyncio.timeout(deadline.remaining_s(deadline_ns) + GRACE_S):
+                return await sent.future
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before a box answered", retry_after_s=1) from None
+        finally:
+            gateway.dispatch.end(sent)
+
+    async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
+        """Run planned work on a box; see `Engine.run`. The answer lies in private memory."""
+        if work.step is not None:
+            raise Unsupported(f"a sequence {NO_HOME}")
+        began_ns = time.monotonic_ns()
+        raw = bytes(bytes_of(payload))
+        result, outcome = await self._call(RUN, work, raw, scope.deadline_ns, scope.waits_until_ns)
+        answer = Answer(
+            read_answer(outcome.result),
+            memoryview(outcome.data),
+            memoryview(outcome.loose),
+            worker=result.worker_id,
+            uuid=outcome.uuid,
+        )
+        _check(answer)
+        trace = answer.trace
+        if trace is not None and scope.span is not None:
+            trace = shifted(trace, began_ns - scope.span.began_ns)
+        scope.ran(answer.worker, answer.timing, trace)
+        return answer
+
+    async def ensure(self, model: str, deadline_ns: int, others: Collection[str]) -> None:
+        """Have a box load a model, or one of `others`. Raises why the model cannot be had, or not in time."""
+        plan = Work(model, EncodeCall([], []), 0, 0, "")
+        await self._call(ENSURE, plan, b"", deadline_ns, deadline_ns, others)
+
+    @asynccontextmanager
+    async def stream(
+        self, scope: RequestScope, work: Work, payload: Payload = None
+    ) -> AsyncIterator[AnswerStream]:
+        """Refused; see the module. Raises `Unsupported`."""
+        raise Unsupported(f"an answer in parts {NO_HOME}")
+        yield
+
+    @asynccontextmanager
+    async def generate(self, scope: RequestScope, work: Work, pace: Pace) -> AsyncIterator[Generation]:
+        """Refused; see the module. Raises `Unsupported`."""
+        raise Unsupported(f"generated text {NO_HOME}")
+        yield
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether this process accepts requests: it waits neither for boxes nor for brokers."""
+        return (False, "draining") if self._drain.draining else (True, "ok")
+
+
+def _left_ms(deadline_ns: int) -> int:
+    return min(86_400_000, max(0, int(deadline.remaining_s(deadline_ns) * 1e3)))
+
+
+def _check(answer: Answer) -> None:
+    """Raise `ProtocolError` for an answer whose tensor table and bytes disagree."""
+    answer.tensors()

@@ -1,0 +1,368 @@
+"""Messages between gateways and boxes, and nothing else: items, results, claims, words, signs of life, rows of models.
+
+1. An `Item` and an `ItemResult` are maps with SIE's fields, which any reader of a stream understands, and beside them
+   `penstock` with our own part. All other messages are arrays.
+2. Every message says its version `v`. `read_item` tells an item of another version from an unreadable one.
+3. No instant crosses: deadlines are milliseconds that are left, times of a trace are nanoseconds since the box had the
+   item.
+4. Readers take bytes of anybody. They raise `ProtocolError`, and nothing else, for what is no message.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from ipc.catalog.entries import ModelEntry
+from ipc.catalog.repository import VersionEntry
+from ipc.errors import ProtocolError
+from ipc.wire.cluster_names import is_id, results
+from ipc.wire.messages import ModelStatus, Result, Work
+
+VERSION = 1
+RUN, ENSURE = "run", "ensure"
+"""Kinds of items: run the work; have the model of the work loaded."""
+MOST_MESSAGE_NBYTES = 8 << 20
+"""Messages above this are not looked at; brokers bound them, too."""
+MOST_IDS = 4096
+"""Ids of one word."""
+
+Millis = Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
+Ids = Annotated[list[str], msgspec.Meta(max_length=MOST_IDS)]
+T = TypeVar("T")
+
+
+class OtherVersion(ProtocolError):
+    """An item of a version that this process does not speak; `reply` is the subject of its gateway, or empty."""
+
+    def __init__(self, v: int, item: str, reply: str) -> None:
+        super().__init__(f"the item has version {v} of the protocol between hosts, this box speaks {VERSION}")
+        self.item, self.reply = item, reply
+
+
+class Offer(msgspec.Struct, array_like=True, frozen=True):
+    """Bytes too large for a message: who has `secret` may take them once from `address` (HOST:PORT, by HTTP).
+
+    `digest` is BLAKE2b-256 of the `nbytes` bytes.
+    """
+
+    address: str
+    secret: str
+    nbytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+    digest: bytes
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """Our own part of an item.
+
+    `work` is the planned work as msgpack, without deadlines, and `payload` its raw tensors. With `large` both are
+    empty: the bytes there are the work, of `work_nbytes`, and behind the work the payload. `kind` is `RUN` or `ENSURE`;
+    `others` are models of which one will do for `ENSURE`.
+    """
+
+    v: int
+    router: str
+    kind: str
+    attempt: int
+    left_ms: Millis
+    start_left_ms: Millis
+    work: bytes = b""
+    payload: bytes = b""
+    work_nbytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    large: Offer | None = None
+    others: list[str] = []
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One piece of a request, in SIE's form. `timestamp`: Unix seconds, for readers; no program decides by it."""
+
+    work_item_id: str
+    request_id: str
+    operation: str
+    model_id: str
+    pool_name: str
+    router_id: str
+    reply_subject: str
+    item_index: int = 0
+    total_items: int = 1
+    profile_id: str = "default"
+    machine_profile: str = ""
+    bundle_config_hash: str = ""
+    timestamp: float = 0.0
+    penstock: Carried | None = None
+
+
+class _HeadPart(msgspec.Struct, frozen=True):
+    v: int
+
+
+class _Head(msgspec.Struct, frozen=True):
+    work_item_id: str
+    reply_subject: str
+    penstock: _HeadPart
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Our own part of a result.
+
+    `result` is the answer as msgpack, without a block. Its tensors lie in `data`, its loose tensors in `loose`; with
+    `large` both are empty: the bytes there are the data, of `data_nbytes`, and behind the data the loose ones. Of an
+    error there are `retry_after_s` and `detail` instead.
+    """
+
+    v: int
+    box: str
+    life: str
+    attempt: int
+    uuid: str = ""
+    result: bytes = b""
+    data: bytes = b""
+    loose: bytes = b""
+    data_nbytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    large: Offer | None = None
+    retry_after_s: float | None = None
+    detail: dict[str, Any] = {}
+
+
+class ItemResult(msgspec.Struct, frozen=True):
+    """The answer to an item, in SIE's form; times in milliseconds."""
+
+    work_item_id: str
+    request_id: str
+    success: bool
+    worker_id: str
+    item_index: int = 0
+    result_msgpack: bytes = b""
+    error: str = ""
+    error_code: str = ""
+    inference_ms: float = 0.0
+    queue_ms: float = 0.0
+    processing_ms: float = 0.0
+    tokenization_ms: float = 0.0
+    postprocessing_ms: float = 0.0
+    payload_fetch_ms: float = 0.0
+    penstock: Outcome | None = None
+
+
+class _Message(msgspec.Struct, array_like=True, frozen=True):
+    """Base of the messages that only our own programs send."""
+
+    v: int
+
+
+class Claims(_Message, frozen=True, tag="claims"):
+    """The box has these items. `acks`: for each the subject that returns its delivery, empty without a queue."""
+
+    box: str
+    life: str
+    ids: Ids
+    acks: Ids
+
+
+class Missing(_Message, frozen=True, tag="missing"):
+    """The box was asked for these items and does not have them."""
+
+    box: str
+    life: str
+    ids: Ids
+
+
+FromBox = Claims | Missing
+
+
+class Got(_Message, frozen=True, tag="got"):
+    """The gateway has the answers to these items: the box may forget them."""
+
+    router: str
+    ids: Ids
+
+
+class Drop(_Message, frozen=True, tag="drop"):
+    """Nobody waits for these items any more; also for items that have yet to come to the box."""
+
+    router: str
+    ids: Ids
+
+
+class Ask(_Message, frozen=True, tag="ask"):
+    """What has become of these items? Their results are sent again, running ones are claimed, others are missing."""
+
+    router: str
+    ids: Ids
+
+
+ToBox = Got | Drop | Ask
+
+
+class BoxBeat(_Message, frozen=True, tag="box"):
+    """A box lives, in the life `life`. `room_s`, `wait_s`: of its workers together, as `Credits` have them."""
+
+    box: str
+    life: str
+    pool: str
+    number: int
+    draining: bool
+    room_s: float
+    wait_s: float
+
+
+class GatewayBeat(_Message, frozen=True, tag="gateway"):
+    """A gateway lives."""
+
+    router: str
+    number: int
+
+
+class WorkerRow(msgspec.Struct, array_like=True, frozen=True):
+    """A worker of a box, with the fields of `WorkerView`."""
+
+    name: str
+    number: int
+    state: str
+    responsive: bool
+    preloaded: bool
+    device: str
+    threads: int
+
+
+class BoxRow(_Message, frozen=True, tag="box_row"):
+    """A box in the bucket of models: its workers and the ids of its models, whose rows have keys of their own."""
+
+    box: str
+    life: str
+    pool: str
+    bundle: str
+    workers: list[WorkerRow]
+    is_told: bool
+    models: list[str]
+
+
+class ModelRow(_Message, frozen=True, tag="model_row"):
+    """A model of a box: its entry, one of the two, and by the names of workers the states of all of its variants.
+
+    `chosen`: for a model of a repository, the versions that its files choose.
+    """
+
+    life: str
+    entry: ModelEntry | None
+    version: VersionEntry | None
+    states: dict[str, list[ModelStatus]]
+    chosen: tuple[int, ...] = ()
+
+
+Row = BoxRow | ModelRow
+
+_encoder = msgspec.msgpack.Encoder()
+_UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError)
+_item, _head = msgspec.msgpack.Decoder(Item), msgspec.msgpack.Decoder(_Head)
+_result, _work = msgspec.msgpack.Decoder(ItemResult), msgspec.msgpack.Decoder(Work)
+_answer = msgspec.msgpack.Decoder(Result)
+_from_box: msgspec.msgpack.Decoder[FromBox] = msgspec.msgpack.Decoder(FromBox)
+_to_box: msgspec.msgpack.Decoder[ToBox] = msgspec.msgpack.Decoder(ToBox)
+_beat: msgspec.msgpack.Decoder[BoxBeat | GatewayBeat] = msgspec.msgpack.Decoder(BoxBeat | GatewayBeat)
+_row: msgspec.msgpack.Decoder[Row] = msgspec.msgpack.Decoder(Row)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """The bytes of any of these messages, and of `Work` and `Result`. Raises what msgspec raises for other values."""
+    return _encoder.encode(message)
+
+
+def _read(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
+    if len(data) > MOST_MESSAGE_NBYTES:
+        raise ProtocolError(f"{what} of {len(data)} bytes is over {MOST_MESSAGE_NBYTES}")
+    try:
+        return decoder.decode(data)
+    except _UNDECODABLE as error:
+        raise ProtocolError(f"undecodable {what}: {error}") from error
+
+
+def _read_message(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
+    message = _read(decoder, data, what)
+    if message.v != VERSION:  # type: ignore[attr-defined]
+        raise ProtocolError(f"{what} of version {message.v}, expected {VERSION}")  # type: ignore[attr-defined]
+    return message
+
+
+def read_item(data: bytes) -> tuple[Item, Carried | None]:
+    """An item and our own part, None for an item of another producer.
+
+    Raises `OtherVersion`, and `ProtocolError` for bytes that are no item or name a reply that is not their gateway's.
+    """
+    try:
+        item = _read(_item, data, "item")
+    except ProtocolError:
+        _check_version(data)
+        raise
+    carried = item.penstock
+    if carried is None:
+        return item, None
+    if carried.v != VERSION:
+        _check_version(data)
+    if not is_id(carried.router) or item.reply_subject != results(carried.router):
+        raise ProtocolError("the reply subject of the item is not the inbox of its gateway")
+    if not item.work_item_id.startswith(f"{carried.router}."):
+        raise ProtocolError("the id of the item is not one of its gateway")
+    return item, carried
+
+
+def _check_version(data: bytes) -> None:
+    """Raise `OtherVersion` where the head of an item can be read and says so."""
+    try:
+        head = _head.decode(data)
+    except _UNDECODABLE:
+        return
+    if head.penstock.v != VERSION:
+        router = head.work_item_id.partition(".")[0]
+        known = is_id(router) and head.reply_subject == results(router)
+        raise OtherVersion(head.penstock.v, head.work_item_id, head.reply_subject if known else "")
+
+
+def read_work(data: bytes | memoryview) -> Work:
+    """The work of an item. Raises `ProtocolError`."""
+    return _read(_work, data, "work")  # type: ignore[arg-type]
+
+
+def read_result(data: bytes) -> tuple[ItemResult, Outcome]:
+    """A result and our own part. Raises `ProtocolError`, also for a result without our part."""
+    result = _read(_result, data, "result")
+    outcome = result.penstock
+    if outcome is None or outcome.v != VERSION:
+        raise ProtocolError(f"a result of version {outcome and outcome.v}, expected {VERSION}")
+    return result, outcome
+
+
+def read_answer(data: bytes) -> Result:
+    """The answer in an `Outcome`. Raises `ProtocolError`, also for an answer that names a place of another host."""
+    answer = _read(_answer, data, "answer")
+    if answer.block is not None:
+        raise ProtocolError("an answer names a block of another host")
+    return answer
+
+
+def read_from_box(data: bytes) -> FromBox:
+    """A word of a box. Raises `ProtocolError`."""
+    word = _read_message(_from_box, data, "word of a box")
+    if isinstance(word, Claims) and len(word.ids) != len(word.acks):
+        raise ProtocolError(f"{len(word.ids)} claims with {len(word.acks)} subjects")
+    return word
+
+
+def read_to_box(data: bytes) -> ToBox:
+    """A word of a gateway. Raises `ProtocolError`."""
+    return _read_message(_to_box, data, "word of a gateway")
+
+
+def read_beat(data: bytes) -> BoxBeat | GatewayBeat:
+    """A sign of life. Raises `ProtocolError`, also for a name that cannot be one."""
+    beat = _read_message(_beat, data, "sign of life")
+    names = (beat.box, beat.life) if isinstance(beat, BoxBeat) else (beat.router,)
+    if not all(map(is_id, names)):
+        raise ProtocolError("a sign of life of a name that cannot be one")
+    return beat
+
+
+def read_row(data: bytes) -> Row:
+    """A row of the bucket of models. Raises `ProtocolError`."""
+    return _read_message(_row, data, "row")

@@ -1,0 +1,106 @@
+"""Names at the brokers: subjects, streams, consumers and buckets of one cluster.
+
+A model's name may hold any printable characters, and a subject has dots between its tokens, `*` and `>` for any token.
+So `token_of` writes a name as SIE's gateway does, and a digest stands for the end of a long name. Two models may share
+a token: readers go by the `model_id` inside an item, never by its subject.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from ipc.errors import InvalidInput
+
+MOST_TOKEN = 160
+"""Characters of a token; a longer name ends with the digest of all of its characters."""
+INBOX = "_INBOX"
+_REPLACED = str.maketrans({"/": "__", ".": "_dot_", "*": "_", ">": "_", " ": "_"})
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def is_id(text: str) -> bool:
+    """Whether `text` can be the id of a gateway, a box or a life, and so one token of a subject."""
+    return _ID.fullmatch(text) is not None
+
+
+def token_of(model: str) -> str:
+    """The token of a model in subjects. Raises `InvalidInput` for an empty name or unprintable characters."""
+    if not model or not model.isprintable():
+        raise InvalidInput(f"model: {model[:64]!a} has characters that no name of a model may have")
+    token = model.translate(_REPLACED)
+    if len(token) <= MOST_TOKEN:
+        return token
+    digest = hashlib.blake2b(model.encode(), digest_size=16).hexdigest()
+    return f"{token[: MOST_TOKEN - len(digest) - 1]}-{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names of the cluster `cluster`; without a name of its own nothing stands before them, as at SIE's gateway."""
+
+    cluster: str = ""
+
+    def _subject(self, *tokens: str) -> str:
+        return ".".join((self.cluster, *tokens) if self.cluster else tokens)
+
+    def _flat(self, name: str) -> str:
+        return f"{self.cluster}_{name}" if self.cluster else name
+
+    def work(self, model: str, pool: str) -> str:
+        """Subject of the queue of a pool for one model."""
+        return self._subject("sie", "work", token_of(model), pool)
+
+    def works(self, pool: str) -> str:
+        """Subjects of the queue of a pool."""
+        return self._subject("sie", "work", "*", pool)
+
+    def stream(self, pool: str) -> str:
+        """Stream of the queue of a pool."""
+        return self._flat(f"WORK_POOL_{pool}")
+
+    def consumer(self, bundle: str, pool: str) -> str:
+        """Consumer from which bridges of a bundle pull."""
+        return f"{bundle}_{pool}"
+
+    def box_work(self, box: str, life: str) -> str:
+        """Subject of items for one life of a box."""
+        return self._subject("penstock", "box", box, life, "work")
+
+    def box_word(self, box: str, life: str) -> str:
+        """Subject of words for one life of a box."""
+        return self._subject("penstock", "box", box, life, "word")
+
+    def box_beat(self, box: str) -> str:
+        """Subject of signs of life of a box; `*` for all boxes."""
+        return self._subject("penstock", "beat", "box", box)
+
+    def gateway_beat(self, router: str) -> str:
+        """Subject of signs of life of a gateway; `*` for all gateways."""
+        return self._subject("penstock", "beat", "gateway", router)
+
+    @property
+    def models(self) -> str:
+        """Bucket of the models of all boxes."""
+        return self._flat("penstock_models")
+
+
+def inbox(router: str) -> str:
+    """Subjects of all answers to a gateway."""
+    return f"{INBOX}.{router}.>"
+
+
+def results(router: str) -> str:
+    """Subject of results for a gateway."""
+    return f"{INBOX}.{router}.results"
+
+
+def words(router: str) -> str:
+    """Subject of claims and other words of boxes for a gateway."""
+    return f"{INBOX}.{router}.words"
+
+
+def row_key(box: str, model: str) -> str:
+    """Key of a model of a box in the bucket of models; `model` empty: the key of the box itself."""
+    return box if not model else f"{box}.{hashlib.blake2b(model.encode(), digest_size=16).hexdigest()}"

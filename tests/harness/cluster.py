@@ -1,0 +1,142 @@
+"""Boxes and gateways as real processes, joined by a real broker.
+
+A `Box` is workers of simulated models and a bridge, without frontends of its own. A gateway is a `Server` without
+workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from frontend import app, assembly
+from tests.harness.server import ROOT, Server, alive, make_server, wait_until
+
+SETTINGS = {"queue.max_wait_s": 120, "limits.load_wait_s": 60}
+
+
+def create() -> app.Application:
+    """The application of a gateway's children."""
+    return app.create(behind=assembly.cluster)
+
+
+class Box:
+    """A host of the cluster: one worker for each slot, and the bridge."""
+
+    def __init__(
+        self,
+        place: Path,
+        name: str,
+        brokers: Sequence[str],
+        models: Sequence[str] = ("fake/echo",),
+        settings: Mapping[str, Any] | None = None,
+        catalog: Path | None = None,
+    ) -> None:
+        place.mkdir(parents=True, exist_ok=True)
+        chosen = {"cluster.urls": ",".join(brokers), "cluster.box": name, **SETTINGS, **(settings or {})}
+        where = {"catalog": catalog} if catalog is not None else {}
+        self.server = make_server(place, models, chosen, **where)
+        self.name, self._log_path = name, place / "bridge.log"
+        self.bridge: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        """Everything that the bridge wrote."""
+        return self._log_path.read_text(errors="replace")
+
+    def start(self) -> None:
+        """Start workers and bridge."""
+        self.server.run_dir.mkdir(mode=0o700, exist_ok=True)
+        self.server.start_workers()
+        self.start_bridge()
+
+    def start_bridge(self) -> None:
+        """Start the bridge alone, another life of the box."""
+        with self._log_path.open("ab") as log:
+            self.bridge = subprocess.Popen(
+                [sys.executable, "-m", "frontend.bridge"],
+                cwd=ROOT,
+                env=self.server.environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send a signal to the bridge."""
+        assert self.bridge is not None
+        self.bridge.send_signal(number)
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """End the bridge by a signal; returns its exit code."""
+        self.tell(number)
+        assert self.bridge is not None
+        return self.bridge.wait(40)
+
+    def stop(self) -> None:
+        """End everything in order, and assert that nothing is left."""
+        assert self.end(signal.SIGTERM) == 0, self.log[-4000:]
+        for worker in self.server.workers:
+            worker.terminate()
+        wait_until(lambda: not self.server.pids(), what="the end of all processes of the box")
+        self.server.assert_nothing_left()
+        assert "Traceback" not in self.log, self.log[-4000:]
+
+    def kill(self) -> None:
+        """End everything that still runs, and remove what it left."""
+        for worker in self.server.workers:
+            worker.kill()
+        if self.bridge is not None and alive(self.bridge.pid):
+            self.bridge.send_signal(signal.SIGKILL)
+            self.bridge.send_signal(signal.SIGCONT)
+            self.bridge.wait(40)
+        for arena in self.server.arenas():
+            arena.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def box(place: Path, name: str, brokers: Sequence[str], **more: Any) -> Iterator[Box]:
+    """A box that runs; afterwards nothing of it is left."""
+    one = Box(place, name, brokers, **more)
+    try:
+        one.start()
+        yield one
+        one.stop()
+    except BaseException:
+        sys.stderr.write(f"\nlast lines of box {name}:\n{one.log[-4000:]}\n{one.server.log[-2000:]}\n")
+        raise
+    finally:
+        one.kill()
+
+
+@contextlib.contextmanager
+def gateway(
+    place: Path, brokers: Sequence[str], settings: Mapping[str, Any] | None = None
+) -> Iterator[Server]:
+    """A gateway that accepts requests; afterwards nothing of it is left."""
+    place.mkdir(parents=True, exist_ok=True)
+    chosen = {"cluster.urls": ",".join(brokers), **SETTINGS, **(settings or {})}
+    server = make_server(place, (), chosen)
+    server.environment |= {"PENSTOCK_SUPERVISE": "0", "PENSTOCK_CATALOG__DIRS": ""}
+    server.application = "tests.harness.cluster:create()"
+    server.start()
+    try:
+        server.wait_ready()
+        yield server
+        assert server.stop() == 0
+        server.assert_no_stack()
+        server.assert_nothing_left()
+    except BaseException:
+        sys.stderr.write(f"\nlast lines of the gateway:\n{server.log[-6000:]}\n")
+        raise
+    finally:
+        server.kill_everything()
+
+
+def serves(server: Server, model: str = "fake/echo") -> bool:
+    """Whether a gateway has a box with the model."""
+    return server.encode(model, ["x"]).status == 200

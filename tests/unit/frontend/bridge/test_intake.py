@@ -1,0 +1,344 @@
+"""What a bridge does with an item at each copy, word and silence. The clock is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from frontend.bridge.intake import Intake
+from frontend.engine.answer import Answer
+from frontend.engine.interface import Payload
+from frontend.scope import RequestScope
+from ipc.errors import QueueFull
+from ipc.memory.tensors import layout
+from ipc.settings import Cluster, Settings
+from ipc.wire.cluster import (
+    ENSURE,
+    RUN,
+    VERSION,
+    Ask,
+    Carried,
+    Claims,
+    Drop,
+    Got,
+    Item,
+    Missing,
+    encode,
+    read_answer,
+    read_from_box,
+    read_result,
+)
+from ipc.wire.messages import EncodeCall, InferCall, InputItem, Result, Step, Timing, Work
+
+ROUTER = "r0uter"
+SETTINGS = Settings(cluster=Cluster(box="a", keep_result_bytes=100_000))
+WORK = Work("m", EncodeCall([InputItem("hello")], ["dense"]), 0, 3, "req_1")
+
+
+class Engine:
+    """Answers when it is let go; counts the runs."""
+
+    def __init__(self) -> None:
+        self.free, self.runs, self.cancelled = asyncio.Event(), 0, 0
+        self.error: Exception | None = None
+        self.scope: RequestScope | None = None
+        self.nbytes = 16
+
+    async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
+        self.runs, self.scope = self.runs + 1, scope
+        try:
+            await self.free.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        refs, nbytes = layout([("dense", "float32", [1, self.nbytes // 4])])
+        return Answer(
+            Result(1, None, refs, [3], [], [], Timing()), memoryview(bytes(nbytes)), worker="worker-0"
+        )
+
+
+class Stage:
+    """An intake whose messages are kept."""
+
+    def __init__(self) -> None:
+        self.now_ns, self.engine = 10**12, Engine()
+        self.said: list[tuple[str, bytes]] = []
+        self.inline = 50_000
+        self.intake = Intake(
+            SETTINGS,
+            "life",
+            self.engine,
+            self,
+            self._send,
+            lambda: self.inline,
+            lambda: self.now_ns,  # type: ignore[arg-type]
+        )
+        self.ensured: list[str] = []
+
+    async def ensure_loaded(self, model: str, until_ns: int, others: Any) -> None:
+        self.ensured.append(model)
+
+    def _send(self, subject: str, data: bytes) -> bool:
+        self.said.append((subject, data))
+        return True
+
+    def item(self, number: int = 1, work: Work = WORK, **changes: Any) -> bytes:
+        carried = msgspec.structs.replace(
+            Carried(VERSION, ROUTER, RUN, 1, 30_000, 30_000, encode(work)), **changes
+        )
+        return encode(
+            Item(
+                f"{ROUTER}.{number}",
+                "q",
+                "encode",
+                "m",
+                "default",
+                ROUTER,
+                f"_INBOX.{ROUTER}.results",
+                penstock=carried,
+            )
+        )
+
+    @property
+    def claims(self) -> list[Claims | Missing]:
+        return [read_from_box(data) for subject, data in self.said if subject.endswith(".words")]  # type: ignore[misc]
+
+    @property
+    def results(self) -> list[Any]:
+        return [read_result(data)[0] for subject, data in self.said if subject.endswith(".results")]
+
+    async def turn(self) -> None:
+        for _ in range(6):
+            await asyncio.sleep(0)
+
+
+def played(scene: Callable[[Stage], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await scene(Stage())
+
+    asyncio.run(run())
+
+
+def test_an_item_is_claimed_at_once_and_its_answer_is_kept_until_the_gateway_has_it() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.intake.take(stage.item(1))
+        stage.intake.take(stage.item(2))
+        await stage.turn()
+        assert [claim.ids for claim in stage.claims] == [[f"{ROUTER}.1", f"{ROUTER}.2"]]
+        stage.engine.free.set()
+        await stage.turn()
+        first = stage.results[0]
+        assert first.success and first.worker_id == "a/worker-0" and first.penstock.life == "life"
+        assert read_answer(first.penstock.result).tokens == [3] and len(first.penstock.data) == 16
+        assert stage.intake.kept_nbytes > 0
+        stage.intake.word(encode(Got(VERSION, ROUTER, [f"{ROUTER}.1", f"{ROUTER}.2"])))
+        assert stage.intake.kept_nbytes == 0
+
+    played(scene)
+
+
+def test_a_copy_of_an_item_never_runs_a_second_time() -> None:
+    async def scene(stage: Stage) -> None:
+        for _ in range(2):
+            stage.intake.take(stage.item())
+            await stage.turn()
+        assert len(stage.claims) == 2 and stage.engine.runs == 1
+        stage.engine.free.set()
+        await stage.turn()
+        stage.intake.take(stage.item())
+        await stage.turn()
+        assert len(stage.results) == 2 and stage.engine.runs == 1 and stage.results[0] == stage.results[1]
+
+    played(scene)
+
+
+def test_who_asks_gets_a_claim_a_result_or_the_word_that_the_item_is_missing() -> None:
+    async def scene(stage: Stage) -> None:
+        ask = encode(Ask(VERSION, ROUTER, [f"{ROUTER}.1", f"{ROUTER}.7"]))
+        stage.intake.take(stage.item())
+        await stage.turn()
+        stage.intake.word(ask)
+        await stage.turn()
+        assert isinstance(stage.claims[-2], Missing) and stage.claims[-2].ids == [f"{ROUTER}.7"]
+        assert stage.claims[-1].ids == [f"{ROUTER}.1"]
+        stage.engine.free.set()
+        await stage.turn()
+        stage.intake.word(ask)
+        assert len(stage.results) == 2
+
+    played(scene)
+
+
+def test_an_item_that_nobody_waits_for_is_cancelled_and_its_late_copy_is_dropped() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.intake.take(stage.item())
+        await stage.turn()
+        stage.intake.word(encode(Drop(VERSION, ROUTER, [f"{ROUTER}.1", f"{ROUTER}.2"])))
+        stage.intake.take(stage.item(2))
+        await stage.turn()
+        assert stage.engine.cancelled == 1 and stage.engine.runs == 1 and not len(stage.intake)
+        assert not stage.results and stage.intake.counts["dropped"] == 1
+
+    played(scene)
+
+
+def test_a_gateway_speaks_of_its_own_items_alone() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.intake.take(stage.item())
+        await stage.turn()
+        stage.intake.word(encode(Drop(VERSION, "stranger", [f"{ROUTER}.1"])))
+        await stage.turn()
+        assert not stage.engine.cancelled and len(stage.intake) == 1
+
+    played(scene)
+
+
+def test_work_of_a_gateway_that_is_silent_ends_and_nothing_of_it_stays() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.intake.heard(ROUTER)
+        stage.intake.take(stage.item())
+        await stage.turn()
+        stage.now_ns += int(1.9e9)
+        stage.intake.tick(connected=True)
+        assert not stage.engine.cancelled
+        stage.now_ns += int(0.2e9)
+        stage.intake.tick(connected=True)
+        await stage.turn()
+        assert stage.engine.cancelled == 1 and not len(stage.intake) and not stage.intake.kept_nbytes
+        stage.intake.take(stage.item(2))
+        await stage.turn()
+        assert stage.engine.runs == 1 and stage.intake.counts["orphaned"] == 2
+
+    played(scene)
+
+
+def test_nobody_is_silent_while_there_is_no_broker() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.intake.take(stage.item())
+        await stage.turn()
+        for connected in (False, True):
+            stage.now_ns += int(1.5e9)
+            stage.intake.tick(connected=connected)
+        assert not stage.engine.cancelled
+
+    played(scene)
+
+
+def test_answers_that_no_gateway_confirms_are_kept_within_their_time_and_memory() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.engine.nbytes = 40_000
+        stage.engine.free.set()
+        for number in range(4):
+            stage.intake.take(stage.item(number))
+        await stage.turn()
+        assert len(stage.results) == 4 and stage.intake.kept_nbytes <= SETTINGS.cluster.keep_result_bytes
+        stage.intake.heard(ROUTER)
+        stage.now_ns += int(31e9)
+        stage.intake.heard(ROUTER)
+        stage.intake.tick(connected=True)
+        assert stage.intake.kept_nbytes == 0
+
+    played(scene)
+
+
+def test_an_error_crosses_with_its_code_and_all_that_belongs_to_it() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.engine.error = QueueFull("full", retry_after_s=3, odd={1 << 70})
+        stage.engine.free.set()
+        stage.intake.take(stage.item())
+        await stage.turn()
+        failed = stage.results[0]
+        assert (failed.success, failed.error_code, failed.error) == (False, "QUEUE_FULL", "full")
+        assert failed.penstock.retry_after_s == 3 and failed.penstock.detail == {}
+
+    played(scene)
+
+
+def test_time_that_is_left_becomes_a_deadline_of_this_host() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.intake.take(stage.item(1, left_ms=30_000, start_left_ms=1_000))
+        await stage.turn()
+        scope = stage.engine.scope
+        assert scope is not None and 28 < scope.left_s()[0] <= 30 and 0 < scope.left_s()[1] <= 1
+        stage.intake.take(stage.item(2, left_ms=0))
+        await stage.turn()
+        assert stage.results[0].error_code == "DEADLINE_EXCEEDED" and stage.engine.runs == 1
+
+    played(scene)
+
+
+def test_what_cannot_run_between_hosts_is_refused_by_name() -> None:
+    async def scene(stage: Stage) -> None:
+        step = Work("m", InferCall([], [], step=Step(1, True)), 0, 1, "q")
+        refused = [
+            stage.item(1, work=step),
+            stage.item(2, work=msgspec.structs.replace(WORK, parts=8)),
+            stage.item(3, kind="dance"),
+            stage.item(4, kind="\x00"),
+        ]
+        for item in refused:
+            stage.intake.take(item)
+        await stage.turn()
+        assert [result.error_code for result in stage.results] == ["UNSUPPORTED"] * 4
+        assert not stage.engine.runs
+
+    played(scene)
+
+
+def test_a_load_is_asked_of_the_local_models() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.intake.take(stage.item(kind=ENSURE))
+        await stage.turn()
+        assert stage.ensured == ["m"] and stage.results[0].success and not stage.engine.runs
+
+    played(scene)
+
+
+def test_bad_bytes_are_counted_and_harm_no_neighbour() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.engine.free.set()
+        for data in (
+            b"",
+            b"\xc1",
+            b"\x91" * 5000,
+            encode(Item("x", "q", "encode", "m", "p", "z", "sie.work.x")),
+        ):
+            stage.intake.take(data)
+            stage.intake.word(data)
+        fields = msgspec.msgpack.decode(stage.item(9))
+        fields["penstock"]["work"] = b"\xff"
+        stage.intake.take(msgspec.msgpack.encode(fields))
+        fields["penstock"]["v"] = 7
+        stage.intake.take(msgspec.msgpack.encode(fields))
+        stage.intake.take(stage.item(1))
+        await stage.turn()
+        codes = [result.error_code for result in stage.results]
+        assert codes == ["DEPENDENCY_CONFLICT", "PROTOCOL_ERROR", ""]
+        assert stage.intake.counts["unreadable"] == 8 and stage.intake.counts["foreign"] == 1
+
+    played(scene)
+
+
+def test_a_box_that_leaves_refuses_what_still_comes_and_waits_for_what_runs() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.intake.take(stage.item(1))
+        await stage.turn()
+        stage.intake.draining = True
+        stage.intake.take(stage.item(2))
+        await stage.turn()
+        assert stage.results[0].error_code == "DRAINING"
+        ended = asyncio.ensure_future(stage.intake.ended(60, 60))
+        await stage.turn()
+        assert not ended.done()
+        stage.engine.free.set()
+        await stage.turn()
+        stage.intake.word(encode(Got(VERSION, ROUTER, [f"{ROUTER}.1", f"{ROUTER}.2"])))
+        await ended
+        assert stage.results[1].success
+
+    played(scene)

@@ -1,0 +1,339 @@
+"""What a gateway does with an item at each word, death and silence. The clock is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+import pytest
+
+from frontend.cluster.boxes import Box, Boxes
+from frontend.cluster.dispatch import Dispatch, Held
+from ipc.errors import (
+    NoReplica,
+    PenstockError,
+    Provisioning,
+    QueueFull,
+    QueueUnavailable,
+    WorkerCrashed,
+)
+from ipc.settings import Cluster
+from ipc.wire.cluster import VERSION, Ask, BoxBeat, Claims, Drop, Got, ItemResult, Outcome, ToBox
+
+CLUSTER = Cluster()
+WAIT_S = 5.0
+
+
+class Stage:
+    """A dispatch whose messages are kept, with boxes that have every model."""
+
+    def __init__(self, *boxes: str) -> None:
+        self.now_ns = 10**12
+        self.boxes = Boxes(CLUSTER, lambda: self.now_ns)
+        self.dispatch = Dispatch(
+            CLUSTER,
+            "r",
+            self.boxes,
+            self,
+            self._choose,
+            lambda model: Provisioning("none"),
+            WAIT_S,
+            lambda: self.now_ns,
+        )
+        self.sent: list[tuple[str, str]] = []
+        self.words: list[tuple[str, ToBox]] = []
+        self.returned: list[str] = []
+        self.up, self.queue = True, False
+        for name in boxes:
+            self.beat(name)
+
+    def _choose(self, model: str, tried: Collection[str]) -> Box | None:
+        able = [box for box in self.boxes if box.open and box.name not in tried]
+        return min(able, key=lambda box: (len(box.items), box.name), default=None)
+
+    def beat(self, name: str, life: str = "1", *, draining: bool = False) -> None:
+        self.boxes.take(BoxBeat(VERSION, name, f"{name}{life}", "default", 1, draining, 1.0, 0.0))
+
+    def to_box(self, held: Held, box: Box) -> None:
+        if not self.up:
+            raise QueueUnavailable("down")
+        self.sent.append((held.id, box.life))
+
+    def to_queue(self, held: Held) -> bool:
+        return self.queue
+
+    def word(self, box: Box, word: ToBox) -> None:
+        self.words.append((box.life, word))
+
+    def give_back(self, ack: str) -> None:
+        if not self.up:
+            raise QueueUnavailable("down")
+        self.returned.append(ack)
+
+    def begin(self, name: str = "r.1") -> Held:
+        held = Held(name, "m", self.now_ns + 10**10, asyncio.get_running_loop().create_future())
+        self.dispatch.begin(held)
+        return held
+
+    def claim(self, life: str, *names: str, ack: str = "") -> None:
+        self.dispatch.claims(Claims(VERSION, life[:-1], life, list(names), [ack] * len(names)))
+
+    def answer(self, life: str, name: str = "r.1", error: PenstockError | None = None) -> None:
+        outcome = Outcome(VERSION, life[:-1], life, 1)
+        code, message = (error.code, error.message) if error else ("", "")
+        result = ItemResult(name, "q", error is None, life, error=message, error_code=code, penstock=outcome)
+        self.dispatch.answered(result, outcome)
+
+    def pass_s(self, seconds: float, *alive: str) -> None:
+        """Time passes in steps of a beat; these lives beat on."""
+        for _ in range(round(seconds / CLUSTER.beat_s)):
+            self.now_ns += int(CLUSTER.beat_s * 1e9)
+            for life in alive:
+                self.beat(life[:-1], life[-1])
+            self.boxes.tick()
+            self.dispatch.tick()
+
+
+def played(scene: Callable[[], None]) -> None:
+    """Run a scene on a loop, words included."""
+
+    async def run() -> None:
+        scene()
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_the_first_answer_counts_and_later_ones_are_counted_and_dropped() -> None:
+    async def scene() -> None:
+        stage = Stage("a", "b")
+        held = stage.begin()
+        assert stage.sent == [("r.1", "a1")]
+        stage.claim("a1", "r.1")
+        stage.answer("a1")
+        assert held.future.result()[1].life == "a1"
+        stage.answer("b1")
+        stage.dispatch.end(held)
+        await asyncio.sleep(0)
+        assert stage.dispatch.counts["duplicate", ""] == 1
+        assert {(life, type(word)) for life, word in stage.words} == {("a1", Got), ("b1", Got)}
+        assert not stage.dispatch.items and not any(box.items for box in stage.boxes)
+
+    asyncio.run(scene())
+
+
+def test_a_box_that_dies_loses_its_items_to_another_and_only_those() -> None:
+    def scene() -> None:
+        stage = Stage("a", "b")
+        first, second = stage.begin("r.1"), stage.begin("r.2")
+        stage.claim("a1", "r.1")
+        stage.claim("b1", "r.2")
+        stage.pass_s(1.0, "b1")
+        assert stage.sent == [("r.1", "a1"), ("r.2", "b1"), ("r.1", "b1")]
+        stage.answer("b1", "r.1")
+        assert first.future.done() and not second.future.done()
+
+    played(scene)
+
+
+def test_a_new_life_of_a_box_ends_the_life_before_at_once() -> None:
+    def scene() -> None:
+        stage = Stage("a")
+        stage.begin()
+        stage.claim("a1", "r.1")
+        stage.beat("a", "2")
+        assert stage.sent[-1] == ("r.1", "a2") and stage.dispatch.counts["resent", "box died"] == 1
+        stage.answer("a1")
+        assert stage.dispatch.counts["dropped", "unknown box"] == 1
+
+    played(scene)
+
+
+def test_an_item_that_lost_two_boxes_is_not_given_to_a_third() -> None:
+    def scene() -> None:
+        stage = Stage("a", "b", "c")
+        held = stage.begin()
+        stage.claim("a1", "r.1")
+        stage.pass_s(1.0, "b1", "c1")
+        stage.claim("b1", "r.1")
+        stage.pass_s(1.0, "c1")
+        assert isinstance(held.future.exception(), WorkerCrashed)
+        assert [life for _, life in stage.sent] == ["a1", "b1"]
+
+    played(scene)
+
+
+def test_an_item_that_nobody_had_claimed_is_no_loss() -> None:
+    def scene() -> None:
+        stage = Stage("a", "b", "c")
+        held = stage.begin()
+        stage.pass_s(1.0, "b1", "c1")
+        stage.pass_s(1.0, "c1")
+        assert not held.future.done() and [life for _, life in stage.sent] == ["a1", "b1", "c1"]
+
+    played(scene)
+
+
+def test_a_claimed_delivery_of_the_queue_goes_back_when_its_box_dies() -> None:
+    def scene() -> None:
+        stage = Stage("a", "b")
+        stage.queue = True
+        stage.begin()
+        stage.claim("a1", "r.1", ack="$JS.ACK.1")
+        stage.pass_s(1.0, "b1")
+        assert stage.returned == ["$JS.ACK.1"] and stage.sent == []
+
+    played(scene)
+
+
+def test_a_silent_box_that_lives_is_asked_and_a_missing_item_goes_elsewhere() -> None:
+    async def scene() -> None:
+        stage = Stage("a", "b")
+        held = stage.begin()
+        stage.claim("a1", "r.1")
+        stage.pass_s(1.0, "a1", "b1")
+        assert stage.words == [("a1", Ask(VERSION, "r", ["r.1"]))]
+        stage.dispatch.missing("a1", ["r.1"])
+        assert len(stage.sent) == 2 and stage.dispatch.counts["resent", "missing"] == 1
+        stage.dispatch.missing("zz", ["r.1"])
+        assert not held.future.done() and len(stage.sent) == 2
+
+    asyncio.run(scene())
+
+
+def test_everything_is_asked_for_after_a_reconnect_and_no_box_counts_as_silent() -> None:
+    def scene() -> None:
+        stage = Stage("a")
+        stage.begin()
+        stage.claim("a1", "r.1")
+        stage.now_ns += 60 * 10**9
+        stage.dispatch.resume()
+        stage.boxes.tick()
+        assert stage.words == [("a1", Ask(VERSION, "r", ["r.1"]))] and stage.boxes.by_name["a"].alive
+
+    played(scene)
+
+
+def test_an_item_waits_for_a_broker_and_is_sent_when_there_is_one() -> None:
+    def scene() -> None:
+        stage = Stage("a", "b")
+        held = stage.begin()
+        stage.up = False
+        stage.pass_s(1.0, "b1")
+        assert not held.future.done() and stage.sent == [("r.1", "a1")]
+        stage.up = True
+        stage.dispatch.resume()
+        assert stage.sent[-1] == ("r.1", "b1")
+
+    played(scene)
+
+
+def test_a_new_item_without_a_broker_is_refused_at_once() -> None:
+    def scene() -> None:
+        stage = Stage("a")
+        stage.up = False
+        with pytest.raises(QueueUnavailable):
+            stage.begin()
+        assert not stage.dispatch.items
+
+    played(scene)
+
+
+def test_a_busy_box_hands_on_to_another_and_the_last_refusal_is_the_answer() -> None:
+    def scene() -> None:
+        stage = Stage("a", "b")
+        held = stage.begin()
+        stage.answer("a1", error=QueueFull("full", retry_after_s=3))
+        assert stage.sent[-1] == ("r.1", "b1")
+        stage.answer("b1", error=NoReplica("no worker"))
+        assert isinstance(held.future.exception(), NoReplica)
+
+    played(scene)
+
+
+def test_a_draining_box_gets_nothing_new_and_finishes_what_it_has() -> None:
+    def scene() -> None:
+        stage = Stage("a", "b")
+        first = stage.begin("r.1")
+        stage.beat("a", draining=True)
+        stage.begin("r.2")
+        stage.begin("r.3")
+        assert [life for _, life in stage.sent] == ["a1", "b1", "b1"]
+        stage.answer("a1", "r.1")
+        assert first.future.done()
+
+    played(scene)
+
+
+def test_an_item_for_a_subject_without_listeners_goes_elsewhere_at_once() -> None:
+    def scene() -> None:
+        stage = Stage("a", "b")
+        stage.begin()
+        stage.dispatch.gone("r.1")
+        assert len(stage.sent) == 2 and stage.dispatch.counts["resent", "nobody"] == 1
+        stage.claim("b1", "r.1")
+        stage.dispatch.gone("r.1")
+        assert len(stage.sent) == 2
+
+    played(scene)
+
+
+def test_a_request_that_nobody_waits_for_is_dropped_at_all_of_its_boxes() -> None:
+    async def scene() -> None:
+        stage = Stage("a", "b")
+        held = stage.begin()
+        stage.claim("a1", "r.1")
+        stage.claim("b1", "r.1")
+        stage.dispatch.end(held)
+        stage.claim("b1", "r.1")
+        await asyncio.sleep(0)
+        dropped = [(life, word.ids) for life, word in stage.words if isinstance(word, Drop)]
+        assert ("a1", ["r.1"]) in dropped and any(life == "b1" for life, _ in dropped)
+        assert not any(box.items for box in stage.boxes)
+
+    asyncio.run(scene())
+
+
+def test_words_of_boxes_that_nobody_knows_are_counted_and_dropped() -> None:
+    def scene() -> None:
+        stage = Stage("a")
+        held = stage.begin()
+        stage.claim("x9", "r.1")
+        stage.answer("x9")
+        outcome = Outcome(VERSION, "b", "a1", 1)
+        stage.dispatch.answered(ItemResult("r.1", "q", True, "w", penstock=outcome), outcome)
+        assert not held.future.done() and stage.dispatch.counts["dropped", "unknown box"] == 3
+
+    played(scene)
+
+
+def test_a_gateway_that_stood_still_takes_no_box_for_dead() -> None:
+    def scene() -> None:
+        stage = Stage("a")
+        stage.boxes.tick()
+        stage.now_ns += 60 * 10**9
+        stage.boxes.tick()
+        assert stage.boxes.by_name["a"].alive
+        stage.pass_s(1.0)
+        assert not stage.boxes.by_name["a"].alive and stage.boxes.beats_missed >= 4
+        stage.pass_s(61.0)
+        assert not stage.boxes.by_name and not stage.boxes.by_life
+
+    played(scene)
+
+
+def test_an_item_without_any_box_left_waits_for_one_and_fails_in_the_end() -> None:
+    def scene() -> None:
+        stage = Stage("a")
+        first = stage.begin()
+        stage.claim("a1", "r.1")
+        stage.pass_s(2.0)
+        assert not first.future.done() and len(stage.sent) == 1
+        stage.beat("a", "2")
+        stage.pass_s(0.4, "a2")
+        assert stage.sent[-1] == ("r.1", "a2")
+        second = stage.begin("r.2")
+        stage.pass_s(WAIT_S + 2.0)
+        assert isinstance(second.future.exception(), Provisioning)
+
+    played(scene)

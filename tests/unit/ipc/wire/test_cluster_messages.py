@@ -1,0 +1,157 @@
+"""Messages between hosts: what is written is read again, and bytes of anybody raise one named error."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from ipc.errors import ProtocolError
+from ipc.wire import cluster
+from ipc.wire.cluster import (
+    VERSION,
+    Ask,
+    BoxBeat,
+    Carried,
+    Claims,
+    Item,
+    ItemResult,
+    OtherVersion,
+    Outcome,
+    encode,
+)
+from ipc.wire.messages import BlockRef, EncodeCall, InputItem, Result, Timing, Work
+
+ROUTER = "r0uter"
+WORK = Work("org/model", EncodeCall([InputItem("hello")], ["dense"]), 0, 3, "req_1")
+
+
+def item(**changes: Any) -> Item:
+    carried = Carried(VERSION, ROUTER, cluster.RUN, 1, 1000, 1000, encode(WORK))
+    whole = Item(
+        f"{ROUTER}.1",
+        "req_1",
+        "encode",
+        "org/model",
+        "default",
+        ROUTER,
+        f"_INBOX.{ROUTER}.results",
+        penstock=carried,
+    )
+    return msgspec.structs.replace(whole, **changes)
+
+
+READERS = [
+    cluster.read_item,
+    cluster.read_work,
+    cluster.read_result,
+    cluster.read_answer,
+    cluster.read_from_box,
+    cluster.read_to_box,
+    cluster.read_beat,
+    cluster.read_row,
+]
+
+
+def test_an_item_is_read_as_it_was_written() -> None:
+    whole = item()
+    read, carried = cluster.read_item(encode(whole))
+    assert read == whole and carried == whole.penstock
+    assert carried is not None and cluster.read_work(carried.work) == WORK
+
+
+def test_any_reader_of_a_stream_finds_the_fields_of_sie() -> None:
+    plain = msgspec.msgpack.decode(encode(item()))
+    assert plain["model_id"] == "org/model" and plain["reply_subject"] == f"_INBOX.{ROUTER}.results"
+    assert {"work_item_id", "request_id", "item_index", "total_items", "operation", "router_id"} <= set(plain)
+
+
+def test_an_item_of_another_producer_has_no_part_of_ours() -> None:
+    fields = msgspec.msgpack.decode(encode(item()))
+    del fields["penstock"]
+    read, carried = cluster.read_item(msgspec.msgpack.encode(fields | {"unknown": 1}))
+    assert carried is None and read.model_id == "org/model"
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\xdf\x3f\xff\xff\xff",
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91" * 10_000,
+        b"\x81\xa1a" * 10_000,
+        b"\xa4\xff\xff\xff\xff",
+        msgspec.msgpack.encode({"penstock": 1}),
+        msgspec.msgpack.encode(["claims", 1, "b", "l", ["x"], []]),
+        b"\x00" * (cluster.MOST_MESSAGE_NBYTES + 1),
+    ],
+    ids=range(10),
+)
+def test_bytes_that_are_no_message_raise_a_protocol_error(read: Any, data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        read(data)
+
+
+def test_changed_bytes_raise_nothing_but_protocol_errors() -> None:
+    whole, chance = bytearray(encode(item())), random.Random(29)
+    refused = 0
+    for _ in range(3000):
+        changed = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            changed[chance.randrange(len(changed))] = chance.randrange(256)
+        try:
+            cluster.read_item(bytes(changed))
+        except ProtocolError:
+            refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("reply", ["work", "sie.work.a.default", "_INBOX.other.results", "_INBOX.r0uter.>"])
+def test_an_item_can_name_no_subject_but_the_inbox_of_its_gateway(reply: str) -> None:
+    with pytest.raises(ProtocolError, match="reply subject"):
+        cluster.read_item(encode(item(reply_subject=reply)))
+
+
+def test_an_item_has_an_id_of_its_gateway() -> None:
+    with pytest.raises(ProtocolError, match="id of the item"):
+        cluster.read_item(encode(item(work_item_id="other.1")))
+
+
+def test_another_version_is_told_from_nonsense() -> None:
+    fields = msgspec.msgpack.decode(encode(item()))
+    fields["penstock"] = {"v": 2, "work": {"not": "bytes"}}
+    with pytest.raises(OtherVersion) as raised:
+        cluster.read_item(msgspec.msgpack.encode(fields))
+    assert raised.value.item == f"{ROUTER}.1" and raised.value.reply == f"_INBOX.{ROUTER}.results"
+
+
+def test_another_version_of_words_and_beats_is_refused() -> None:
+    for read, message in (
+        (cluster.read_to_box, Ask(2, ROUTER, [])),
+        (cluster.read_beat, BoxBeat(2, "a", "l", "default", 1, False, 0.0, 0.0)),
+        (cluster.read_result, ItemResult("i", "r", True, "w", penstock=Outcome(2, "a", "l", 1))),
+    ):
+        with pytest.raises(ProtocolError, match="version 2"):
+            read(encode(message))  # type: ignore[operator]
+
+
+def test_claims_have_a_subject_each() -> None:
+    with pytest.raises(ProtocolError, match="2 claims with 1 subjects"):
+        cluster.read_from_box(encode(Claims(VERSION, "a", "l", ["x", "y"], [""])))
+
+
+@pytest.mark.parametrize("box", ["", "a.b", "*", ">", "a b", "x" * 65])
+def test_a_name_that_would_be_several_tokens_is_no_name_of_a_box(box: str) -> None:
+    with pytest.raises(ProtocolError, match="cannot be one"):
+        cluster.read_beat(encode(BoxBeat(VERSION, box, "l", "default", 1, False, 0.0, 0.0)))
+
+
+def test_an_answer_names_no_memory_of_another_host() -> None:
+    answer = Result(0, BlockRef(0, 8, 1), [], [], [], [], Timing())
+    with pytest.raises(ProtocolError, match="block"):
+        cluster.read_answer(encode(answer))
