@@ -26,7 +26,7 @@ from falcon.asgi import Request, Response, WebSocket
 from frontend.access.gate import Decision, Grant, decision_of
 from frontend.access_log import NO_MODEL, RECORD_KEY, HttpRecord
 from frontend.arbiter import configuration
-from frontend.assembly import Backend, local
+from frontend.assembly import Backend, chosen
 from frontend.http import tracebacks
 from frontend.http.bodies import CALLBACK_KEY, noting
 from frontend.http.listeners import SEND_KEY, Listeners, check_path, deny, normalize, refuse
@@ -391,11 +391,11 @@ async def _unread() -> dict[str, Any]:
     return {"type": "http.request", "body": b"", "more_body": True}
 
 
-def create(config: Settings | None = None, behind: Callable[[Services], Backend] = local) -> Application:
+def create(config: Settings | None = None, behind: Callable[[Services], Backend] = chosen) -> Application:
     """The application for `config` (that of the arbiter when None), over the engine that `behind` makes."""
-    chosen = configuration.current() if config is None else configuration.read(config)
-    services = Services(chosen.settings, chosen.catalog, chosen.access, chosen.restrictions)
-    known = protocols(chosen.settings.server.compatible, is_gateway=chosen.settings.is_gateway)
+    accepted = configuration.current() if config is None else configuration.read(config)
+    services = Services(accepted.settings, accepted.catalog, accepted.access, accepted.restrictions)
+    known = protocols(accepted.settings.server.compatible, is_gateway=accepted.settings.is_gateway)
     middleware: list[Any] = [
         Lifespan(services, behind),
         RequestMiddleware(services, known),
@@ -412,4 +412,4 @@ def create(config: Settings | None = None, behind: Callable[[Services], Backend]
     # The status stream reads messages of clients itself, so Falcon need not read to notice a disconnect.
     app.ws_options.max_receive_queue = 0
     known.mount(app, services)
-    return Application(app, known, services, Listeners(chosen.settings.server))
+    return Application(app, known, services, Listeners(accepted.settings.server))

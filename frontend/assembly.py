@@ -1,7 +1,7 @@
 """Makes the services of one frontend, each after the services that it needs, over one engine.
 
 1. A `Backend` holds an engine and its models (`frontend.engine.interface`). `local` makes the backend of this host; no
-   other module of the frontend knows the engine over ZeroMQ.
+   other module of the frontend but the bridge knows the engine over ZeroMQ. `cluster` makes that of a gateway.
 2. `assemble` puts the parts that are the same for every engine in front: equal items, kept embeddings, tensors.
 3. The engine begins last: its first news need every other service.
 """
@@ -69,6 +69,11 @@ def cluster(services: Services) -> Backend:
 
     gateway = Gateway(services.settings, services.catalog, services.drain)
     return Backend(gateway.engine, gateway.models, gateway.begin, gateway.leave)
+
+
+def chosen(services: Services) -> Backend:
+    """What the settings name: the boxes of a cluster, or the workers of this host."""
+    return cluster(services) if services.settings.is_gateway else local(services)
 
 
 def assemble(

@@ -349,7 +349,10 @@ class Intake:
             if not connected:
                 gateway.heard_ns = now_ns
             elif self._is_silent(gateway):
-                for name in list(gateway.items):
+                orphans = list(gateway.items)
+                if orphans:
+                    log.warning("gateway %s is silent: gave up %d items of it", router, len(orphans))
+                for name in orphans:
                     self.counts["orphaned"] += 1
                     self._drop(name)
                 if now_ns - gateway.heard_ns > DROPPED_S * 1e9:

@@ -15,10 +15,17 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 
 from frontend.cluster.boxes import Box, Boxes
-from frontend.engine.interface import STATE_ORDER, Models, WorkerView
+from frontend.engine.interface import STATE_ORDER, BoxView, Models, WorkerView
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.errors import DependencyConflict, ModelLoadFailed, ModelNotLoaded, PenstockError, Provisioning
+from ipc.errors import (
+    DeadlineExceeded,
+    DependencyConflict,
+    ModelLoadFailed,
+    ModelNotLoaded,
+    PenstockError,
+    Provisioning,
+)
 from ipc.wire.cluster import BoxRow, ModelRow, Row
 from ipc.wire.cluster_names import row_key
 from ipc.wire.messages import Credits, ModelStatus
@@ -81,8 +88,9 @@ Ensure = Callable[[str, int, Collection[str]], Awaitable[None]]
 class ClusterModels(Models):
     """The directory of a gateway."""
 
-    def __init__(self, catalog: Catalog, boxes: Boxes) -> None:
-        self.catalog, self._boxes = catalog, boxes
+    def __init__(self, catalog: Catalog, boxes: Boxes, wait_s: float) -> None:
+        """A box that begins is waited for during `wait_s`."""
+        self.catalog, self._boxes, self._wait_s = catalog, boxes, wait_s
         self._rows: dict[str, Rows] = {}
         self._version, self._is_read, self._changed = 0, False, asyncio.Event()
         self.ensure: Ensure | None = None
@@ -230,9 +238,25 @@ class ClusterModels(Models):
                         models,
                         Credits(0.0, 0.0, 0.0),
                         None,
+                        box=box.name,
                     )
                 )
         return views
+
+    def boxes(self) -> Sequence[BoxView]:
+        """Boxes by name; a dead one for a minute."""
+        return [
+            BoxView(
+                box.name,
+                box.pool,
+                rows.box.bundle if (rows := self._rows.get(box.name)) is not None and rows.box else "default",
+                box.alive,
+                box.draining,
+                box.room_s,
+                box.wait_s,
+            )
+            for box in sorted(self._boxes, key=lambda each: each.name)
+        ]
 
     def watch(self, on: bool) -> bool:
         return True
@@ -245,13 +269,23 @@ class ClusterModels(Models):
                     await self._changed.wait()
 
     async def ensure_loaded(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> ModelStatus:
-        """Wait until some box has the model or one of `others`; see `Models`. Raises `Provisioning` without a box."""
+        """Wait until some box has the model or one of `others`; see `Models`. Raises `Provisioning` without a box.
+
+        A box that begins or comes back is waited for, as a worker is on one host.
+        """
 
         def having() -> bool:
             return any(self.is_loaded(name) for name in (model, *others))
 
         if not having():
+            if self.choose(model, ()) is None and self._boxes.by_name:
+                until_ns = min(deadline_ns, deadline.after(self._wait_s))
+                with suppress(DeadlineExceeded):
+                    await self.wait(lambda: self.choose(model, ()) is not None, until_ns)
+            if having():
+                return self.status(model)
             if self.choose(model, ()) is None:
+                deadline.check(deadline_ns, "before a box was there")
                 raise self.why_unavailable(model)
             assert self.ensure is not None
             await self.ensure(model, deadline_ns, others)

@@ -100,7 +100,7 @@ class Dispatch:
         boxes.on_death = self._died
 
     def begin(self, held: Held) -> None:
-        """Send a new item. Raises the reason where nobody takes the item."""
+        """Send a new item. Raises the reason where no box is known at all, and `QueueUnavailable`."""
         self.items[held.id] = held
         held.heard_ns = self._now_ns()
         try:
@@ -108,11 +108,16 @@ class Dispatch:
                 held.queued = True
                 self.counts["lane", "queue"] += 1
             else:
-                self._direct(held)
                 self.counts["lane", "direct"] += 1
-        except PenstockError:
+                self._direct(held)
+        except QueueUnavailable:
             del self.items[held.id]
             raise
+        except PenstockError as error:
+            if not self._boxes.by_name:
+                del self.items[held.id]
+                raise
+            self._wait_or_fail(held, error)
 
     def end(self, held: Held) -> None:
         """Nobody waits for the item any more: boxes that still have the item are told to drop it."""

@@ -103,7 +103,7 @@ class Gateway:
         self._beat_s = cluster.beat_s
         self.broker = Broker(cluster, f"gateway {self.router}")
         self.boxes = Boxes(cluster)
-        self.models = ClusterModels(catalog, self.boxes)
+        self.models = ClusterModels(catalog, self.boxes, settings.limits.restart_wait_s)
         self.dispatch = Dispatch(
             cluster,
             self.router,

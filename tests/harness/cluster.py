@@ -14,15 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from frontend import app, assembly
 from tests.harness.server import ROOT, Server, alive, make_server, wait_until
 
 SETTINGS = {"queue.max_wait_s": 120, "limits.load_wait_s": 60}
-
-
-def create() -> app.Application:
-    """The application of a gateway's children."""
-    return app.create(behind=assembly.cluster)
 
 
 class Box:
@@ -119,10 +113,10 @@ def gateway(
 ) -> Iterator[Server]:
     """A gateway that accepts requests; afterwards nothing of it is left."""
     place.mkdir(parents=True, exist_ok=True)
-    chosen = {"cluster.urls": ",".join(brokers), **SETTINGS, **(settings or {})}
+    urls = ",".join(brokers)
+    chosen = {"server.engine": "cluster", "cluster.urls": urls, **SETTINGS, **(settings or {})}
     server = make_server(place, (), chosen)
-    server.environment |= {"PENSTOCK_SUPERVISE": "0", "PENSTOCK_CATALOG__DIRS": ""}
-    server.application = "tests.harness.cluster:create()"
+    server.environment |= {"PENSTOCK_SUPERVISE": "0"}
     server.start()
     try:
         server.wait_ready()

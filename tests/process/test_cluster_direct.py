@@ -1,15 +1,26 @@
-"""A gateway, a broker and a box as real processes: work goes directly to the box, and its answer comes back."""
+"""A gateway, a broker and boxes as real processes: answers of a box, refusals, and the deaths of each of them."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import nats
+import numpy as np
 import pytest
 
+from tests.fakes.adapter import vector_of
+from tests.fakes.holding import holding
 from tests.harness.broker import Broker, broker
 from tests.harness.cluster import Box, box, gateway, serves
-from tests.harness.server import Server, wait_until
+from tests.harness.load import Load
+from tests.harness.server import Answer, Server, wait_until
+
+MODELS = ("fake/echo", "fake/score", "fake/tokens")
 
 
 @pytest.fixture(scope="module")
@@ -24,20 +35,185 @@ def one_broker(place: Path) -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="module")
-def box_a(place: Path, one_broker: Broker) -> Iterator[Box]:
-    with box(place / "a", "a", [one_broker.url]) as one:
-        yield one
+def boxes(place: Path, one_broker: Broker) -> Iterator[tuple[Box, Box]]:
+    urls = [one_broker.url]
+    with box(place / "a", "a", urls, models=MODELS) as a, box(place / "b", "b", urls, models=MODELS) as b:
+        yield a, b
 
 
 @pytest.fixture(scope="module")
-def near(place: Path, one_broker: Broker, box_a: Box) -> Iterator[Server]:
-    with gateway(place / "near", [one_broker.url]) as server:
-        wait_until(lambda: serves(server), what="the first answer of the box")
+def near(place: Path, one_broker: Broker, boxes: tuple[Box, Box]) -> Iterator[Server]:
+    with gateway(place / "near", [one_broker.url], {"cluster.lane": "direct"}) as server:
+        wait_until(lambda: serves(server), what="the first answer of a box")
+        wait_until(lambda: living(server) == {"a", "b"}, what="both boxes")
         yield server
+
+
+def living(server: Server) -> set[str]:
+    """Names of the boxes that take work, as the gateway tells."""
+    answer = server.request("GET", "/health", headers={"Accept": "application/json"}).json()
+    return {worker["name"] for worker in answer["workers"] if worker["healthy"]}
+
+
+def vector(answer: Answer, at: int = 0) -> Any:
+    """A dense row of an answer that is no error."""
+    assert answer.status == 200, answer.body
+    return np.asarray(answer.json()["items"][at]["dense"]["values"], np.float32)
 
 
 def test_an_answer_of_a_box_is_that_of_a_server(near: Server) -> None:
     answer = near.encode("fake/echo", ["one", "two", "one"])
-    assert answer.status == 200, answer.body
-    rows = [item["dense"]["values"] for item in answer.json()["items"]]
-    assert rows[0] == rows[2] != rows[1]
+    for at, text in enumerate(("one", "two", "one")):
+        assert np.allclose(vector(answer, at), vector_of(text, 16), atol=1e-6)
+    assert {"X-Request-ID".lower(), "x-trace-id"} <= set(answer.headers)
+
+
+def test_scores_embeddings_and_rows_of_tokens_come_from_boxes(near: Server) -> None:
+    asked = {"query": {"text": "q"}, "items": [{"text": "a"}, {"text": "bb"}]}
+    scored = near.post("/v1/score/fake/score", asked)
+    assert scored.status == 200 and len(scored.json()["scores"]) == 2
+    found = near.post("/v1/embeddings", {"model": "fake/echo", "input": ["x", "y"]})
+    assert found.status == 200 and len(found.json()["data"]) == 2
+    rows = near.encode("fake/tokens", ["a b c"], output_types=["multivector"])
+    assert rows.status == 200 and rows.json()["items"][0]["multivector"]["values"]
+
+
+def test_an_error_of_a_box_is_told_as_a_server_tells_it(near: Server) -> None:
+    failed = near.encode("fake/echo", ["#raise"])
+    assert failed.status == 500 and failed.json()["detail"]["code"] == "INFERENCE_ERROR"
+    assert "fake model failure" not in failed.body.decode()
+    unknown = near.encode("no/such", ["x"])
+    assert unknown.status == 404 and unknown.json()["detail"]["code"] == "MODEL_NOT_FOUND"
+
+
+def test_a_deadline_passes_while_a_box_works_and_the_box_gives_up(near: Server, tmp_path: Path) -> None:
+    with holding(tmp_path) as hold:
+        answer = near.post("/v1/encode/fake/echo", _held(hold), x_request_timeout="0.5")
+        assert answer.status in (503, 504) and answer.json()["detail"]["code"] == "DEADLINE_EXCEEDED"
+    assert serves(near)
+
+
+def test_text_without_a_home_is_refused_by_name(near: Server) -> None:
+    body = {"id": "s", "inputs": [], "parameters": {"sequence_id": 7, "sequence_start": True}}
+    answer = near.post("/v2/models/fake%2Fecho/infer", body)
+    assert answer.status in (400, 404, 501), answer.body
+    load = near.post("/v1/admin/load/fake/echo", {})
+    assert load.status == 501 and "models run elsewhere" in load.body.decode()
+
+
+def test_bytes_of_strangers_harm_nobody(near: Server, one_broker: Broker, boxes: tuple[Box, Box]) -> None:
+    async def flood() -> None:
+        client = await nats.connect(one_broker.url)
+        heard: list[str] = []
+
+        async def note(message: Any) -> None:
+            heard.append(message.subject)
+
+        await client.subscribe("penstock.>", cb=note)
+        await client.subscribe("_INBOX.>", cb=note)
+        answer = asyncio.create_task(asyncio.to_thread(near.encode, "fake/echo", ["listen"]))
+        await answer
+        await client.flush()
+        subjects = {subject for subject in heard if not subject.endswith(".sent")}
+        assert any(subject.endswith(".results") for subject in subjects)
+        for subject in subjects:
+            for data in (b"", b"\xc1", b"\x91" * 10_000, b"\xdf\x3f\xff\xff\xff", b"x" * 900_000):
+                await client.publish(subject, data)
+        await client.flush()
+        await client.close()
+
+    asyncio.run(flood())
+    assert np.allclose(vector(near.encode("fake/echo", ["still"])), vector_of("still", 16), atol=1e-6)
+    assert living(near) == {"a", "b"}
+
+
+def _held(hold: Path, text: str = "x") -> dict[str, Any]:
+    return {"items": [{"text": f"#hold {hold} {text}"}]}
+
+
+def test_a_killed_box_costs_no_request(near: Server, boxes: tuple[Box, Box], tmp_path: Path) -> None:
+    """Each box holds a request when box a dies: both are answered, the one of box a by box b."""
+    with holding(tmp_path) as hold, ThreadPoolExecutor(4) as pool:
+        asked = [
+            pool.submit(near.post, "/v1/encode/fake/echo", _held(hold, f"{at}"), x_request_id=f"held-{at}")
+            for at in range(4)
+        ]
+        wait_until(lambda: _waiting(near) >= 4, what="requests at boxes")
+        assert boxes[0].end(signal.SIGKILL) == -signal.SIGKILL
+        wait_until(lambda: living(near) == {"b"}, what="the death of box a")
+        hold.unlink()
+        answers = [each.result() for each in asked]
+    assert [answer.status for answer in answers] == [200] * 4
+    for at, answer in enumerate(answers):
+        assert np.allclose(vector(answer), vector_of(f"#hold {hold} {at}", 16), atol=1e-6)
+    boxes[0].start_bridge()
+    wait_until(lambda: living(near) == {"a", "b"}, what="the next life of box a")
+
+
+def _waiting(server: Server) -> float:
+    return server.metric("penstock_requests_in_flight")
+
+
+def test_boxes_die_and_leave_under_load_and_every_answer_is_right(
+    near: Server, boxes: tuple[Box, Box]
+) -> None:
+    a, b = boxes
+    with Load(near.port, 6) as load:
+        wait_until(lambda: load.done > 50, what="traffic")
+        for one, number in ((a, signal.SIGKILL), (b, signal.SIGTERM), (b, signal.SIGKILL)):
+            other = "b" if one is a else "a"
+            one.end(number)
+            wait_until(lambda other=other: living(near) == {other}, what="the end of a box")  # type: ignore[misc]
+            before = load.done
+            wait_until(lambda before=before: load.done > before + 30, what="traffic at the other box")  # type: ignore[misc]
+            one.start_bridge()
+            wait_until(lambda: living(near) == {"a", "b"}, what="the box again")
+        outcome = load.stop()
+    assert not outcome.failed, (outcome.statuses, outcome.broken, outcome.bodies, outcome.wrong)
+
+
+def test_a_box_that_stands_still_is_left_and_comes_back(near: Server, boxes: tuple[Box, Box]) -> None:
+    with Load(near.port, 4) as load:
+        boxes[0].tell(signal.SIGSTOP)
+        wait_until(lambda: living(near) == {"b"}, what="the silence of box a")
+        before = load.done
+        wait_until(lambda: load.done > before + 20, what="traffic at box b")
+        boxes[0].tell(signal.SIGCONT)
+        wait_until(lambda: living(near) == {"a", "b"}, what="box a again")
+        outcome = load.stop()
+    assert not outcome.failed, (outcome.statuses, outcome.broken, outcome.bodies, outcome.wrong)
+
+
+def test_requests_in_flight_outlive_the_broker_and_new_ones_are_told_to_come_again(
+    near: Server, one_broker: Broker, tmp_path: Path
+) -> None:
+    with holding(tmp_path) as hold, ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(near.post, "/v1/encode/fake/echo", _held(hold, f"{at}")) for at in range(2)]
+        wait_until(lambda: _waiting(near) >= 2, what="requests at boxes")
+        one_broker.kill()
+        wait_until(lambda: near.encode("fake/echo", ["x"]).status == 503, what="the loss of the broker")
+        refused = near.encode("fake/echo", ["x"])
+        assert refused.json()["detail"]["code"] == "QUEUE_UNAVAILABLE", refused.body
+        assert refused.headers["retry-after"] == "1"
+        hold.unlink()
+        one_broker.start()
+        answers = [each.result() for each in asked]
+    assert [answer.status for answer in answers] == [200, 200], [answer.body for answer in answers]
+    wait_until(lambda: serves(near), what="service again")
+    wait_until(lambda: living(near) == {"a", "b"}, what="both boxes again")
+
+
+def test_work_of_a_killed_gateway_ends_at_the_boxes(
+    place: Path, one_broker: Broker, boxes: tuple[Box, Box], near: Server, tmp_path: Path
+) -> None:
+    with gateway(place / "second", [one_broker.url]) as second, holding(tmp_path) as hold:
+        wait_until(lambda: serves(second), what="a second gateway")
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(second.post, "/v1/encode/fake/echo", _held(hold))
+            wait_until(lambda: _waiting(second) >= 1, what="a request at a box")
+            second.kill_all_processes()
+            assert asked.exception() is not None
+        wait_until(lambda: any("gave up 1 item" in each.log for each in boxes), what="the end of its work")
+        second.start()
+        second.wait_ready()
+    assert serves(near)
