@@ -1,8 +1,8 @@
 """The command `penstock` and its subcommands; `penstock --help` lists them.
 
 Flags become settings, and settings travel to Gunicorn and the workers as environment variables. Exit codes: 0 fine,
-2 wrong command line, 3 wrong configuration, 1 anything else. With `serve`, `worker` and `tools` this process becomes
-Gunicorn, a worker or the tool host, so that signals and systemd see one main process.
+2 wrong command line, 3 wrong configuration, 1 anything else. With `serve`, `gateway`, `bridge`, `worker` and `tools`
+this process becomes Gunicorn, the bridge, a worker or the tool host, so that signals and systemd see one main process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ipc import extras, settings
+from ipc import brokers, extras, settings
 from ipc.errors import ConfigError, PenstockError
 from ipc.processes import starting
 from ipc.processes.paths import asset
@@ -48,6 +48,8 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
     if getattr(options, "catalog", None):
         flags["catalog.dirs"] = ",".join(options.catalog)
     flags |= _serving_flags(options)
+    if options.command == "gateway":
+        flags["server.engine"] = "cluster"
     for pair in getattr(options, "set", ()):
         name, sign, value = pair.partition("=")
         if not sign or "." not in name:
@@ -151,6 +153,10 @@ def _run(options: argparse.Namespace) -> int:
             return COMMANDS[options.command](options, config)
         if options.command == "serve":
             return serve(options, flags, config)
+        if options.command == "gateway":
+            return _become(options, flags, "frontend.arbiter.program", "-c", str(asset("gunicorn.conf.py")))
+        if options.command == "bridge":
+            return bridge(options, flags, config)
         if options.command == "worker":
             return work(options, flags)
         if options.command == "tools":
@@ -208,6 +214,15 @@ def serve(options: argparse.Namespace, flags: dict[str, str], config: settings.S
     if os.environ.get("PENSTOCK_SUPERVISE", "1") != "0":
         _require_workers()
     return _become(options, flags, "frontend.arbiter.program", "-c", str(asset("gunicorn.conf.py")))
+
+
+def bridge(options: argparse.Namespace, flags: dict[str, str], config: settings.Settings) -> int:
+    """Become the bridge of this host. Raises `ConfigError` without brokers, or without their client."""
+    brokers.check(config)
+    if not config.cluster.on:
+        raise ConfigError("cluster.urls: expected the brokers that this host is to work for")
+    brokers.require_client("penstock bridge")
+    return _become(options, flags, "frontend.bridge")
 
 
 def work(options: argparse.Namespace, flags: dict[str, str]) -> int:

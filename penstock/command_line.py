@@ -131,6 +131,16 @@ _EXAMPLES = {
         ("doctor --device cuda --json", "with a GPU, for a script"),
     ),
     "worker": (("worker --slot 0 --config settings.yaml", "runs the worker of slot 0"),),
+    "gateway": (
+        ("gateway --set cluster.urls=nats://127.0.0.1:4222", "a gateway beside a broker of this host"),
+        ("gateway --config gateway.yaml --bind 0.0.0.0:8080", "with a file of settings"),
+    ),
+    "bridge": (
+        (
+            "bridge --config settings.yaml",
+            "with the settings of the server of this host, cluster.urls among them",
+        ),
+    ),
     "tools": (("tools --config settings.yaml", "runs code and shell commands of models in sandboxes"),),
 }
 
@@ -320,16 +330,22 @@ def parser() -> argparse.ArgumentParser:
     worker = commands.add_parser(
         "worker", help="start one worker by hand, for frontends without a supervisor"
     )
+    gateway = commands.add_parser(
+        "gateway", help="start a server whose models run on the boxes behind cluster.urls"
+    )
+    bridge = commands.add_parser("bridge", help="take work of gateways for the workers of this host")
     tools = commands.add_parser(
         "tools", help="start the tool host by hand, for frontends without a supervisor"
     )
-    _common(tools)
+    for each in (tools, gateway, bridge):
+        _common(each)
     for each in (serve, check, look, worker):
         _common(each)
         _named(each)
     _serving(serve)
     worker.add_argument("--slot", type=int, required=True, help="number of the worker, from 0")
     _examples({"serve": serve, "check": check, "doctor": look, "worker": worker, "tools": tools})
+    _examples({"gateway": gateway, "bridge": bridge})
     status.add_sweep_parser(commands, _looking)
     status.add_parsers(commands, _looking)
     run.add_parser(commands)

@@ -249,7 +249,7 @@ def test_each_help_ends_with_examples() -> None:
 
 
 def test_each_command_that_prints_a_result_takes_json() -> None:
-    without = {"serve", "worker", "tools", "chat", "run", "completion"}
+    without = {"serve", "gateway", "bridge", "worker", "tools", "chat", "run", "completion"}
     """These become a server, talk to a person, or print a script."""
     leaves = [each for each in commands(parser()) if not children(each)]
     plain = {each.prog for each in leaves if "--json" not in each._option_string_actions}

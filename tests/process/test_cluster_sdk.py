@@ -1,0 +1,114 @@
+"""The unmodified client of SIE against a gateway and a box: vectors, scores, models, capacity, the cluster's status.
+
+The client comes by `pip install sie-sdk`, for Python 3.12 and later, in an environment that `TEST_SIE_PYTHON` names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fakes.adapter import vector_of
+from tests.harness.broker import Broker, broker
+from tests.harness.cluster import box, gateway, serves
+from tests.harness.server import Server, wait_until
+
+PLAY = """
+import json, sys
+from sie_sdk import SIEClient
+
+def tried(call):
+    try:
+        return call()
+    except Exception as error:
+        return {"error": type(error).__name__, "text": str(error), "code": getattr(error, "code", None)}
+
+with SIEClient(sys.argv[1]) as client:
+    one = client.encode("fake/echo", {"text": "one"})
+    many = client.encode("fake/echo", [{"id": "a", "text": "one"}, {"text": "two"}], output_dtype="float16")
+    scored = client.score("fake/score", {"text": "q"}, [{"id": "x", "text": "a"}, {"id": "y", "text": "bb"}])
+    frames = client.watch(mode="cluster")
+    found = {
+        "one": one["dense"].tolist(),
+        "many": [[each.get("id"), each["dense"].tolist()] for each in many],
+        "scored": [[each["item_id"], float(each["score"]), each["rank"]] for each in scored["scores"]],
+        "models": {each["name"]: each["loaded"] for each in client.list_models()},
+        "capacity": client.get_capacity(),
+        "cpu": client.get_capacity(gpu="CPU")["worker_count"],
+        "none": client.get_capacity(gpu="h100")["worker_count"],
+        "waited": client.wait_for_capacity("cpu", model="fake/echo", timeout_s=30)["worker_count"],
+        "frame": next(frames),
+        "kind": client._detect_endpoint_type(),
+        "pool": tried(lambda: client.create_pool("bench")),
+        "unknown": tried(lambda: client.encode("no/such", {"text": "x"})),
+    }
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def one_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with broker(tmp_path_factory.mktemp("broker")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def near(tmp_path_factory: pytest.TempPathFactory, one_broker: Broker) -> Iterator[Server]:
+    """A gateway that has a box."""
+    place, urls = tmp_path_factory.mktemp("cluster"), [one_broker.url]
+    with (
+        box(place / "a", "a", urls, models=("fake/echo", "fake/score")),
+        gateway(place / "near", urls) as server,
+    ):
+        wait_until(lambda: serves(server), what="the first answer of a box")
+        yield server
+
+
+@pytest.fixture(scope="module")
+def told(near: Server) -> Any:
+    """What the client got."""
+    python = os.environ.get("TEST_SIE_PYTHON", "")
+    if not python:
+        pytest.skip("TEST_SIE_PYTHON names no Python with the package sie-sdk")
+    done = subprocess.run(
+        [python, "-c", PLAY, near.url], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_vectors_and_scores_are_those_of_the_box(told: Any) -> None:
+    np.testing.assert_allclose(told["one"], vector_of("one", 16), atol=1e-6)
+    assert [each[0] for each in told["many"]][0] == "a"
+    np.testing.assert_allclose(told["many"][1][1], vector_of("two", 16), atol=1e-3)
+    assert [each[2] for each in told["scored"]] == [0, 1]
+    assert {each[0] for each in told["scored"]} == {"x", "y"}
+
+
+def test_the_client_takes_the_gateway_for_one_and_sees_its_box(told: Any) -> None:
+    assert told["kind"] == "cluster"
+    assert told["models"]["fake/echo"] is True
+    capacity = told["capacity"]
+    assert (capacity["status"], capacity["worker_count"]) == ("healthy", 1)
+    assert [worker["name"] for worker in capacity["workers"]] == ["a"]
+    assert (told["cpu"], told["none"], told["waited"]) == (1, 0, 1)
+
+
+def test_a_frame_of_the_cluster_names_box_and_models(told: Any) -> None:
+    frame = told["frame"]
+    assert frame["cluster"]["worker_count"] == 1
+    assert [(worker["name"], worker["healthy"]) for worker in frame["workers"]] == [("a", True)]
+    states = {model["name"]: (model["state"], model["worker_count"]) for model in frame["models"]}
+    assert states["fake/echo"] == ("loaded", 1)
+
+
+def test_the_client_is_told_what_is_not_built_and_what_is_unknown(told: Any) -> None:
+    assert "not built" in told["pool"]["text"]
+    assert "no/such" in told["unknown"]["text"]
