@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,7 +85,7 @@ def told(near: Server) -> Any:
 
 def test_vectors_and_scores_are_those_of_the_box(told: Any) -> None:
     np.testing.assert_allclose(told["one"], vector_of("one", 16), atol=1e-6)
-    assert [each[0] for each in told["many"]][0] == "a"
+    assert told["many"][0][0] == "a"
     np.testing.assert_allclose(told["many"][1][1], vector_of("two", 16), atol=1e-3)
     assert [each[2] for each in told["scored"]] == [0, 1]
     assert {each[0] for each in told["scored"]} == {"x", "y"}
