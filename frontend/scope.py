@@ -71,8 +71,8 @@ class RequestScope(msgspec.Struct, eq=False):
     is the address of the client, `cache_hits` how many items were in the cache of embeddings, None without a look-up.
     `loaded_ns` is when a model of generated text was found loaded, of `time.perf_counter_ns`, 0 before.
     `session_id` is the session in which tools of the server run, empty for a request without such tools.
-    `http` is the record of a counted HTTP request. Requests of tensors fill `inference`, which
-    `frontend.records.finishing` counts.
+    `worker` is the worker that ran the work last. `http` is the record of a counted HTTP request. Requests of tensors
+    fill `inference`, which `frontend.records.finishing` counts.
     """
 
     request_id: str
@@ -97,6 +97,7 @@ class RequestScope(msgspec.Struct, eq=False):
     phases: dict[str, float] = {}
     http: HttpRecord | None = None
     session_id: str = ""
+    worker: str = ""
 
     def names(self, model: str) -> None:
         """The body of the request names this model."""
@@ -134,6 +135,7 @@ class RequestScope(msgspec.Struct, eq=False):
 
     def ran(self, worker: str, timing: Timing, trace: Trace | None) -> None:
         """Note which worker ran the work and how long its phases took; times of `trace` as in `ServerSpan`."""
+        self.worker = worker
         if self.span is not None:
             self.span.worker, self.span.trace = worker, trace
         self.phases |= {
@@ -203,6 +205,8 @@ def _fresh_id() -> str:
 def common_headers(made: RequestScope, server: Server) -> dict[str, str]:
     """Headers of every answer about its request and the server."""
     common = {"X-Trace-ID": made.trace_id, "X-SIE-Server-Version": server.version_header}
+    if server.engine == "cluster":
+        common |= {"X-SIE-Version": server.version_header, "X-SIE-Request-ID": made.request_id}
     if server.request_id_header:
         common["X-Request-ID"] = made.request_id
     if made.parent:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from tests.fakes.adapter import vector_of
 from tests.harness.broker import Broker, broker
 from tests.harness.cluster import box, gateway, serves
-from tests.harness.server import Server, wait_until
+from tests.harness.server import Answer, Server, wait_until
 
 PLAY = """
 import json, sys
@@ -111,3 +112,32 @@ def test_a_frame_of_the_cluster_names_box_and_models(told: Any) -> None:
 def test_the_client_is_told_what_is_not_built_and_what_is_unknown(told: Any) -> None:
     assert "not built" in told["pool"]["text"]
     assert "no/such" in told["unknown"]["text"]
+
+
+def test_an_answer_names_its_box(near: Server) -> None:
+    headers = near.encode("fake/echo", ["x"]).headers
+    assert headers["x-sie-worker"] == "a/worker-0"
+    assert float(headers["x-queue-wait-time"]) >= 0
+    assert headers["x-sie-request-id"] == headers["x-request-id"]
+
+
+def test_without_a_broker_a_request_is_refused_at_once_and_served_when_the_broker_is_back(
+    near: Server, one_broker: Broker
+) -> None:
+    one_broker.kill()
+
+    def asked() -> Answer:
+        # What was sent just before the gateway heard of the loss waits for another broker until its deadline.
+        return near.post("/v1/encode/fake/echo", {"items": [{"text": "x"}]}, x_request_timeout="2")
+
+    wait_until(lambda: b"QUEUE_UNAVAILABLE" in asked().body, what="a refusal without a broker")
+    began = time.monotonic()
+    answer = asked()
+    assert time.monotonic() - began < 1
+    assert answer.status == 503 and answer.json()["detail"]["code"] == "QUEUE_UNAVAILABLE"
+    assert answer.json()["message"] == answer.json()["detail"]["message"]
+    assert answer.headers["retry-after"] == "1"
+    # The gateway itself stays ready: another broker may come any moment.
+    assert near.get("/readyz").status == 200
+    one_broker.start()
+    wait_until(lambda: serves(near), what="an answer of the box after the broker's return")

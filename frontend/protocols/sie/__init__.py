@@ -20,7 +20,7 @@ from frontend.protocols.sie.render import EncodeResponse
 from frontend.protocols.sie.score import RerankResource, RerankResponse, ScoreResource, ScoreResponse
 from frontend.routes import JSON, MSGPACK, Parameter, Route, asking
 from frontend.services import Services
-from ipc.errors import PenstockError, ResourceExhausted
+from ipc.errors import PenstockError, Provisioning, ResourceExhausted
 
 SCORE = "/v1/score"
 """A path of vLLM above routes of this contract, whose form of errors the path has."""
@@ -208,10 +208,12 @@ class SieProtocol:
 
     def __init__(self) -> None:
         self._exhausted_retry_s: float | None = None
+        self._is_gateway = False
 
     def context(self, services: Services) -> Services:
         """What resources are made from."""
         self._exhausted_retry_s = services.settings.limits.exhausted_retry_s
+        self._is_gateway = services.settings.is_gateway
         return services
 
     def render_error(
@@ -220,7 +222,13 @@ class SieProtocol:
         """(status, JSON body, headers) of an error on `path`."""
         if isinstance(error, ResourceExhausted) and error.retry_after_s is None:
             error.retry_after_s = self._exhausted_retry_s
-        return _renderer(path)(error, req is not None and is_own_client(req))
+        status, body, headers = _renderer(path)(error, req is not None and is_own_client(req))
+        if self._is_gateway:
+            body.setdefault("message", error.message)
+            if isinstance(error, Provisioning):
+                profile = (req.get_header("X-SIE-Machine-Profile") if req is not None else None) or ""
+                body |= errors.provisioning(error, profile[:64].lower())
+        return status, body, headers
 
     def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
         """(status, JSON body, headers) of an error of the framework."""

@@ -6,7 +6,7 @@ Where the contract has fewer codes than Penstock, a code is mapped to the neares
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import falcon
 import msgspec
@@ -71,6 +71,21 @@ class ErrorResponse(msgspec.Struct):
     """An error; on unknown paths and wrong methods `detail` is a text."""
 
     detail: Annotated[ErrorDetail | str, Meta(description="What went wrong.")]
+    message: Annotated[str | msgspec.UnsetType, Meta(description="Of a gateway: what is said.")] = (
+        msgspec.UNSET
+    )
+    status: Annotated[
+        Literal["provisioning"] | msgspec.UnsetType, Meta(description="Of a gateway: no box is there yet.")
+    ] = msgspec.UNSET
+    gpu: Annotated[
+        str | msgspec.UnsetType, Meta(description="Of a gateway: the machine profile that was asked for.")
+    ] = msgspec.UNSET
+    bundle: Annotated[
+        str | msgspec.UnsetType, Meta(description="Of a gateway: the bundle that the model needs.")
+    ] = msgspec.UNSET
+    estimated_wait_s: Annotated[
+        int | msgspec.UnsetType, Meta(description="Of a gateway: seconds until a box may be there.")
+    ] = msgspec.UNSET
 
 
 class OpenAIFault(msgspec.Struct):
@@ -82,7 +97,7 @@ class OpenAIFault(msgspec.Struct):
     code: Annotated[str, Meta(description="Kind of the error, for programs.")]
 
 
-class ModelErrorResponse(ErrorResponse):
+class ModelErrorResponse(ErrorResponse, kw_only=True):
     """An error of the route of one model, with its message once more."""
 
     message: Annotated[str, Meta(description="What is said.")]
@@ -124,12 +139,26 @@ def render(error: PenstockError, own_client: bool = False) -> tuple[int, dict[st
     return status, body, _headers(error, status, code)
 
 
+def provisioning(error: PenstockError, gpu: str) -> dict[str, Any]:
+    """The fields beside `detail` by which clients of a gateway know that no box is there yet.
+
+    `gpu` is the machine profile that the request asks for, or empty.
+    """
+    return {
+        "status": "provisioning",
+        "gpu": gpu,
+        "bundle": "default",
+        "estimated_wait_s": int(error.retry_after_s or 0),
+        "message": error.message,
+    }
+
+
 def render_model(
     error: PenstockError, own_client: bool = False
 ) -> tuple[int, dict[str, Any], dict[str, str]]:
     """(status, body, headers) on the route of one model: the SIE form, with the message for clients of OpenAI."""
     status, body, headers = render(error, own_client)
-    answer = ModelErrorResponse(body.pop("detail"), error.message)
+    answer = ModelErrorResponse(body.pop("detail"), message=error.message)
     return status, {**body, **msgspec.to_builtins(answer)}, headers
 
 

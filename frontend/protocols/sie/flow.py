@@ -362,6 +362,8 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
             scope.phases.setdefault("encode", (time.perf_counter() - began) * 1e3)
             resp.content_type = media_type(form.json)
             times = headers_of(scope.phases, scope.cache_hits)
+            if self.services.settings.is_gateway and scope.worker:
+                times += [("X-SIE-Worker", scope.worker), ("X-Queue-Wait-Time", times[0][1])]
             scope.phases["total"] = total = scope.elapsed_ms()
             resp.set_headers([*times, total_header(total)])
             send_parts(resp, parts, reply, self.services)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from frontend.status.cluster import ClusterFeed, cluster_fields
+from ipc.errors import Provisioning
 from tests.fakes.boxes import BoxesDirectory
 from tests.fakes.vector_server import DENSE, SCORE, VectorServer
 
@@ -21,7 +22,7 @@ class Gateway(VectorServer):
         super().__init__(root, server__engine="cluster", cluster__urls="nats://127.0.0.1:4222")
         directory: Any = self.services.directory
         self.boxes = BoxesDirectory(directory, {"b1": [DENSE, SCORE], "b2": [DENSE]})
-        self.services.directory = self.boxes
+        self.services.directory = self.engine.directory = self.boxes
 
     def get(self, path: str, **headers: str) -> Any:
         """The answer, for a client that names JSON."""
@@ -117,3 +118,42 @@ def test_the_rate_of_a_frame_is_that_since_the_frame_before(gateway: Gateway) ->
     assert feed._rate(10.0, 500) == 0.0
     assert feed._rate(12.0, 600) == 50.0
     assert feed._rate(13.0, 600) == 0.0
+
+
+def test_a_model_without_a_box_answers_provisioning_in_the_form_that_clients_wait_on(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_a_box(model: str) -> None:
+        raise Provisioning("no box of the cluster serves this model now", retry_after_s=120)
+
+    monkeypatch.setattr(gateway.boxes, "find", without_a_box)
+    answer = gateway.client.simulate_post(
+        f"/v1/encode/{DENSE}",
+        json={"items": [{"text": "x"}]},
+        headers={"X-SIE-MACHINE-PROFILE": "L4"},
+    )
+    assert answer.status_code == 503
+    assert (answer.headers["retry-after"], answer.headers["x-sie-error-code"]) == ("120", "PROVISIONING")
+    assert answer.json == {
+        "detail": {"code": "PROVISIONING", "message": "no box of the cluster serves this model now"},
+        "status": "provisioning",
+        "gpu": "l4",
+        "bundle": "default",
+        "estimated_wait_s": 120,
+        "message": "no box of the cluster serves this model now",
+    }
+
+
+def test_every_error_of_a_gateway_repeats_its_message(gateway: Gateway) -> None:
+    answer = gateway.client.simulate_post("/v1/encode/no/such", json={"items": [{"text": "x"}]})
+    assert answer.status_code == 404
+    assert answer.json["message"] == answer.json["detail"]["message"]
+
+
+def test_answers_name_version_request_and_worker(gateway: Gateway) -> None:
+    answer = gateway.client.simulate_post(f"/v1/encode/{DENSE}", json={"items": [{"text": "x"}]})
+    assert answer.status_code == 200
+    assert answer.headers["x-sie-request-id"] == answer.headers["x-request-id"]
+    assert answer.headers["x-sie-version"] == gateway.services.settings.server.version_header
+    # The engine of this test names no box; one that does is in tests/process/test_cluster_sdk.py.
+    assert answer.headers.get("x-sie-worker", "worker-0") == "worker-0"
