@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from ipc.wire.streams import FINISHED, TEXT, Finish, TokenLogprob
 from workers.generation.attention import PagedAttention, attend_with
 from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
+from workers.generation.device_drawing import DeviceDrawer
 from workers.generation.engine import Engine
+from workers.generation.flights import Reading
 from workers.generation.pictures.family import Picture
 from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.rope import length_rope
@@ -48,13 +50,19 @@ def _no_parser() -> Any:
     raise AssertionError("these outputs make no text")
 
 
+class Modes:
+    """How engines of tests run where a test says nothing."""
+
+    ahead = False
+
+
 class Greedy:
     """Takes the likeliest token, with its log probability. `allowed` are the tokens that a sequence may get next."""
 
     def __init__(self, allowed: Callable[[Choice], set[int] | None] = lambda sequence: None) -> None:
         self.rows: list[int] = []
         """Sequences of each call."""
-        self._allowed = allowed
+        self.allowed = allowed
 
     def sample(
         self, logits: torch.Tensor, sequences: Sequence[Choice]
@@ -64,11 +72,38 @@ class Greedy:
         scores = torch.log_softmax(logits.float(), dim=-1)
         chosen = []
         for row, sequence in zip(scores, sequences, strict=True):
-            allowed = self._allowed(sequence)
+            allowed = self.allowed(sequence)
             order = row.argsort(descending=True).tolist()
             token = next(token for token in order if allowed is None or token in allowed)
             chosen.append((token, TokenLogprob(token, b"", float(row[token]))))
         return chosen
+
+
+class GreedyDrawer:
+    """Takes the likeliest token before the host knows it, as `sampler` does where nothing else is allowed."""
+
+    def __init__(self, sampler: Greedy) -> None:
+        self._sampler = sampler
+
+    def waits(self, sequence: Choice) -> bool:
+        return self._sampler.allowed(sequence) is not None
+
+    def draw(self, logits: torch.Tensor, sequences: Sequence[Choice]) -> GreedyTokens:
+        return GreedyTokens(self._sampler, logits.clone(), sequences)
+
+
+class GreedyTokens:
+    """The likeliest tokens; the sampler is asked when the step lands."""
+
+    def __init__(self, sampler: Greedy, logits: torch.Tensor, sequences: Sequence[Choice]) -> None:
+        self.tokens = logits.float().argmax(-1)
+        self._sampler, self._logits, self._sequences = sampler, logits, sequences
+
+    def read(self, wanted: Collection[Choice]) -> Reading:
+        chosen = dict(zip(self._sequences, self._sampler.sample(self._logits, self._sequences), strict=True))
+        for token, (sequence, found) in zip(self.tokens.tolist(), chosen.items(), strict=True):
+            assert token == found[0], sequence.request.key
+        return Reading({sequence: found for sequence, found in chosen.items() if sequence in wanted}, ())
 
 
 class KeptOutput:
@@ -121,11 +156,17 @@ def engine_of(
     attention: PagedAttention | None = None,
     captures: type[CapturedSteps] | None = None,
     tower: Tower | None = None,
+    ahead: bool | None = None,
 ) -> Engine:
     """An engine over a small model, made as a load makes one. The model keeps the attention of this engine.
 
-    `captures` are the captured steps of single tokens, where the test wants some.
+    `captures` are the captured steps of single tokens, where the test wants some. `ahead` launches a step before the
+    one before has landed; None: as `Modes.ahead` says.
     """
+    sampler = sampler or Greedy()
+    drawer: Any = None
+    if Modes.ahead if ahead is None else ahead:
+        drawer = GreedyDrawer(sampler) if isinstance(sampler, Greedy) else DeviceDrawer(sampler)
     attention = attention or PagedAttention(BLOCK_TOKENS)
     attention.rope = length_rope(model)
     attend_with(model, attention.name)
@@ -142,7 +183,7 @@ def engine_of(
         model,
         attention,
         BlockPool(blocks, attention.block_tokens, keeps_prefixes=keeps_prefixes),
-        sampler or Greedy(),
+        sampler,
         NotedMasks(),
         KeptOutput,
         max_sequences=max_sequences,
@@ -150,6 +191,7 @@ def engine_of(
         scored_tokens=scored_tokens,
         captured=captures(model, attention, max_sequences, blocks) if captures else None,
         tower=tower,
+        drawer=drawer,
     )
 
 

@@ -13,8 +13,10 @@ import torch
 
 from ipc.wire.messages import Written
 from ipc.wire.streams import HELD, STARTED
+from tests.fakes.generating import Modes
 from tests.harness.guided_model import Model
 from workers.generation.blocks import BlockPool
+from workers.generation.device_drawing import DeviceDrawer
 from workers.generation.engine import Engine
 from workers.generation.grammar import MaskFiller
 from workers.generation.request import Emission, GenerationRequest
@@ -44,10 +46,13 @@ class ScriptedEngine(Engine):
             None,
             None,
             BlockPool(200, 4),
-            BatchedSampler(model.vocabulary.raw, partial(model.tokenizer.encode, add_special_tokens=False)),
+            sampler := BatchedSampler(
+                model.vocabulary.raw, partial(model.tokenizer.encode, add_special_tokens=False)
+            ),
             MaskFiller(model.grammars.words, model.size),
             partial(ChoiceOutput, model.vocabulary),
             prefill_tokens=8,
+            drawer=DeviceDrawer(sampler) if Modes.ahead else None,
         )
         self._size, self._script = model.size, script
 
@@ -58,7 +63,12 @@ class ScriptedEngine(Engine):
 
     def _row(self, sequence: Choice, stop: int) -> torch.Tensor:
         """The logits behind the first `stop` tokens of a sequence."""
-        row = _preferences(self._size, sequence.choice, tuple(sequence.tokens[:stop])).clone()
+        known = sequence.tokens[:stop]
+        if len(known) < stop:
+            assert self._flight is not None and self._flight.unread is not None
+            unread = self._flight.unread
+            known = [*known, int(unread.tokens[unread.places[sequence]])]
+        row = _preferences(self._size, sequence.choice, tuple(known)).clone()
         script, place = self._script(sequence.choice), stop - sequence.prompt_length
         if 0 <= place < len(script):
             row[script[place]] += _SURE

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from ipc.wire.messages import Sampling
 from tests.fakes.generating import Answers, engine_of, request_of
 from tests.tiny import causal
 from workers.generation.attention import PagedAttention
 from workers.generation.paged_kernel import PagedKernel, select_kernel
 from workers.generation.proof import packs
+from workers.generation.sampling import BatchedSampler
 
 pytestmark = pytest.mark.gpu
 TOKENS = 9
@@ -54,6 +56,29 @@ def test_tokens_are_those_of_generate_in_a_crowd_and_after_preemption(model: Any
     answers.run(engine)
     assert answers.tokens == {(length, choice): wanted[length] for length in LENGTHS for choice in (0, 1)}
     assert engine.pool.used == 0
+
+
+AHEAD = {
+    "greedy": Sampling(),
+    "drawn": Sampling(temperature=0.9, seed=1),
+    "filtered": Sampling(temperature=1.0, top_k=40, top_p=0.9, min_p=0.01, seed=2),
+    "flat": Sampling(temperature=30.0, top_p=0.99, seed=3),
+    "penalised": Sampling(temperature=0.8, repetition_penalty=1.2, seed=4),
+    "logprobs": Sampling(logprobs=2),
+}
+
+
+def sampled(model: Any, ahead: bool) -> Answers:
+    """Texts of all kinds of sampling, beside each other, in float32."""
+    sampler = BatchedSampler(lambda token: b"", lambda text: [])
+    engine = engine_of(model, prefill_tokens=32, sampler=sampler, ahead=ahead)
+    for number, (name, sampling) in enumerate(AHEAD.items()):
+        engine.add(request_of(name, prompt_of(LENGTHS[number % 4]), 40, n=2, sampling=sampling))
+    return Answers().run(engine)
+
+
+def test_steps_that_run_ahead_have_the_tokens_of_steps_in_turn(model: Any) -> None:
+    assert sampled(model, ahead=True).tokens == sampled(model, ahead=False).tokens
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -32,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from workers.device.transfer import sent
 from workers.generation.heads import Heads, MaskRule, Tuning, in_reach
 from workers.generation.paged_decode import Decode, select_decode
 from workers.generation.paged_kernel import PagedKernel, StepLayout, Stretch, select_kernel
@@ -340,8 +341,8 @@ class PagedAttention:
         if window or heads.rule is not None:
             mask = self._mask_of(heads, np.array(lengths), np.array(firsts), keys, device)
         elif min(lengths) < keys:
-            mask = _ends(lengths, keys).to(device)
-        flat = torch.from_numpy(blocks.reshape(-1)).to(device)
+            mask = sent(_ends(lengths, keys), device)
+        flat = sent(blocks.reshape(-1), device)
         return View(group.rows, len(spans), keys, None, flat, mask, {})
 
     def _mask_of(
@@ -355,15 +356,15 @@ class PagedAttention:
             seen &= heads.rule.allows(*places).cpu().numpy()
         if seen.all():
             return None
-        return torch.from_numpy(np.where(seen, np.float32(0), np.float32("-inf"))[:, None, None]).to(device)
+        return sent(np.where(seen, np.float32(0), np.float32("-inf"))[:, None, None], device)
 
 
-def _ends(lengths: list[int], keys: int) -> torch.Tensor:
+def _ends(lengths: list[int], keys: int) -> NDArray[np.float32]:
     """What is added to the scores of `keys` keys: 0 for so many of each sequence, then -inf."""
     mask = np.zeros((len(lengths), 1, 1, keys), np.float32)
     for row, length in zip(mask[:, 0, 0], lengths, strict=True):
         row[length:] = -np.inf
-    return torch.from_numpy(mask)
+    return mask
 
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,12 +19,15 @@ from ipc.settings import Generation
 from workers.generation.attention import PagedAttention
 from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
-from workers.generation.engine import Engine, Masks, Sampler
+from workers.generation.device_drawing import DeviceDrawer
+from workers.generation.engine import Engine
 from workers.generation.features import FeatureStore
+from workers.generation.flights import Drawer, Masks, Sampler
 from workers.generation.pictures.reading import PictureReader
 from workers.generation.plain import PlainEngine
 from workers.generation.proof import Earlier, packs
 from workers.generation.request import GenerationRequest
+from workers.generation.sampling import BatchedSampler
 from workers.generation.scheduler import Output
 from workers.generation.scoring import scored_tokens
 from workers.generation.tower import Tower
@@ -75,8 +78,8 @@ def build(
     if tower is not None:
         tower.forget()
         free_bytes = max(0, free_bytes - store.limit_nbytes)
-    most_blocks = max_sequences * -(-context_tokens // settings.block_tokens)
-    blocks = cache_blocks(attention, model.device, most_blocks, settings, free_bytes)
+    longest = -(-context_tokens // settings.block_tokens)
+    blocks = cache_blocks(attention, model.device, max_sequences * longest, settings, free_bytes)
     if (held := blocks * settings.block_tokens) < context_tokens:
         log.warning(
             "the cache of %s holds %d tokens in %d bytes, the context of the model is %d: longer texts are refused, "
@@ -98,10 +101,21 @@ def build(
         max_sequences=max_sequences,
         prefill_tokens=settings.prefill_tokens or _PREFILL_TOKENS[kind],
         scored_tokens=scored,
-        captured=captured_steps(model, attention, most_blocks // max_sequences, max_sequences)
-        if settings.cuda_graphs
-        else None,
+        captured=captured_steps(model, attention, longest, max_sequences) if settings.cuda_graphs else None,
         tower=tower,
+        drawer=_drawer(sampler, settings, kind),
+    )
+
+
+def runs_ahead(settings: Generation, kind: str) -> bool:
+    """Whether steps on a kind of device are launched before the host has read the tokens of the step before."""
+    return settings.run_ahead == "always" or (settings.run_ahead == "auto" and kind == "cuda")
+
+
+def _drawer(sampler: Sampler, settings: Generation, kind: str) -> Drawer | None:
+    """What chooses tokens on the device, for a sampler of ours."""
+    return (
+        DeviceDrawer(sampler) if isinstance(sampler, BatchedSampler) and runs_ahead(settings, kind) else None
     )
 
 

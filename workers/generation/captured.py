@@ -19,9 +19,12 @@ import numpy as np
 import torch
 
 from workers.device.oom import end_if_broken
+from workers.device.transfer import sent
 from workers.generation.attention import PagedAttention, packed_pass
+from workers.generation.flights import Unread
 from workers.generation.paged_decode import DecodeLayout
 from workers.generation.rope import Lengths
+from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scheduler import Span
 from workers.generation.step_plan import Plan, plan_of
 
@@ -77,15 +80,18 @@ class CapturedSteps:
         self._memory: Any = None
         self._works = True
 
-    def logits(self, spans: Sequence[Span]) -> torch.Tensor | None:
-        """Logits [spans, vocabulary], valid until the next step; None for a step that is not captured."""
+    def logits(self, spans: Sequence[Span], unread: Unread | None = None) -> torch.Tensor | None:
+        """Logits [spans, vocabulary], valid until the next step; None for a step that is not captured.
+
+        `unread` are tokens that the host does not know.
+        """
         if not self._works or not self._suits(spans):
             return None
         count = next(count for count in self._counts if count >= len(spans))
         step = self.steps.get(count)
         if step is None:
-            return self._first(count, spans)
-        self._fill(step.inputs, spans)
+            return self._first(count, spans, unread)
+        self._fill(step.inputs, spans, unread)
         step.graph.replay()
         return step.logits[: len(spans)]
 
@@ -97,12 +103,12 @@ class CapturedSteps:
             for span in spans
         )
 
-    def _first(self, count: int, spans: Sequence[Span]) -> torch.Tensor:
+    def _first(self, count: int, spans: Sequence[Span], unread: Unread | None) -> torch.Tensor:
         """The logits of a plain step, which the captured step must give as well."""
-        plain = self._plain(spans)
+        plain = self._plain(spans, unread)
         try:
             inputs = self._inputs(count)
-            self._fill(inputs, spans)
+            self._fill(inputs, spans, unread)
             step = Captured(inputs, *self._capture(inputs.plan))
             step.graph.replay()
             difference = (step.logits[: len(spans)].float() - plain.float()).abs().mean()
@@ -116,11 +122,11 @@ class CapturedSteps:
             self._works = False
             self.steps.clear()
             # NOTE: the refused step has written its keys to the cache.
-            return self._plain(spans)
+            return self._plain(spans, unread)
         return plain
 
-    def _plain(self, spans: Sequence[Span]) -> torch.Tensor:
-        plan = plan_of(spans, self._attention.block_tokens, self._model.device)
+    def _plain(self, spans: Sequence[Span], unread: Unread | None) -> torch.Tensor:
+        plan = plan_of(spans, self._attention.block_tokens, self._model.device, unread)
         return packed_pass(self._model, self._attention, plan)
 
     def _inputs(self, count: int) -> Inputs:
@@ -151,20 +157,30 @@ class CapturedSteps:
         torch.cuda.current_stream().wait_stream(stream)
         return graph, logits
 
-    def _fill(self, inputs: Inputs, spans: Sequence[Span]) -> None:
+    def _fill(self, inputs: Inputs, spans: Sequence[Span], unread: Unread | None) -> None:
         """Lay the tokens and blocks of a step in, the last sequence again in the rows that are left."""
         size, count = self._attention.block_tokens, inputs.numbers.shape[1]
         tables = [span.sequence.block_table() for span in spans]
         table = np.zeros((count, max(map(len, tables))), np.int32)
         numbers = np.empty((5, count), np.int64)
         rope = self._attention.rope
+        unknown: list[tuple[int, Choice]] = []
         for row, (span, blocks) in enumerate(zip(spans, tables, strict=True)):
             table[row, : len(blocks)] = blocks
             at = span.start
             slot, is_long = blocks[at // size] * size + at % size, rope is not None and rope.is_long(span)
-            position = at + span.sequence.shift
-            numbers[:, row] = span.sequence.tokens[at], position, slot, span.stop, is_long
+            position, tokens = at + span.sequence.shift, span.sequence.tokens
+            if at == len(tokens):
+                unknown.append((row, span.sequence))
+            token = 0 if at == len(tokens) else tokens[at]
+            numbers[:, row] = token, position, slot, span.stop, is_long
         last = len(spans) - 1
+        if unknown and unknown[-1][0] == last:
+            unknown += [(row, unknown[-1][1]) for row in range(last + 1, count)]
         numbers[:, last + 1 :], table[last + 1 :] = numbers[:, last, None], table[last]
-        inputs.numbers.copy_(torch.from_numpy(numbers))
-        inputs.table[:, : table.shape[1]].copy_(torch.from_numpy(table))
+        device = inputs.numbers.device
+        inputs.numbers.copy_(sent(numbers, device))
+        inputs.table[:, : table.shape[1]].copy_(sent(table, device))
+        if unknown:
+            assert unread is not None
+            unread.lay(inputs.numbers[0], [row for row, _ in unknown], [sequence for _, sequence in unknown])

@@ -8,6 +8,8 @@
 5. Text is made of the tokens, and `Emission`s tell what each choice has got. A sequence that has ended gives its blocks
    back; those with a whole content can be found by later requests with the same beginning.
 
+With a drawer 4 happens on the device, and 5 while the device computes the next step (`flights`).
+
 All methods belong to one thread. A step that raises has changed nothing and may be tried again, but for `Spoiled`.
 """
 
@@ -16,16 +18,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 
 from ipc.wire.stats import GenerationStats
 from ipc.wire.streams import HELD, PROMPT, STARTED, PromptToken, Start, TokenLogprob
 from workers import foreign
+from workers.device.transfer import sent
 from workers.generation.attention import PagedAttention, packed_pass
 from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
+from workers.generation.flights import Drawer, Entry, Flight, Masks, Reading, Sampler
 from workers.generation.lora_rows import StepLoras, StepRows, rows_of
 from workers.generation.pictures.family import Picture
 from workers.generation.pictures.reading import PictureReader
@@ -35,32 +40,6 @@ from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scoring import first_token, scored
 from workers.generation.step_plan import plan_of
 from workers.generation.tower import Tower
-
-
-class Chosen(NamedTuple):
-    """The next token of a sequence, with its log probability if the request asks for one."""
-
-    token: int
-    logprob: TokenLogprob | None
-
-
-class Sampler(Protocol):
-    """The sampling stage (`workers.generation.sampling`)."""
-
-    def sample(
-        self, logits: torch.Tensor, sequences: Sequence[Choice]
-    ) -> list[tuple[int, TokenLogprob | None]]:
-        """The next token of each sequence from its row of logits [rows, vocabulary]."""
-
-
-class Masks(Protocol):
-    """Fills the masks of grammars in another thread (`workers.generation.grammar`)."""
-
-    def begin(self, sequences: Sequence[Choice]) -> None:
-        """Begin to fill `mask` of sequences with a matcher."""
-
-    def wait(self) -> None:
-        """Return when all masks are filled."""
 
 
 class Engine:
@@ -80,11 +59,13 @@ class Engine:
         scored_tokens: int = 512,
         captured: CapturedSteps | None = None,
         tower: Tower | None = None,
+        drawer: Drawer | None = None,
     ) -> None:
         """`attention` is the one that `model` runs with, its cache as large as `pool`; None with another `_forward`.
 
         A step computes logits of at most `scored_tokens` tokens of prompts. `captured` computes steps of single tokens,
-        where CUDA can capture them. A model that sees has a `tower`.
+        where CUDA can capture them. A model that sees has a `tower`. With a `drawer` a step is launched before the host
+        has read the tokens of the step before.
         `make_output(request, choice)` gives each choice what makes its text.
         """
         self.model, self.attention, self.pool = model, attention, pool
@@ -97,6 +78,9 @@ class Engine:
         self._by_key: dict[Hashable, list[Choice]] = {}
         self._emitted: list[Emission] = []
         self._prompt_tokens = self._output_tokens = 0
+        self._drawer = drawer
+        self._flight: Flight | None = None
+        """The step that has not landed."""
         self.loras: StepLoras | None = None
         """The LoRA adapters of the model, where its family has some."""
 
@@ -136,7 +120,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return self._scheduler.can_go_on or bool(self._emitted)
+        is_under_way = self._flight is not None and any(entry.is_live for entry in self._flight.entries)
+        return self._scheduler.can_go_on or bool(self._emitted) or is_under_way
 
     @property
     def keys(self) -> Iterable[Hashable]:
@@ -206,41 +191,146 @@ class Engine:
             if sequence.paused:
                 self._scheduler.resume(sequence)
 
-    def step(self) -> list[Emission]:
+    def step(self, ahead: bool = True) -> list[Emission]:
         """One forward pass for all sequences, behind a turn of the tower; returns what the choices have got.
 
-        Raises `Unseen` before the pass.
+        With a drawer, and unless `ahead` is false, the pass is launched and the one before lands. Raises `Unseen`
+        before the pass.
         """
         if self.tower is not None:
             self.tower.turn(self._scheduler.waiting, self.prefill_tokens)
-        spans = self._scheduler.plan()
+        spans = self._scheduler.plan(self._runs_ahead)
+        if not spans and self._flight is not None:
+            self._land_all()
+            spans = self._scheduler.plan()
         if spans:
-            spans, rows = self._adapters(spans)
-            choosing = [span.sequence for span in spans if span.chooses]
-            guided = [sequence for sequence in choosing if sequence.matcher is not None]
-            if guided:
-                self._masks.begin(guided)
-            with self.loras.over(rows) if self.loras else nullcontext():
-                try:
-                    logits = self._forward(spans)
-                finally:
-                    if guided:
-                        self._masks.wait()
-                told = self._score(spans, logits[len(choosing) :])
-            chosen = self._sampler.sample(logits[: len(choosing)], choosing) if choosing else []
-            self._note(spans, told)
-            self._take(choosing, chosen)
+            before, self._flight = self._flight, self._launch(spans)
+            if before is not None:
+                self._land(before)
+            self._begin_masks(self._flight)
+            # NOTE: the tokens of prompts are told by logits whose memory the next step needs.
+            if self._drawer is None or not ahead or any(self._flight.told.values()):
+                self._land_all()
         emitted, self._emitted = self._emitted, []
         return emitted
+
+    def _runs_ahead(self, sequence: Choice) -> bool:
+        """Whether a sequence goes on behind a token that the host has not read."""
+        flight = self._flight
+        is_known = flight is not None and flight.unread is not None and sequence in flight.unread.places
+        return is_known and sequence.length - sequence.prompt_length < sequence.request.max_tokens
+
+    def _waits(self, sequence: Choice, drawer: Drawer) -> bool:
+        """Whether the host chooses the next token of a sequence, or has to look at the token before the next step."""
+        computes_anew = self._rope is not None and self._rope.anew
+        return sequence.matcher is not None or computes_anew or drawer.waits(sequence)
+
+    def _launch(self, spans: list[Span]) -> Flight:
+        """Begin a step. What raises here has changed nothing."""
+        spans, rows = self._adapters(spans)
+        entries = [Entry.of(span) for span in spans]
+        choosing = [entry.span.sequence for entry in entries if entry.chooses]
+        guided = [sequence for sequence in choosing if sequence.matcher is not None]
+        # NOTE: one buffer holds the masks of a step, and the step before may not have read its own.
+        is_masked = bool(guided) and self._flight is None
+        if is_masked:
+            self._masks.begin(guided)
+        try:
+            with self.loras.over(rows) if self.loras else nullcontext():
+                logits = self._forward(spans)
+                told = self._score(spans, logits[len(choosing) :])
+            waiting, drawer, drawn = list(range(len(choosing))), self._drawer, None
+            if drawer is not None:
+                waiting = [at for at in waiting if self._waits(choosing[at], drawer)]
+            ahead = sorted({*range(len(choosing))}.difference(waiting))
+            if drawer is not None and ahead:
+                part = self._rows_of(logits, ahead, len(choosing))
+                drawn = drawer.draw(part, [choosing[at] for at in ahead])
+            kept = self._rows_of(logits, waiting, len(choosing))
+            if drawer is not None and kept.data_ptr() == logits.data_ptr():
+                # NOTE: the next captured step writes its logits to the same place.
+                kept = kept.clone()
+        except BaseException:
+            if is_masked:
+                self._masks.wait()
+            raise
+        for span in spans:
+            self._scheduler.launched(span)
+        return Flight(
+            entries,
+            [choosing[at] for at in ahead],
+            drawn,
+            [choosing[at] for at in waiting],
+            kept,
+            guided,
+            is_masked,
+            told,
+        )
+
+    @staticmethod
+    def _rows_of(logits: torch.Tensor, rows: list[int], count: int) -> torch.Tensor:
+        """Some of the first `count` rows of logits."""
+        if not rows or len(rows) == count:
+            return logits[: len(rows)]
+        return logits.index_select(0, sent(np.array(rows, np.int64), logits.device))
+
+    def _begin_masks(self, flight: Flight) -> None:
+        """Begin to fill the masks of a step, if this was not done at its launch."""
+        guided = [sequence for sequence in flight.guided if not sequence.done]
+        if guided and not flight.is_masked:
+            self._masks.begin(guided)
+            flight.is_masked = True
+
+    def _land_all(self) -> None:
+        """Take the outcome of the step that is under way."""
+        flight = self._flight
+        assert flight is not None
+        try:
+            self._land(flight)
+        finally:
+            self._flight = None
+
+    def _land(self, flight: Flight) -> None:
+        """Take the outcome of a step. What raises here has changed nothing, but for `Spoiled`.
+
+        All steps under way are revoked then.
+        """
+        try:
+            self._begin_masks(flight)
+            if flight.is_masked:
+                self._masks.wait()
+            chosen, missed = self._choose(flight)
+        except BaseException:
+            for entry in [*flight.live, *(self._flight.live if self._flight is not None else ())]:
+                self._scheduler.revoke(entry.span.sequence)
+            raise
+        live = flight.live
+        self._note(live, flight.told)
+        for sequence in missed:
+            self._scheduler.revoke(sequence)
+        self._take([(entry.span.sequence, chosen[entry.span.sequence]) for entry in live if entry.chooses])
+
+    def _choose(self, flight: Flight) -> Reading:
+        """The next tokens of the sequences that still want theirs."""
+        wanted = {entry.span.sequence for entry in flight.live if entry.chooses}
+        read = Reading({}, ()) if flight.drawn is None else flight.drawn.read(wanted)
+        rows = [at for at, sequence in enumerate(flight.waiting) if sequence in wanted]
+        if not rows:
+            return read
+        with flight.beside():
+            logits = self._rows_of(flight.logits, rows, len(flight.waiting))
+            waiting = [flight.waiting[at] for at in rows]
+            found = zip(waiting, self._sampler.sample(logits, waiting), strict=True)
+            return Reading({**read.chosen, **dict(found)}, read.missed)
 
     def _adapters(self, spans: list[Span]) -> tuple[list[Span], StepRows | None]:
         """The spans in the order in which the step computes these, and which rows have LoRA adapters."""
         return rows_of(spans) if self.loras else (spans, None)
 
-    def _take(self, choosing: Sequence[Choice], chosen: Sequence[tuple[int, TokenLogprob | None]]) -> None:
+    def _take(self, chosen: Sequence[tuple[Choice, tuple[int, TokenLogprob | None]]]) -> None:
         """Each sequence takes its token. Raises `Spoiled` for those that could not, once all have had their turn."""
         failed: dict[Choice, Exception] = {}
-        for sequence, (token, logprob) in zip(choosing, chosen, strict=True):
+        for sequence, (token, logprob) in chosen:
             before = len(self._emitted)
             try:
                 self._append(sequence, token, logprob)
@@ -274,10 +364,11 @@ class Engine:
         every = rows == list(range(begins[-1]))
         # NOTE: captured steps know the bare model only.
         captured = None if self.loras is not None and self.loras.active else self._captured
-        if every and captured is not None and (logits := captured.logits(spans)) is not None:
+        unread = None if self._flight is None else self._flight.unread
+        if every and captured is not None and (logits := captured.logits(spans, unread)) is not None:
             return logits
-        plan = plan_of(spans, self.pool.block_tokens, self.model.device)
-        keep = 0 if every else torch.tensor(rows or [0], device=self.model.device)
+        plan = plan_of(spans, self.pool.block_tokens, self.model.device, unread)
+        keep = 0 if every else sent(np.array(rows or [0], np.int64), self.model.device)
         return packed_pass(self.model, self.attention, plan, keep)
 
     def _score(self, spans: Sequence[Span], logits: torch.Tensor) -> dict[Choice, list[PromptToken]]:
@@ -289,17 +380,17 @@ class Engine:
                 logits = logits[len(places) :]
         return found
 
-    def _note(self, spans: Sequence[Span], told: Mapping[Choice, Sequence[PromptToken]]) -> None:
+    def _note(self, entries: Sequence[Entry], told: Mapping[Choice, Sequence[PromptToken]]) -> None:
         """The tokens of the spans are in the cache, and `told` are those of prompts that are known now."""
-        for span in spans:
-            sequence = span.sequence
+        for entry in entries:
+            span, sequence = entry.span, entry.span.sequence
             self._prompt_tokens += max(0, min(span.stop, sequence.prompt_length) - span.start)
             if sequence.leads and not sequence.started:
                 self._begin(sequence)
             if tokens := told.get(sequence):
                 self._tell(sequence, tokens, sequence.scored)
-            self._scheduler.computed(span)
-            if span.completes and not span.chooses:
+            self._scheduler.landed(span, entry.chooses)
+            if entry.completes and not entry.chooses:
                 self._end(sequence, "length")
 
     def _begin(self, sequence: Choice) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from workers.device.transfer import sent
 from workers.generation.scheduler import Span
 
 _MOST_SPARSE = 2
@@ -181,10 +182,7 @@ def _layout(singles: list[Stretch], parts: list[Stretch], device: torch.device) 
         take[place - first, : len(own)] = own
         rows.append(own)
         put.append((place - first) * width + own - begin)
-    tensors = (
-        torch.from_numpy(each).to(device)
-        for each in (take.reshape(-1), np.concatenate(rows), np.concatenate(put))
-    )
+    tensors = (sent(each, device) for each in (take.reshape(-1), np.concatenate(rows), np.concatenate(put)))
     return Layout(Gathered(first, stop, width, None, *tensors), pieces)
 
 

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from workers.device.oom import end_if_broken, is_out_of_memory
+from workers.device.transfer import sent
 from workers.device.varlen import HALF, Bounds, VarlenFunction
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class PagedKernel:
                 row[:used] = each.blocks[:used]
         pieces = [_bounds(queries), _bounds(keys), stops, table.reshape(-1), slots]
         # PERF: one transfer for all.
-        whole = torch.from_numpy(np.concatenate(pieces)).to(device)
+        whole = sent(np.concatenate(pieces), device)
         cu_queries, cu_keys, seen, flat, places = whole.split([len(piece) for piece in pieces])
         bounds = Bounds(
             cu_queries,

@@ -24,7 +24,8 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from ipc.wire.streams import PromptToken
 from workers import foreign
 from workers.generation.blocks import BlockPool
-from workers.generation.engine import Engine, Masks, Sampler
+from workers.generation.engine import Engine
+from workers.generation.flights import Masks, Sampler
 from workers.generation.lora_rows import StepRows, whole
 from workers.generation.pictures.family import Family, Picture
 from workers.generation.pictures.reading import PictureReader

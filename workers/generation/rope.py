@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from workers.device.transfer import sent
 from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scheduler import Span
 
@@ -90,7 +91,7 @@ class LengthRope:
         found = np.unique(lengths).tolist()
         if len(found) < 2:
             return Lengths([(length, None) for length in found])
-        return Lengths([(one, torch.from_numpy(np.flatnonzero(lengths == one)).to(device)) for one in found])
+        return Lengths([(one, sent(np.flatnonzero(lengths == one), device)) for one in found])
 
     def _of_span(self, span: Span) -> np.ndarray:
         sequence, start, stop = span

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import isfinite
@@ -41,6 +42,8 @@ from workers.generation.drawing import (
 from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scheduler import Unfit
 
+_REPEATED = 4
+"""Places whose tokens may be drawn again: those of steps that have not landed."""
 _COLD = 1e-7
 """Temperatures up to this are greedy."""
 LEAST_LOGPROB = -9999.0
@@ -73,7 +76,7 @@ def check_bias(bias: Mapping[int, float], vocabulary: int) -> None:
             raise InvalidInput(text, param="logit_bias")
 
 
-class _State:
+class State:
     """What the sampler keeps of one sequence."""
 
     def __init__(
@@ -99,6 +102,8 @@ class _State:
         self.changes = bool(self.counts or self.passages or self.bias)
         self.filtered = has_filters(wish, columns)
         self.alternatives = None if wish.logprobs is None else min(wish.logprobs, columns)
+        self.misses = False
+        """Whether the device could not draw a token of the sequence (`device_drawing`)."""
         self.plain = self.greedy and not self.changes and self.alternatives is None
 
 
@@ -121,14 +126,15 @@ class Uniforms:
         # NOTE: `Random` takes the absolute value of a number, so -1 and 1 would be one seed.
         digest = hashlib.blake2b(f"{seed}:{choice}".encode(), digest_size=32).digest()
         self._stream = random.Random() if seed is None else random.Random(int.from_bytes(digest))
-        self._next, self._last = 0, 0.0
+        self._next = 0
+        self._last: deque[float] = deque(maxlen=_REPEATED)
 
     def at(self, place: int) -> float:
-        """The number of a place, counted from 0. Places may be skipped, and the last one may be asked for again."""
+        """The number of a place, counted from 0. Places may be skipped; the last `_REPEATED` may be asked for again."""
         while self._next <= place:
-            self._last = self._stream.random()
+            self._last.append(self._stream.random())
             self._next += 1
-        return self._last
+        return self._last[place - self._next]
 
 
 class _Likely(NamedTuple):
@@ -173,13 +179,11 @@ class BatchedSampler:
         Raises `NoNextToken`.
         """
         columns = logits.shape[1]
-        states: list[_State] = [
-            sequence.sampler_state or self._begin(sequence, columns) for sequence in sequences
-        ]
+        states = [self.state_of(sequence, columns) for sequence in sequences]
         # PERF: the highest of bfloat16 is found much slower than that of a copy as float32.
         direct = logits.is_cuda or logits.dtype == torch.float32
-        peaks, tokens = _highest(logits if direct else self._wide(logits))
-        _check(peaks, sequences)
+        peaks, tokens = highest_of(logits if direct else self._wide(logits))
+        check_finite(peaks, sequences)
         rows = [
             row
             for row, (state, sequence) in enumerate(zip(states, sequences, strict=True))
@@ -195,12 +199,15 @@ class BatchedSampler:
                 chosen[row] = result
         return chosen
 
-    def _begin(self, sequence: Choice, columns: int) -> _State:
-        state = sequence.sampler_state = _State(sequence, columns, self._breakers)
+    def state_of(self, sequence: Choice, columns: int) -> State:
+        """What the sampler keeps of a sequence, made when first asked for."""
+        if sequence.sampler_state is None:
+            sequence.sampler_state = State(sequence, columns, self._breakers)
+        state: State = sequence.sampler_state
         return state
 
     def _sample_changed(
-        self, logits: torch.Tensor, sequences: Sequence[Choice], states: Sequence[_State]
+        self, logits: torch.Tensor, sequences: Sequence[Choice], states: Sequence[State]
     ) -> Chosen:
         """As `sample`, for rows that may be changed: float32 [rows, columns]."""
         if any(state.changes for state in states):
@@ -208,8 +215,8 @@ class BatchedSampler:
         wanted = [row for row, state in enumerate(states) if state.alternatives is not None]
         likely = self._likely(logits, wanted, [states[row].alternatives or 0 for row in wanted])
         _forbid(logits, sequences)
-        peaks, tokens = _highest(logits)
-        _check(peaks, sequences)
+        peaks, tokens = highest_of(logits)
+        check_finite(peaks, sequences)
         uniforms = np.array(
             [
                 0.0 if state.uniforms is None else state.uniforms.at(len(one.tokens) - one.prompt_length)
@@ -259,7 +266,7 @@ class BatchedSampler:
         return likely
 
     def _probabilities(
-        self, logits: torch.Tensor, peaks: Numbers, rows: Sequence[int], states: Sequence[_State]
+        self, logits: torch.Tensor, peaks: Numbers, rows: Sequence[int], states: Sequence[State]
     ) -> torch.Tensor:
         """Softmax of some rows at their temperatures, float32 [rows, columns]."""
         device = logits.device
@@ -281,7 +288,7 @@ class BatchedSampler:
         return TokenLogprob(token, self._raw_of(token), finite(score), top)
 
 
-def _highest(logits: torch.Tensor) -> tuple[Numbers, Ids]:
+def highest_of(logits: torch.Tensor) -> tuple[Numbers, Ids]:
     """The highest value of each row and its first column; a row with a NaN has NaN."""
     if logits.is_cuda:
         peaks, columns = logits.max(-1)
@@ -292,13 +299,14 @@ def _highest(logits: torch.Tensor) -> tuple[Numbers, Ids]:
     return values[np.arange(len(values)), tokens], tokens
 
 
-def _check(peaks: Numbers, sequences: Sequence[Choice]) -> None:
+def check_finite(peaks: Numbers, sequences: Sequence[Choice]) -> None:
+    """Raise `NoNextToken` for the sequences whose highest logits `peaks` [sequences] are not finite."""
     values = peaks.tolist()
     if not all(map(isfinite, values)):
         raise NoNextToken([one for one, peak in zip(sequences, values, strict=True) if not isfinite(peak)])
 
 
-def _change(logits: torch.Tensor, sequences: Sequence[Choice], states: Sequence[_State]) -> None:
+def _change(logits: torch.Tensor, sequences: Sequence[Choice], states: Sequence[State]) -> None:
     """DRY, then penalties, then bias, in place."""
     both = list(zip(sequences, states, strict=True))
     passages = {

@@ -5,6 +5,10 @@ keys and values in the cache. The rest is pending: a whole prompt at first, one 
 after tokens that a grammar forced and after a preemption. A step computes some pending tokens. If none is left then,
 the step chooses the next token.
 
+A step is launched, and lands once the host has read what the step chose. `computed` counts the tokens of launched
+steps, and `ahead` the tokens that these have chosen and the host has not read. A sequence that ends, pauses or loses
+its blocks meanwhile forgets its steps that have not landed (`Scheduler.revoke`), and computes them again if it goes on.
+
 `Scheduler` plans the steps:
 
 1. Waiting sequences begin in the order of their arrival, as soon as a place and blocks for all their tokens are free.
@@ -24,6 +28,7 @@ from __future__ import annotations
 import collections.abc
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -61,7 +66,8 @@ class Sequence:
     need none; of several choices the first has the prompt scored. `given` tokens were there at the beginning: the
     prompt, and what an earlier worker has written. `told` tokens are those whose ids the frontend has. `leads`: the
     request begins with this choice, the first that has not ended. A choice with pictures has a `sight`; its first
-    `pictured` tokens end with the last picture, behind which positions differ from places by `shift`.
+    `pictured` tokens end with the last picture, behind which positions differ from places by `shift`. Of the `computed`
+    tokens `landed` belong to steps that have landed; `turn` counts how often the other steps were revoked.
     """
 
     request: GenerationRequest
@@ -75,6 +81,9 @@ class Sequence:
     given: int = field(init=False)
     told: int = field(init=False)
     computed: int = 0
+    landed: int = 0
+    ahead: int = 0
+    turn: int = 0
     blocks: list[int] = field(default_factory=list)
     link: Link = ROOT
     registered: int = 0
@@ -120,9 +129,14 @@ class Sequence:
         return self.request.call
 
     @property
+    def length(self) -> int:
+        """The tokens, with those that the host has not read."""
+        return len(self.tokens) + self.ahead
+
+    @property
     def pending(self) -> int:
         """Tokens without keys in the cache."""
-        return len(self.tokens) - self.computed
+        return self.length - self.computed
 
     @property
     def tells_prompt(self) -> bool:
@@ -168,12 +182,12 @@ class Span(NamedTuple):
 
     @property
     def completes(self) -> bool:
-        """Whether all tokens of the sequence are computed after the step."""
-        return self.stop == len(self.sequence.tokens)
+        """Whether all tokens of the sequence are computed after the step. Asked before the step is launched."""
+        return self.stop == self.sequence.length
 
     @property
     def chooses(self) -> bool:
-        """Whether the step chooses the next token of the sequence."""
+        """Whether the step chooses the next token of the sequence. Asked before the step is launched."""
         return self.completes and self.sequence.request.max_tokens > 0
 
     @property
@@ -258,9 +272,16 @@ class Scheduler:
             self.running.remove(sequence)
             self.waiting.appendleft(sequence)
 
+    @staticmethod
+    def revoke(sequence: Sequence) -> None:
+        """Forget the steps of a sequence that have not landed: their tokens are thrown away."""
+        sequence.turn += 1
+        sequence.ahead, sequence.computed = 0, sequence.landed
+
     def pause(self, sequence: Sequence) -> None:
         """The client of a sequence does not read: compute no more of the sequence, and give its place away."""
         sequence.paused = True
+        self.revoke(sequence)
         for place in (self.running, self.waiting):
             if sequence in place:
                 place.remove(sequence)
@@ -274,12 +295,17 @@ class Scheduler:
             self.resting.remove(sequence)
             self.waiting.appendleft(sequence)
 
-    def plan(self) -> list[Span]:
-        """The spans of the next step: single tokens first, then the parts of prompts."""
+    def plan(self, runs_ahead: Callable[[Sequence], bool] = lambda sequence: False) -> list[Span]:
+        """The spans of the next step: single tokens first, then the parts of prompts.
+
+        `runs_ahead` tells whether a sequence goes on behind a token that the host has not read.
+        """
         self._admit()
         spans, rest = [], []
         for sequence in list(self.running):
-            start, stop = sequence.computed, len(sequence.tokens)
+            start, stop = sequence.computed, sequence.length
+            if start == stop or (sequence.ahead and not runs_ahead(sequence)):
+                continue
             if stop - start > 1:
                 rest.append(sequence)
             elif self._has_blocks(sequence, stop):
@@ -299,11 +325,18 @@ class Scheduler:
         # NOTE: a later sequence may have taken the blocks of an earlier one that had its span.
         return [span for span in spans if span.sequence.blocks]
 
-    def computed(self, span: Span) -> None:
-        """The keys of a span are in the cache."""
+    @staticmethod
+    def launched(span: Span) -> None:
+        """A step that computes a span is on its way."""
+        span.sequence.ahead += span.chooses
+        span.sequence.computed = span.stop
+
+    def landed(self, span: Span, chose: bool) -> None:
+        """The keys of a span are in the cache; the token that the step `chose` is appended next."""
         sequence, _, stop = span
         size = self._pool.block_tokens
-        sequence.computed = stop
+        sequence.landed = stop
+        sequence.ahead -= chose
         for number in range(sequence.registered, stop // size):
             content: Content = tuple(sequence.tokens[number * size : (number + 1) * size])
             if sequence.sight is not None:
@@ -379,7 +412,7 @@ class Scheduler:
         marks = NO_MARKS if sequence.sight is None else sequence.sight.marks
         sequence.blocks, sequence.link = self._pool.match(known, self._root_of(sequence), marks)
         sequence.registered = len(sequence.blocks)
-        sequence.computed = sequence.registered * self._pool.block_tokens
+        sequence.computed = sequence.landed = sequence.registered * self._pool.block_tokens
 
     def _root_of(self, sequence: Sequence) -> Link:
         """Sequences share blocks within the space of their requests, with equal adapters and equal positions."""
@@ -418,7 +451,8 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self._pool.release(reversed(sequence.blocks))
         sequence.blocks, sequence.table = [], None
-        sequence.computed, sequence.registered, sequence.link = 0, 0, ROOT
+        sequence.landed, sequence.registered, sequence.link = 0, 0, ROOT
+        self.revoke(sequence)
 
 
 def _order(sequence: Sequence) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from workers.device.transfer import sent
 from workers.generation.pictures.family import Features, Picture
 
 Positions = NDArray[np.int64]
@@ -165,7 +166,7 @@ def pictured(spans: Sequence[tuple[int, int, int, Sight]], device: torch.device)
         return None
     depth = len(parts[0][0].deep)
     return Pictured(
-        torch.from_numpy(np.concatenate(rows)).to(device),
+        sent(np.concatenate(rows), device),
         torch.cat([features.rows[part] for features, part in parts]),
         [torch.cat([features.deep[layer][part] for features, part in parts]) for layer in range(depth)],
     )

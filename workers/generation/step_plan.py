@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from workers.device.transfer import sent
+from workers.generation.flights import Unread
 from workers.generation.paged_decode import DecodeLayout
 from workers.generation.paged_kernel import Kind, StepLayout
 from workers.generation.rope import Lengths
+from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scheduler import Span
 from workers.generation.sight import Border, Pictured, Sight, pictured
 
@@ -111,31 +114,40 @@ class Plan:
         return any(part.whole for part in self.parts)
 
 
-def plan_of(spans: Sequence[Span], block_tokens: int, device: torch.device) -> Plan:
-    """The plan of a step; spans of single tokens come first."""
+def plan_of(
+    spans: Sequence[Span], block_tokens: int, device: torch.device, unread: Unread | None = None
+) -> Plan:
+    """The plan of a step; spans of single tokens come first. `unread` are tokens that the host does not know."""
     ids: list[int] = []
+    unknown: list[tuple[int, Choice]] = []
     positions: list[int] = []
     slots: list[int] = []
     parts: list[Part] = []
     seen: list[Seen] = []
     for sequence, start, stop in spans:
-        blocks = sequence.blocks
+        blocks, known = sequence.blocks, sequence.tokens[start:stop]
+        if not known:
+            unknown.append((len(ids), sequence))
+            known = [0]
         if stop - start == 1 and not parts and start >= sequence.pictured:
-            ids.append(sequence.tokens[start])
+            ids += known
             positions.append(start + sequence.shift)
             slots.append(blocks[start // block_tokens] * block_tokens + start % block_tokens)
             continue
-        table = torch.from_numpy(sequence.block_table()).to(device)
+        table = sent(sequence.block_table(), device)
         whole: Sequence[Border] = ()
         if sequence.sight is not None and start < sequence.pictured:
             whole = sequence.sight.whole(start, stop)
             seen.append((len(ids), start, stop, sequence.sight))
         parts.append(Part(len(ids), start, stop, table, whole))
-        ids += sequence.tokens[start:stop]
+        ids += known
         positions += range(start + sequence.shift, stop + sequence.shift)
         slots += [blocks[at // block_tokens] * block_tokens + at % block_tokens for at in range(start, stop)]
     singles = len(spans) - len(parts)
-    row, at, place = torch.from_numpy(np.array((ids, positions, slots))).to(device).unbind()
+    row, at, place = sent(np.array((ids, positions, slots)), device).unbind()
+    if unknown:
+        assert unread is not None
+        unread.lay(row, [at for at, _ in unknown], [sequence for _, sequence in unknown])
     plan = Plan(row, at, place, len(ids), singles, _groups_of(spans[:singles], device), parts, spans)
     if seen:
         plan.positions, plan.pictured = _in_axes(positions, seen, device), pictured(seen, device)
@@ -149,7 +161,7 @@ def _in_axes(positions: list[int], seen: Sequence[Seen], device: torch.device) -
         rows = np.tile(rows, (3, 1))
         for row, start, stop, sight in seen:
             rows[:, row : row + stop - start] = sight.positions_of(start, stop)
-    return torch.from_numpy(rows).to(device)
+    return sent(rows, device)
 
 
 def _groups_of(singles: Sequence[Span], device: torch.device) -> list[Group]:
@@ -167,4 +179,4 @@ def _groups_of(singles: Sequence[Span], device: torch.device) -> list[Group]:
             current = []
         current.append(row)
     groups.append(current)
-    return [Group(torch.tensor(rows, device=device), [singles[row] for row in rows]) for rows in groups]
+    return [Group(sent(np.array(rows), device), [singles[row] for row in rows]) for rows in groups]

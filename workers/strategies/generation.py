@@ -237,17 +237,20 @@ class Generations(Strategy):
         for other in others:
             engine.pause(other)
         while engine.has_work and job.state == "open" and not is_over():
-            self._step(engine, crowd, [job])
+            self._step(engine, crowd, [job], ahead=False)
         for other in reversed(others):
             engine.resume(other)
 
-    def _step(self, engine: Engine, crowd: Crowd, jobs: list[Job]) -> None:
-        """One step of the engine for `jobs`, whose output is sent; recover from a failure."""
+    def _step(self, engine: Engine, crowd: Crowd, jobs: list[Job], ahead: bool = True) -> None:
+        """One step of the engine for `jobs`, whose output is sent; recover from a failure.
+
+        Without `ahead` nothing of the jobs is under way behind the step.
+        """
         self._record_flight([(job.tag, job.id) for job in jobs])
         self._activity.begin(self._step_limit_s)
         began = time.monotonic()
         try:
-            emissions = engine.step()
+            emissions = engine.step(ahead)
         except Unfit as unfit:
             self._end_with(engine, {sequence.request.key for sequence in unfit.sequences}, unfit)
         except BaseException as raised:
@@ -289,7 +292,7 @@ class Generations(Strategy):
             self._record_flight([(job.tag, job.id)])
             self._activity.begin(self._step_limit_s)
             try:
-                emissions = engine.step()
+                emissions = engine.step(ahead=False)
             except BaseException as raised:
                 error = error_of(raised)
                 oom.forget_frames(error)

@@ -17,6 +17,8 @@ from workers.generation.heads import Heads
 from workers.generation.paged_decode import DecodeLayout
 from workers.generation.step_plan import Plan
 
+pytestmark = pytest.mark.usefixtures("both_modes_at_length")
+
 LENGTHS = (1, 7, 30, 60)
 TOKENS = 14
 LAYERS_WITH_RULES = ("llama4",)

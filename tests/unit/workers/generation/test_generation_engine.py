@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ipc.wire.messages import Sampling
-from tests.fakes.generating import BLOCK_TOKENS, Answers, Greedy, engine_of, request_of
+from tests.fakes.generating import BLOCK_TOKENS, Answers, Greedy, Modes, engine_of, request_of
 from tests.tiny import causal
 from workers.generation.engine import Engine
 from workers.generation.sampling import BatchedSampler
@@ -120,22 +120,40 @@ def three_choices(model: Any) -> tuple[Engine, Answers]:
 WAYS = (alone, together, in_chunks, with_known_beginnings, preempted, three_choices)
 LIKE_LLAMA = ("qwen2", "qwen3", "olmo2", "granite")
 """Families whose attention the engine cannot tell from llama's: two ways tell whether their layers are right."""
+AHEAD = {("llama", together), ("llama", with_known_beginnings), ("gemma3", preempted), ("mistral", in_chunks)}
+"""What is looked at in both modes each time."""
+
+
+def is_long(family: str, way: Callable[[Any], tuple[Engine, Answers]], ahead: bool) -> bool:
+    """Whether another case tells as much."""
+    if ahead:
+        return (family, way) not in AHEAD
+    return family in LIKE_LLAMA and way not in (alone, together)
+
+
 CASES = [
     pytest.param(
         family,
         way,
-        id=f"{family}-{way.__name__}",
-        marks=[pytest.mark.long] if family in LIKE_LLAMA and way not in (alone, together) else [],
+        ahead,
+        id=f"{family}-{way.__name__}{'-ahead' if ahead else ''}",
+        marks=[pytest.mark.long] if is_long(family, way, ahead) else [],
     )
     for family in FAMILIES
     for way in WAYS
+    for ahead in (False, True)
 ]
+both = pytest.mark.usefixtures("both_modes")
 
 
-@pytest.mark.parametrize(("family", "way"), CASES)
+@pytest.mark.parametrize(("family", "way", "ahead"), CASES)
 def test_tokens_and_log_probabilities_are_those_of_generate(
-    family: str, way: Callable[[Any], tuple[Engine, Answers]]
+    family: str,
+    way: Callable[[Any], tuple[Engine, Answers]],
+    ahead: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(Modes, "ahead", ahead)
     wanted = expected(family)
     engine, answers = way(causal.build(family))
     for length in LENGTHS:
@@ -157,6 +175,7 @@ def steps(engine: Engine, answers: Answers, count: int) -> None:
         answers.take(engine.step())
 
 
+@both
 def test_a_request_that_is_cancelled_gives_its_blocks_back_and_says_no_more() -> None:
     engine, answers = engine_of(llama(), max_sequences=2, prefill_tokens=16, keeps_prefixes=False), Answers()
     for length in (63, 100, 24):
@@ -174,6 +193,7 @@ def test_a_request_that_is_cancelled_gives_its_blocks_back_and_says_no_more() ->
     assert engine.pool.used == 0 and not list(engine.keys)
 
 
+@both
 def test_what_a_cancelled_request_has_not_told_yet_is_not_told() -> None:
     engine, answers = engine_of(llama()), Answers()
     engine.add(request_of("gone", PROMPTS[24], TOKENS))
@@ -186,6 +206,7 @@ def test_what_a_cancelled_request_has_not_told_yet_is_not_told() -> None:
     assert engine.pool.used == 0
 
 
+@both
 def test_a_paused_request_rests_and_goes_on_where_it_was() -> None:
     engine, answers = engine_of(llama()), Answers()
     engine.add(request_of(24, PROMPTS[24], TOKENS, n=2))
@@ -206,6 +227,7 @@ def test_a_paused_request_rests_and_goes_on_where_it_was() -> None:
     assert engine.pool.used == 0
 
 
+@both
 def test_a_paused_request_loses_its_blocks_to_others_and_computes_them_again() -> None:
     engine, answers = engine_of(llama(), blocks=16, keeps_prefixes=False), Answers()
     engine.add(request_of(63, PROMPTS[63], TOKENS))
@@ -222,6 +244,7 @@ def test_a_paused_request_loses_its_blocks_to_others_and_computes_them_again() -
     assert engine.pool.used == 0
 
 
+@both
 def test_a_paused_request_can_be_cancelled() -> None:
     engine = engine_of(llama())
     engine.add(request_of(24, PROMPTS[24], TOKENS))
@@ -231,6 +254,7 @@ def test_a_paused_request_can_be_cancelled() -> None:
     assert engine.pool.used == 0 and not engine.has_work and not list(engine.keys)
 
 
+@both
 def test_more_requests_than_the_cache_holds_all_end_with_their_tokens() -> None:
     engine, answers = engine_of(llama(), blocks=14, max_sequences=8, prefill_tokens=32), Answers()
     requests = [(number, LENGTHS[number % len(LENGTHS)]) for number in range(16)]
@@ -246,6 +270,7 @@ def test_more_requests_than_the_cache_holds_all_end_with_their_tokens() -> None:
     assert (found.running, found.waiting) == (0, 0)
 
 
+@both
 def test_an_answer_ends_at_the_end_of_the_cache() -> None:
     engine, answers = engine_of(llama(), blocks=4), Answers()
     assert engine.capacity == 4 * BLOCK_TOKENS
@@ -255,6 +280,7 @@ def test_an_answer_ends_at_the_end_of_the_cache() -> None:
     assert answers.finishes[24, 0].reason == "length" and engine.pool.used == 0
 
 
+@both
 def test_an_end_token_ends_one_choice_and_leaves_the_others() -> None:
     engine, answers = engine_of(llama()), Answers()
     tokens = expected("llama")[40][0]
@@ -267,6 +293,7 @@ def test_an_end_token_ends_one_choice_and_leaves_the_others() -> None:
     assert answers.tokens["goes on", 0] == tokens
 
 
+@both
 def test_a_thousand_requests_that_end_in_all_ways_leave_every_block_free() -> None:
     chance = random.Random(7)
     engine, answers = engine_of(llama(), blocks=40, max_sequences=16, prefill_tokens=64), Answers()
@@ -291,6 +318,7 @@ def test_a_thousand_requests_that_end_in_all_ways_leave_every_block_free() -> No
     assert sorted([*engine.pool._empty, *engine.pool._resting]) == list(range(engine.pool.total))
 
 
+@both
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_a_seed_gives_the_same_text_in_any_company(family: str) -> None:
     def drawn(engine: Engine, length: int) -> None:
@@ -357,6 +385,7 @@ def only_the_next(sequence: Choice) -> set[int] | None:
     return None if matcher is None else {matcher._tokens[matcher.at]}
 
 
+@both
 def test_forced_tokens_are_part_of_the_text_and_of_what_follows() -> None:
     tokens = prompt_of(20, seed=3)
     forces = {2, 3, 4, 9, 10, 15}
@@ -375,6 +404,7 @@ def test_forced_tokens_are_part_of_the_text_and_of_what_follows() -> None:
     assert engine.pool.used == 0
 
 
+@both
 def test_a_request_for_log_probabilities_forces_nothing() -> None:
     tokens = prompt_of(12, seed=4)
     sampler = Greedy(only_the_next)
@@ -382,6 +412,7 @@ def test_a_request_for_log_probabilities_forces_nothing() -> None:
     assert answers.tokens["x", 0] == tokens and len(sampler.rows) == len(tokens)
 
 
+@both
 def test_masks_are_filled_beside_the_pass_and_only_where_a_token_is_chosen() -> None:
     engine = engine_of(llama(), prefill_tokens=16, sampler=Greedy(only_the_next))
     masks: Any = engine._masks
@@ -396,6 +427,7 @@ class Breaks(Exception):
     """What a device may do in the middle."""
 
 
+@both
 def test_a_step_that_raises_has_changed_nothing_and_may_be_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -425,6 +457,7 @@ def test_a_step_that_raises_has_changed_nothing_and_may_be_tried_again(
     assert engine.statistics().prompt_tokens == sum(LENGTHS) and engine.pool.used == 0
 
 
+@both
 def test_engines_of_one_process_have_their_own_caches() -> None:
     first, second = engine_of(causal.build("qwen2")), engine_of(causal.build("olmo2"))
     for engine in (first, second):
@@ -439,6 +472,7 @@ def test_engines_of_one_process_have_their_own_caches() -> None:
         assert answers.tokens == wanted
 
 
+@both
 def test_choices_of_one_request_share_the_blocks_of_its_prompt() -> None:
     engine = engine_of(llama(), prefill_tokens=32)
     engine.add(request_of("three", PROMPTS[100], TOKENS, n=3))
@@ -452,6 +486,7 @@ def test_choices_of_one_request_share_the_blocks_of_its_prompt() -> None:
     assert (found.prefix_lookups, found.prefix_hits) == (3, 2)
 
 
+@both
 def test_a_block_that_goes_takes_its_content_out_of_the_known_beginnings() -> None:
     engine, answers = engine_of(llama(), blocks=14), Answers()
     for key, length in (("a", 100), ("b", 63), ("c", 100)):

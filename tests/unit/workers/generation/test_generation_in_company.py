@@ -20,6 +20,8 @@ from tests.tiny import causal
 from workers.generation.engine import Engine
 from workers.generation.sampling import BatchedSampler
 
+pytestmark = pytest.mark.usefixtures("both_modes_at_length")
+
 SOME = ("llama4", "gemma3", "gpt_oss")
 FAMILIES = (*causal.BY_LENGTH, *SOME)
 IDS = [0, 1, 4, causal.VOCABULARY - 1, *range(causal.VOCABULARY)]

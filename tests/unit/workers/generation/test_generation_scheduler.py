@@ -48,7 +48,8 @@ class Bench:
         self.check(spans)
         for span in spans:
             chooses = span.chooses
-            self.scheduler.computed(span)
+            self.scheduler.launched(span)
+            self.scheduler.landed(span, chooses)
             if chooses:
                 span.sequence.tokens.append(1)
                 self.left[span.sequence] -= 1

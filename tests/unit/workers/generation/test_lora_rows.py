@@ -36,6 +36,8 @@ from workers.generation.plain import PlainEngine
 from workers.generation.request import PromptText
 from workers.loading.lora_files import UnsupportedLora
 
+pytestmark = pytest.mark.usefixtures("both_modes_at_length")
+
 FAMILIES = ("llama", "llama4", "qwen2", "mistral", "gemma2", "gemma3n", "phi3", "deepseek_v3", "gpt_oss")
 LONG = ("qwen2", "mistral", "gemma3n")
 """Families that repeat what others show."""
@@ -299,7 +301,7 @@ def test_captured_steps_are_left_to_requests_without_adapters(case: Callable[[st
     found, answers = case("llama"), Answers()
     engine = found.engine()
     asked: list[int] = []
-    engine._captured = SimpleNamespace(logits=lambda spans: asked.append(len(spans)))  # type: ignore[assignment]
+    engine._captured = SimpleNamespace(logits=lambda spans, unread: asked.append(len(spans)))  # type: ignore[assignment]
     engine.add(request_of(("all", 30), prompt_of(30), TOKENS, lora="all"))
     answers.run(engine)
     assert answers.tokens[("all", 30), 0] == found.wanted["all", 30] and not asked

@@ -11,6 +11,8 @@ from tests.fakes.seeing import TOKENS, Chat, Seeing
 from tests.tiny import seeing
 from workers.generation.engine import Engine
 
+pytestmark = pytest.mark.usefixtures("both_modes_at_length")
+
 TOLERANCE = 1e-4
 QUESTION = "What do you see in the picture, and where does it stand?"
 CHATS = {

@@ -19,6 +19,8 @@ from tests.fakes.scripted_engine import Heard, ScriptedEngine, steps
 from tests.harness.guided_model import MESSAGES, Model
 from workers.generation.request import Emission, GenerationRequest
 
+pytestmark = pytest.mark.usefixtures("both_modes_at_length")
+
 SEED = 77
 """The hidden seed of a request without one."""
 CALLED_TEXT = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
@@ -180,7 +182,7 @@ def test_a_text_carried_on_computes_prompt_and_written_tokens_as_one_prompt() ->
     engine.add(request)
     chunk, lines = engine.prefill_tokens, 0
     while not engine.has_chosen("key"):
-        engine.step()
+        engine.step(ahead=False)
         lines += 1
     assert lines == -(-(len(request.prompt) + first.number) // chunk)
     assert engine.statistics().output_tokens == 1

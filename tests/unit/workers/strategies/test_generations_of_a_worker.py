@@ -21,7 +21,7 @@ from ipc.settings import Generation, Settings
 from ipc.wire.messages import Ending, GenerateCall, Sampling, Written
 from ipc.wire.streams import FINISHED, QUEUED, STARTED, Deltas
 from tests.fakes.clock import Clock
-from tests.fakes.generating import NotedMasks
+from tests.fakes.generating import Modes, NotedMasks
 from tests.fakes.jobs import make_job, replan
 from tests.fakes.raising import EXCEPTIONS, LOGGED, obey
 from workers import foreign
@@ -45,6 +45,8 @@ CONTEXT = 64
 RUNNING, WAITING = 4, 6
 STEP_S = generation.TURN_S / 4
 """What a step takes on the clock, which nothing else moves."""
+
+both = pytest.mark.usefixtures("both_modes_at_length")
 
 
 class Letters:
@@ -78,7 +80,12 @@ class Model:
         self.fails = 0
         nbytes = blocks * 8 * 32 * 2 * 4
         settings = Generation(
-            block_tokens=8, cache_bytes=nbytes, max_sequences=RUNNING, prefill_tokens=16, max_waiting=WAITING
+            block_tokens=8,
+            cache_bytes=nbytes,
+            max_sequences=RUNNING,
+            prefill_tokens=16,
+            max_waiting=WAITING,
+            run_ahead="always" if Modes.ahead else "never",
         )
         vocabulary: Any = Letters()
         self.engine = build(
@@ -370,6 +377,7 @@ TestMachine.settings = hypothesis_settings(
 )
 
 
+@both
 def test_a_job_that_breaks_the_model_ends_alone_and_all_others_end_well() -> None:
     worker = Worker()
     worker.made.poison = {5}
@@ -380,6 +388,7 @@ def test_a_job_that_breaks_the_model_ends_alone_and_all_others_end_well() -> Non
     worker.assert_nothing_is_left()
 
 
+@both
 @pytest.mark.parametrize("place", ["begin", "step", "text"])
 @pytest.mark.parametrize("name", LOGGED)
 def test_whatever_is_raised_for_a_job_ends_that_job_alone(
@@ -425,6 +434,7 @@ class Loras(dict[str, Any]):
         return self[name]
 
 
+@both
 @pytest.mark.parametrize("changed", ["nothing", "model", "adapter", "unknown"])
 def test_a_text_goes_on_with_the_weights_that_began_it_or_fails(changed: str) -> None:
     worker = Worker()
@@ -450,6 +460,7 @@ def test_a_text_goes_on_with_the_weights_that_began_it_or_fails(changed: str) ->
     worker.assert_nothing_is_left()
 
 
+@both
 def test_memory_that_is_short_once_costs_nobody_the_answer() -> None:
     worker = Worker()
     jobs = [worker.submit([first, 2, 3], 6) for first in (1, 2)]
@@ -458,6 +469,7 @@ def test_memory_that_is_short_once_costs_nobody_the_answer() -> None:
     assert [worker.received.ends[job.id] for job in jobs] == ["done", "done"]
 
 
+@both
 def test_steps_get_smaller_while_memory_is_short_and_grow_back(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock.of(bound, monkeypatch)
     worker = Worker()
@@ -485,6 +497,7 @@ def test_steps_get_smaller_while_memory_is_short_and_grow_back(monkeypatch: pyte
     assert worker.strategy._crowd(worker.adapter).budget is None
 
 
+@both
 def test_memory_that_is_always_short_ends_every_job_with_one_error() -> None:
     worker = Worker()
     jobs = [worker.submit([first, 2, 3], 6) for first in (1, 2)]
@@ -494,6 +507,7 @@ def test_memory_that_is_always_short_ends_every_job_with_one_error() -> None:
     worker.assert_nothing_is_left()
 
 
+@both
 @pytest.mark.parametrize(
     ("error", "code"),
     [(MemoryError("no room"), "RESOURCE_EXHAUSTED"), (ValueError("no pixels"), "INFERENCE_ERROR")],
@@ -513,6 +527,7 @@ def test_a_picture_that_cannot_be_seen_ends_its_job_alone_with_the_error_of_the_
     worker.assert_nothing_is_left()
 
 
+@both
 def test_scores_that_are_no_numbers_end_the_sequence_alone() -> None:
     worker = Worker()
     plain = worker.made.engine._forward
@@ -532,6 +547,7 @@ def test_scores_that_are_no_numbers_end_the_sequence_alone() -> None:
     worker.assert_nothing_is_left()
 
 
+@both
 def test_a_suspect_runs_alone_until_its_first_token_and_all_that_run_are_named() -> None:
     worker = Worker()
     for first in (1, 2):
@@ -550,6 +566,7 @@ def test_a_suspect_runs_alone_until_its_first_token_and_all_that_run_are_named()
     assert [1, 2] in named or [2, 1] in named
 
 
+@both
 def test_jobs_apart_share_no_step_and_end_as_all_others_do() -> None:
     worker = Worker()
     others = [worker.submit([first, 2, 3], 20) for first in (1, 2)]
@@ -567,6 +584,7 @@ def test_jobs_apart_share_no_step_and_end_as_all_others_do() -> None:
     worker.assert_nothing_is_left()
 
 
+@both
 def test_one_job_apart_runs_in_a_turn_so_that_many_leave_the_others_half_of_the_device() -> None:
     worker = Worker()
     worker.submit([1, 2, 3], 60)
@@ -585,6 +603,7 @@ def test_one_job_apart_runs_in_a_turn_so_that_many_leave_the_others_half_of_the_
     worker.assert_nothing_is_left()
 
 
+@both
 def test_a_job_apart_whose_client_does_not_read_holds_nobody_else() -> None:
     worker = Worker()
     slow = worker.submit([1, 2, 3], 60, solo=True, apart=True)
@@ -600,6 +619,7 @@ def test_a_job_apart_whose_client_does_not_read_holds_nobody_else() -> None:
     worker.assert_nothing_is_left()
 
 
+@both
 def test_a_suspect_stays_alone_when_its_first_step_fails_for_memory() -> None:
     worker = Worker()
     for first in (1, 2):
@@ -626,6 +646,7 @@ def test_a_suspect_stays_alone_when_its_first_step_fails_for_memory() -> None:
     worker.assert_nothing_is_left()
 
 
+@both
 def test_a_client_that_does_not_read_holds_nobody_else() -> None:
     worker = Worker()
     slow, quick = worker.submit([1, 2, 3], 60), worker.submit([2, 2, 3], 60)
@@ -639,6 +660,7 @@ def test_a_client_that_does_not_read_holds_nobody_else() -> None:
     assert worker.received.texts[1, 0] == worker.made.greedy([1, 2, 3], 60)
 
 
+@both
 def test_log_probabilities_count_for_what_a_client_does_not_read() -> None:
     worker = Worker()
     slow = worker.submit([1, 2, 3], 60, logprobs=20)
@@ -650,6 +672,7 @@ def test_log_probabilities_count_for_what_a_client_does_not_read() -> None:
     assert len(worker.received.texts[1, 0]) == 60
 
 
+@both
 def test_a_call_that_counts_only_never_reaches_the_device() -> None:
     worker = Worker()
     worker.submit([1, 2, 3], counts_only=True)
@@ -669,6 +692,7 @@ def refused(worker: Worker, tokens: int) -> float:
     return float(caught.value.retry_after_s)
 
 
+@both
 def test_the_time_to_come_again_follows_what_waiting_requests_may_generate_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -686,6 +710,7 @@ def test_the_time_to_come_again_follows_what_waiting_requests_may_generate_at_mo
     assert 2 * short < long <= 2 * took_s
 
 
+@both
 def test_the_time_to_come_again_follows_what_such_requests_took(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.STEP_S", 1.0)
     worker = Worker(blocks=200)
@@ -697,6 +722,7 @@ def test_the_time_to_come_again_follows_what_such_requests_took(monkeypatch: pyt
     assert 2 * refused(worker, 12) < first, "these may generate much, but such requests took little"
 
 
+@both
 def test_a_caller_with_less_than_its_part_gets_in_where_another_fills_the_room() -> None:
     worker = Worker()
     for _ in range(RUNNING + WAITING):
@@ -708,6 +734,7 @@ def test_a_caller_with_less_than_its_part_gets_in_where_another_fills_the_room()
     worker.assert_nothing_is_left()
 
 
+@both
 def test_a_full_waiting_room_says_when_to_come_again() -> None:
     worker = Worker()
     for _ in range(RUNNING + WAITING):

@@ -1,0 +1,154 @@
+"""Steps that are launched and have not landed, and the tokens that they chose on the device.
+
+While the device computes a step, the host makes text of the step before. So a step is launched without the tokens that
+the step before has chosen: its ids come from a tensor of the device (`Unread`).
+
+1. A sequence runs ahead if its next token is chosen on the device alone. All others wait: the next step leaves them
+   out, and they are chosen for when their step lands.
+2. An end is noticed when a step lands. The next step is under way then, and what it computes for the sequence is
+   thrown away: `Entry.is_live` is false for a sequence whose steps were revoked since. The cache entry of the thrown
+   token lies behind the sequence's landed tokens, in a block that no other sequence finds, and the block is written
+   again only by later steps.
+3. A row whose token the device could not tell for certain is told when its step lands (`Drawn.read`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from ipc.wire.streams import PromptToken, TokenLogprob
+from workers.device.transfer import sent
+from workers.generation.scheduler import Sequence as Choice
+from workers.generation.scheduler import Span
+
+
+class Sampler(Protocol):
+    """The sampling stage (`workers.generation.sampling`)."""
+
+    def sample(
+        self, logits: torch.Tensor, sequences: Sequence[Choice]
+    ) -> list[tuple[int, TokenLogprob | None]]:
+        """The next token of each sequence from its row of logits [rows, vocabulary]."""
+
+
+class Masks(Protocol):
+    """Fills the masks of grammars in another thread (`workers.generation.grammar`)."""
+
+    def begin(self, sequences: Sequence[Choice]) -> None:
+        """Begin to fill `mask` of sequences with a matcher."""
+
+    def wait(self) -> None:
+        """Return when all masks are filled."""
+
+
+class Entry(NamedTuple):
+    """A span of a launched step, and what held at its launch: the sequence's `turn`, and of the span the rest."""
+
+    span: Span
+    turn: int
+    completes: bool
+    chooses: bool
+
+    @classmethod
+    def of(cls, span: Span) -> Entry:
+        """The entry of a span that is about to be launched."""
+        return cls(span, span.sequence.turn, span.completes, span.chooses)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the sequence still wants the outcome."""
+        return self.turn == self.span.sequence.turn
+
+
+class Reading(NamedTuple):
+    """What the host has read of `Drawn`; the device went on with another token in the sequences that are `missed`."""
+
+    chosen: Mapping[Choice, tuple[int, TokenLogprob | None]]
+    missed: Collection[Choice]
+
+
+class Drawn(Protocol):
+    """Tokens that the device has chosen."""
+
+    tokens: torch.Tensor
+    """int64 [sequences], on the device."""
+
+    def read(self, wanted: Collection[Choice]) -> Reading:
+        """Wait for the step; the tokens of the `wanted` sequences. Raises `NoNextToken`."""
+
+
+class Drawer(Protocol):
+    """The sampling stage on the device (`workers.generation.device_drawing`)."""
+
+    def waits(self, sequence: Choice) -> bool:
+        """Whether the next token of a sequence needs the host."""
+
+    def draw(self, logits: torch.Tensor, sequences: Sequence[Choice]) -> Drawn:
+        """Choose from logits [sequences, vocabulary] for sequences that do not wait; the device need not be done."""
+
+
+class Unread(NamedTuple):
+    """Tokens int64 [n] on the device that the host has not read, and the place of each sequence's."""
+
+    tokens: torch.Tensor
+    places: Mapping[Choice, int]
+
+    def lay(self, ids: torch.Tensor, rows: Sequence[int], sequences: Sequence[Choice]) -> None:
+        """Write the tokens of sequences to some rows of `ids` int64 [tokens]."""
+        index = np.array((rows, [self.places[one] for one in sequences]), np.int64)
+        at, places = sent(index, ids.device).unbind()
+        ids.index_copy_(0, at, self.tokens.index_select(0, places))
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A launched step. `ahead` run ahead and are `drawn`; `waiting` get tokens by `logits` [waiting, columns].
+
+    `guided` have a grammar; `is_masked` once their masks are being filled. `told` are tokens of prompts.
+    """
+
+    entries: list[Entry]
+    ahead: list[Choice]
+    drawn: Drawn | None
+    waiting: list[Choice]
+    logits: torch.Tensor
+    guided: list[Choice]
+    is_masked: bool
+    told: dict[Choice, list[PromptToken]]
+    unread: Unread | None = field(init=False, default=None)
+    _computed: Any = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.drawn is not None:
+            self.unread = Unread(self.drawn.tokens, {one: at for at, one in enumerate(self.ahead)})
+        if self.waiting and self.logits.is_cuda:
+            self._computed = torch.cuda.Event()
+            self._computed.record()
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Work on the logits beside the next step, which may be under way, and not behind it."""
+        if self._computed is None:
+            yield
+            return
+        stream = _second_stream(self.logits.device)
+        stream.wait_event(self._computed)
+        with torch.cuda.stream(stream):
+            yield
+
+    @property
+    def live(self) -> list[Entry]:
+        """The entries whose outcome is wanted."""
+        return [entry for entry in self.entries if entry.is_live]
+
+
+@functools.cache
+def _second_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)
