@@ -49,7 +49,8 @@ FLOORS = {
         ("app",),
     ),
     "workers": (
-        ("foreign", "images", "inputs", "repository", "spare", "tools"),
+        ("foreign", "images", "inputs", "libraries", "repository", "tools"),
+        ("spare",),
         ("device", "supervisor"),
         ("generation",),
         ("loading",),

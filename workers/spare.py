@@ -13,10 +13,11 @@ import os
 import msgspec
 
 from ipc.processes import starting as processes
+from workers import libraries
 
 TITLE = "spare worker"
-PRELOADED = ("torch", "transformers", "workers.runtime", "workers.adapters.shared.text_model")
-"""Modules that take most of a worker's start."""
+PRELOADED = ("workers.runtime", "workers.adapters.shared.text_model")
+"""Modules that take most of a worker's start, beside transformers."""
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """Keeps model libraries from writing lines and bars between ours, unless the environment asks for them."""
 _READ_NBYTES = 4096
@@ -47,6 +48,7 @@ def wait_for_slot(life_fd: int) -> int | None:
     processes.title(TITLE)
     prepare_libraries()
     with processes.importing():
+        libraries.import_transformers()
         for module in PRELOADED:
             importlib.import_module(module)
     line = b""

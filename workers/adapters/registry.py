@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ipc.catalog.entries import ADAPTER_FILE
 from ipc.catalog.sie_layout import refusal
 from ipc.processes import starting as processes
+from workers import libraries
 
 if TYPE_CHECKING:
     from workers.adapters.base import Adapter
@@ -61,6 +62,9 @@ BUILT_IN = {
     "onnx": "workers.adapters.onnx:OnnxAdapter",
     "python_model": "workers.adapters.python_model:PythonModelAdapter",
 }
+
+PROGRAMS = ("torch_export", "torchscript", "onnx", "python_model")
+"""Families that need no transformers."""
 
 
 class UnknownAdapterError(ValueError):
@@ -104,6 +108,8 @@ def resolve(name: str, *, files: bool = False) -> type[Adapter]:
             )
         return _checked(name, _from_file(name))
     if name in BUILT_IN:
+        if name not in PROGRAMS:
+            libraries.import_transformers()
         return _checked(name, _import_path(BUILT_IN[name]))
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name == name:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -52,6 +53,10 @@ _MOST_HEAD_BYTES, _MOST_PARTS, _MOST_DIMENSIONS = 512 << 20, 1000, 8
 _LEAST_ENTRY_BYTES = 24
 """Least bytes of a field or a tensor in the head."""
 _ALIGNMENT = 32
+
+
+_kept: deque[tuple[list[tuple[Path, int, int, int]], GgufModel]] = deque(maxlen=1)
+"""The model that was read last, behind inode, size and time of its files."""
 
 
 class GgufRefused(Exception):
@@ -114,12 +119,33 @@ def choices(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(parts_of(name)[0] for name in models))
 
 
-def read_model(path: Path) -> GgufModel:
-    """The model of which `path` is a file. Raises `GgufRefused` and OSError."""
+def read_model(path: Path, *, last: bool = False) -> GgufModel:
+    """The model of which `path` is a file. Raises `GgufRefused` and OSError.
+
+    PERF: a load asks three times, and the words of a vocabulary take a tenth of a second. So the model that was read
+    last is kept for as long as its files are the same, until the `last` of the askers.
+    """
     files = [path.with_name(name) for name in parts_of(path.name)]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise GgufRefused(f"{len(missing)} of {len(files)} files are missing, first {missing[0]}")
+    state = [(file, (found := file.stat()).st_ino, found.st_size, found.st_mtime_ns) for file in files]
+    kept = _taken()
+    model = kept[1] if kept is not None and kept[0] == state else _read_parts(files)
+    if not last:
+        _kept.append((state, model))
+    return model
+
+
+def _taken() -> tuple[list[tuple[Path, int, int, int]], GgufModel] | None:
+    try:
+        return _kept.pop()
+    except IndexError:
+        return None
+
+
+def _read_parts(files: Sequence[Path]) -> GgufModel:
+    """The model of all its files. Raises `GgufRefused` and OSError."""
     fields: dict[str, Any] = {}
     tensors: dict[str, StoredTensor] = {}
     for number, file in enumerate(files):

@@ -43,7 +43,7 @@ class CausalFiles:
 
     def __init__(self, context: LoadContext) -> None:
         self._context = context
-        self._stored = read_model(context.directory / context.gguf) if context.gguf else None
+        self._stored = read_model(context.directory / context.gguf, last=True) if context.gguf else None
         self._config = None if context.gguf else checkpoint.read_config(context)
 
     def tokenizer(self) -> Any:

@@ -26,7 +26,13 @@ from typing import Any
 
 import torch
 from tokenizers import pre_tokenizers
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedTokenizerFast
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    PreTrainedTokenizerFast,
+    modeling_utils,
+)
+from transformers.initialization import no_init_weights
 from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
 from transformers.integrations.gguf.gguf_tokenizer_mapping import (
     GGUF_PRE_TOKENIZER_SPLITS,
@@ -37,6 +43,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 from ipc import extras
 from workers.adapters.shared.building import BUILDING, WeightCount
 from workers.adapters.shared.gguf_blocks import read_tensor
+from workers.libraries import replaced
 from workers.loading.gguf_file import GgufModel, GgufRefused, StoredTensor
 
 log = logging.getLogger(__name__)
@@ -189,7 +196,8 @@ def load(model: GgufModel, config: Any, dtype: torch.dtype, progress: Callable[[
     """
     factory: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with BUILDING:
-        with torch.device("meta"):
+        # PERF: random numbers without memory bring in torch's compiler.
+        with torch.device("meta"), no_init_weights():
             shapes = {name: tuple(weight.shape) for name, weight in factory(config).state_dict().items()}
         weights = dict(_weights(model, config, shapes, dtype))
         used = {id(part) for weight in weights.values() for part in weight.parts}
@@ -204,7 +212,9 @@ def load(model: GgufModel, config: Any, dtype: torch.dtype, progress: Callable[[
         count = WeightCount(model.values, progress)
         for weight in weights.values():
             weight.made = count.make
-        with count.raising():
+        # PERF: the names are those of the model, and the table of all renamings takes half a second to make.
+        renamings = replaced([modeling_utils], "get_model_conversion_mapping", lambda *_, **__: [])
+        with count.raising(), renamings:
             loaded: Any = factory.from_pretrained(None, config=config, state_dict=weights, dtype=dtype)
     return loaded
 
