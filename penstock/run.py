@@ -147,7 +147,8 @@ def _await(server: Server, model: str) -> None:
         # NOTE: a worker that is busy may not answer in time, and then the last stage stays.
         for worker in processes.look(server.paths, 1, 1.0).workers:
             for status in reversed(worker.models):
-                stage = f"{status.state} {status.progress:.0%}"
+                left = f", about {terminal.span(status.left_s)} left" if status.left_s else ""
+                stage = f"{status.stage or status.state} {status.progress:.0%}{left}"
                 if status.state == "failed":
                     failure = status.error_message
                     raise NotStarted("the model did not load")

@@ -449,7 +449,8 @@ class ModelStatus(Wire, frozen=True):
     `labels`: of a loaded model that has labels, in the order of its outputs for a classifier.
     `tools`: how a loaded model that generates text is shown functions. `limited_by`: the setting that keeps
     `max_sequence_length` below what a loaded model could take. `sees`: a loaded model that generates text reads
-    pictures of messages.
+    pictures of messages. `stage`: what the load does now, empty while the load waits for its turn. `left_s`: whole
+    seconds that the load is still expected to take, 0 if unknown.
     """
 
     name: str
@@ -476,6 +477,8 @@ class ModelStatus(Wire, frozen=True):
     tools: str = ""
     limited_by: str = ""
     sees: bool = False
+    stage: str = ""
+    left_s: int = 0
 
 
 class Credits(Wire, frozen=True, tag="credits"):

@@ -159,7 +159,8 @@ class Instance(LifeCycle):
     """Weights, or the place for them. `entries` are the models that share them; the first says how to load.
 
     `reserved_bytes` is the expected memory of a load that runs, `own_bytes` the memory of the load without children,
-    and `known_bytes` that of the last load with children. `abandoned` ends a load that nobody wants any more.
+    and `known_bytes` that of the last load with children. `load_s` is what the last load took or this one may take;
+    `began` is the instant of time.monotonic() at which the load left the line, 0 before, and `stage` what it does. `abandoned` ends a load that nobody wants any more.
     `relieved` is set once a model was evicted because this load ran out of memory. `wanted` has the model loaded again
     as soon as the present load or unloading has ended without a loaded model. `loras` are the LoRA adapters by key;
     `dropped_loras` are weights of former adapters that the device thread has still to remove.
@@ -171,6 +172,8 @@ class Instance(LifeCycle):
     reserved_bytes: int = 0
     known_bytes: int = 0
     load_s: float = 0.0
+    began: float = 0.0
+    stage: str = ""
     progress: float = 0.0
     abandoned: bool = False
     relieved: bool = False
@@ -202,6 +205,7 @@ class Instance(LifeCycle):
         """A load is due."""
         LifeCycle.begin(self, demanded)
         self.abandoned, self.relieved, self.wanted, self.progress = False, False, False, 0.0
+        self.began, self.stage = 0.0, ""
 
     def succeed(self, adapter: Adapter, memory_bytes: int, seconds: float, now: float) -> None:
         """The load ended well and took `memory_bytes` without children."""
@@ -221,6 +225,17 @@ class Instance(LifeCycle):
         LifeCycle.rest(self)
         self.adapter, self.loras, self.dropped_loras = None, {}, []
         self.own_bytes, self.reserved_bytes, self.progress = 0, 0, 0.0
+
+    @property
+    def left_s(self) -> int:
+        """Whole seconds that the load is still expected to take, at least 1; 0 without a load, or if nothing is known.
+
+        A load that takes longer than expected is told by the part of it that is not done.
+        """
+        if self.state != "loading" or not self.load_s:
+            return 0
+        passed_s = time.monotonic() - self.began if self.began else 0.0
+        return max(1, math.ceil(max(self.load_s - passed_s, passed_s * (1 - self.progress))))
 
     def drop_lora(self, lora: LoraAdapter) -> None:
         """A child has ended; the next load of a child has the device thread remove the weights."""
@@ -242,6 +257,8 @@ class Instance(LifeCycle):
             image_tokens=adapter.image_tokens if is_loaded and adapter else 0,
             progress=1.0 if self.state == "loaded" else self.progress,
             load_s=self.load_s,
+            stage=self.stage if self.state == "loading" else "",
+            left_s=self.left_s,
             error_class=failure.error_class if failure else "",
             error_message=failure.message if failure else "",
             attempts=self.attempts,

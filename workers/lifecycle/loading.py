@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 REPORT_EVERY_S = 1.0
 BYTES_PER_S, DOWNLOADED_PER_S = 500e6, 50e6
 """Bytes a second from the disk and from the hub, for an estimate before the first load."""
+_LOADS = "loads"
+"""Findings of what loads took, in seconds."""
 PYTHON, ONNX = "python_model", "onnx"
 _PHASES = {"download": (0.0, 0.4), "read": (0.4, 0.2), "tokenizer": (0.6, 0.0), "weights": (0.6, 0.3)}
 _PHASES |= {"libraries": (0.6, 0.0), "linear layers": (0.9, 0.05), "proof of packed steps": (0.95, 0.05)}
@@ -70,6 +72,7 @@ class Progress:
             raise LoadAbandoned("nobody wants it any more")
         start, share = _PHASES.get(phase, (0.9, 0.1))
         self._instance.progress = max(self._instance.progress, start + share * fraction)
+        self._instance.stage = phase
         now = time.monotonic()
         begins = phase != self._phase and now - self._began >= REPORT_EVERY_S
         if not begins and now - self._last < REPORT_EVERY_S:
@@ -104,16 +107,20 @@ class Loader:
         """
         entry, progress = instance.entry, Progress(instance, changed)
         model_states.check_device(entry, self._device.torch, self._settings.worker_count)
+        dtype = resolve_dtype(entry.precision or self._settings.worker.precision, self._device.torch)
+        findings = Findings(self._settings.findings_root)
+        facts = (entry.id, repr(entry.source), str(dtype), self._device.name)
+        instance.began = time.monotonic()
         if not instance.load_s:
-            instance.load_s = expected_s(entry)
+            instance.load_s = expected_s(entry, findings.read_as(_LOADS, facts, float) or 0.0)
             changed()
         directory = fetch(entry, progress)
-        dtype = resolve_dtype(entry.precision or self._settings.worker.precision, self._device.torch)
+        here = time.monotonic()
         program = entry.program if isinstance(entry, RepositoryEntry) else ""
         nbytes = memory_budget.estimate(directory, program, gguf_of(entry), dtype)
         instance.load_s = instance.load_s or 1.0 + nbytes / BYTES_PER_S
         room(instance, instance.known_bytes or nbytes)
-        began, proof = self._meter.begin(), Proof(Findings(self._settings.findings_root))
+        began, proof = self._meter.begin(), Proof(findings)
         try:
             watched = reading.unchanged(directory, (LoadAbandoned,), gguf=gguf_of(entry))
             with nullcontext() if _has_own_code(entry) else watched:
@@ -131,6 +138,8 @@ class Loader:
         except BaseException:
             self._meter.abort()
             raise
+        if (seconds := time.monotonic() - here) >= REPORT_EVERY_S:
+            findings.write(_LOADS, facts, round(seconds, 1))
         return Loaded(adapter, self._meter.end(began, adapter))
 
     def _build(
@@ -218,22 +227,27 @@ def check_widths(entry: ModelEntry, dims: Mapping[str, int]) -> None:
             )
 
 
-def expected_s(entry: ModelEntry) -> float:
-    """Seconds that a first load may take, by the size of the weights here or in the hub; 0 if the size is unknown."""
+def expected_s(entry: ModelEntry, remembered_s: float = 0.0) -> float:
+    """Seconds that the first load of a process may take; 0 if nothing is known.
+
+    An earlier process remembers what a load took (`remembered_s`), a download left out. Otherwise the size of the
+    weights here or in the hub tells.
+    """
     where = entry.source
     if isinstance(entry, RepositoryEntry) or entry.error:
-        return 0.0
+        return remembered_s
     try:
         if isinstance(where, HubSource):
             nbytes, missing = source.size_in_hub(where.repo, where.revision, where.gguf)
         elif isinstance(where, DirectorySource):
             nbytes, missing = memory_budget.estimate(Path(where.path), gguf=where.gguf), 0
         else:
-            return 0.0
+            return remembered_s
     except Exception as error:
         log.info("the size of %s is not known before its load: %s", entry.id, type(error).__name__)
-        return 0.0
-    return 1.0 + nbytes / BYTES_PER_S + missing / DOWNLOADED_PER_S if nbytes else 0.0
+        return remembered_s
+    built_s = remembered_s or (1.0 + nbytes / BYTES_PER_S if nbytes else 0.0)
+    return built_s + missing / DOWNLOADED_PER_S
 
 
 def fetch(entry: ModelEntry, progress: Callable[[str, float], None]) -> Path:

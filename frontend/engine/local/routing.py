@@ -222,10 +222,20 @@ def explain(channels: Sequence[Channel], model: str, *, on_demand: bool = True) 
 
 
 def _loading(model: str, statuses: Sequence[ModelStatus]) -> ModelLoading:
-    """A load runs or begins; Retry-After is what the quickest of them is still expected to take."""
-    expected = [status.load_s * (1 - status.progress) for status in statuses if status.load_s]
+    """A load runs or begins: its stage, and what the quickest is still expected to take, which is Retry-After too."""
+    expected = [
+        status.left_s or status.load_s * (1 - status.progress)
+        for status in statuses
+        if status.left_s or status.load_s
+    ]
     seconds = max(1, math.ceil(min(expected))) if expected else DEFAULT_LOAD_S
-    return ModelLoading(f"Model '{model}' is loading", retry_after_s=seconds)
+    first = max(statuses, key=lambda status: status.progress)
+    stage = "the load is about to begin"
+    if first.state == "loading":
+        done = f"{first.progress:.0%} done"
+        stage = f"{first.stage}, {done}" if first.stage else "the load waits for its turn"
+    left = f", about {seconds} s left" if expected else ""
+    return ModelLoading(f"Model '{model}' is loading: {stage}{left}", retry_after_s=seconds)
 
 
 def why_failed(status: ModelStatus) -> PenstockError:

@@ -215,6 +215,39 @@ def test_retry_after_of_a_load_is_what_it_is_still_expected_to_take(
     assert routing.explain([channel(0, loading)], "m").retry_after_s == seconds
 
 
+@pytest.mark.parametrize(
+    ("status", "told", "seconds"),
+    [
+        (
+            ModelStatus("m", "loading", progress=0.6, load_s=20.0, stage="weights", left_s=7),
+            "Model 'm' is loading: weights, 60% done, about 7 s left",
+            7,
+        ),
+        (
+            ModelStatus("m", "loading", progress=0.6, stage="weights"),
+            "Model 'm' is loading: weights, 60% done",
+            5,
+        ),
+        (
+            ModelStatus("m", "loading", load_s=12.0, left_s=12),
+            "Model 'm' is loading: the load waits for its turn, about 12 s left",
+            12,
+        ),
+        (
+            ModelStatus("m", "available", load_s=8.2),
+            "Model 'm' is loading: the load is about to begin, about 9 s left",
+            9,
+        ),
+        (ModelStatus("m", "available"), "Model 'm' is loading: the load is about to begin", 5),
+    ],
+)
+def test_a_load_is_told_with_its_stage_and_what_is_known_of_its_end(
+    status: ModelStatus, told: str, seconds: int
+) -> None:
+    error = routing.explain([channel(0, status)], "m")
+    assert (error.message, error.retry_after_s) == (told, seconds)
+
+
 def test_a_model_that_is_not_loaded_on_demand_is_not_said_to_be_loading() -> None:
     error = routing.explain([channel(0, ModelStatus("m", "available"))], "m", on_demand=False)
     assert isinstance(error, ModelNotLoaded)
