@@ -32,7 +32,6 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
     named = (
         ("workers", "worker.count"),
         ("frontends", "server.frontends"),
-        ("device", "worker.device"),
         ("models", "catalog.models"),
         ("max_seqs", "generation.max_sequences"),
         ("access_log_format", "log.format"),
@@ -45,16 +44,10 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
         if "" in named_models:
             raise ConfigError(f"penstock {options.command}: the name of a model is empty")
         flags["catalog.models"] = ",".join([*filter(None, [flags.get("catalog.models")]), *named_models])
-    if getattr(options, "catalog", None):
-        flags["catalog.dirs"] = ",".join(options.catalog)
     flags |= _serving_flags(options)
     if options.command == "gateway":
         flags["server.engine"] = "cluster"
-    for pair in getattr(options, "set", ()):
-        name, sign, value = pair.partition("=")
-        if not sign or "." not in name:
-            raise ConfigError(f"--set {pair}: expected SECTION.FIELD=VALUE")
-        flags[name] = value
+    flags |= target.stated(options)
     if (bind := target.bind_of(options, flags)) is not None:
         flags.setdefault("server.bind", bind)
     return flags
@@ -213,6 +206,10 @@ def serve(options: argparse.Namespace, flags: dict[str, str], config: settings.S
     configuration.read(config)
     if os.environ.get("PENSTOCK_SUPERVISE", "1") != "0":
         _require_workers()
+        if options.named or options.models:
+            from penstock import reach
+
+            reach.refuse_unreachable(config)
     return _become(options, flags, "frontend.arbiter.program", "-c", str(asset("gunicorn.conf.py")))
 
 

@@ -20,6 +20,7 @@ from penstock import (
     keys,
     layout,
     models,
+    removal,
     run,
     status,
     target,
@@ -93,7 +94,6 @@ OTHER_COMMANDS = {
     "create": "`penstock models add MODEL` writes the catalog entry of a model",
     "help": "`penstock --help` lists the commands",
     "push": "models are published with the tools of the hub, such as `hf upload`",
-    "rm": "`penstock show MODEL` says where the files lie; `hf cache rm` removes files of the hub",
     "stop": "stop the server with Ctrl-C or SIGTERM; POST /v1/admin/unload/MODEL takes one model out of memory",
 }
 """What to do in place of commands of ollama that Penstock lacks."""
@@ -109,6 +109,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Settings], int]] = {
     "models": models.run,
     "ps": status.run,
     "pull": models.run,
+    "rm": removal.run,
     "run": run.run,
     "show": models.run,
     "status": status.run,
@@ -352,6 +353,7 @@ def parser() -> argparse.ArgumentParser:
     for client in (bench, chat, embedding, layout):
         client.add_parser(commands)
     models.add_parsers(commands, _common, _looking)
+    removal.add_parser(commands, _common)
     tuning.add_parser(commands, _common)
     keys.add_parser(commands, _common)
     completion.add_parser(commands)

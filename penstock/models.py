@@ -1,8 +1,9 @@
 """`penstock models list | show | pull | add | verify` and `penstock verify`: the catalog on the command line.
 
 These commands see all models of the catalog directories, served or not. `penstock list`, as ollama's, leaves out models
-whose files are not on this machine, and has those of the hub cache that no catalog names. Exit codes: 0 fine, 1 for a
-model or file that cannot be had, 2 and 3 as for the other commands.
+whose files are not on this machine, and has those of the hub cache that no catalog names. Where a flag names a server,
+`list` shows what that server has. `show` reads the catalog of the server that runs at the address, if one does. Exit
+codes: 0 fine, 1 for a model or file that cannot be had, 2 and 3 as for the other commands.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ipc.catalog.entries import ENCODE_OUTPUTS, Catalog
 from ipc.catalog.reading import read_entries
 from ipc.errors import ConfigError, PenstockError
 from ipc.settings import Settings
-from penstock import terminal
+from penstock import target, terminal
 from penstock.own_models import entries
 from penstock.verification import command as verification
 
@@ -49,6 +50,11 @@ def add_parsers(commands: Any, add_flags: AddFlags, add_looking: AddFlags) -> No
         for parser in (actions.add_parser(name, help=about), alone):
             add_arguments(parser)
             (add_looking if name == "show" else add_flags)(parser)
+            if name == "list":
+                target.add_url(parser)
+            if name in ("list", "show"):
+                target.add_key(parser)
+                parser.set_defaults(asks=True)
     adding = actions.add_parser("add", help="write the catalog entry of a model, to be edited")
     entries.add_arguments(adding)
     add_flags(adding)
@@ -112,7 +118,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
 
 def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     # NOTE: imported here, since machines with frontends only have none of the packages of workers.
-    from penstock import downloads, files, processes, status
+    from penstock import downloads, files, processes, served, status
 
     reading = read_entries(config.catalog.dirs)
     for file in reading.bad:
@@ -120,8 +126,15 @@ def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     catalog = Catalog(reading.entries.values())
     if action in ("pull", "verify") and not extras.has_worker():
         raise ConfigError(f"{action} needs {extras.needed('worker')}")
+    if action == "list" and target.names_server(options):
+        return _list_served(options, config)
     if action == "list":
         return files.print_list(config, options)
+    if action == "show" and options.url and target.is_elsewhere(options.url):
+        key = target.key_of(options)
+        return served.print_one(target.url_of(options, config), key, options.model, as_json=options.json)
+    if action == "show" and not options.catalog:
+        catalog = _served_catalog(config, options.model) or catalog
     if action == "show" and options.model not in catalog:
         versions = processes.programs(config.paths, config.worker_count, options.model, status.WAIT_S)
         if versions:
@@ -135,3 +148,30 @@ def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     if action == "add":
         return entries.write_entry(options, config, catalog)
     return verification.run(downloads.entry_of(options.model, catalog), config, as_json=options.json)
+
+
+def _list_served(options: argparse.Namespace, config: Settings) -> int:
+    """Print what the server of the flags has. Raises `ConfigError` for a flag that only the catalog can follow."""
+    from penstock import served
+
+    if options.family:
+        raise ConfigError(
+            "list: a server does not tell families; leave out --family, or the flags of the server"
+        )
+    return served.print_list(
+        target.url_of(options, config),
+        target.key_of(options),
+        options.text,
+        options.output,
+        as_json=options.json,
+        may_say="; is a server running there? Without its flags the models of this machine are listed",
+    )
+
+
+def _served_catalog(config: Settings, model: str) -> Catalog | None:
+    """The catalog of the server that runs at the address, where that catalog has the model."""
+    from penstock import processes
+
+    dirs = processes.catalog_dirs(config.paths)
+    catalog = Catalog(read_entries(dirs).entries.values()) if dirs else None
+    return catalog if catalog is not None and model in catalog else None

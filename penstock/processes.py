@@ -16,8 +16,9 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from ipc import settings
 from ipc.catalog.ids import split_id
-from ipc.errors import PenstockError, ProtocolError
+from ipc.errors import ConfigError, PenstockError, ProtocolError
 from ipc.metrics.files import MetricFiles
 from ipc.processes.liveness import age_ns, is_held
 from ipc.processes.paths import SERVER, RunPaths
@@ -161,6 +162,26 @@ def _models(paths: RunPaths, configured: int, timeout_s: float) -> list[ModelSta
     except NotReadable:
         return []
     return [status for worker in workers for status in worker.models]
+
+
+def catalog_dirs(paths: RunPaths) -> tuple[str, ...]:
+    """The catalog directories of the server that runs with this run directory; none where none can be told.
+
+    Settings of a server come from its environment, which only its user can read.
+    """
+    server = _holder(paths, SERVER)
+    if server is None:
+        return ()
+    process = Path(f"/proc/{server.pid}")
+    try:
+        pairs = (
+            each.partition("=") for each in (process / "environ").read_text(errors="replace").split("\0")
+        )
+        environment = {name: value for name, _, value in pairs}
+        place = (process / "cwd").readlink()
+        return tuple(str(place / each) for each in settings.load(environ=environment).catalog.dirs)
+    except (OSError, ConfigError):
+        return ()
 
 
 def servers_beside(paths: RunPaths) -> list[Path]:

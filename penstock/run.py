@@ -17,7 +17,7 @@ import os
 import sys
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -55,6 +55,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("question", nargs="?", default="", help="ask this only (default: a conversation)")
     chat.add_arguments(parser)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where the model runs")
+    parser.add_argument(
+        "--set", metavar="SECTION.FIELD=VALUE", action="append", default=[], help="any setting; may repeat"
+    )
+    parser.add_argument(
+        "--catalog", metavar="DIR", action="append", default=[], help="directory of model files; may repeat"
+    )
     target.add_arguments(parser)
     terminal.with_examples(
         parser,
@@ -79,7 +85,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
     code, name = _fetch(options.model, config)
     if code:
         return code
-    with _serving(options) as own:
+    with _serving(options, target.stated(options)) as own:
         return chat.talk(options, own, key, name, options.question)
 
 
@@ -123,9 +129,8 @@ def _fetch(model: str, config: Settings) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def _serving(options: argparse.Namespace) -> Iterator[str]:
-    """The address of a server of the model, which ends with the context. Raises `NotServed`."""
-    flags = {"worker.device": options.device} if options.device else {}
+def _serving(options: argparse.Namespace, flags: Mapping[str, str]) -> Iterator[str]:
+    """The address of a server of the model with these settings, which ends with the context. Raises `NotServed`."""
     environment = {**os.environ, **settings.to_environ(flags)}
     if options.config:
         environment["PENSTOCK_CONFIG"] = options.config

@@ -37,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_address(parser)
     add_url(parser)
     parser.add_argument("--config", metavar="FILE", help="settings file (default: $PENSTOCK_CONFIG)")
+    add_key(parser)
+
+
+def add_key(parser: argparse.ArgumentParser) -> None:
+    """Add `--key-file`, of a command that asks a server which may have keys."""
     parser.add_argument(
         "--key-file",
         metavar="FILE",
@@ -60,16 +65,34 @@ def add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="address of the server, http://HOST:PORT, in place of the three")
 
 
+def stated(options: argparse.Namespace) -> dict[str, str]:
+    """Settings of `--device`, `--catalog` and `--set`, as `{"section.field": "value"}`. Raises `ConfigError`."""
+    flags = {"worker.device": options.device} if getattr(options, "device", None) else {}
+    if getattr(options, "catalog", None):
+        flags["catalog.dirs"] = ",".join(options.catalog)
+    for pair in getattr(options, "set", ()):
+        name, sign, value = pair.partition("=")
+        if not sign or "." not in name:
+            raise ConfigError(f"--set {pair}: expected SECTION.FIELD=VALUE")
+        flags[name] = value
+    return flags
+
+
 def bind_of(options: argparse.Namespace, flags: Mapping[str, str]) -> str | None:
     """`server.bind` as the flags have it, None without such a flag. Raises `ConfigError` for two that contradict.
 
     `--host` or `--port` alone leave the other half to the `server.bind` of file, environment and the other `flags`. A
-    `--url` counts only for commands that look at processes (`options.looks`): it must name this machine.
+    `--url` counts only for commands that look at processes (`options.looks`): it must name this machine, unless the
+    command asks other machines over HTTP (`options.asks`).
     """
     url, bind, host, port = (getattr(options, name, None) for name in ("url", "bind", "host", "port"))
     if url and (bind or host or port):
         raise ConfigError("--url cannot stand beside --bind, --host and --port")
-    if url and getattr(options, "looks", False):
+    if (
+        url
+        and getattr(options, "looks", False)
+        and not (getattr(options, "asks", False) and is_elsewhere(url))
+    ):
         return _bind_of_url(url)
     if not (host or port):
         return str(bind) if bind is not None else None
@@ -96,6 +119,16 @@ def _bind_of_url(url: str) -> str:
         )
     port = parts.port or {"https": 443}.get(parts.scheme, 80)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_elsewhere(url: str) -> bool:
+    """Whether the address of a server names another machine. Raises `ConfigError` for a text that is no address."""
+    return not _is_here(urlsplit(_checked(url)).hostname or "")
+
+
+def names_server(options: argparse.Namespace) -> bool:
+    """Whether a flag of the command line names a server."""
+    return any(getattr(options, name, None) for name in ("url", "bind", "host", "port"))
 
 
 def _is_here(host: str) -> bool:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -93,6 +94,13 @@ def refuse_unknown(name: str) -> None:
     nearest = get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(nearest)}" if nearest else f"known families are {', '.join(known)}"
     raise UnknownAdapterError(f"unknown adapter {name!r}: {hint}")
+
+
+def building(name: str) -> contextlib.AbstractContextManager[None]:
+    """What the models of a family are built in: without torch's compiler, unless code may ask for the compiler."""
+    if name in BUILT_IN and name not in PROGRAMS:
+        return libraries.without_compiler()
+    return contextlib.nullcontext()
 
 
 def resolve(name: str, *, files: bool = False) -> type[Adapter]:

@@ -160,10 +160,11 @@ class Instance(LifeCycle):
 
     `reserved_bytes` is the expected memory of a load that runs, `own_bytes` the memory of the load without children,
     and `known_bytes` that of the last load with children. `load_s` is what the last load took or this one may take;
-    `began` is the instant of time.monotonic() at which the load left the line, 0 before, and `stage` what it does. `abandoned` ends a load that nobody wants any more.
-    `relieved` is set once a model was evicted because this load ran out of memory. `wanted` has the model loaded again
-    as soon as the present load or unloading has ended without a loaded model. `loras` are the LoRA adapters by key;
-    `dropped_loras` are weights of former adapters that the device thread has still to remove.
+    `began` is the instant of time.monotonic() at which the load left the line, 0 before, and `stage` what it does.
+    `abandoned` ends a load that nobody wants any more. `relieved` is set once a model was evicted because this load ran
+    out of memory. `wanted` has the model loaded again as soon as the present load or unloading has ended without a
+    loaded model. `loras` are the LoRA adapters by key; `dropped_loras` are weights of former adapters that the device
+    thread has still to remove.
     """
 
     entries: list[ModelEntry]

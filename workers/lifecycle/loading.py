@@ -28,9 +28,8 @@ from ipc.catalog.model_config import InstanceGroup
 from ipc.catalog.reading import check_names
 from ipc.settings import Settings
 from ipc.wire import codec
-from workers import libraries
 from workers.adapters.base import Adapter, LoadContext
-from workers.adapters.registry import BUILT_IN, PROGRAMS, resolve
+from workers.adapters.registry import BUILT_IN, building, resolve
 from workers.adapters.shared.building import BUILDING, resolve_dtype
 from workers.adapters.shared.program import ProgramAdapter
 from workers.device.devices import Device, batch_tokens
@@ -176,9 +175,7 @@ class Loader:
             return fingerprint.identity_of(entry, directory, family, dtype, self._device.torch)
 
         before = identity()
-        known = entry.adapter in BUILT_IN and entry.adapter not in PROGRAMS
-        uncompiled = libraries.without_compiler() if known else nullcontext()
-        with BUILDING if family.spec.builds_alone else nullcontext(), uncompiled:
+        with BUILDING if family.spec.builds_alone else nullcontext(), building(entry.adapter):
             adapter = family.load(replace(context, identity=before))
         # NOTE: files that changed while they were read may be half old and half new, so nothing is kept by them.
         adapter.identity = before if identity() == before else ""
