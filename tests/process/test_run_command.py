@@ -79,6 +79,19 @@ def test_a_model_in_a_file_is_served_beside_another_server_asked_and_stopped(pla
     assert_nothing_is_left(place)
 
 
+def test_settings_of_the_command_line_count_for_the_server_and_wrong_ones_are_refused(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "x", "--set", "worker.nothing=1"]) == 3
+    assert "worker.nothing" in capsys.readouterr().err
+    assert main(["run", "x", "--set", "nothing"]) == 3
+    assert "expected SECTION.FIELD=VALUE" in capsys.readouterr().err
+    with start(place, "hi", "--set", "limits.max_body_bytes=8") as run:
+        _, errors = run.communicate(timeout=120)
+    assert run.returncode == 1 and "request body too large" in errors
+    assert_nothing_is_left(place)
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_a_run_that_a_signal_ends_leaves_no_server(number: signal.Signals, place: Path) -> None:
     below: list[int] = []

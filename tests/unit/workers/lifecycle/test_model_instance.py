@@ -108,3 +108,32 @@ def test_a_family_that_cannot_be_imported_shares_nothing_that_differs() -> None:
 def test_different_models_never_share() -> None:
     alias = ModelEntry("org/alias", ENTRY.source, adapter=ENTRY.adapter)
     assert len(model_states.groups(Catalog([ENTRY, alias]))) == 2
+
+
+def test_a_load_tells_its_stage_and_the_seconds_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("workers.lifecycle.instance.time.monotonic", lambda: now[0])
+    instance = Instance([ENTRY])
+
+    def told() -> tuple[str, int]:
+        status = instance.status(ENTRY, "cpu")
+        return status.stage, status.left_s
+
+    instance.load_s = 9.5
+    assert told() == ("", 0), "no load"
+    instance.begin(demanded=True)
+    now[0] += 60
+    assert told() == ("", 10), "the load waits for its turn"
+    instance.began = now[0]
+    instance.stage, instance.progress = "weights", 0.6
+    assert told() == ("weights", 10)
+    now[0] += 4
+    assert told() == ("weights", 6)
+    now[0] += 16
+    assert told() == ("weights", 8), "20 s have passed, and two fifths are to be done"
+    instance.progress = 1.0
+    assert told() == ("weights", 1)
+    instance.load_s = 0.0
+    assert told() == ("weights", 0), "nothing is known"
+    instance.succeed(FakeAdapter({}, 512), 8, 2.0, now[0])
+    assert told() == ("", 0)

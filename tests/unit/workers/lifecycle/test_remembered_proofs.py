@@ -112,3 +112,25 @@ def test_state_and_findings_are_private_from_their_roots_on(model: Path, tmp_pat
         os.umask(before)
     for place in ("state", "state/fingerprints", "cache/findings", "cache/findings/packed"):
         assert stat.S_IMODE((tmp_path / place).stat().st_mode) == 0o700, place
+
+
+def test_what_a_load_took_is_the_estimate_of_the_first_load_of_a_later_process(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "REPORT_EVERY_S", 0.0)
+    entry = ModelEntry("tiny/chat", DirectorySource(str(model)))
+    assert 1.0 <= loading.expected_s(entry) < 2.0, "by the size of the weights"
+    assert loading.expected_s(entry, 41.5) == 41.5
+    load(model, tmp_path)
+    [file] = (tmp_path / "cache" / "findings" / "loads").glob("*")
+    seconds = float(file.read_text())
+    assert 0 < seconds < 600
+    expected: list[float] = []
+    told = loading.expected_s
+    monkeypatch.setattr(loading, "expected_s", lambda *args: expected.append(told(*args)) or expected[-1])
+    file.write_text("37.5")
+    load(model, tmp_path)
+    assert expected == [37.5]
+    file.write_text("[]")
+    load(model, tmp_path)
+    assert expected[1] == told(entry), "a damaged file is as good as none"
