@@ -1,6 +1,7 @@
 """One life of a bridge: the local engine on one side, the brokers on the other.
 
-1. Items come on the subject of this life, words of gateways on another one. `intake` does the rest.
+1. Items come on the subject of this life, and from the queue as far as the workers have room (`pulling`). Words of
+   gateways come on another subject. `intake` does the rest.
 2. Each `beat_s` the bridge says that it lives, and how much room its workers have.
 3. The models of the workers are written to the bucket when they change, and the row of the box each `WRITE_EVERY_S`.
 4. `drain` says so in the beat, refuses what still comes, waits for what runs, and until gateways have the answers.
@@ -17,8 +18,10 @@ import time
 from nats.aio.msg import Msg
 
 from frontend.bridge.intake import Intake
+from frontend.bridge.pulling import Puller
 from frontend.cluster.broker import Broker
 from frontend.cluster.bucket import Writer
+from frontend.cluster.queue import Maker, made
 from frontend.engine.interface import Engine, Models, WorkerView
 from ipc.catalog.repository import VersionEntry
 from ipc.errors import ProtocolError
@@ -41,8 +44,20 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 WRITE_EVERY_S = 10.0
+ITEMS_EACH = 64
+"""Items of the queue that a box takes for each of its workers while they have room."""
+MOST_AGE_S = 5.0
 CONFIRMED_S = 1.0
 """How long an orderly stop waits for gateways to confirm what they have."""
+
+
+def aged_s(ack: str, now_ns: int) -> float:
+    """How long an item was in the queue, by the broker's clock against this one's: 0 to `MOST_AGE_S` seconds."""
+    tokens = ack.split(".")
+    place = 7 if len(tokens) == 9 else 9
+    if len(tokens) <= place or not tokens[place].isdecimal():
+        return 0.0
+    return min(MOST_AGE_S, max(0.0, (now_ns - int(tokens[place])) / 1e9))
 
 
 class Bridge:
@@ -65,12 +80,33 @@ class Bridge:
         self.broker.listen(self._names.box_word(self.box, self.life), lambda it: self.intake.word(it.data))
         self.broker.listen(self._names.gateway_beat("*"), self._beat)
         self.broker.on_up.append(self._live_now)
+        self._maker = Maker(
+            lambda: made(self.broker.client, self._names, self._cluster), lambda: self.broker.up
+        )
+        stream, consumer = (
+            self._names.stream(self._cluster.pool),
+            self._names.consumer(self._cluster.bundle, self._cluster.pool),
+        )
+        self._puller = Puller(
+            self.life,
+            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}",
+            self.broker.send,
+            self._wanted,
+            self._pulled,
+            self._maker.again,
+        )
+        self.broker.listen(self._puller.subject, self._puller.heard)
+        self.intake.on_end = self._maker.on_there = self._pull
+        if self._cluster.lane != "direct":
+            self.broker.on_up.append(self._maker.again)
+        self.broker.on_down.append(self._puller.forget)
 
     def begin(self) -> None:
         """Connect."""
         self.broker.start()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(run()) for run in (self._tick, self._live, self._write)]
+        lasting = (self._tick, self._live, self._write, self._extend, self._maker.run)
+        self._tasks = [loop.create_task(run()) for run in lasting]
 
     async def drain(self) -> None:
         """Finish what runs, within `worker.drain_timeout_s`, and leave."""
@@ -93,7 +129,31 @@ class Bridge:
     async def _tick(self) -> None:
         while True:
             self.intake.tick(connected=self.broker.up)
+            self._puller.tick()
+            self._pull()
             await asyncio.sleep(TICK_S)
+
+    async def _extend(self) -> None:
+        while True:
+            await asyncio.sleep(self._cluster.extend_every_s)
+            self.intake.extend()
+
+    def _wanted(self) -> int:
+        """Items that this box could have beside those that run."""
+        open_ = [worker for worker in self._models.workers() if worker.responsive]
+        if self.intake.draining or not open_:
+            return 0
+        if not any(worker.credits.room_s > 0 for worker in open_):
+            return 0
+        return max(0, ITEMS_EACH * len(open_) - len(self.intake))
+
+    def _pull(self) -> None:
+        if self.broker.up and self._maker.there:
+            self._puller.pull()
+
+    def _pulled(self, message: Msg) -> None:
+        self.intake.take(message.data, message.reply, aged_s(message.reply, time.time_ns()))
+        self._pull()
 
     async def _live(self) -> None:
         while True:

@@ -48,12 +48,14 @@ from ipc.wire.cluster import (
     read_to_box,
     read_work,
 )
-from ipc.wire.cluster_names import results, words
+from ipc.wire.cluster_names import INBOX, results, words
 from ipc.wire.messages import GenerateCall, Result, Timing, Work
 
 log = logging.getLogger(__name__)
 
 DROPPED_S = 60.0
+ACK, NAK, TERM, WORKING = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
+"""Words for the queue about a delivery: done, give it to another box, never again, more time."""
 LEAVING = Draining("this box is shutting down", retry_after_s=1)
 Send = Callable[[str, bytes], bool]
 """Publish on a subject what may be lost; false without a broker."""
@@ -61,13 +63,17 @@ Send = Callable[[str, bytes], bool]
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """One item: its task while the work runs, then its result as it was sent, since `ended_ns`."""
+    """One item: its task while the work runs, then its result as it was sent, since `ended_ns`.
+
+    `acks` are the subjects of deliveries that the queue has yet to be told about.
+    """
 
     item: Item
     router: str
     task: asyncio.Task[None] | None = None
     result: bytes = b""
     ended_ns: int = 0
+    acks: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -103,6 +109,8 @@ class Intake:
         self._gateways: dict[str, Silence] = {}
         self._claims: dict[str, list[tuple[str, str]]] = {}
         self._confirmed = asyncio.Event()
+        self.on_end: Callable[[], None] = lambda: None
+        """An item has ended, so there may be room for another one."""
         self.draining = False
         self.counts: Counter[str] = Counter()
         """Items by what became of them: taken, again, dropped, unreadable, orphaned, late."""
@@ -126,53 +134,68 @@ class Intake:
         gateway = self._gateways.setdefault(router, Silence(0))
         gateway.heard_ns = self._now_ns()
 
-    def take(self, data: bytes, ack: str = "") -> None:
-        """An item has arrived; `ack` is the subject that returns its delivery to a queue."""
+    def take(self, data: bytes, ack: str = "", aged_s: float = 0.0) -> None:
+        """An item has arrived; `ack` is the subject of its delivery by the queue, where it has waited for `aged_s`."""
         try:
             item, carried = read_item(data)
         except OtherVersion as error:
             self.counts["unreadable"] += 1
             log.warning("an item was refused: %s", error.message)
             if error.reply:
-                self._refuse_version(error)
+                refused = Item(error.item, "", "", "", "", "", error.reply)
+                self._send(error.reply, encode(self._failed(refused, 0, DependencyConflict(error.message))))
+            self._end(ack, ACK)
             return
         except ProtocolError as error:
             self.counts["unreadable"] += 1
             log.warning("an item was dropped: %s", error.message)
+            self._end(ack, TERM)
             return
         if carried is None:
-            self.counts["foreign"] += 1
-            log.warning("an item of another producer was dropped")
+            self._refuse_foreign(item)
+            self._end(ack, TERM)
             return
-        self._begin(item, carried, ack)
+        self._begin(item, carried, ack, aged_s)
 
-    def _refuse_version(self, error: OtherVersion) -> None:
-        refusal = DependencyConflict(error.message)
-        item = Item(error.item, "", "", "", "", "", error.reply)
-        self._send(error.reply, encode(self._failed(item, 0, refusal)))
+    def _refuse_foreign(self, item: Item) -> None:
+        """Items of other producers are answered in SIE's form that they are not run yet."""
+        self.counts["foreign"] += 1
+        log.warning("an item of another producer was refused")
+        if item.reply_subject.startswith(f"{INBOX}.") and not set(item.reply_subject) & set("*> \t\r\n"):
+            refusal = Unsupported("items without the part `penstock` are not run yet")
+            self._send(item.reply_subject, encode(self._failed(item, 0, refusal)))
 
-    def _begin(self, item: Item, carried: Carried, ack: str) -> None:
+    def _end(self, ack: str, word: bytes) -> None:
+        """Tell the queue what became of a delivery."""
+        if ack:
+            self._send(ack, word)
+
+    def _begin(self, item: Item, carried: Carried, ack: str, aged_s: float) -> None:
         name = item.work_item_id
         if name in self._running:
             self.counts["again"] += 1
+            if ack:
+                self._running[name].acks.append(ack)
             self._claim(carried.router, name, ack)
             return
         if name in self._kept:
             self.counts["again"] += 1
             self._send(results(carried.router), self._kept[name].result)
-            return
-        if name in self._dropped:
-            self.counts["dropped"] += 1
+            self._end(ack, ACK)
             return
         gateway = self._gateways.setdefault(carried.router, Silence(self._now_ns()))
-        if self._is_silent(gateway):
-            self.counts["orphaned"] += 1
+        if name in self._dropped or self._is_silent(gateway):
+            self.counts["dropped" if name in self._dropped else "orphaned"] += 1
+            self._end(ack, ACK)
+            return
+        if ack and self.draining:
+            self._end(ack, NAK)
             return
         self.counts["taken"] += 1
-        running = self._running[name] = Running(item, carried.router)
+        running = self._running[name] = Running(item, carried.router, acks=[ack] if ack else [])
         gateway.items.add(name)
         self._claim(carried.router, name, ack)
-        running.task = asyncio.get_running_loop().create_task(self._run(running, carried))
+        running.task = asyncio.get_running_loop().create_task(self._run(running, carried, aged_s))
 
     def _is_silent(self, gateway: Silence) -> bool:
         return self._now_ns() - gateway.heard_ns > self._cluster.gateway_silence_s * 1e9
@@ -190,12 +213,12 @@ class Intake:
                 message = Claims(VERSION, self._box, self._life, list(names), list(acks))
                 self._send(words(router), encode(message))
 
-    async def _run(self, running: Running, carried: Carried) -> None:
+    async def _run(self, running: Running, carried: Carried, aged_s: float) -> None:
         item = running.item
         try:
             if self.draining:
                 raise LEAVING
-            result = await self._answer(item, carried)
+            result = await self._answer(item, carried, aged_s)
         except asyncio.CancelledError:
             self._forget(item.work_item_id)
             raise
@@ -206,13 +229,13 @@ class Intake:
             result = self._failed(item, carried.attempt, PenstockError("internal error"))
         self._finish(running, encode(result))
 
-    async def _answer(self, item: Item, carried: Carried) -> ItemResult:
+    async def _answer(self, item: Item, carried: Carried, aged_s: float) -> ItemResult:
         arrived_ns = time.monotonic_ns()
         work = read_work(carried.work)
         scope = scope_of_ids(work.request_id, "", self._settings.limits)
-        scope.deadline_ns = deadline.after(carried.left_ms / 1e3)
+        scope.deadline_ns = deadline.after(carried.left_ms / 1e3 - aged_s)
         if carried.start_left_ms < carried.left_ms:
-            scope.start_by_ns = deadline.after(carried.start_left_ms / 1e3)
+            scope.start_by_ns = deadline.after(carried.start_left_ms / 1e3 - aged_s)
         deadline.check(scope.deadline_ns, "before a box had the request")
         if carried.kind == ENSURE:
             await self._models.ensure_loaded(work.model, scope.deadline_ns, carried.others)
@@ -289,13 +312,27 @@ class Intake:
         self._kept[name] = running
         self.kept_nbytes += len(result)
         self._send(results(running.router), result)
+        self._settle(running, ACK)
+        self.on_end()
         while self.kept_nbytes > self._cluster.keep_result_bytes:
             self._forget(next(iter(self._kept)))
+
+    def _settle(self, running: Running, word: bytes) -> None:
+        for ack in running.acks:
+            self._send(ack, word)
+        if word != WORKING:
+            running.acks.clear()
+
+    def extend(self) -> None:
+        """Tell the queue that all that runs needs more time; call each `extend_every_s`."""
+        for running in self._running.values():
+            self._settle(running, WORKING)
 
     def _forget(self, name: str) -> None:
         running = self._running.pop(name, None) or self._kept.pop(name, None)
         if running is None:
             return
+        self._settle(running, ACK)
         self.kept_nbytes -= len(running.result)
         gateway = self._gateways.get(running.router)
         if gateway is not None:

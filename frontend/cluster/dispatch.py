@@ -25,6 +25,8 @@ from ipc.wire.cluster import VERSION, Ask, Claims, Drop, Got, ItemResult, Outcom
 
 MOST_LOSSES = 2
 LOOK_AGAIN_NS = 200_000_000
+OLD_NS = 200_000_000
+"""An item that waits in the queue for so long while a box with its model has room goes directly."""
 BUSY = frozenset(
     ("DRAINING", "MODEL_LOADING", "MODEL_NOT_LOADED", "NO_REPLICA", "QUEUE_FULL", "SHM_EXHAUSTED")
 )
@@ -35,9 +37,10 @@ BUSY = frozenset(
 class Held:
     """One item of this gateway.
 
-    `boxes` are lives that have or were sent the item, `claimed` those that said so, `tried` names of boxes that refused
-    the item. `acks`: by life, the subject that returns the delivery of a claimed item to the queue. `heard_ns`: when
-    something was last known of the item. `stranded_ns`: since when no box takes the item, 0 while one has it.
+    `queued`: published in the queue; `delivered`: some box has pulled the item from there. `boxes` are lives that have
+    or were sent the item, `claimed` those that said so, `tried` names of boxes that refused the item. `acks`: by life,
+    the subject that returns the delivery of a claimed item to the queue. `heard_ns`: when something was last known of
+    the item. `stranded_ns`: since when no box takes the item, 0 while one has it.
     """
 
     id: str
@@ -46,6 +49,7 @@ class Held:
     future: asyncio.Future[tuple[ItemResult, Outcome]]
     attempt: int = 0
     queued: bool = False
+    delivered: bool = False
     boxes: set[str] = field(default_factory=set)
     claimed: set[str] = field(default_factory=set)
     tried: set[str] = field(default_factory=set)
@@ -124,7 +128,8 @@ class Dispatch:
         if self.items.pop(held.id, None) is None:
             return
         lives = set(held.boxes)
-        if held.queued and not held.claimed:
+        if held.queued and not held.delivered:
+            # A box may pull it yet.
             lives |= {box.life for box in self._boxes if box.alive}
         for life in lives:
             self._forget(life, held)
@@ -141,9 +146,11 @@ class Dispatch:
         held.heard_ns = self._now_ns()
         box.items.add(held.id)
 
-    def direct_now(self, held: Held, reason: str) -> None:
-        """Send an item to a box, for which the queue or another box has failed."""
-        self._again(held, reason)
+    def leave_queue(self, reason: str) -> None:
+        """The queue has trouble: what no box has claimed goes directly to a box."""
+        for held in list(self.items.values()):
+            if held.queued and not held.boxes and not held.future.done():
+                self._again(held, reason)
 
     def _again(self, held: Held, reason: str) -> None:
         self.counts["resent", reason] += 1
@@ -187,7 +194,7 @@ class Dispatch:
             held.heard_ns = now_ns
             box.items.add(item)
             if ack:
-                held.acks[claims.life] = ack
+                held.acks[claims.life], held.delivered = ack, True
 
     def answered(self, result: ItemResult, outcome: Outcome) -> None:
         """A box has answered."""
@@ -271,7 +278,7 @@ class Dispatch:
         """A broker is there again: what was sent or answered meanwhile may be lost."""
         self._boxes.pardon()
         for held in list(self.items.values()):
-            if not held.boxes and not held.queued and not held.future.done():
+            if not held.boxes and not held.future.done():
                 self._again(held, "reconnect")
             else:
                 held.heard_ns = 0
@@ -281,7 +288,10 @@ class Dispatch:
         """Some time has passed: ask boxes that are silent about an item."""
         now_ns, asked = self._now_ns(), dict[str, list[str]]()
         for held in list(self.items.values()):
-            if held.future.done() or now_ns - held.heard_ns < self._ask_ns:
+            silent_ns = now_ns - held.heard_ns
+            if held.queued and not held.boxes and not held.future.done() and silent_ns > OLD_NS:
+                self._leave_if_roomy(held)
+            if held.future.done() or silent_ns < self._ask_ns:
                 continue
             if not held.boxes:
                 if not held.queued:
@@ -292,6 +302,12 @@ class Dispatch:
                 asked.setdefault(life, []).append(held.id)
         for life, items in asked.items():
             self._tell(life, Ask(VERSION, self._router, items))
+
+    def _leave_if_roomy(self, held: Held) -> None:
+        """An old item of the queue goes directly to a box that has room: whoever pulls may not have its model."""
+        box = self._choose(held.model, held.tried)
+        if box is not None and box.room_s > 0:
+            self._again(held, "old")
 
     def _tell(self, life: str, word: ToBox) -> None:
         box = self._boxes.by_life.get(life)

@@ -26,6 +26,7 @@ from frontend.cluster.broker import Broker
 from frontend.cluster.bucket import Follower
 from frontend.cluster.directory import ClusterModels
 from frontend.cluster.dispatch import Dispatch, Held
+from frontend.cluster.queue import Lane, Maker, made
 from frontend.engine.answer import Answer, AnswerStream, shifted
 from frontend.engine.events import Generation, Pace
 from frontend.engine.interface import Engine, NoBlocks, Payload, bytes_of
@@ -119,6 +120,12 @@ class Gateway:
         self.broker.listen(inbox(self.router), self._answered)
         self.broker.listen(self.names.box_beat("*"), self._beat)
         self.broker.on_up.append(self.dispatch.resume)
+        self._maker = Maker(lambda: made(self.broker.client, self.names, cluster), lambda: self.broker.up)
+        self.lane = Lane(cluster, self._maker)
+        self.lane.on_trouble = self.dispatch.leave_queue
+        if cluster.lane != "direct":
+            self.broker.on_up.append(self._maker.again)
+            self.broker.on_down.append(self.lane.lost)
         self.unreadable = 0
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -126,7 +133,9 @@ class Gateway:
         """Connect."""
         self.broker.start()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(run()) for run in (self._tick, self._live, self._follower.run)]
+        self._tasks = [
+            loop.create_task(run()) for run in (self._tick, self._live, self._follower.run, self._maker.run)
+        ]
 
     async def leave(self) -> None:
         """Disconnect."""
@@ -138,6 +147,7 @@ class Gateway:
         while True:
             if self.broker.up:
                 self.boxes.tick()
+                self.lane.tick()
                 self.dispatch.tick()
             await asyncio.sleep(TICK_S)
 
@@ -164,6 +174,8 @@ class Gateway:
                 self.dispatch.claims(word)
             elif word is not None:
                 self.dispatch.missing(word.life, word.ids)
+        elif kind.startswith("queued."):
+            self.lane.confirmed(kind.removeprefix("queued."), message)
         elif kind.startswith("sent.") and (message.headers or {}).get("Status") == "503":
             self.dispatch.gone(kind.removeprefix("sent."))
 
@@ -209,8 +221,16 @@ class Gateway:
         self.broker.send(self.names.box_work(box.name, box.life), self._item(held), reply)
 
     def to_queue(self, held: Held) -> bool:
-        """The queue is not used yet."""
-        return False
+        """Publish an item in the queue, unless the queue has trouble or no box would take the item; see `Sender`."""
+        assert isinstance(held, _Sent)
+        if held.kind != RUN or not self.lane.usable or self.models.choose(held.model, ()) is None:
+            return False
+        held.attempt += 1
+        subject = self.names.work(held.model, self._pool)
+        reply = f"{inbox(self.router)[:-1]}queued.{held.id}"
+        self.broker.send(subject, self._item(held), reply, {"Nats-Msg-Id": held.id})
+        self.lane.published(held.id)
+        return True
 
     def word(self, box: Box, word: ToBox) -> None:
         """Tell a box; see `Sender`."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from frontend.bridge.intake import Intake
+from frontend.bridge.bridge import aged_s
+from frontend.bridge.intake import ACK, NAK, TERM, WORKING, Intake
 from frontend.engine.answer import Answer
 from frontend.engine.interface import Payload
 from frontend.scope import RequestScope
@@ -342,3 +343,61 @@ def test_a_box_that_leaves_refuses_what_still_comes_and_waits_for_what_runs() ->
         assert stage.results[1].success
 
     played(scene)
+
+
+def test_the_queue_hears_of_a_delivery_after_its_answer_and_of_more_time_before() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.intake.take(stage.item(), "ack.1")
+        stage.intake.take(stage.item(), "ack.2")
+        await stage.turn()
+        assert stage.claims[0].acks == ["ack.1", "ack.2"]  # type: ignore[union-attr]
+        stage.intake.extend()
+        stage.engine.free.set()
+        await stage.turn()
+        queue = [(subject, data) for subject, data in stage.said if subject.startswith("ack")]
+        assert queue == [("ack.1", WORKING), ("ack.2", WORKING), ("ack.1", ACK), ("ack.2", ACK)]
+        last = [subject for subject, _ in stage.said if not subject.endswith("words")]
+        assert last[-3:] == [f"_INBOX.{ROUTER}.results", "ack.1", "ack.2"]
+
+    played(scene)
+
+
+def test_a_delivery_is_given_back_by_a_box_that_leaves_and_ended_where_nobody_waits() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.intake.word(encode(Drop(VERSION, ROUTER, [f"{ROUTER}.1"])))
+        stage.intake.take(stage.item(1), "ack.1")
+        stage.intake.take(b"\xc1", "ack.2")
+        stage.intake.take(encode(Item("x", "q", "encode", "m", "p", "z", "_INBOX.sie.1")), "ack.3")
+        stage.intake.draining = True
+        stage.intake.take(stage.item(4), "ack.4")
+        await stage.turn()
+        assert [each for each in stage.said if each[0].startswith("ack")] == [
+            ("ack.1", ACK),
+            ("ack.2", TERM),
+            ("ack.3", TERM),
+            ("ack.4", NAK),
+        ]
+        assert not stage.engine.runs
+        (foreign,) = [read_result(data)[0] for subject, data in stage.said if subject == "_INBOX.sie.1"]
+        assert foreign.error_code == "UNSUPPORTED" and foreign.work_item_id == "x"
+
+    played(scene)
+
+
+def test_time_in_the_queue_is_no_time_for_the_work() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.intake.take(stage.item(1, left_ms=4_000), "ack.1", aged_s=5.0)
+        await stage.turn()
+        assert stage.results[0].error_code == "DEADLINE_EXCEEDED" and not stage.engine.runs
+
+    played(scene)
+
+
+def test_the_age_of_a_delivery_is_read_from_its_subject_and_bounded() -> None:
+    sent_ns = 10**18
+    short = f"$JS.ACK.WORK.consumer.1.2.3.{sent_ns}.0"
+    long = f"$JS.ACK.domain.hash.WORK.consumer.1.2.3.{sent_ns}.0.token"
+    for ack in (short, long):
+        assert aged_s(ack, sent_ns + 10**9) == 1.0
+        assert aged_s(ack, sent_ns - 10**9) == 0.0 and aged_s(ack, sent_ns + 10**12) == 5.0
+    assert aged_s("", 1) == aged_s("$JS.ACK.a.b.c.d.e.f.g", 1) == 0.0

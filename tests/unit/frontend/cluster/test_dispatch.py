@@ -337,3 +337,49 @@ def test_an_item_without_any_box_left_waits_for_one_and_fails_in_the_end() -> No
         assert isinstance(second.future.exception(), Provisioning)
 
     played(scene)
+
+
+def test_what_no_box_has_claimed_leaves_a_queue_in_trouble() -> None:
+    def scene() -> None:
+        stage = Stage("a", "b")
+        stage.queue = True
+        stage.begin("r.1")
+        stage.begin("r.2")
+        stage.claim("a1", "r.1", ack="$JS.ACK.1")
+        stage.dispatch.leave_queue("unconfirmed")
+        assert [name for name, _ in stage.sent] == ["r.2"]
+        assert (
+            stage.dispatch.counts["resent", "unconfirmed"] == 1
+            and stage.dispatch.counts["lane", "queue"] == 2
+        )
+
+    played(scene)
+
+
+def test_an_old_item_of_the_queue_goes_to_a_box_with_room() -> None:
+    def scene() -> None:
+        stage = Stage("a")
+        stage.queue = True
+        stage.begin()
+        stage.boxes.by_name["a"].room_s = 0.0
+        stage.now_ns += 10**9
+        stage.dispatch.tick()
+        assert not stage.sent
+        stage.beat("a")
+        stage.dispatch.tick()
+        assert stage.sent == [("r.1", "a1")]
+
+    played(scene)
+
+
+def test_an_unclaimed_item_of_the_queue_is_dropped_at_every_box_that_may_pull_it() -> None:
+    async def scene() -> None:
+        stage = Stage("a", "b")
+        stage.queue = True
+        held = stage.begin()
+        stage.dispatch.end(held)
+        await asyncio.sleep(0)
+        dropped = {life: word.ids for life, word in stage.words if isinstance(word, Drop)}
+        assert dropped == {"a1": ["r.1"], "b1": ["r.1"]}
+
+    asyncio.run(scene())

@@ -1,0 +1,180 @@
+"""The queue lane: one-replica streams in memory, from which bridges pull what they have room for.
+
+1. `made` makes stream and consumer, or brings those that exist to these settings; gateways and bridges call it alike.
+2. A gateway publishes an item and goes on. The broker confirms, which `confirmed` takes in.
+3. Trouble is an item that is not confirmed within `confirm_s`, no stream, a full stream, a lost broker. Then the queue
+   counts as down, for `DOWN_S` at first and longer each time up to `max_down_s`, and every item that no box has claimed
+   goes directly to a box.
+4. An item that waits while a box with its model has room goes directly, too (`dispatch`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+from nats.js.errors import APIError, NotFoundError
+
+from frontend.cluster.bucket import LOST, TIMEOUT_S
+from ipc.settings import Cluster
+from ipc.wire.cluster_names import Names
+
+log = logging.getLogger(__name__)
+
+MAX_AGE_S = 120
+MOST_ITEMS = 100_000
+MOST_PENDING = 10_000
+MOST_DELIVERIES = 20
+MOST_WAITING = 512
+DOWN_S = 1.0
+STREAM_EXISTS = 10058
+
+
+async def made(client: Client, names: Names, cluster: Cluster) -> None:
+    """Have stream and consumer of the pool with our settings. Raises one of `LOST`."""
+    manager = client.jetstream(timeout=TIMEOUT_S)
+    stream = StreamConfig(
+        name=names.stream(cluster.pool),
+        subjects=[names.works(cluster.pool)],
+        retention=RetentionPolicy.WORK_QUEUE,
+        storage=StorageType.MEMORY,
+        num_replicas=1,
+        max_age=MAX_AGE_S,
+        max_msgs=MOST_ITEMS,
+        discard=DiscardPolicy.NEW,
+        duplicate_window=MAX_AGE_S,
+    )
+    try:
+        await manager.add_stream(stream)
+    except APIError as error:
+        if error.err_code != STREAM_EXISTS:
+            raise
+        try:
+            await manager.update_stream(stream)
+        except APIError:
+            # Storage and retention cannot be changed. What waits in there is held by its gateways.
+            log.warning("stream %s has other settings and is made anew", stream.name)
+            await manager.delete_stream(names.stream(cluster.pool))
+            await manager.add_stream(stream)
+    consumer = ConsumerConfig(
+        durable_name=names.consumer(cluster.bundle, cluster.pool),
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=cluster.ack_wait_s,
+        max_ack_pending=MOST_PENDING,
+        max_deliver=MOST_DELIVERIES,
+        max_waiting=MOST_WAITING,
+    )
+    try:
+        await manager.add_consumer(names.stream(cluster.pool), consumer)
+    except APIError:
+        try:
+            await manager.delete_consumer(
+                names.stream(cluster.pool), names.consumer(cluster.bundle, cluster.pool)
+            )
+        except NotFoundError:
+            pass
+        await manager.add_consumer(names.stream(cluster.pool), consumer)
+
+
+class Maker:
+    """Makes stream and consumer again whenever asked, one attempt at a time, until that succeeds."""
+
+    def __init__(self, make: Callable[[], object], is_up: Callable[[], bool]) -> None:
+        """`make` is awaited."""
+        self._make, self._is_up = make, is_up
+        self._wanted = asyncio.Event()
+        self.there = False
+        """Whether stream and consumer were there when somebody looked last."""
+        self.on_there: Callable[[], None] = lambda: None
+
+    def again(self) -> None:
+        """Stream or consumer may be gone."""
+        self.there = False
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Make for ever."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            if not self._is_up():
+                continue
+            try:
+                await self._make()  # type: ignore[misc]
+            except LOST as error:
+                log.warning("the queue cannot be made: %r", error)
+                await asyncio.sleep(DOWN_S)
+                self._wanted.set()
+                continue
+            self.there = True
+            self.on_there()
+
+
+class Lane:
+    """The queue as one gateway sees it."""
+
+    def __init__(self, cluster: Cluster, maker: Maker, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._maker, self._now_ns = maker, now_ns
+        self._off, self._forced = cluster.lane == "direct", cluster.lane == "queue"
+        self._confirm_ns, self._most_down_s = int(cluster.confirm_s * 1e9), cluster.max_down_s
+        self._unconfirmed: dict[str, int] = {}
+        self._down_until_ns, self._down_s = 0, DOWN_S
+        self.on_trouble: Callable[[str], None] = lambda reason: None
+        """Told of trouble by its name: every item without a claim should go directly."""
+        self.troubles = 0
+
+    @property
+    def usable(self) -> bool:
+        """Whether a new item goes into the queue."""
+        if self._off:
+            return False
+        return self._forced or (self._maker.there and self._now_ns() >= self._down_until_ns)
+
+    def published(self, item: str) -> None:
+        """An item is on its way to the broker."""
+        self._unconfirmed[item] = self._now_ns()
+
+    def confirmed(self, item: str, message: Msg) -> None:
+        """The broker has answered to an item."""
+        if self._unconfirmed.pop(item, None) is None:
+            return
+        if (message.headers or {}).get("Status") == "503":
+            self._maker.again()
+            self.trouble("no stream")
+        elif b'"error"' in message.data:
+            self.trouble("refused")
+        else:
+            self._down_s = DOWN_S
+
+    def lost(self) -> None:
+        """The broker is away, and streams in memory may be gone with it."""
+        self._maker.there = False
+        self.trouble("lost")
+
+    def trouble(self, reason: str) -> None:
+        """Leave the queue alone for a while."""
+        self._unconfirmed.clear()
+        if self._now_ns() >= self._down_until_ns:
+            log.warning("the queue has trouble (%s): work goes directly for %g s", reason, self._down_s)
+            self.troubles += 1
+            self._down_until_ns = self._now_ns() + int(self._down_s * 1e9)
+            self._down_s = min(2 * self._down_s, self._most_down_s)
+        self.on_trouble(reason)
+
+    def tick(self) -> None:
+        """Some time has passed."""
+        oldest_ns = next(iter(self._unconfirmed.values()), 0)
+        if oldest_ns and self._now_ns() - oldest_ns > self._confirm_ns:
+            self.trouble("unconfirmed")
