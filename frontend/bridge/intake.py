@@ -358,12 +358,15 @@ class Intake:
         elif isinstance(word, Ask):
             self._asked(word.router, mine)
 
-    def _drop(self, name: str) -> None:
+    def _stop(self, name: str) -> None:
         running = self._running.get(name)
         if running is not None and running.task is not None:
             running.task.cancel()
         else:
             self._forget(name)
+
+    def _drop(self, name: str) -> None:
+        self._stop(name)
         self._dropped[name] = self._now_ns()
         self._dropped.move_to_end(name)
 
@@ -391,7 +394,8 @@ class Intake:
                     log.warning("gateway %s is silent: gave up %d items of it", router, len(orphans))
                 for name in orphans:
                     self.counts["orphaned"] += 1
-                    self._drop(name)
+                    # NOTE: a gateway that was cut off may come back and send the item again, so nothing is remembered.
+                    self._stop(name)
                 if now_ns - gateway.heard_ns > DROPPED_S * 1e9:
                     del self._gateways[router]
         before_ns = now_ns - int(self._cluster.keep_results_s * 1e9)

@@ -15,8 +15,11 @@ from typing import Any
 import nats
 import pytest
 from nats.errors import Error
-from nats.js.api import KeyValueConfig
+from nats.js.api import KeyValueConfig, StreamConfig
 
+from frontend.cluster.queue import made
+from ipc.settings import Cluster
+from ipc.wire.cluster_names import Names
 from tests.conformance.required_tool import required_tool
 from tests.harness.broker import Broker, nats_server
 from tests.harness.server import eventually
@@ -170,6 +173,20 @@ def test_a_user_may_not_say_what_is_for_others(guarded: Broker, user: str, subje
 
     errors = played(guarded, user, play)
     assert any(re.search("(?i)permissions violation", error) for error in errors)
+
+
+@pytest.mark.parametrize("user", ["gateway", "bridge"])
+def test_both_sides_may_make_the_queue_anew(guarded: Broker, user: str) -> None:
+    async def play(client: Any, errors: list[str]) -> None:
+        other = StreamConfig(name="WORK_POOL_default", subjects=["sie.work.*.default"], max_age=60)
+        await client.jetstream().delete_stream("WORK_POOL_default")
+        await client.jetstream().add_stream(other)
+        await made(client, Names(), Cluster())
+
+    async def begin(client: Any, errors: list[str]) -> None:
+        await made(client, Names(), Cluster())
+
+    assert not played(guarded, user, begin) and not played(guarded, user, play)
 
 
 def test_a_bridge_tells_its_models_and_a_gateway_reads_them(guarded: Broker) -> None:

@@ -19,7 +19,7 @@ from tests.harness.broker import Broker, broker
 from tests.harness.cluster import Box, box, gateway, serves
 from tests.harness.load import Load
 from tests.harness.server import Server, wait_until
-from tests.process.test_cluster_direct import _held, _waiting, living
+from tests.process.test_cluster_direct import _held, _waiting, is_cut_off, living
 
 STREAM = "WORK_POOL_default"
 
@@ -146,7 +146,7 @@ def test_a_broker_that_comes_back_empty_serves_on(near: Server, one_broker: Brok
         requests = [pool.submit(near.post, "/v1/encode/fake/echo", _held(hold, f"{at}")) for at in range(2)]
         wait_until(lambda: _waiting(near) >= 2, what="requests at boxes")
         one_broker.kill()
-        wait_until(lambda: near.encode("fake/echo", ["x"]).status == 503, what="the loss of the broker")
+        wait_until(lambda: is_cut_off(near), what="the loss of the broker")
         hold.unlink()
         one_broker.start()
         assert [each.result().status for each in requests] == [200, 200]

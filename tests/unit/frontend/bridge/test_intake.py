@@ -214,6 +214,10 @@ def test_work_of_a_gateway_that_is_silent_ends_and_nothing_of_it_stays() -> None
         stage.intake.take(stage.item(2))
         await stage.turn()
         assert stage.engine.runs == 1 and stage.intake.counts["orphaned"] == 2
+        stage.intake.heard(ROUTER)
+        stage.intake.take(stage.item())
+        await stage.turn()
+        assert stage.engine.runs == 2
 
     played(scene)
 
