@@ -340,8 +340,8 @@ class Lifespan:
         self._grpc = await _start_grpc(services)
         watch = Watch(services, self._metrics)
         self._keeper = Keeper(settings.paths, services.directory.workers)
-        lasting = [watch.run, self._keeper.run, *([host.run_link] if settings.agent.has_tools else [])]
-        self._tasks = [asyncio.get_running_loop().create_task(run()) for run in lasting]
+        own = [watch.run, self._keeper.run, *([host.run_link] if settings.agent.has_tools else [])]
+        self._tasks = [asyncio.get_running_loop().create_task(run()) for run in (*own, *services.lasting)]
         # PERF: modules and the application are never garbage, and nearly all objects of a request end without the
         # collector. So the collector looks at new objects only, and seldom.
         gc.freeze()

@@ -70,6 +70,7 @@ class RequestScope(msgspec.Struct, eq=False):
     ends the request. `start_by_ns` above 0: by then the request stops waiting unless a device has begun. `host`
     is the address of the client, `cache_hits` how many items were in the cache of embeddings, None without a look-up.
     `loaded_ns` is when a model of generated text was found loaded, of `time.perf_counter_ns`, 0 before.
+    `names_deadline`: the caller has bounded the whole request.
     `session_id` is the session in which tools of the server run, empty for a request without such tools.
     `worker` is the worker that ran the work last. `http` is the record of a counted HTTP request. Requests of tensors
     fill `inference`, which `frontend.records.finishing` counts.
@@ -98,6 +99,7 @@ class RequestScope(msgspec.Struct, eq=False):
     http: HttpRecord | None = None
     session_id: str = ""
     worker: str = ""
+    names_deadline: bool = False
 
     def names(self, model: str) -> None:
         """The body of the request names this model."""
@@ -228,3 +230,4 @@ def shorten_deadline(context: RequestScope, req: Request, limits: Limits) -> Non
             f"header X-Request-Timeout: expected a positive number of seconds, got {given[:64]!r}"
         )
     context.deadline_ns = deadline.after(min(seconds, limits.request_timeout_s))
+    context.names_deadline = True

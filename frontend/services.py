@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,8 @@ class Services:
     restrictions: Restrictions = field(default_factory=Restrictions)
     drain: Drain = DRAIN
     background: Background = field(default_factory=Background)
+    lasting: list[Callable[[], Coroutine[Any, Any, None]]] = field(default_factory=list)
+    """What protocols run as long as this frontend lives."""
     started: bool = False
     started_at: float = field(default_factory=time.time)
     since_ns: int = field(default_factory=time.monotonic_ns)

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
-from falcon.asgi import Request
 
 from frontend.agent import results, tools
 from frontend.agent.loop import Loop, Message, spliced
@@ -30,7 +29,17 @@ from frontend.agent.progress import Progress
 from frontend.agent.results import Answer
 from frontend.agent.tools import BuiltIn, Tool
 from frontend.agent.workplace import Workplace, sandbox_of
-from frontend.engine.events import Asked, Called, Calling, Completed, Event, Generation, Produced, Session
+from frontend.engine.events import (
+    Asked,
+    Called,
+    Calling,
+    Completed,
+    Event,
+    Generation,
+    Past,
+    Produced,
+    Session,
+)
 from frontend.generation import running as generation
 from frontend.generation.errors import InvalidField
 from frontend.generation.hosted import NOTHING, AgentPlan, Offer
@@ -57,19 +66,21 @@ def offer_of(services: Services) -> Offer:
 
 def running(
     services: Services,
-    req: Request,
     scope: RequestScope,
     entry: ModelEntry,
     call: GenerateCall,
     plan: AgentPlan | None,
+    past: Past | None = None,
 ) -> AbstractAsyncContextManager[Generation]:
-    """The generation of a call; with a `plan` tools of this server run within. Leaving the context ends the work.
+    """The generation of a call; with a `plan` tools of this server run within.
+
+    A text with a `past` has no plan. Leaving the context ends the work.
 
     Raises as `frontend.generation.running.running`, and `InvalidField` for files and skills that cannot be had.
     """
     if plan is None:
-        return generation.running(services, req, scope, entry, call)
-    return _agent(AgentRun(services, req, scope, entry, plan), call)
+        return generation.running(services, scope, entry, call, past)
+    return _agent(AgentRun(services, scope, entry, plan), call)
 
 
 @asynccontextmanager
@@ -82,13 +93,10 @@ async def _agent(run: AgentRun, call: GenerateCall) -> AsyncIterator[Generation]
 class AgentRun(Generation):
     """One request. `begin` comes first; the exit of `ending` ends whatever is at work."""
 
-    def __init__(
-        self, services: Services, req: Request, scope: RequestScope, entry: ModelEntry, plan: AgentPlan
-    ) -> None:
-        self._services, self._req, self._scope, self._entry, self._plan = services, req, scope, entry, plan
+    def __init__(self, services: Services, scope: RequestScope, entry: ModelEntry, plan: AgentPlan) -> None:
+        self._services, self._scope, self._entry, self._plan = services, scope, entry, plan
         self._parts: Parts = services.agent
         self._owner = scope.grant.caller
-        self._has_deadline = req.get_header("X-Request-Timeout") is not None
         self.ending, self._opened = AsyncExitStack(), AsyncExitStack()
         self._progress = Progress(services, scope, entry.id)
         self._session = ""
@@ -160,11 +168,11 @@ class AgentRun(Generation):
         if self._loop.round:
             # NOTE: the record of the request keeps its own beginning; a deadline that the caller named holds on.
             request_s = self._services.settings.limits.request_timeout_s
-            by_ns = scope.deadline_ns if self._has_deadline else deadline.after(request_s)
+            by_ns = scope.deadline_ns if self._scope.names_deadline else deadline.after(request_s)
             scope = msgspec.structs.replace(
                 scope, started=time.perf_counter(), start_by_ns=0, deadline_ns=by_ns
             )
-        return generation.running(self._services, self._req, scope, self._entry, self._loop.call)
+        return generation.running(self._services, scope, self._entry, self._loop.call)
 
     async def _run(self) -> AsyncGenerator[list[Event], None]:
         loop = self._loop
@@ -241,7 +249,9 @@ class AgentRun(Generation):
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
         """A wait for a tool or a decision. Raises `DeadlineExceeded` at the deadline that the caller named."""
-        left_s = max(deadline.remaining_s(self._scope.deadline_ns), 0.0) if self._has_deadline else None
+        left_s = (
+            max(deadline.remaining_s(self._scope.deadline_ns), 0.0) if self._scope.names_deadline else None
+        )
         bound = asyncio.timeout(left_s)
         try:
             async with bound:

@@ -28,7 +28,7 @@ from frontend.cluster.directory import ClusterModels
 from frontend.cluster.dispatch import Dispatch, Held
 from frontend.cluster.queue import Lane, Maker, made
 from frontend.engine.answer import Answer, AnswerStream, shifted
-from frontend.engine.events import Generation, Pace
+from frontend.engine.events import Generation, Pace, Past
 from frontend.engine.interface import Engine, NoBlocks, Payload, bytes_of
 from frontend.scope import RequestScope
 from frontend.server.drain import Drain
@@ -308,7 +308,9 @@ class ClusterEngine(Engine):
         yield
 
     @asynccontextmanager
-    async def generate(self, scope: RequestScope, work: Work, pace: Pace) -> AsyncIterator[Generation]:
+    async def generate(
+        self, scope: RequestScope, work: Work, pace: Pace, past: Past | None = None
+    ) -> AsyncIterator[Generation]:
         """Refused; see the module. Raises `Unsupported`."""
         raise Unsupported(f"generated text {NO_HOME}")
         yield

@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from frontend.engine.answer import Answer, AnswerStream
-from frontend.engine.events import Generation, Pace
+from frontend.engine.events import Generation, Pace, Past
 from frontend.engine.interface import Engine, Models, Payload
 from frontend.engine.planning import is_long, part_of
 from frontend.http.rendering import off_loop_if
@@ -121,10 +121,12 @@ class Front(Engine):
                 yield parts
 
     @asynccontextmanager
-    async def generate(self, scope: RequestScope, work: Work, pace: Pace) -> AsyncIterator[Generation]:
+    async def generate(
+        self, scope: RequestScope, work: Work, pace: Pace, past: Past | None = None
+    ) -> AsyncIterator[Generation]:
         """Run planned work with a `GenerateCall`; see `Engine.generate`."""
         with self._recorder.in_flight(work.model, work.lane):
-            async with self._engine.generate(scope, work, pace) as generation:
+            async with self._engine.generate(scope, work, pace, past) as generation:
                 yield generation
 
     def ready(self) -> tuple[bool, str]:

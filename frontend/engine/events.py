@@ -20,6 +20,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import msgspec
+
 from frontend.records.finishing import TextMeter
 from ipc.errors import DeadlineExceeded
 from ipc.wire.streams import Finish, PromptToken, Start, TokenLogprob
@@ -254,6 +256,35 @@ CallEvent = CallBegun | Arguments | CallEnded
 Event = Started | Prompted | Text | Reasoning | CallEvent | Finished | Ended | ToolEvent
 
 
+class Mark(msgspec.Struct, frozen=True):
+    """What another process needs to go on with a text behind the events that its reader has.
+
+    `ids` are the token ids of each choice since the mark before, also those of text that is held back: uint32 in the
+    byte order of the host. `seed` draws where the request has none. `weights` and `identity` name what writes, and no
+    other model goes on. `deaths` of workers have cost the text a run. `pictures` is a hash of the pictures of the
+    prompt, empty without any.
+    """
+
+    seed: int
+    ids: list[bytes] = []
+    weights: str = ""
+    identity: str = ""
+    deaths: int = 0
+    pictures: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A text that another process has begun: the events that its reader has, and the mark behind them with all ids.
+
+    `moves` counts the processes that have lost the text.
+    """
+
+    events: list[Event]
+    mark: Mark
+    moves: int
+
+
 class Generation(ABC):
     """One running request: an async iterator of lists of events, each with all that has arrived since the last list.
 
@@ -269,6 +300,13 @@ class Generation(ABC):
     @abstractmethod
     async def __anext__(self) -> list[Event]:
         """The next events. Raises the `PenstockError` of a stream that fails, once."""
+
+    def mark(self) -> Mark | None:
+        """Where the text stands; None if no other process could go on.
+
+        Behind `__anext__` and before anything else is awaited, the mark fits the events so far.
+        """
+        return None
 
 
 class Pace:
@@ -302,6 +340,17 @@ class Pace:
     def go_on(self, now_ns: int) -> None:
         """A run begins that goes on with the text. Its first token has as long as that of the request had."""
         self._late_ns = now_ns + self.first_by_ns - self._began_ns
+
+    def take_up(self, past: Past, now_ns: int) -> None:
+        """The text was begun by another process, which has counted what it had."""
+        self._first_ns = self._last_ns = now_ns
+        self._tokens.update({choice: len(ids) // 4 for choice, ids in enumerate(past.mark.ids)})
+        for event in past.events:
+            if isinstance(event, Started):
+                self._start = Start(event.prompt_tokens, event.cached_tokens)
+            elif isinstance(event, Finished):
+                finish = Finish(event.reason, event.stop, event.tokens, event.reasoning_tokens)
+                self._finishes.append(finish)
 
     def started(self, start: Start) -> None:
         """The engine has begun with the prompt."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from frontend.engine.answer import Answer, AnswerStream
-from frontend.engine.events import Generation, Pace
+from frontend.engine.events import Generation, Pace, Past
 from frontend.scope import RequestScope
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.repository import Wish
@@ -131,10 +131,11 @@ class Engine(ABC):
 
     @abstractmethod
     def generate(
-        self, scope: RequestScope, work: Work, pace: Pace
+        self, scope: RequestScope, work: Work, pace: Pace, past: Past | None = None
     ) -> AbstractAsyncContextManager[Generation]:
         """Run planned work with a `GenerateCall`, as `run`; leaving the context ends the work.
 
+        With `past` the text goes on behind the events that another process has told, none of which is told again.
         `pace` is told of all that arrives, and ends text that takes too long.
         The context is entered when the worker has tokenized the prompt. Raises a `PenstockError` for a request that
         fails before that.

@@ -406,6 +406,15 @@ async def from_rows(messages: list[Message]) -> list[Message]:
     return await off_loop(_with_parts, messages, _restored) if _have_parts(messages) else messages
 
 
+def revived(messages: Sequence[Message]) -> list[Message]:
+    """The messages of a call that was encoded and read again: pictures are pictures, not their fields."""
+    return _with_parts(messages, _revived)
+
+
+def _revived(part: Part) -> Part:
+    return part if part["type"] != IMAGE else {"type": IMAGE, IMAGE: msgspec.convert(part[IMAGE], Picture)}
+
+
 def _have_parts(messages: Sequence[Message]) -> bool:
     """Whether a message has parts, as those with pictures have."""
     return any(isinstance(message.get("content"), list) for message in messages)

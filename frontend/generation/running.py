@@ -26,7 +26,7 @@ import falcon
 import msgspec
 from falcon.asgi import Request, Response
 
-from frontend.engine.events import Generation
+from frontend.engine.events import Generation, Past
 from frontend.engine.planning import cost_of, lora_of, pace_of, plan
 from frontend.generation.errors import status_of
 from frontend.generation.outcome import Outcome
@@ -97,37 +97,48 @@ async def send_stream(
     stream.answer(resp, content_type)
 
 
-def _bound_times(req: Request, scope: RequestScope, services: Services) -> None:
+def _bound_times(scope: RequestScope, services: Services) -> None:
     """Replace the deadline of all requests by those of generated text, unless the caller named a deadline."""
-    if not scope.start_by_ns and req.get_header("X-Request-Timeout") is None:
+    if not scope.start_by_ns and not scope.names_deadline:
         scope.start_by_ns = deadline.after(services.settings.generation.first_token_timeout_s)
         scope.deadline_ns = deadline.after(LONGEST_S)
 
 
 @asynccontextmanager
 async def running(
-    services: Services, req: Request, scope: RequestScope, entry: ModelEntry, call: GenerateCall
+    services: Services,
+    scope: RequestScope,
+    entry: ModelEntry,
+    call: GenerateCall,
+    past: Past | None = None,
 ) -> AsyncIterator[Generation]:
     """The generation of a call on a model, which is loaded first; leaving the context ends the work.
+
+    With `past` another process has begun the text.
 
     Raises why the model cannot be loaded in time, and what is wrong with pictures. From the load on the times of
     generated text bound the request.
     """
     status = await services.directory.ensure_loaded(entry.id, scope.waits_until_ns)
     scope.loaded_ns = time.perf_counter_ns()
-    _bound_times(req, scope, services)
+    _bound_times(scope, services)
     with services.bodies.holding(0) as held:
         if call.messages:
             messages = await looked_at(services, scope, entry, status, call.messages, held)
             call = msgspec.structs.replace(call, messages=messages)
         with of_field(call.messages or ()):
-            async with _started(services, scope, entry, status, laid_out(call)) as generation:
+            async with _started(services, scope, entry, status, laid_out(call), past) as generation:
                 yield generation
 
 
 @asynccontextmanager
 async def _started(
-    services: Services, scope: RequestScope, entry: ModelEntry, status: ModelStatus, call: GenerateCall
+    services: Services,
+    scope: RequestScope,
+    entry: ModelEntry,
+    status: ModelStatus,
+    call: GenerateCall,
+    past: Past | None,
 ) -> AsyncIterator[Generation]:
     """The generation of a call on a loaded model."""
     space = _space_of("" if services.settings.generation.share_prefixes else scope.grant.caller, call.salt)
@@ -135,7 +146,7 @@ async def _started(
     cost = cost_of(call, status, services.settings.limits)
     work = plan(scope, services.settings, entry.id, call, cost, lane="interactive")
     pace = pace_of(scope, services.settings, services.recorder, entry.id)
-    async with services.engine.generate(scope, work, pace) as generation:
+    async with services.engine.generate(scope, work, pace, past) as generation:
         yield generation
 
 

@@ -80,7 +80,7 @@ FRONTEND = (
     counter(
         "continuations",
         "penstock_continuations",
-        "Generated texts whose worker was lost or is leaving while writing, by what became of the text.",
+        "Generated texts whose worker or frontend was lost, or whose worker is leaving, by what became of the text.",
         "outcome",
     ),
     gauge("continuation_bytes", "penstock_continuation_bytes", "Bytes of ids of tokens of open streams.", ""),
@@ -432,7 +432,7 @@ DIRECTIONS = ("in", "out")
 NO_KEY = "-"
 """Label of requests that were refused because they had no known key, and of tokens without a key."""
 ACCESS_REFUSALS = ("unauthenticated", "forbidden", "rate_limited")
-CONTINUATIONS = ("carried", "moved", "refused", "unkept", "failed")
+CONTINUATIONS = ("carried", "moved", "adopted", "refused", "unkept", "failed")
 """What became of a text without its worker: another went on after a loss, or instead of a worker that leaves; the input
 is suspect or lost too often; its ids were not kept; no worker could go on in time."""
 TRACED = ("exported", "failed", "dropped")

@@ -140,14 +140,19 @@ def processor_ticks(pid: int) -> int:
 
 def own_identity() -> str:
     """Tells this process from all others of this host, also from those before the last boot."""
-    return f"{_boot()} {os.getpid()} {start_ticks(os.getpid())}"
+    return identity_of(os.getpid())
+
+
+def identity_of(pid: int) -> str:
+    """The `own_identity` of a process that is there."""
+    return f"{_boot()} {pid} {start_ticks(pid)}"
 
 
 def is_running(identity: str) -> bool:
     """Whether the process that gave this `own_identity` still runs."""
     boot, _, process = identity.partition(" ")
     pid, _, ticks = process.partition(" ")
-    return boot == _boot() and pid.isdigit() and ticks == str(start_ticks(int(pid)))
+    return boot == _boot() and pid.isdigit() and ticks != "0" and ticks == str(start_ticks(int(pid)))
 
 
 def _boot() -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from frontend.engine.answer import Answer, shifted
-from frontend.engine.events import Ended, Event, Finished, Generation, Pace, Started, Text
+from frontend.engine.events import Ended, Event, Finished, Generation, Pace, Past, Started, Text
 from frontend.engine.interface import Engine, Models, Payload
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
@@ -182,7 +182,9 @@ class ScriptedEngine(RecordedEngine):
     """Tells `SCRIPT` for every model but `SLOW`, which begins its texts and gives no answer."""
 
     @asynccontextmanager
-    async def generate(self, scope: RequestScope, work: Work, pace: Pace) -> AsyncIterator[Generation]:
+    async def generate(
+        self, scope: RequestScope, work: Work, pace: Pace, past: Past | None = None
+    ) -> AsyncIterator[Generation]:
         yield RecordedGeneration([[Started(7)], None] if work.model == SLOW else SCRIPT)
 
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from frontend.engine.answer import Answer, AnswerStream
-from frontend.engine.events import Event, Generation, Pace
+from frontend.engine.events import Event, Generation, Mark, Pace, Past
 from frontend.engine.interface import Engine, NoBlocks, Payload
 from frontend.scope import RequestScope
 from ipc.errors import PenstockError
@@ -19,10 +19,13 @@ Step = list[Event] | PenstockError | threading.Event | None
 
 
 class RecordedGeneration(Generation):
-    """Tells `steps`, one each time it is asked."""
+    """Tells `steps`, one each time it is asked; with a `seed` each step has a mark, with one token of each choice."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self._steps = iter(steps)
+    def __init__(self, steps: Sequence[Step], seed: int | None = None) -> None:
+        self._steps, self._seed = iter(steps), seed
+
+    def mark(self) -> Mark | None:
+        return None if self._seed is None else Mark(self._seed, [b"\1\0\0\0"], "weights", "identity")
 
     async def __anext__(self) -> list[Event]:
         step = next(self._steps, [])
@@ -43,13 +46,15 @@ class RecordedGeneration(Generation):
 class RecordedEngine(Engine):
     """Answers each request with the next script of `scripts`, the last one for ever; notes works and ended contexts.
 
-    Requests stand in the queue while `queue` is closed.
+    With a `seed` the texts have marks. Requests stand in the queue while `queue` is closed.
     """
 
     def __init__(self, scripts: Sequence[Sequence[Step] | PenstockError]) -> None:
         self.scripts = list(scripts)
         self.works: list[Work] = []
         self.paces: list[Pace] = []
+        self.pasts: list[Past | None] = []
+        self.seed: int | None = None
         self.blocks = NoBlocks()
         self.ended = 0
         self.queue = threading.Event()
@@ -61,16 +66,19 @@ class RecordedEngine(Engine):
         return [work.call for work in self.works if isinstance(work.call, GenerateCall)]
 
     @asynccontextmanager
-    async def generate(self, scope: RequestScope, work: Work, pace: Pace) -> AsyncIterator[Generation]:
+    async def generate(
+        self, scope: RequestScope, work: Work, pace: Pace, past: Past | None = None
+    ) -> AsyncIterator[Generation]:
         self.works.append(work)
         self.paces.append(pace)
+        self.pasts.append(past)
         if not self.queue.is_set():
             await asyncio.to_thread(self.queue.wait)
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         if isinstance(script, PenstockError):
             raise script
         try:
-            yield RecordedGeneration(script)
+            yield RecordedGeneration(script, self.seed)
         finally:
             self.ended += 1
 

@@ -21,7 +21,7 @@ import msgspec
 
 from frontend.engine import events
 from frontend.engine.answer import Answer, AnswerStream, shifted
-from frontend.engine.events import Event, Generation, Pace
+from frontend.engine.events import Event, Generation, Pace, Past
 from frontend.engine.interface import (
     STATE_ORDER,
     Engine,
@@ -349,7 +349,9 @@ class RemoteEngine(Engine):
                     _note(scope, parts.result, sent_ns)
 
     @asynccontextmanager
-    async def generate(self, scope: RequestScope, work: Work, pace: Pace) -> AsyncIterator[Generation]:
+    async def generate(
+        self, scope: RequestScope, work: Work, pace: Pace, past: Past | None = None
+    ) -> AsyncIterator[Generation]:
         async with self._asking("generate", scope, work) as (request, replies):
             begun = await reply(replies, min(scope.waits_until_ns, scope.deadline_ns))
             text = RemoteText(self._link, request, replies, scope.deadline_ns, pace)

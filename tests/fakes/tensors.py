@@ -246,7 +246,9 @@ def services_of(
     client: Any = FakeClient(InputArena(chosen.paths, "frontend-0", chosen.arena.input_bytes), answer)
     client.channels = [FakeChannelWithModels(0, {status.name: status for status in statuses})]
     recorder: Any = SimpleNamespace(
-        in_flight=lambda model, lane: nullcontext(), text=lambda model, key, route: None
+        carried_on=lambda outcome: None,
+        in_flight=lambda model, lane: nullcontext(),
+        text=lambda model, key, route: None,
     )
     client.demand = SimpleNamespace(has_asked=lambda model: False)
     services.recorder = recorder

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipc.processes.liveness import is_held
+from ipc.processes.liveness import is_held, is_running
 from ipc.processes.paths import TOOLS
 from tests.harness.accounting import count_apart, count_server
 
@@ -133,6 +133,14 @@ def state_of(pid: int) -> str:
 def alive(pid: int) -> bool:
     """Whether a process runs (zombies do not)."""
     return state_of(pid) not in "ZX"
+
+
+def dead_process() -> str:
+    """The `own_identity` of a process that has ended."""
+    code = "from ipc.processes.liveness import own_identity; print(own_identity())"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not is_running(told.strip())
+    return told.strip()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@
 5. A run that is lost is followed by another, by the rule of retries. Before its answer has begun the other begins anew:
    the client sees one `Started`, and each piece of the prompt once. Later the other goes on behind the tokens whose ids
    have arrived (`frontend.engine.local.progress`).
-6. A worker that leaves, or unloads the model, loses its streams to a worker that has the model. Without one the streams
+6. A text whose frontend has died is begun by `Past`: this frontend has the request sent with the ids of all marks.
+7. A worker that leaves, or unloads the model, loses its streams to a worker that has the model. Without one the streams
    stay.
 
 A stream begins when its prompt is tokenized (QUEUED), and waits for the engine from then on. A stream that the engine
@@ -19,8 +20,10 @@ has begun (STARTED) is in no queue of the worker and costs nothing (`Outstanding
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable
+from functools import cached_property
 from typing import Self
 from uuid import uuid4
 
@@ -32,7 +35,9 @@ from frontend.engine.events import (
     Event,
     Finished,
     Generation,
+    Mark,
     Pace,
+    Past,
     Prompted,
     Reasoning,
     Started,
@@ -46,7 +51,16 @@ from frontend.engine.local.part_stream import Incoming, cut_off
 from frontend.engine.local.progress import Progress
 from frontend.engine.local.retry import Attempts
 from frontend.engine.local.workers import PASSING
-from ipc.errors import Draining, InvalidInput, LoraLoading, ModelNotLoaded, PenstockError, WorkerLost
+from ipc.errors import (
+    Draining,
+    InputRefused,
+    InvalidInput,
+    LoraLoading,
+    ModelNotLoaded,
+    PenstockError,
+    QueueFull,
+    WorkerLost,
+)
 from ipc.wire.messages import GenerateCall, Work
 from ipc.wire.streams import (
     ARGUMENTS,
@@ -230,12 +244,14 @@ class DeltaStream(Incoming[Event], Generation):
 class LocalGeneration(Generation):
     """A context manager whose exit ends unfinished work."""
 
-    def __init__(self, client: Client, work: Work, pace: Pace) -> None:
-        """`begun` must follow."""
+    def __init__(self, client: Client, work: Work, pace: Pace, past: Past | None = None) -> None:
+        """`begun` must follow. `past`: another frontend has begun the text."""
         self._client, self._attempts, self._pace = client, client.begin(work), pace
         assert isinstance(work.call, GenerateCall)
-        self._progress = Progress(work.call, client.kept_ids)
+        self._progress, self._past = Progress(work.call, client.kept_ids, past), past
         self._identity = ""
+        self._moves = 0
+        """Frontends that have lost the text, which count like workers that died."""
         self._unjudged: WorkerLost | None = None
         """The death on this input that no other run has followed yet."""
         self._followed: PenstockError | None = None
@@ -245,8 +261,13 @@ class LocalGeneration(Generation):
         """Of the prompt, as the client has them."""
 
     async def begun(self) -> Self:
-        """Wait until a worker has tokenized the prompt. Raises a `PenstockError` as `Client.call` does."""
+        """Wait until a worker has tokenized the prompt. Raises a `PenstockError` as `Client.call` does.
+
+        Raises `InputRefused`, `InvalidInput` and `QueueFull` for a text of another frontend that cannot go on here.
+        """
         try:
+            if self._past is not None:
+                self._take_up(self._past)
             self._run = await self._client.run(self._attempts, self._open)
         except BaseException:
             # NOTE: tokens may have arrived with the word that the prompt is tokenized.
@@ -254,6 +275,41 @@ class LocalGeneration(Generation):
             raise
         self.prompt_tokens = self._run.prompt_tokens
         return self
+
+    def _take_up(self, past: Past) -> None:
+        attempts, mark, most = self._attempts, past.mark, self._client.kept_ids.most
+        if attempts.suspect:
+            raise InputRefused("workers have died on this input, so nobody goes on with its text")
+        if mark.pictures != self._pictures:
+            raise InvalidInput("a picture of the input is another one now, so nobody goes on with its text")
+        self._past = None
+        self._is_told = any(isinstance(event, Started) for event in past.events)
+        if not self._progress.has_begun:
+            return
+        if not self._progress.can_go_on:
+            text = "this server has no room for the tokens of another text (generation.continuation_bytes)"
+            raise QueueFull(text, retry_after_s=1)
+        self._identity, self._moves = mark.identity, past.moves
+        attempts.take_up(mark.identity, most, mark.deaths + past.moves)
+        self._pace.take_up(past, time.monotonic_ns())
+
+    @cached_property
+    def _pictures(self) -> str:
+        """A hash of the pictures of the prompt, empty without any."""
+        call = self._attempts.work.call
+        assert isinstance(call, GenerateCall)
+        if not call.images:
+            return ""
+        digest = hashlib.blake2b(digest_size=16)
+        for picture in call.images:
+            digest.update(len(picture).to_bytes(8, "little"))
+            digest.update(picture)
+        return digest.hexdigest()
+
+    def mark(self) -> Mark | None:
+        """See `Generation.mark`."""
+        deaths = self._attempts.continued - self._moves
+        return self._progress.mark(self._identity, deaths, self._pictures)
 
     async def _open(self, channel: Channel, attempts: Attempts) -> DeltaStream:
         written = self._progress.written()

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from frontend.engine.answer import Answer, AnswerStream, shifted
-from frontend.engine.events import Generation, Pace
+from frontend.engine.events import Generation, Pace, Past
 from frontend.engine.interface import (
     LOADING,
     NONE_LOADED,
@@ -257,9 +257,11 @@ class LocalEngine(Engine):
                 _note(scope, end)
 
     @asynccontextmanager
-    async def generate(self, scope: RequestScope, work: Work, pace: Pace) -> AsyncIterator[Generation]:
+    async def generate(
+        self, scope: RequestScope, work: Work, pace: Pace, past: Past | None = None
+    ) -> AsyncIterator[Generation]:
         """Run planned work with a `GenerateCall`; see `Engine.generate`."""
-        with await LocalGeneration(self.client, _timed(work, scope), pace).begun() as generation:
+        with await LocalGeneration(self.client, _timed(work, scope), pace, past).begun() as generation:
             yield generation
             if (end := generation.result) is not None:
                 _note(scope, end)

@@ -3,7 +3,9 @@
 1. Each stream has a `Progress`: the ids of the tokens of each choice, in the order of their arrival, and what has been
    told of calls. Ids come with the text that they stand for, so both are there or neither is.
 2. A worker that is sent the request and the ids reads both as one prompt, and goes on behind the last token.
-3. `KeptIds` counts the ids of all streams of the frontend. Beyond `generation.continuation_bytes` a stream loses its
+3. The frontend itself may die. So a `Mark` tells what has come since the mark before, and the `Progress` of another
+   frontend begins where all marks end.
+4. `KeptIds` counts the ids of all streams of the frontend. Beyond `generation.continuation_bytes` a stream loses its
    ids, and ends with an error if its worker is lost.
 """
 
@@ -13,6 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+from frontend.engine.events import CallBegun, CallEvent, Finished, Mark, Past, Reasoning, Text
 from ipc.wire.messages import GenerateCall, Written
 
 TRIAL_TOKENS = 16
@@ -51,18 +54,35 @@ class Progress:
     `has_text`: the client has something of a choice. `weights` are those that write (`ipc.wire.streams.Start`).
     """
 
-    def __init__(self, call: GenerateCall, kept: KeptIds) -> None:
+    def __init__(self, call: GenerateCall, kept: KeptIds, past: Past | None = None) -> None:
+        """`past`: another frontend has begun the text."""
         self.calls: Counter[int] = Counter()
         self.has_text = False
         self.weights = ""
         self._kept = kept
         self._keeps = kept.most > 0 and not call.counts_only
         # NOTE: without a seed every worker draws by this one, or the text would go on as another text.
-        self._seed = random.getrandbits(63)
+        self._seed = random.getrandbits(63) if past is None else past.mark.seed
         self._ids = [bytearray() for _ in range(call.n)]
         self._ended = [False] * call.n
         self._fresh = [0] * call.n
         """Tokens of the present run whose ids are known."""
+        self._marked = [0] * call.n
+        """Bytes of ids that a mark has told."""
+        if past is not None:
+            self._take_up(past)
+
+    def _take_up(self, past: Past) -> None:
+        self.weights = past.mark.weights
+        for event in past.events:
+            self.has_text |= isinstance(event, Text | Reasoning | CallEvent | Finished)
+            if isinstance(event, CallBegun):
+                self.calls[event.choice] += 1
+            elif isinstance(event, Finished):
+                self._ended[event.choice] = True
+        for choice, ids in enumerate(past.mark.ids):
+            self.take(choice, ids)
+            self._marked[choice] = len(ids)
 
     @property
     def has_begun(self) -> bool:
@@ -95,6 +115,14 @@ class Progress:
         if not self.has_begun:
             return Written(self._seed)
         return Written(self._seed, [bytes(ids) for ids in self._ids], list(self._ended), self.weights)
+
+    def mark(self, identity: str, deaths: int, pictures: str) -> Mark | None:
+        """What has come since the last mark; None if nobody could carry on the text. For the arguments see `Mark`."""
+        if not self._keeps:
+            return None
+        fresh = [bytes(ids[at:]) for ids, at in zip(self._ids, self._marked, strict=True)]
+        self._marked = [len(ids) for ids in self._ids]
+        return Mark(self._seed, fresh, self.weights, identity, deaths, pictures)
 
     def take(self, choice: int, ids: bytes) -> None:
         """Ids of further tokens of a choice have arrived, with the text of these."""

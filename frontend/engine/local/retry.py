@@ -263,6 +263,10 @@ class Attempts:
         self.work = msgspec.structs.replace(self.work, start_by_ns=0)
         self.adapter_until_ns = 0
 
+    def take_up(self, identity: str, most: int, continued: int) -> None:
+        """Another frontend has begun the text, which has gone on `continued` times; see `go_on`."""
+        self.identity, self.most_continued, self.continued = identity, most, continued
+
     def suits(self, channel: Channel) -> bool:
         """Whether a worker does not have another model under the name; a text is one of one model."""
         status = None if self.identity is None else channel.models.get(self.work.model)

@@ -105,7 +105,7 @@ class Adapters:
         # NOTE: the store of a frontend exists once the frontend has started.
         return Wishes(self._services.settings.paths, self._services.store)
 
-    async def load(self, req: Request, scope: RequestScope, request: LoadAdapterRequest) -> None:
+    async def load(self, scope: RequestScope, request: LoadAdapterRequest) -> None:
         """Load an adapter and wait for a worker to have it.
 
         Raises `InvalidField` for a name, path or files that will not do, `LoraBusy` while another load runs,
@@ -125,7 +125,7 @@ class Adapters:
                 await self._end(request.lora_name, until_ns)
             try:
                 await self._bring(request.lora_name, BroughtLora(base.id, str(directory)), until_ns)
-                await self._try(req, scope, f"{base.id}{_VARIANT}{request.lora_name}")
+                await self._try(scope, f"{base.id}{_VARIANT}{request.lora_name}")
             except BaseException:
                 await asyncio.shield(self._undo(request.lora_name, former))
                 raise
@@ -174,12 +174,12 @@ class Adapters:
         elif name in catalog or f"{base.id}{_VARIANT}{name}" in catalog:
             raise InvalidField("lora_name", f"a model or adapter '{name}' is served already")
 
-    async def _try(self, req: Request, scope: RequestScope, model: str) -> None:
+    async def _try(self, scope: RequestScope, model: str) -> None:
         """Have a worker load the adapter. Raises `InvalidField` with what is wrong with the files."""
         entry = find_generator(model, self._services.catalog, self._services.settings)
         call, outcome = GenerateCall(text=_PROBE, counts_only=True), Outcome(1)
         try:
-            async with running(self._services, req, scope, entry, call) as generation:
+            async with running(self._services, scope, entry, call) as generation:
                 await outcome.gather(generation)
         except InferenceFailed as error:
             raise InvalidField("lora_path", error.message) from error
@@ -253,7 +253,7 @@ class LoadAdapterResource:
         """A line of text once the adapter is loaded."""
         request = await receive(self._services, req, lambda body: decode(body, LoadAdapterRequest, 8))
         scope: RequestScope = req.context.penstock
-        await until_disconnect(self._adapters.load(req, scope, request), req.scope)
+        await until_disconnect(self._adapters.load(scope, request), req.scope)
         resp.content_type = falcon.MEDIA_TEXT
         resp.text = f"Success: LoRA adapter '{request.lora_name}' added successfully."
 

@@ -184,13 +184,13 @@ def _call(
 
 
 async def answered(
-    services: Services, req: Request, scope: RequestScope, plan: ChatPlan
+    services: Services, scope: RequestScope, plan: ChatPlan
 ) -> tuple[Callable[[Outcome], ChatAnswer], Outcome]:
     """Run a plan to its end: how the outcome becomes the answer, and the outcome. Raises as `running` does."""
     entry = named_model(services, scope, plan.model)
     envelope = Envelope.new("chatcmpl", OBJECT, entry.id)
     render = partial(answer_of, envelope, logprobs=plan.has_logprobs)
-    async with running(services, req, scope, entry, plan.call, plan.agent) as generation:
+    async with running(services, scope, entry, plan.call, plan.agent) as generation:
         return render, await gathered(generation, plan.call.n, render)
 
 
@@ -206,13 +206,13 @@ class ChatResource(InferenceRoute):
         plan = await receive(services, req, read)
         if plan.streams:
             entry = named_model(services, scope, plan.model)
-            await send_events(services, req, resp, self._chunks(req, scope, entry, plan))
+            await send_events(services, req, resp, self._chunks(scope, entry, plan))
             return
-        render, outcome = await answered(services, req, scope, plan)
+        render, outcome = await answered(services, scope, plan)
         await send_json(resp, render, outcome)
 
     async def _chunks(
-        self, req: Request, scope: RequestScope, entry: ModelEntry, plan: ChatPlan
+        self, scope: RequestScope, entry: ModelEntry, plan: ChatPlan
     ) -> AsyncGenerator[bytes, None]:
         """The events of a stream, after an empty piece once the prompt has been accepted."""
         envelope = Envelope.new("chatcmpl", CHUNK, entry.id)
@@ -223,7 +223,7 @@ class ChatResource(InferenceRoute):
             include_usage=plan.include_usage,
             stream_arguments=self.services.settings.generation.stream_arguments,
         )
-        async with running(self.services, req, scope, entry, plan.call, plan.agent) as generation:
+        async with running(self.services, scope, entry, plan.call, plan.agent) as generation:
             yield b""
             async for events in generation:
                 made = chunks.frame(events) if plan.agent else b"".join(map(data, chunks.feed(events)))

@@ -368,16 +368,16 @@ class CompletionsResource(InferenceRoute):
         entry = named_model(services, scope, plan.model)
         envelope = Envelope.new("cmpl", OBJECT, entry.id)
         if plan.streams:
-            events = self._chunks(req, scope, entry, plan, envelope)
+            events = self._chunks(scope, entry, plan, envelope)
             await send_events(services, req, resp, events)
             return
         render = partial(_body, envelope, plan)
-        async with self._running(req, scope, entry, plan) as generation:
+        async with self._running(scope, entry, plan) as generation:
             outcome = await gathered(generation, plan.calls[0].n * len(plan.calls), render)
         await send_json(resp, render, outcome)
 
     async def _chunks(
-        self, req: Request, scope: RequestScope, entry: ModelEntry, plan: CompletionPlan, envelope: Envelope
+        self, scope: RequestScope, entry: ModelEntry, plan: CompletionPlan, envelope: Envelope
     ) -> AsyncGenerator[bytes, None]:
         """The events of a stream, after an empty piece once the prompts have been accepted."""
         chunks = CompletionChunks(
@@ -387,7 +387,7 @@ class CompletionsResource(InferenceRoute):
             logprobs=plan.has_logprobs,
             include_usage=plan.include_usage,
         )
-        async with self._running(req, scope, entry, plan) as generation:
+        async with self._running(scope, entry, plan) as generation:
             yield b""
             async for events in generation:
                 if pieces := chunks.feed(events):
@@ -396,12 +396,12 @@ class CompletionsResource(InferenceRoute):
 
     @asynccontextmanager
     async def _running(
-        self, req: Request, scope: RequestScope, entry: ModelEntry, plan: CompletionPlan
+        self, scope: RequestScope, entry: ModelEntry, plan: CompletionPlan
     ) -> AsyncIterator[Generation]:
         """All prompts at once, as one generation."""
         async with AsyncExitStack() as stack:
             generations = [
-                await stack.enter_async_context(running(self.services, req, scope, entry, call))
+                await stack.enter_async_context(running(self.services, scope, entry, call))
                 for call in plan.calls
             ]
             yield await entered(stack, generations, plan.calls[0].n)

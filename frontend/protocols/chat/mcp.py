@@ -173,7 +173,7 @@ class McpResource:
             plan = await off_loop_if(len(body) > LONG_NBYTES, read, body)
             if plan.streams:
                 raise InvalidField("stream", "a tool answers once: leave the field out")
-            render, outcome = await answered(services, req, scope, plan)
+            render, outcome = await answered(services, scope, plan)
             return _text_of(render(outcome))
         except Cancelled:
             raise

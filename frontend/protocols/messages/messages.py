@@ -311,21 +311,21 @@ class MessagesResource(InferenceRoute):
         entry, identity = named_model(services, scope, plan.model), new_id("msg_")
         if plan.streams:
             message = MessageEvents(identity, entry.id, logprobs=plan.has_logprobs)
-            events = self._events(req, scope, entry, plan, message)
+            events = self._events(scope, entry, plan, message)
             await send_stream(
                 services, req, resp, events, PROTOCOL, last_event, opening=message.open, idle=COMMENT + PING
             )
             return
         outcome = Outcome(plan.call.n)
-        async with running(services, req, scope, entry, plan.call, plan.agent) as generation:
+        async with running(services, scope, entry, plan.call, plan.agent) as generation:
             await outcome.gather(generation)
         await send_json(resp, partial(answer_of, identity, entry.id, logprobs=plan.has_logprobs), outcome)
 
     async def _events(
-        self, req: Request, scope: RequestScope, entry: ModelEntry, plan: MessagesPlan, message: MessageEvents
+        self, scope: RequestScope, entry: ModelEntry, plan: MessagesPlan, message: MessageEvents
     ) -> AsyncGenerator[bytes, None]:
         """The events of a stream; the first once the prompt has been accepted."""
-        async with running(self.services, req, scope, entry, plan.call, plan.agent) as generation:
+        async with running(self.services, scope, entry, plan.call, plan.agent) as generation:
             yield message.open(generation.prompt_tokens)
             async for events in generation:
                 if framed := message.feed(events):
@@ -350,7 +350,7 @@ class CountTokensResource(InferenceRoute):
         plan = await receive(services, req, read)
         entry = named_model(services, scope, plan.model)
         outcome = Outcome(plan.call.n)
-        async with running(services, req, scope, entry, plan.call, None) as generation:
+        async with running(services, scope, entry, plan.call, None) as generation:
             await outcome.gather(generation)
         resp.content_type = falcon.MEDIA_JSON
         resp.data = msgspec.json.encode(TokenCount(outcome.counts.prompt_tokens))

@@ -136,7 +136,7 @@ class TextResource(InferenceRoute):
                 services,
                 req,
                 resp,
-                self._lines(req, scope, entry, plan.call, answer),
+                self._lines(scope, entry, plan.call, answer),
                 PROTOCOL,
                 _last_line,
                 opening=lambda: idle,
@@ -145,15 +145,15 @@ class TextResource(InferenceRoute):
             )
         else:
             outcome = Outcome(plan.call.n)
-            async with running(services, req, scope, entry, plan.call) as generation:
+            async with running(services, scope, entry, plan.call) as generation:
                 await outcome.gather(generation)
             await send_json(resp, answer.whole, outcome)
 
     async def _lines(
-        self, req: Request, scope: RequestScope, entry: ModelEntry, call: GenerateCall, answer: TextAnswer
+        self, scope: RequestScope, entry: ModelEntry, call: GenerateCall, answer: TextAnswer
     ) -> AsyncGenerator[bytes, None]:
         """The lines of a stream, after an empty piece once the prompt has been accepted."""
-        async with running(self.services, req, scope, entry, call) as generation:
+        async with running(self.services, scope, entry, call) as generation:
             yield b""
             async for events in generation:
                 if lines := answer.feed(events):

@@ -129,4 +129,6 @@ class ResponsesProtocol(TextProtocol):
     def context(self, services: Services) -> Context:
         """What resources are made from; they share one store."""
         store = ResponseStore(services.settings.state_root, services.settings.responses)
-        return Context(services, store, Runs(services, store))
+        runs = Runs(services, store)
+        services.lasting.append(runs.watch)
+        return Context(services, store, runs)

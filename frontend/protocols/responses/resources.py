@@ -173,7 +173,7 @@ class ResponsesResource(InferenceRoute):
             answer_json(resp, begun)
             return
         entry = named_model(services, scope, asked.plan.model)
-        work = running(services, req, scope, entry, asked.call, asked.agent)
+        work = running(services, scope, entry, asked.call, asked.agent)
         if asked.plan.streams:
             stream = ResponseStream(begun, asked.keeper)
             await send_stream(

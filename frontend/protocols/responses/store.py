@@ -4,7 +4,10 @@
    the process that runs it, and its neutral events are kept beside it.
 2. The end of a response is written only while its row is unfinished. So whoever ends a response first decides: a late
    end never replaces a cancellation.
-3. A response whose process is dead is ended as failed by whoever reads it.
+3. A response whose process is dead is adopted by another process of the same server: one write names the new process,
+   and only the first of these writes finds the dead one. A process that has lost its response writes nothing more.
+   The row keeps the request until the end, and each piece of events a mark (`frontend.engine.events`).
+   A response that nobody can go on with, or whose server has ended, is ended as failed by whoever looks.
 4. Each row has an owner, the public id of an API key. To everybody else the response does not exist.
 5. Each new row deletes what is too old, too many or too much, oldest first, but nothing that still runs.
 
@@ -16,12 +19,14 @@ probabilities stay as they are.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import orjson
@@ -36,6 +41,8 @@ from frontend.engine.events import (
     Ended,
     Event,
     Finished,
+    Mark,
+    Past,
     Produced,
     Reasoning,
     Session,
@@ -46,7 +53,7 @@ from frontend.protocols.responses import output as resource
 from frontend.protocols.responses.output import Output, Resource
 from ipc import settings
 from ipc.errors import InvalidInput, PenstockError
-from ipc.processes.liveness import is_running, own_identity
+from ipc.processes.liveness import identity_of, is_running, own_identity
 from ipc.store.store import How, LastingStore, StoreUnreadable
 
 _OF_MODELS = (Started, Text, Reasoning, CallBegun, Arguments, CallEnded, Finished, Ended)
@@ -55,8 +62,9 @@ KINDS: tuple[type[Any], ...] = (*_OF_MODELS, *_OF_TOOLS)
 """Kinds of events by the number that stands for each in the file."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
+_marks = msgspec.msgpack.Decoder(Mark)
 _decoders = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
-FILE = "responses-2.db"
+FILE = "responses-3.db"
 """The number rises when the tables change, or the kinds of events or their fields."""
 MAX_EVENTS_NBYTES = 8 << 20
 """Bytes of the events of one response; of a response with more none are kept."""
@@ -66,11 +74,13 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created REAL NOT NULL, status TEXT NOT NULL, runner TEXT NOT NULL,
     followable INTEGER NOT NULL, begun BLOB NOT NULL, whole BLOB, history BLOB NOT NULL, items BLOB NOT NULL,
-    nbytes INTEGER NOT NULL, events_nbytes INTEGER NOT NULL DEFAULT 0
+    nbytes INTEGER NOT NULL, events_nbytes INTEGER NOT NULL DEFAULT 0, server TEXT NOT NULL, movable INTEGER NOT NULL,
+    request BLOB NOT NULL, moves INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS by_age ON responses (created);
+CREATE INDEX IF NOT EXISTS by_runner ON responses (runner) WHERE runner != '';
 CREATE TABLE IF NOT EXISTS events (
-    id TEXT NOT NULL, number INTEGER NOT NULL, entries BLOB NOT NULL, PRIMARY KEY (id, number)
+    id TEXT NOT NULL, number INTEGER NOT NULL, entries BLOB NOT NULL, mark BLOB, PRIMARY KEY (id, number)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS totals (one INTEGER PRIMARY KEY CHECK (one = 1), count INTEGER, nbytes INTEGER);
 INSERT OR IGNORE INTO totals VALUES (1, 0, 0);
@@ -85,23 +95,27 @@ CREATE TRIGGER IF NOT EXISTS deleted AFTER DELETE ON responses BEGIN
     DELETE FROM events WHERE id = OLD.id;
 END;
 """
-_COLUMNS = "id, owner, created, status, runner, followable, begun, whole, history, items"
-_INSERT = f"INSERT OR IGNORE INTO responses ({_COLUMNS}, nbytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_COLUMNS = "id, owner, created, status, runner, server, movable, followable, begun, whole, history, items"
+_INSERT = f"INSERT OR IGNORE INTO responses ({_COLUMNS}, request, nbytes) VALUES (?{13 * ', ?'})"
 _FIND = "SELECT {columns} FROM responses WHERE id = ? AND owner = ? AND created > ?"
 # PERF: conversations are long, and most reads need no more than the response.
-_FIND_WHOLE, _FIND_PART = (
-    _FIND.format(columns=columns) for columns in (_COLUMNS, _COLUMNS.replace("history, items", "x'', x''"))
-)
+_PART = _COLUMNS.replace("history, items", "x'', x''")
+_FIND_WHOLE, _FIND_PART = (_FIND.format(columns=columns) for columns in (_COLUMNS, _PART))
 _GROW = f"""
 UPDATE responses SET status = 'in_progress', nbytes = nbytes + ?1, events_nbytes = events_nbytes + ?1
-WHERE id = ?2 AND status IN ({_STATUSES})
+WHERE id = ?2 AND runner = ?3 AND status IN ({_STATUSES})
 """
 _END = f"""
-UPDATE responses SET status = ?1, whole = ?2, runner = '', nbytes = nbytes + length(?2)
-WHERE id = ?3 AND status IN ({_STATUSES})
+UPDATE responses SET status = ?1, whole = ?2, runner = '', request = x'',
+nbytes = nbytes + length(?2) - length(request) WHERE id = ?3 AND status IN ({_STATUSES})
+"""
+_ADOPT = f"""
+UPDATE responses SET runner = ?1, moves = moves + 1 WHERE id = ?2 AND runner = ?3 AND movable
+AND status IN ({_STATUSES}) RETURNING owner, begun, request, moves, followable
 """
 _IS_FOLLOWABLE = "SELECT 1 FROM responses WHERE id = ? AND followable AND events_nbytes <= ?"
 _OLDEST = f"SELECT id FROM responses WHERE status NOT IN ({_STATUSES}) ORDER BY created LIMIT 16"
+_UNFINISHED = f"SELECT {_PART} FROM responses WHERE runner != ''"
 T = TypeVar("T")
 Items = list[dict[str, Any]]
 
@@ -135,6 +149,34 @@ def _joined(events: Iterable[Event]) -> list[Event]:
     return joined
 
 
+class Piece(NamedTuple):
+    """Events of a response, which are its piece `number`, and the mark behind them."""
+
+    number: int
+    events: list[Event]
+    mark: Mark | None = None
+
+
+def together(marks: Iterable[Mark]) -> Mark | None:
+    """The mark of all that these tell, in the order of the events; None without any."""
+    whole: Mark | None = None
+    for mark in marks:
+        ids = mark.ids if whole is None else [a + b for a, b in zip(whole.ids, mark.ids, strict=True)]
+        whole = msgspec.structs.replace(mark, ids=ids)
+    return whole
+
+
+def _past_of(events: list[Event], marks: Sequence[bytes], moves: int) -> Past | None:
+    mark = together(_marks.decode(mark) for mark in marks)
+    return None if mark is None else Past(events, mark, moves)
+
+
+@lru_cache(maxsize=1)
+def _server() -> str:
+    """The server of this process: the arbiter that has forked the process, for ever."""
+    return identity_of(os.getppid())
+
+
 class ResponseNotFound(InvalidInput):
     """No response of that id is stored for the caller."""
 
@@ -151,6 +193,7 @@ class ResponsesUnavailable(PenstockError):
 class Stored:
     """One row.
 
+    `runner` and `server` are process and server at work, and `movable` tells whether another process could go on.
     `whole` is the response as JSON once it has ended, `history` what its conversation began with; `history` and `items`
     are empty where only the response was asked for. A response is `followable` while all of its events are kept.
     """
@@ -160,6 +203,8 @@ class Stored:
     created: float
     status: str
     runner: str
+    server: str
+    movable: bool
     followable: bool
     begun: bytes
     whole: bytes | None
@@ -187,13 +232,34 @@ class Stored:
         return [*orjson.loads(self.history), *orjson.loads(self.items), *output]
 
 
-def _row_of(begun: Resource, owner: str, history: Items, items: Items, whole: Resource | None) -> Stored:
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """An unfinished response that belongs to this process now.
+
+    `request` are the bytes that `put` was given, and `number` is that of the next piece of events. Without a `mark` in
+    `past` nobody can go on with the text.
+    """
+
+    owner: str
+    begun: Resource
+    request: bytes
+    number: int
+    events: list[Event]
+    past: Past | None
+    moves: int
+
+
+def _row_of(
+    begun: Resource, owner: str, history: Items, items: Items, whole: Resource | None, movable: bool
+) -> Stored:
     return Stored(
         begun["id"],
         owner,
         time.time(),
         (whole or begun)["status"],
         own_identity() if whole is None else "",
+        _server() if whole is None else "",
+        movable,
         begun["background"],
         orjson.dumps(begun),
         None if whole is None else orjson.dumps(whole),
@@ -207,19 +273,29 @@ class ResponseStore:
 
     def __init__(self, root: Path, bounds: settings.Responses) -> None:
         """`root` is the state directory. Opens nothing yet."""
-        self._file = LastingStore(root / FILE, _SCHEMA)
+        self._path = root / FILE
+        self._file = LastingStore(self._path, _SCHEMA)
         self._bounds = bounds
 
     async def put(
-        self, begun: Resource, owner: str, history: Items, items: Items, whole: Resource | None = None
+        self,
+        begun: Resource,
+        owner: str,
+        history: Items,
+        items: Items,
+        whole: Resource | None = None,
+        *,
+        request: Callable[[], bytes] = bytes,
     ) -> None:
         """Store a response that has ended as `whole`, or that this process is going to run in the background.
 
+        Another process that goes on with the run gets the bytes of `request`; without bytes none can go on.
         A response that is stored already stays as it is.
         """
 
         def write(connection: sqlite3.Connection) -> None:
-            self._put(connection, _row_of(begun, owner, history, items, whole))
+            kept = request()
+            self._put(connection, _row_of(begun, owner, history, items, whole, bool(kept)), kept)
 
         await _reached(self._file.write(write))
 
@@ -238,14 +314,56 @@ class ResponseStore:
         return await self._read(read, lambda found: found[0])
 
     async def _read(self, how: How[T], row_of: Callable[[T], Stored]) -> T:
-        """What `how` reads, read again if the process of its row turns out to be dead."""
+        """What `how` reads, read again if nobody goes on with the response of its row any more."""
         found = await _reached(self._file.read(how))
         row = row_of(found)
-        if row.is_finished or is_running(row.runner):
+        if row.is_finished or not await self._settle_lost(row):
             return found
-        lost = PenstockError("the server process that ran this response has ended")
-        await self.settle(row, lambda begun, output: resource.failed(begun, output, lost))
         return await _reached(self._file.read(how))
+
+    async def _settle_lost(self, row: Stored) -> bool:
+        """End an unfinished response that nobody goes on with as failed; false where somebody does."""
+        if is_running(row.runner) or (row.movable and is_running(row.server)):
+            return False
+        has_server = is_running(row.server)
+        what = "server process that ran this response" if has_server else "server that ran this response"
+        lost = PenstockError(f"the {what} has ended")
+        await self.settle(row, lambda begun, output: resource.failed(begun, output, lost))
+        return True
+
+    async def orphans(self) -> list[Stored]:
+        """Responses of this server whose process is dead and that another process can go on with.
+
+        Other responses of dead processes are ended as failed.
+        """
+        # NOTE: asked for at once, since a process whose arbiter has ended gets another parent.
+        server = _server()
+        if not self._path.exists():
+            return []
+
+        def find(connection: sqlite3.Connection) -> list[Stored]:
+            return [Stored(*row) for row in connection.execute(_UNFINISHED)]
+
+        rows = [row for row in await _reached(self._file.read(find)) if not is_running(row.runner)]
+        return [row for row in rows if not await self._settle_lost(row) and row.server == server]
+
+    async def adopt(self, orphan: Stored) -> Adopted | None:
+        """Make the response of a dead process one of this process; None where another process was first."""
+
+        def write(connection: sqlite3.Connection) -> Adopted | None:
+            row = connection.execute(_ADOPT, (own_identity(), orphan.id, orphan.runner)).fetchone()
+            if row is None:
+                return None
+            owner, begun, request, moves, followable = row
+            pieces = connection.execute(
+                "SELECT entries, mark FROM events WHERE id = ? ORDER BY number", (orphan.id,)
+            ).fetchall()
+            events = [event for entries, _ in pieces for event in decode(entries)]
+            marks = [mark for _, mark in pieces]
+            past = _past_of(events, marks, moves) if followable and None not in marks else None
+            return Adopted(owner, orjson.loads(begun), request, len(pieces), events, past, moves)
+
+        return await _reached(self._file.write(write))
 
     async def settle(self, row: Stored, how: Callable[[Resource, Output], Resource]) -> bool:
         """End an unfinished response from outside, with the output so far; whether it was still unfinished."""
@@ -259,28 +377,27 @@ class ResponseStore:
 
         return await _reached(self._file.write(write))
 
-    async def finish(self, whole: Resource, number: int, events: list[Event]) -> bool:
-        """End a response of this process, whose last events are piece `number`; whether it was still unfinished."""
+    async def finish(self, whole: Resource, piece: Piece) -> bool:
+        """End a response of this process with its last events; whether it was unfinished, and of this process."""
 
         def write(connection: sqlite3.Connection) -> bool:
-            _grow(connection, whole["id"], number, events)
-            return _end(connection, whole)
+            return _grow(connection, whole["id"], piece) and _end(connection, whole)
 
         return await _reached(self._file.write(write))
 
-    async def grow(self, pieces: Mapping[str, tuple[int, list[Event]]]) -> set[str]:
+    async def grow(self, pieces: Mapping[str, Piece]) -> set[str]:
         """Keep new events of responses that this process runs, by id; which of these go on.
 
-        The others have been cancelled or deleted.
+        The others have been cancelled or deleted, or belong to another process.
         """
 
         def write(connection: sqlite3.Connection) -> set[str]:
-            return {id_ for id_, piece in pieces.items() if _grow(connection, id_, *piece)}
+            return {id_ for id_, piece in pieces.items() if _grow(connection, id_, piece)}
 
         def look(connection: sqlite3.Connection) -> set[str]:
             return {id_ for id_ in pieces if _is_unfinished(connection, id_)}
 
-        if any(events for _, events in pieces.values()):
+        if any(piece.events for piece in pieces.values()):
             return await _reached(self._file.write(write))
         return await _reached(self._file.read(look))
 
@@ -299,9 +416,9 @@ class ResponseStore:
             raise ResponseNotFound(f"no response with the id {id_[:100]!a} is stored")
         return Stored(*row)
 
-    def _put(self, connection: sqlite3.Connection, row: Stored) -> None:
+    def _put(self, connection: sqlite3.Connection, row: Stored, request: bytes) -> None:
         values = tuple(getattr(row, name) for name in Stored.__slots__)
-        connection.execute(_INSERT, (*values, _ROW_NBYTES + row.nbytes))
+        connection.execute(_INSERT, (*values, request, _ROW_NBYTES + row.nbytes + len(request)))
         oldest = time.time() - self._bounds.max_age_s
         connection.execute("DELETE FROM responses WHERE created <= ?", (oldest,))
         while self._exceeds(connection):
@@ -334,20 +451,24 @@ def _pieces(connection: sqlite3.Connection, id_: str, known: int) -> list[bytes]
 
 
 def _is_unfinished(connection: sqlite3.Connection, id_: str) -> bool:
-    query = f"SELECT 1 FROM responses WHERE id = ? AND status IN ({_STATUSES})"
-    return connection.execute(query, (id_,)).fetchone() is not None
+    """Whether the response goes on, in this process."""
+    query = f"SELECT 1 FROM responses WHERE id = ? AND runner = ? AND status IN ({_STATUSES})"
+    return connection.execute(query, (id_, own_identity())).fetchone() is not None
 
 
-def _grow(connection: sqlite3.Connection, id_: str, number: int, events: list[Event]) -> bool:
+def _grow(connection: sqlite3.Connection, id_: str, piece: Piece) -> bool:
     """Keep a piece of events; whether the response goes on."""
-    if not events:
+    if not piece.events:
         return _is_unfinished(connection, id_)
-    entries = encode(events)
-    if not connection.execute(_GROW, (len(entries), id_)).rowcount:
+    entries, mark = encode(piece.events), None if piece.mark is None else _encoder.encode(piece.mark)
+    nbytes = len(entries) + len(mark or b"")
+    if not connection.execute(_GROW, (nbytes, id_, own_identity())).rowcount:
         return False
     if connection.execute(_IS_FOLLOWABLE, (id_, MAX_EVENTS_NBYTES)).fetchone():
         # NOTE: a piece comes again, with more, if its writer did not learn that it had been written.
-        connection.execute("INSERT OR REPLACE INTO events VALUES (?, ?, ?)", (id_, number, entries))
+        connection.execute(
+            "INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?)", (id_, piece.number, entries, mark)
+        )
     else:
         connection.execute("UPDATE responses SET followable = 0 WHERE id = ?", (id_,))
         connection.execute("DELETE FROM events WHERE id = ?", (id_,))

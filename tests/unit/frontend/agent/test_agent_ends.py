@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,8 +27,6 @@ from tests.fakes.generation_server import CHAT
 from tests.unit.frontend.agent.test_agent_chat import ASKED, EXECUTE, FINAL, AgentServer, calls
 
 CALL = GenerateCall(messages=ASKED, tools=ToolUse([{"type": "function", "function": {"name": EXECUTE}}]))
-_REQUEST: Any = SimpleNamespace(get_header=lambda name: None)
-_WITH_DEADLINE: Any = SimpleNamespace(get_header=lambda name: "60" if name == "X-Request-Timeout" else None)
 
 
 @pytest.fixture
@@ -46,11 +43,11 @@ def _scope() -> RequestScope:
 
 @asynccontextmanager
 async def _run(
-    server: AgentServer, scope: RequestScope, permission: str = "auto", request: Any = _REQUEST
+    server: AgentServer, scope: RequestScope, permission: str = "auto"
 ) -> AsyncIterator[Generation]:
     plan = AgentPlan(OFFER, frozenset((CODE,)), permission, 8, "s")
     entry = server.services.catalog.find(CHAT)
-    async with running(server.services, request, scope, entry, CALL, plan) as run:
+    async with running(server.services, scope, entry, CALL, plan) as run:
         yield run
 
 
@@ -109,7 +106,8 @@ def test_tools_and_decisions_end_at_the_deadline_that_the_caller_named(
     async def wait() -> None:
         server.parts.host.results.append(None)
         scope = _scope()
-        async with _run(server, scope, permission, _WITH_DEADLINE) as run:
+        scope.names_deadline = True
+        async with _run(server, scope, permission) as run:
             await _until(run, event)
             scope.deadline_ns = deadline.after(0)
             with pytest.raises(DeadlineExceeded):
@@ -244,7 +242,7 @@ def test_of_two_runs_of_a_session_at_once_the_later_save_replaces_the_earlier_as
 def test_a_request_without_a_plan_is_the_models_own_generation(server: AgentServer) -> None:
     async def look() -> None:
         entry = server.services.catalog.find(CHAT)
-        async with running(server.services, _REQUEST, _scope(), entry, CALL, None) as run:
+        async with running(server.services, _scope(), entry, CALL, None) as run:
             assert type(run).__name__ == "RecordedGeneration"
 
     asyncio.run(look())

@@ -28,6 +28,7 @@ from frontend.engine.events import (
     Event,
     Finished,
     Generation,
+    Past,
     Prompted,
     Reasoning,
     Started,
@@ -130,11 +131,13 @@ class Frontend:
         """The scope of a request."""
         return scope_of_ids("", "", self.settings.limits)
 
-    def generate(self, scope: RequestScope, work: Work) -> AbstractAsyncContextManager[Generation]:
+    def generate(
+        self, scope: RequestScope, work: Work, past: Past | None = None
+    ) -> AbstractAsyncContextManager[Generation]:
         """Run work within its own deadlines, as protocols do."""
         scope.deadline_ns, scope.start_by_ns = work.deadline_ns, work.start_by_ns
         pace = pace_of(scope, self.settings, self.recorder, MODEL)
-        return Front(self.engine, self.recorder).generate(scope, work, pace)
+        return Front(self.engine, self.recorder).generate(scope, work, pace, past)
 
     def work(self, start_by_s: float = 3600, deadline_s: float = 86400, **more: Any) -> Work:
         """A request."""
@@ -174,9 +177,11 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def opening(frontend: Frontend, stack: AsyncExitStack, work: Work) -> asyncio.Task[Generation]:
+async def opening(
+    frontend: Frontend, stack: AsyncExitStack, work: Work, past: Past | None = None
+) -> asyncio.Task[Generation]:
     """A request that has been sent."""
-    context = frontend.generate(frontend.scope(), work)
+    context = frontend.generate(frontend.scope(), work, past)
     task = asyncio.ensure_future(stack.enter_async_context(context))
     await turn()
     return task

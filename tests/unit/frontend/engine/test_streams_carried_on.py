@@ -67,7 +67,7 @@ def written(asked: Submit) -> tuple[list[bytes], list[bool]]:
 
 def outcomes(frontend: Frontend) -> dict[str, float]:
     """How texts went on, without zeros."""
-    names = ("carried", "moved", "refused", "unkept", "failed")
+    names = ("carried", "moved", "adopted", "refused", "unkept", "failed")
     counts = {name: frontend.value("continuations", name) for name in names}
     return {name: count for name, count in counts.items() if count}
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,19 @@ import pytest
 
 from frontend.access import api_keys
 from frontend.access.api_keys import KeyEntry
-from frontend.access.gate import Gate
-from frontend.engine.events import Finished, Started, Text
+from frontend.access.gate import Gate, Grant
+from frontend.engine.events import Finished, Mark, Past, Started, Text
+from frontend.generation.pictures import Picture, Standing
+from frontend.protocols.responses.runs import Movable, unpacked
+from frontend.protocols.responses.store import FILE
 from frontend.server.drain import Drain
 from frontend.services import Background
+from ipc import deadline
 from ipc.errors import InferenceFailed, InputTooLong, WorkerLost
+from ipc.wire.messages import GenerateCall
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import ENDED, RecordedServer
-from tests.harness.server import eventually, wait_until
+from tests.harness.server import dead_process, eventually, wait_until
 
 _ASK = {"input": "hi", "background": True}
 _REST: list[Step] = [[Text(0, " you"), Finished(0, "stop"), ENDED]]
@@ -221,6 +227,147 @@ def test_runs_are_bounded(stack: ExitStack, tmp_path: Path) -> None:
     frontend.gate.set()
     frontend.wait(id_, "completed")
     wait_until(lambda: frontend.http.post("/v1/responses", json=_ASK).is_success)
+
+
+class Orphaned:
+    """A response whose frontend has died behind "Hello", and another frontend of the same server."""
+
+    def __init__(self, stack: ExitStack, root: Path, seed: int | None = 7, **fields: Any) -> None:
+        first = Frontend(stack, root)
+        first.server.engine.seed = seed
+        self.id = first.start(**fields)
+        first.wait(self.id, "in_progress")
+        self.other = RecordedServer(_made(root / "other"), run__state_dir=str(root / "state"))
+        self.other.script(_REST)
+        self.first, self._file = first, root / "state" / FILE
+        self.lose()
+
+    def lose(self) -> None:
+        """The frontend of the response dies."""
+        with closing(sqlite3.connect(self._file)) as connection, connection:
+            connection.execute("UPDATE responses SET runner = ?", (dead_process(),))
+
+    def looked(self, *statuses: str) -> Any:
+        """The response, when the other frontend has looked for responses until this one has such a status."""
+
+        async def act() -> None:
+            [watch] = self.other.services.lasting
+            task = asyncio.ensure_future(watch())
+
+            async def is_there() -> bool:
+                return self.first.told(self.id)[0] in statuses
+
+            await eventually(is_there, " or ".join(statuses))
+            task.cancel()
+            await self.other.services.background.end(Drain())
+
+        asyncio.run(act())
+        return self.first.get(self.id).json()
+
+
+def _made(place: Path) -> Path:
+    place.mkdir()
+    return place
+
+
+def test_another_frontend_goes_on_with_a_run_behind_what_is_kept(stack: ExitStack, tmp_path: Path) -> None:
+    orphaned = Orphaned(stack, tmp_path, temperature=0.5)
+    answer = orphaned.looked("completed")
+    assert answer["output_text"] == "Hello you"
+    engine, first = orphaned.other.engine, orphaned.first.server.engine
+    [past] = engine.pasts
+    assert past == Past([Started(4), Text(0, "Hello")], Mark(7, [2 * b"\1\0\0\0"], "weights", "identity"), 1)
+    assert engine.calls == first.calls and engine.works[0].request_id == first.works[0].request_id
+    wait_until(lambda: first.ended == 1, what="the end of the run that has lost its response")
+    events = _data(orphaned.first.get(orphaned.id, "?stream=true").text)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["delta"] for event in events if "delta" in event] == ["Hello", " you"]
+
+
+def test_a_run_that_nobody_can_go_on_with_fails(stack: ExitStack, tmp_path: Path) -> None:
+    orphaned = Orphaned(stack, tmp_path, seed=None)
+    answer = orphaned.looked("failed")
+    assert (answer["error"]["type"], answer["output_text"]) == ("internal_error", "Hello")
+    assert "tokens were not kept" in answer["error"]["message"] and not orphaned.other.engine.works
+
+
+def test_a_run_that_has_moved_too_often_fails(stack: ExitStack, tmp_path: Path) -> None:
+    orphaned = Orphaned(stack, tmp_path)
+    with closing(sqlite3.connect(tmp_path / "state" / FILE)) as connection, connection:
+        connection.execute("UPDATE responses SET moves = 2")
+    answer = orphaned.looked("failed")
+    assert (
+        "3 times" in answer["error"]["message"] and "generation.continuations" in answer["error"]["message"]
+    )
+    assert answer["output_text"] == "Hello" and not orphaned.other.engine.works
+
+
+def test_a_run_whose_choices_had_ended_needs_no_worker(stack: ExitStack, tmp_path: Path) -> None:
+    first = Frontend(stack, tmp_path)
+    first.server.engine.seed = 7
+    first.server.script(
+        [[Started(4, 1)], [Text(0, "Hi"), Finished(0, "length", tokens=3, reasoning_tokens=1)], None]
+    )
+    made: Any = Orphaned.__new__(Orphaned)
+    made.id = first.start(max_output_tokens=3)
+    made.other = RecordedServer(_made(tmp_path / "other"), run__state_dir=str(tmp_path / "state"))
+    made.first, made._file = first, tmp_path / "state" / FILE
+    first.wait(made.id, "in_progress")
+    made.lose()
+    answer = made.looked("incomplete")
+    assert answer["output_text"] == "Hi" and not made.other.engine.works
+    assert answer["usage"]["output_tokens"] == 3 and answer["usage"]["input_tokens"] == 4
+
+
+def test_an_adopted_run_that_is_cancelled_ends(stack: ExitStack, tmp_path: Path) -> None:
+    orphaned = Orphaned(stack, tmp_path)
+    gate = threading.Event()
+    orphaned.other.script([gate, *_REST])
+
+    async def act() -> None:
+        [watch] = orphaned.other.services.lasting
+        task = asyncio.ensure_future(watch())
+        await eventually(lambda: _later(len(orphaned.other.engine.works) == 1), "the run")
+        answer = await asyncio.to_thread(orphaned.first.http.post, f"/v1/responses/{orphaned.id}/cancel")
+        assert answer.json()["status"] == "cancelled"
+        await eventually(lambda: _later(orphaned.other.engine.ended == 1), "the end of the work")
+        task.cancel()
+        await orphaned.other.services.background.end(Drain())
+
+    asyncio.run(act())
+    assert orphaned.first.told(orphaned.id) == ("cancelled", "Hello")
+
+
+async def _later(found: bool) -> bool:
+    return found
+
+
+def test_pictures_of_a_request_that_moves_are_pictures_again() -> None:
+    picture = Picture("input[0]", b"bytes", standing=Standing(is_past=True))
+    url = Picture("input[1]", url="https://a.example/b.png")
+    parts = [
+        {"type": "text", "text": "what"},
+        {"type": "image", "image": picture},
+        {"type": "image", "image": url},
+    ]
+    call = GenerateCall(messages=[{"role": "user", "content": parts}, {"role": "user", "content": "so"}])
+    asked = Movable("m", call, "req", "trace", "host", Grant("key", "id", 2.0), 5)
+    found = unpacked(asked.packed())
+    assert found == asked
+    [_, *pictures] = found.call.messages[0]["content"]  # type: ignore[index]
+    assert [each["image"].where for each in pictures] == ["input[0]", "input[1]"]
+    assert pictures[0]["image"].standing.is_past
+    assert (found.scope(60).deadline_ns, found.scope(60).names_deadline) == (5, True)
+
+
+def test_a_request_without_a_deadline_of_its_own_waits_anew_in_the_next_frontend() -> None:
+    scope = Movable("m", GenerateCall(text="a"), "req", "trace", "host", Grant(), 0).scope(60)
+    assert 59 < deadline.remaining_s(scope.waits_until_ns) <= 60 and not scope.names_deadline
+
+
+def test_a_request_that_no_message_can_carry_does_not_move() -> None:
+    call = GenerateCall(messages=[{"role": "user", "content": "a", "tool_calls": [1 << 70]}])
+    assert Movable("m", call, "req", "trace", "host", Grant(), 0).packed() == b""
 
 
 _ANNA, _BERT = api_keys.fresh(), api_keys.fresh()

@@ -252,7 +252,7 @@ def test_the_log_gives_events_back_with_neighbouring_texts_joined() -> None:
 
 def test_another_form_of_events_has_another_file() -> None:
     """Whoever changes this list raises the number of the file: rows of an older build would be read as other events."""
-    assert store.FILE == "responses-2.db"
+    assert store.FILE == "responses-3.db"
     assert [" ".join((kind.__name__, *kind.__slots__)) for kind in store.KINDS] == [
         "Started prompt_tokens cached_tokens",
         "Text choice text tokens logprobs",

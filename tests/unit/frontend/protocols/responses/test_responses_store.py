@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Coroutine
 from contextlib import closing
@@ -15,14 +13,21 @@ from typing import Any, TypeVar
 import orjson
 import pytest
 
-from frontend.engine.events import Ended, Event, Finished, Started, Text
+from frontend.engine.events import Ended, Event, Finished, Mark, Past, Started, Text
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses import store
 from frontend.protocols.responses.output import Output
-from frontend.protocols.responses.store import ResponseNotFound, ResponseStore, ResponsesUnavailable, Stored
+from frontend.protocols.responses.store import (
+    Piece,
+    ResponseNotFound,
+    ResponseStore,
+    ResponsesUnavailable,
+    Stored,
+)
 from ipc import settings
 from ipc.processes import liveness
 from ipc.store import store as shared_store
+from tests.harness.server import dead_process
 
 T = TypeVar("T")
 
@@ -47,9 +52,9 @@ async def _put_ended(kept: ResponseStore, number: int, owner: str = "", **fields
     await kept.put(begun, owner, [{"type": "old"}], items, _whole(begun, **fields))
 
 
-async def _put_running(kept: ResponseStore, number: int) -> Stored:
+async def _put_running(kept: ResponseStore, number: int, request: bytes = b"") -> Stored:
     begun = _begun(number, background=True)
-    await kept.put(begun, "", [], [])
+    await kept.put(begun, "", [], [], request=lambda: request)
     return await kept.get(str(begun["id"]), "")
 
 
@@ -101,12 +106,12 @@ def test_a_response_exists_for_its_owner_only(first: ResponseStore) -> None:
 def test_what_ends_first_stays(first: ResponseStore, second: ResponseStore) -> None:
     async def act() -> None:
         row = await _put_running(first, 1)
-        assert await first.grow({"resp_1": (0, _EVENTS)}) == {"resp_1"}
+        assert await first.grow({"resp_1": Piece(0, _EVENTS)}) == {"resp_1"}
         assert (await second.get("resp_1", "")).status == "in_progress"
         assert await second.settle(row, resource.cancelled)
-        assert await first.grow({"resp_1": (1, [Text(0, "lo")])}) == set()
-        assert await first.grow({"resp_1": (1, [])}) == set()
-        assert not await first.finish(_whole(_begun(1)), 1, [Text(0, "lo")])
+        assert await first.grow({"resp_1": Piece(1, [Text(0, "lo")])}) == set()
+        assert await first.grow({"resp_1": Piece(1, [])}) == set()
+        assert not await first.finish(_whole(_begun(1)), Piece(1, [Text(0, "lo")]))
         assert not await second.settle(row, resource.cancelled)
         body = orjson.loads((await first.get("resp_1", "")).body)
         assert (body["status"], body["output_text"]) == ("cancelled", "Hel")
@@ -128,10 +133,10 @@ def test_events_are_followed_from_another_frontend(first: ResponseStore, second:
     async def act() -> None:
         await _put_running(first, 1)
         assert (await second.follow("resp_1", "", 0))[1] == []
-        await first.grow({"resp_1": (0, _EVENTS)})
+        await first.grow({"resp_1": Piece(0, _EVENTS)})
         row, pieces = await second.follow("resp_1", "", 0)
         assert (row.status, len(pieces)) == ("in_progress", 1)
-        assert await first.finish(_whole(_begun(1)), 1, [Finished(0, "stop"), Ended(4, 1)])
+        assert await first.finish(_whole(_begun(1)), Piece(1, [Finished(0, "stop"), Ended(4, 1)]))
         row, pieces = await second.follow("resp_1", "", 1)
         assert (row.is_finished, len(pieces)) == (True, 1)
 
@@ -141,8 +146,8 @@ def test_events_are_followed_from_another_frontend(first: ResponseStore, second:
 def test_a_piece_that_comes_again_with_more_replaces_the_first(first: ResponseStore) -> None:
     async def act() -> None:
         await _put_running(first, 1)
-        await first.grow({"resp_1": (0, _EVENTS)})
-        assert await first.finish(_whole(_begun(1)), 0, [*_EVENTS, Finished(0, "stop")])
+        await first.grow({"resp_1": Piece(0, _EVENTS)})
+        assert await first.finish(_whole(_begun(1)), Piece(0, [*_EVENTS, Finished(0, "stop")]))
         _, [piece] = await first.follow("resp_1", "", 0)
         assert store.decode(piece) == [*_EVENTS, Finished(0, "stop")]
 
@@ -156,12 +161,12 @@ def test_a_response_with_too_many_events_keeps_none(
 
     async def act() -> None:
         await _put_running(first, 1)
-        await first.grow({"resp_1": (0, _EVENTS)})
+        await first.grow({"resp_1": Piece(0, _EVENTS)})
         assert (await first.follow("resp_1", "", 0))[0].followable
-        assert await first.grow({"resp_1": (1, [Text(0, "x" * 1000)])}) == {"resp_1"}
+        assert await first.grow({"resp_1": Piece(1, [Text(0, "x" * 1000)])}) == {"resp_1"}
         row, pieces = await first.follow("resp_1", "", 0)
         assert (row.followable, row.status, pieces) == (False, "in_progress", [])
-        assert await first.finish(_whole(_begun(1)), 2, [Finished(0, "stop")])
+        assert await first.finish(_whole(_begun(1)), Piece(2, [Finished(0, "stop")]))
 
     _run(act())
 
@@ -169,16 +174,12 @@ def test_a_response_with_too_many_events_keeps_none(
 def test_a_response_whose_process_died_has_failed(
     first: ResponseStore, second: ResponseStore, tmp_path: Path
 ) -> None:
-    code = "from ipc.processes.liveness import own_identity; print(own_identity())"
-    runner = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    assert not liveness.is_running(runner) and liveness.is_running(liveness.own_identity())
+    runner = dead_process()
 
     async def act() -> None:
         for number in (1, 2):
             await _put_running(first, number)
-            await first.grow({f"resp_{number}": (0, _EVENTS)})
+            await first.grow({f"resp_{number}": Piece(0, _EVENTS)})
         with closing(sqlite3.connect(tmp_path / store.FILE)) as connection, connection:
             connection.execute("UPDATE responses SET runner = ? WHERE id = 'resp_1'", (runner,))
         for each in (second, first):
@@ -188,6 +189,118 @@ def test_a_response_whose_process_died_has_failed(
         assert (await second.get("resp_2", "")).status == "in_progress"
 
     _run(act())
+
+
+def _lose(root: Path, runner: str, column: str = "runner") -> None:
+    """From now on a dead process runs all responses."""
+    with closing(sqlite3.connect(root / store.FILE)) as connection, connection:
+        connection.execute(f"UPDATE responses SET {column} = ? WHERE runner != ''", (runner,))
+
+
+def test_a_response_of_a_dead_process_is_adopted_once(
+    first: ResponseStore, second: ResponseStore, tmp_path: Path
+) -> None:
+    marks = [Mark(7, [b"\1\0\0\0", b""], "w", "i"), Mark(7, [b"", b"\2\0\0\0"], "w", "i", 1)]
+
+    async def act() -> None:
+        await _put_running(first, 1, b"request")
+        await first.grow({"resp_1": Piece(0, _EVENTS, marks[0])})
+        await first.grow({"resp_1": Piece(1, [Text(1, "lo")], marks[1])})
+        assert await second.orphans() == []
+        _lose(tmp_path, dead_process())
+        [orphan] = await second.orphans()
+        assert (await first.get("resp_1", "")).status == "in_progress", "another process goes on"
+        found = await asyncio.gather(*(each.adopt(orphan) for each in (first, second)))
+        [adopted] = [each for each in found if each is not None]
+        assert (adopted.request, adopted.number, adopted.moves) == (b"request", 2, 1)
+        assert adopted.events == [*_EVENTS, Text(1, "lo")]
+        whole = Mark(7, [b"\1\0\0\0", b"\2\0\0\0"], "w", "i", 1)
+        assert adopted.past == Past(adopted.events, whole, 1)
+        assert await second.orphans() == [] and await second.adopt(orphan) is None
+        assert await second.finish(_whole(_begun(1)), Piece(2, [Finished(0, "stop")]))
+        assert (await first.get("resp_1", "")).status == "completed"
+
+    _run(act())
+
+
+def test_a_process_that_has_lost_its_response_writes_nothing_more(
+    first: ResponseStore, tmp_path: Path
+) -> None:
+    async def act() -> None:
+        await _put_running(first, 1, b"request")
+        await first.grow({"resp_1": Piece(0, _EVENTS, Mark(7, [b""]))})
+        _lose(tmp_path, dead_process())
+        assert await first.grow({"resp_1": Piece(1, [Text(0, "x")])}) == set()
+        assert await first.grow({"resp_1": Piece(1, [])}) == set()
+        assert not await first.finish(_whole(_begun(1)), Piece(1, [Text(0, "x")]))
+        [orphan] = await first.orphans()
+        adopted = await first.adopt(orphan)
+        assert adopted is not None and adopted.events == _EVENTS
+
+    _run(act())
+
+
+def test_a_piece_without_a_mark_leaves_no_past(first: ResponseStore, tmp_path: Path) -> None:
+    async def act() -> None:
+        await _put_running(first, 1, b"request")
+        await first.grow({"resp_1": Piece(0, _EVENTS, Mark(7, [b""]))})
+        await first.grow({"resp_1": Piece(1, [Text(0, "x")])})
+        _lose(tmp_path, dead_process())
+        [orphan] = await first.orphans()
+        adopted = await first.adopt(orphan)
+        assert adopted is not None and adopted.past is None and len(adopted.events) == 3
+
+    _run(act())
+
+
+def test_a_response_of_a_dead_server_has_failed_without_a_reader(
+    first: ResponseStore, tmp_path: Path
+) -> None:
+    async def act() -> None:
+        await _put_running(first, 1, b"request")
+        dead = dead_process()
+        _lose(tmp_path, dead, "server")
+        assert await first.orphans() == []
+        assert (await first.get("resp_1", "")).status == "queued", "its process lives"
+        _lose(tmp_path, dead)
+        assert await first.orphans() == []
+        with closing(sqlite3.connect(tmp_path / store.FILE)) as connection:
+            [(status, whole)] = connection.execute("SELECT status, whole FROM responses").fetchall()
+        message = orjson.loads(whole)["error"]["message"]
+        assert (status, message) == ("failed", "the server that ran this response has ended")
+
+    _run(act())
+
+
+def test_a_response_of_another_living_server_is_left_alone(first: ResponseStore, tmp_path: Path) -> None:
+    async def act() -> None:
+        await _put_running(first, 1, b"request")
+        _lose(tmp_path, liveness.own_identity(), "server")
+        _lose(tmp_path, dead_process())
+        assert await first.orphans() == []
+        assert (await first.get("resp_1", "")).status == "queued"
+
+    _run(act())
+
+
+def test_a_request_is_kept_until_its_end_and_counts(first: ResponseStore, tmp_path: Path) -> None:
+    def kept() -> tuple[int, int]:
+        with closing(sqlite3.connect(tmp_path / store.FILE)) as connection:
+            [found] = connection.execute("SELECT length(request), nbytes FROM responses").fetchall()
+        return int(found[0]), int(found[1])
+
+    async def act() -> None:
+        await _put_running(first, 1, b"x" * 1000)
+        nbytes, before = kept()
+        whole = _whole(_begun(1))
+        assert await first.finish(whole, Piece(0, []))
+        assert (nbytes, *kept()) == (1000, 0, before - 1000 + len(orjson.dumps(whole)))
+
+    _run(act())
+
+
+def test_looking_for_responses_makes_no_file(first: ResponseStore, tmp_path: Path) -> None:
+    assert _run(first.orphans()) == [] and not list(tmp_path.iterdir())
 
 
 def test_the_oldest_make_room_but_not_what_runs(tmp_path: Path) -> None:
@@ -221,8 +334,8 @@ def test_bytes_are_bounded_with_events_and_ends(tmp_path: Path) -> None:
             await _put_ended(kept, number, output_text="x" * 5000)
         assert await _there(kept, 4) == [1, 2, 3]
         await _put_running(kept, 4)
-        await kept.grow({"resp_4": (0, [Started(1), Text(0, "y" * 6000)])})
-        assert await kept.finish(_whole(_begun(4), output_text="y" * 6000), 1, [])
+        await kept.grow({"resp_4": Piece(0, [Started(1), Text(0, "y" * 6000)])})
+        assert await kept.finish(_whole(_begun(4), output_text="y" * 6000), Piece(1, []))
         await _put_ended(kept, 5)
         assert await _there(kept, 6) == [3, 4, 5]
         for number in (3, 4, 5):
@@ -297,8 +410,8 @@ def test_the_output_of_kept_events_is_that_of_the_run(first: ResponseStore) -> N
 
     async def act() -> None:
         row = await _put_running(first, 1)
-        await first.grow({"resp_1": (0, _EVENTS[:1])})
-        await first.grow({"resp_1": (1, _EVENTS[1:])})
+        await first.grow({"resp_1": Piece(0, _EVENTS[:1])})
+        await first.grow({"resp_1": Piece(1, _EVENTS[1:])})
         assert await first.settle(row, resource.cancelled)
         body = orjson.loads((await first.get("resp_1", "")).body)
         assert body["output"] == output.items()
