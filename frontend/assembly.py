@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from frontend.access_log import HttpCounts
 from frontend.engine.answer import CopyBudget
+from frontend.engine.boxes import GatewayMeter
 from frontend.engine.caching import CachingEngine, Front
-from frontend.engine.interface import Engine, Models
+from frontend.engine.interface import Counts, Engine, Models
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
 from frontend.http.bodies import BodyReader
@@ -25,7 +26,7 @@ from frontend.tensors import extensions
 from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModels
 from frontend.tensors.uploading import InputMemory
-from ipc.metrics.registry import FrontendMetrics
+from ipc.metrics.registry import FrontendMetrics, GatewayMetrics
 from ipc.store.store import Store
 
 
@@ -37,6 +38,8 @@ class Backend:
     models: Models
     begin: Callable[[], None]
     leave: Callable[[], Awaitable[None]]
+    counts: Counts = dict
+    """Of a gateway: how often things have happened so far, by what and a label."""
 
 
 def local(services: Services) -> Backend:
@@ -68,7 +71,12 @@ def cluster(services: Services) -> Backend:
     from frontend.cluster.gateway import Gateway
 
     gateway = Gateway(services.settings, services.catalog, services.drain)
-    return Backend(gateway.engine, gateway.models, gateway.begin, gateway.leave)
+
+    def counts() -> dict[tuple[str, str], float]:
+        beats = {("connected", ""): gateway.broker.up, ("beats_missed", "box"): gateway.boxes.beats_missed}
+        return {**gateway.dispatch.counts, **beats}
+
+    return Backend(gateway.engine, gateway.models, gateway.begin, gateway.leave, counts)
 
 
 def chosen(services: Services) -> Backend:
@@ -91,6 +99,9 @@ def assemble(
     else:
         services.engine = Front(backend.engine, services.recorder)
     services.finisher = Finisher.opened(settings, name, services.recorder)
+    if settings.is_gateway:
+        services.meter = GatewayMeter(GatewayMetrics(), backend.models, backend.counts)
+        services.finisher.gateway = services.meter.finished
     if settings.server.metrics or settings.log.access:
         services.finisher.http = HttpCounts(
             families, services.catalog, settings.log, counting=settings.server.metrics

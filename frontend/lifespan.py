@@ -287,6 +287,8 @@ class Watch:
         self._metrics.input_shm_used.labels(name).set(self._services.tensor_inference.inputs.used_nbytes)
         self._copied.report(self._metrics.copied, name)
         self._report_state()
+        if self._services.meter is not None:
+            self._services.meter.report()
         if self._services.settings.agent.has_tools:
             self._metrics.tool_host_up.labels(TOOLS).set(self._services.agent.host.ready is not None)
         for worker in self._services.directory.workers():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
 from frontend.engine.answer import CopyBudget
+from frontend.engine.boxes import GatewayMeter
 from frontend.engine.interface import Engine, Models
 from frontend.http.bodies import BodyReader
 from frontend.records.finishing import Finisher, Recorder
@@ -79,6 +80,8 @@ class Services:
     store: Store = None  # type: ignore[assignment]
     engine: Engine = None  # type: ignore[assignment]
     directory: Models = None  # type: ignore[assignment]
+    meter: GatewayMeter | None = None
+    """Counts of a gateway; None elsewhere."""
     recorder: Recorder = None  # type: ignore[assignment]
     finisher: Finisher = field(default_factory=Finisher)
     bodies: BodyReader = None  # type: ignore[assignment]

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -101,6 +101,10 @@ Wanted = Callable[[], bool]
 def always() -> bool:
     """The model stays wanted."""
     return True
+
+
+Counts = Callable[[], Mapping[tuple[str, str], float]]
+"""How often things have happened so far at a gateway, by what and a label; `connected`: whether a broker is joined."""
 
 
 class Engine(ABC):

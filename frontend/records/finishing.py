@@ -282,6 +282,8 @@ class Finisher:
     runs: LiveRuns | None = None
     tracer: Tracer | None = None
     http: HttpCounts | None = None
+    gateway: Callable[[RequestScope, str], None] | None = None
+    """Counts a request of a gateway, by its status."""
 
     @classmethod
     def opened(cls, settings: Settings, name: str, recorder: Recorder) -> Finisher:
@@ -303,6 +305,8 @@ class Finisher:
             status = str(scope.counted_status or outcome.status)
             self.recorder.finished(protocol, scope.operation, scope.model, status, scope.error, scope.phases)
             self.count_inference(scope)
+            if self.gateway is not None:
+                self.gateway(scope, status)
             self._remember(scope, protocol, outcome.status)
         if self.tracer is not None:
             self.tracer.end(scope, *outcome)

@@ -15,35 +15,14 @@ from typing import Any
 
 import orjson
 
+from frontend.engine.boxes import boxes_with, gpu_of
 from frontend.engine.interface import BoxView, Models, WorkerView
 from frontend.status.stream import Feed
 from ipc.catalog.repository import VersionEntry
 from ipc.errors import PenstockError
-from ipc.machine import CPU, gpu_type
+from ipc.machine import CPU
 
 log = logging.getLogger(__name__)
-
-
-def boxes_with(model: str, directory: Models) -> list[str]:
-    """Names of the boxes that take work and have a model loaded."""
-    healthy = {box.name for box in directory.boxes() if box.healthy}
-    return sorted(
-        {
-            worker.box
-            for worker in directory.workers()
-            if worker.box in healthy and model in worker.models and worker.models[model].state == "loaded"
-        }
-    )
-
-
-def gpu_of(box: BoxView, workers: Sequence[WorkerView]) -> str:
-    """The machine profile of a box in lower case, else the type of its first device; `cpu` where nobody knows one."""
-    if box.profile:
-        return box.profile.lower()
-    for worker in workers:
-        if worker.device:
-            return gpu_type(worker.device, worker.stats.memory_total if worker.stats else 0)
-    return CPU
 
 
 def worker_fields(box: BoxView, workers: Sequence[WorkerView]) -> dict[str, Any]:

@@ -28,6 +28,8 @@ from ipc.metrics.families import (
     CONTINUATIONS,
     DIRECTIONS,
     FRONTEND,
+    GATEWAY,
+    GATEWAY_REJECTIONS,
     GENERATION_STATES,
     GPU_GAUGES,
     LOADS,
@@ -35,6 +37,7 @@ from ipc.metrics.families import (
     PHASES,
     REASONS,
     REJECTIONS,
+    RESENT,
     REVOCATIONS,
     RUNS,
     SEQUENCE_STATES,
@@ -271,6 +274,29 @@ class SupervisorMetrics(_Families):
 
     def __init__(self) -> None:
         super().__init__(SUPERVISOR)
+
+
+class GatewayMetrics(_Families):
+    """Families fed by frontends of a gateway."""
+
+    def __init__(self) -> None:
+        super().__init__(GATEWAY)
+
+    def touch(self) -> None:
+        """Make every series exist at zero from the first scrape on; those of models and profiles begin with boxes."""
+        for operation in ("encode", "score", "extract"):
+            self.requests.labels(operation, "200", ""), self.latency.labels(operation, "")
+        self.provisioning.labels("")
+        for reason in GATEWAY_REJECTIONS:
+            self.rejected.labels("", "default", reason)
+        for status in ("healthy", "unhealthy"):
+            self.workers.labels(status).set(0)
+        self.connected.set(0)
+        for lane in ("queue", "direct"):
+            self.lane.labels(lane)
+        for reason in RESENT:
+            self.resent.labels(reason)
+        self.dropped.labels("unknown box"), self.beats_missed.labels("box")
 
 
 class ToolsMetrics(_Families):

@@ -45,6 +45,13 @@ ONLY_AFTER_FAULTS = {
         ),
         "no tool of the server is on",
     ),
+    **dict.fromkeys(
+        (
+            *("Requests of gateways", "Time of requests at gateways", "Boxes"),
+            *("Items by lane", "Items sent again", "Signs of life"),
+        ),
+        "the server is no gateway",
+    ),
 }
 """Panels that may be empty on a healthy server without keys, and why."""
 ROWS = [
@@ -61,6 +68,7 @@ ROWS = [
     "Generated text",
     "mistral.rs names",
     "Runs with tools",
+    "Cluster",
 ]
 TABLES = (
     *metric_families.FRONTEND,
@@ -68,6 +76,7 @@ TABLES = (
     *metric_families.SUPERVISOR,
     *metric_families.RUNS,
     *metric_families.TOOLS,
+    *metric_families.GATEWAY,
 )
 
 

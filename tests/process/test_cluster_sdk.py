@@ -141,3 +141,32 @@ def test_without_a_broker_a_request_is_refused_at_once_and_served_when_the_broke
     assert near.get("/readyz").status == 200
     one_broker.start()
     wait_until(lambda: serves(near), what="an answer of the box after the broker's return")
+
+
+def test_what_a_gateway_does_and_sees_is_counted(near: Server) -> None:
+    def value(name: str, **labels: str) -> float:
+        return near.metric(name, **labels)
+
+    before = value("sie_gateway_requests_total", endpoint="encode", status="200", machine_profile="cpu")
+    lanes = sum(value("penstock_cluster_lane_total", lane=lane) for lane in ("queue", "direct"))
+    assert near.encode("fake/echo", ["counted"]).status == 200
+    wait_until(
+        lambda: (
+            value("sie_gateway_requests_total", endpoint="encode", status="200", machine_profile="cpu")
+            == before + 1
+        ),
+        what="the count of a request",
+    )
+    wait_until(
+        lambda: sum(value("penstock_cluster_lane_total", lane=lane) for lane in ("queue", "direct")) > lanes,
+        what="the count of an item",
+    )
+    wait_until(lambda: value("penstock_cluster_claims_total") > 0, what="the count of a claim")
+    assert value("sie_gateway_workers", status="healthy") == 1
+    assert value("sie_gateway_model_workers", model="fake/echo") == 1
+    assert value("sie_gateway_nats_connected") == 1
+    # The broker was away in a test before this one.
+    assert (
+        value("sie_gateway_rejected_requests_total", machine_profile="", bundle="default", reason="no_broker")
+        > 0
+    )

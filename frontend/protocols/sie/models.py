@@ -17,13 +17,13 @@ import msgspec
 from falcon.asgi import Request, Response
 from msgspec import Meta
 
+from frontend.engine.boxes import boxes_with
 from frontend.generation.requests import DEFAULT, default_model, model_status
 from frontend.http.bodies import until_disconnect
 from frontend.http.rendering import instant
 from frontend.protocols.sie.schemas import AdminRequest, read_aside
 from frontend.sending import answer_json
 from frontend.services import Services
-from frontend.status.cluster import boxes_with
 from ipc.catalog.entries import DEFAULT_SIMILARITY, ENCODE_OUTPUTS, ModelEntry, Profile
 from ipc.catalog.repository import VersionEntry
 from ipc.errors import DeadlineExceeded, InvalidInput

@@ -150,6 +150,7 @@ def test_metrics_that_a_page_names_exist(page: Path) -> None:
         metric_families.WORKER,
         metric_families.SUPERVISOR,
         metric_families.TOOLS,
+        metric_families.GATEWAY,
     )
     families = [family for table in tables for family in table]
     known = {f"{one.name}{suffix}" for one in families for suffix in _SUFFIXES[one.kind]}
