@@ -35,6 +35,7 @@ NAMES = (
     "large_tensors",
     "transport",
     "chat",
+    "llama_cpp",
     "conversation",
     "sharing",
     "pictures",

@@ -24,6 +24,7 @@ _BUFFER_NBYTES = 1 << 18
 _TAIL_NBYTES = 4096
 _LAST_CHUNK = b"0\r\n\r\n"
 _TEXT = re.compile(rb'"content":\s*"[^"]')
+_PROMPT = re.compile(rb'"prompt_tokens":\s*(\d+)')
 _COMPLETION = re.compile(rb'"completion_tokens":\s*(\d+)')
 _CACHED = re.compile(rb'"cached_tokens":\s*(\d+)')
 
@@ -61,6 +62,11 @@ class Streamed:
     def tokens(self) -> int:
         """Tokens of the answer as the server told. Raises ValueError for a stream that did not end well."""
         return self._told(_COMPLETION)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt as the server told."""
+        return self._told(_PROMPT)
 
     @property
     def cached_tokens(self) -> int:
