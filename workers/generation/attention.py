@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from workers.device.transfer import sent
+from workers.generation.decoder import Decoder
 from workers.generation.heads import Heads, MaskRule, Tuning, in_reach
 from workers.generation.paged_decode import Decode, select_decode
 from workers.generation.paged_kernel import PagedKernel, StepLayout, Stretch, select_kernel
@@ -103,6 +104,8 @@ class PagedAttention:
         self.passes_rules = True
         self.rope: LengthRope | None = None
         """Positions of the model that depend on the length of a text."""
+        self.decoder: Decoder | None = None
+        """What computes the layers of the model in place of transformers' modules, where the proof found it right."""
         self.called: set[int] = set()
         """Layers that have called the attention function."""
         self.plan: Plan | None = None
@@ -388,10 +391,15 @@ def attend_with(model: Any, implementation: str) -> None:
 
 
 def packed_pass(
-    model: Any, attention: PagedAttention, plan: Plan, keep: torch.Tensor | int = 0
+    model: Any, attention: PagedAttention, plan: Plan, keep: torch.Tensor | int = 0, *, hooked: bool = False
 ) -> torch.Tensor:
-    """Logits [rows, vocabulary] of the rows `keep` of a step, int64 [rows]; 0 for all."""
+    """Logits [rows, vocabulary] of the rows `keep` of a step, int64 [rows]; 0 for all.
+
+    `hooked`: the modules of the model have hooks that the step needs.
+    """
     attention.plan, rope = plan, attention.rope
+    if attention.decoder is not None and not hooked and plan.pictured is None and plan.positions.dim() == 1:
+        return attention.decoder.logits(plan.ids, plan.positions, attention.attend, keep)
     if rope is None:
         return _logits(model, plan, keep)
     with rope.applied(plan.lengths or rope.lengths(plan.spans, plan.ids.device)):

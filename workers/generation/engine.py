@@ -363,13 +363,14 @@ class Engine:
             rows += [begin + place - span.start for place in span.scores]
         every = rows == list(range(begins[-1]))
         # NOTE: captured steps know the bare model only.
-        captured = None if self.loras is not None and self.loras.active else self._captured
+        hooked = self.loras is not None and self.loras.active
+        captured = None if hooked else self._captured
         unread = None if self._flight is None else self._flight.unread
         if every and captured is not None and (logits := captured.logits(spans, unread)) is not None:
             return logits
         plan = plan_of(spans, self.pool.block_tokens, self.model.device, unread)
         keep = 0 if every else sent(np.array(rows or [0], np.int64), self.model.device)
-        return packed_pass(self.model, self.attention, plan, keep)
+        return packed_pass(self.model, self.attention, plan, keep, hooked=hooked)
 
     def _score(self, spans: Sequence[Span], logits: torch.Tensor) -> dict[Choice, list[PromptToken]]:
         """The tokens of prompts that the logits [scored places, vocabulary] tell."""

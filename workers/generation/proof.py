@@ -8,6 +8,8 @@
 4. One packed pass has rows at the beginning, at the border and at the last positions. So a model that looks at the
    greatest position of a pass is found, however far its border lies.
 
+A model that `workers.generation.decoder` knows is proven with a decoder first, and without one where that fails.
+
 A proof that succeeded is remembered (`workers.device.findings`) by all that decides the outcome: files of the model,
 its entry, the versions of the libraries, the code of the engine, and the machine. Where all are the same the arithmetic
 is the same, and the load runs one short pass in place of the proof. The canned inference of each load still runs in
@@ -34,6 +36,7 @@ from workers.device.findings import Proof
 from workers.device.oom import end_if_broken, is_out_of_memory
 from workers.generation.attention import PagedAttention, attend_with, packed_pass
 from workers.generation.blocks import BlockPool
+from workers.generation.decoder import Decoder
 from workers.generation.engine import Engine
 from workers.generation.pictures.family import Picture
 from workers.generation.pictures.reading import PictureReader
@@ -61,8 +64,13 @@ _STRETCH = 12
 _QUESTION = {"type": "text", "text": "What do you see?"}
 _PIXELS = (72, 56)
 """Width and height of the picture of the proof."""
-_PASSES_RULES, _PASSES_NONE = "with rules", "without rules"
-"""What is remembered of a proof: whether the masks of layers reach the attention function as rules."""
+WAYS = {
+    "by a decoder": (True, True),
+    "with rules": (False, True),
+    "without rules": (False, False),
+}
+"""What is remembered of a proof: whether `Decoder` computes the layers, and whether the masks of layers reach the
+attention function as rules. The first way that succeeds is taken."""
 _TOLERANCE = {torch.float32: 1e-4}
 _TOLERANCE_HALF = 0.1
 """Mean difference of logits, as a part of their mean size."""
@@ -75,18 +83,16 @@ class Earlier(NamedTuple):
     identity: str = ""
     progress: Callable[[float], None] = lambda fraction: None
 
-    def passes_rules(self, facts: Any) -> bool | None:
-        """What an earlier proof has found; None where there was none."""
+    def way(self, facts: Any) -> str | None:
+        """The way of `WAYS` that an earlier proof has found; None where there was none."""
         if not (self.identity and facts):
             return None
-        found = self.proof.earlier("packed", (self.identity, facts), (_PASSES_RULES, _PASSES_NONE))
-        return None if found is None else found == _PASSES_RULES
+        return self.proof.earlier("packed", (self.identity, facts), tuple(WAYS))
 
-    def succeed(self, facts: Any, passes_rules: bool) -> None:
+    def succeed(self, facts: Any, way: str) -> None:
         """Note a proof that succeeded; the loader remembers the proof once the load has ended well."""
         if self.identity and facts:
-            word = _PASSES_RULES if passes_rules else _PASSES_NONE
-            self.proof.succeed("packed", (self.identity, facts), word)
+            self.proof.succeed("packed", (self.identity, facts), way)
 
 
 def packs(
@@ -108,7 +114,7 @@ def packs(
         log.info("%s: %s", type(model).__name__, error)
         return False
     earlier, facts = earlier or Earlier(Proof()), _facts(model, attention, tower)
-    known = earlier.passes_rules(facts)
+    known = earlier.way(facts)
     earlier.progress(0.0)
     texts = _texts(model, attention.rope) if known is None else []
     if tower is not None and known is None:
@@ -116,8 +122,11 @@ def packs(
             texts.append(_pictured(model, tower.reader))
     earlier.progress(0.3)
     rows = _rows(model, attention.rope) if known is None else []
-    for passes_rules in (True, False) if known is None else (known,):
-        attention.passes_rules = passes_rules
+    for way in WAYS if known is None else (known,):
+        by_decoder, attention.passes_rules = WAYS[way]
+        if by_decoder and (attention.rope is not None or not Decoder.knows(model)):
+            continue
+        attention.decoder = Decoder(model) if by_decoder else None
         try:
             attend_with(model, attention.name)
             if not _reaches_all_layers(model, attention):
@@ -126,7 +135,7 @@ def packs(
                 return True
             earlier.progress(0.5)
             if _agrees(model, attention, texts, tower) and _far_rows_agree(model, attention, rows):
-                earlier.succeed(facts, passes_rules)
+                earlier.succeed(facts, way)
                 return True
         # NOTE: models that index a mask raise TypeError, those without the interface AttributeError or KeyError.
         except (TypeError, AttributeError, KeyError, ValueError, RuntimeError, IndexError) as error:
@@ -134,6 +143,7 @@ def packs(
             if is_out_of_memory(error):
                 raise
             log.info("%s: %s: %s", type(model).__name__, type(error).__name__, error)
+    attention.decoder = None
     attend_with(model, before)
     return False
 

@@ -21,6 +21,8 @@ from transformers.utils import logging as transformers_logging
 from workers.adapters.base import LoadContext
 from workers.adapters.shared import checkpoint, quantized_weights
 from workers.adapters.shared.linears import GENERATED_ROWS, lay_out_linears
+from workers.generation.decoder import Decoder
+from workers.generation.joined import join
 from workers.generation.pictures import families
 from workers.generation.pictures.family import Family
 from workers.generation.pictures.reading import PictureReader
@@ -63,6 +65,8 @@ class CausalFiles:
         model = self._from_checkpoint() if self._stored is None else self._from_gguf()
         if context.device.type == "cpu":
             tell = partial(context.progress, "linear layers")
+            if Decoder.knows(model):
+                join(model.model.layers)
             lay_out_linears(model, GENERATED_ROWS, tell, context.findings)
         return model
 

@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from workers.adapters.shared.linears import LaidOutLinear
+from workers.generation.joined import Part
 from workers.generation.lora_rows import Delta
 from workers.loading.lora_files import FILES, LayerShape, LayerWeights, Lora, UnsupportedLora
 from workers.loading.reading import unchanged
@@ -79,14 +80,14 @@ class LoraLayers:
         deltas = {name: _fitted(weights[path], layer) for path, (name, layer) in layers.items()}
         return FittedLora(deltas, _digest(weights))
 
-    def _layer(self, path: str) -> tuple[str, nn.Linear | LaidOutLinear]:
+    def _layer(self, path: str) -> tuple[str, nn.Linear | LaidOutLinear | Part]:
         """A layer and its path here; the adapter may have been trained on the model with or without a head."""
         for name in (path, path.removeprefix(self._prefix), f"{self._prefix}{path}"):
             try:
                 layer = self._model.get_submodule(name)
             except AttributeError:
                 continue
-            if not isinstance(layer, nn.Linear | LaidOutLinear):
+            if not isinstance(layer, nn.Linear | LaidOutLinear | Part):
                 raise UnsupportedLora(
                     f"{path}: is a {type(layer).__name__}, only linear layers are supported"
                 )
@@ -160,7 +161,7 @@ def _digest(weights: Mapping[str, LayerWeights]) -> str:
 
 
 @torch.inference_mode()
-def _fitted(weights: LayerWeights, layer: nn.Linear | LaidOutLinear) -> Delta:
+def _fitted(weights: LayerWeights, layer: nn.Linear | LaidOutLinear | Part) -> Delta:
     # The weight of a laid-out layer lies on "meta"; such layers run on the CPU.
     weight = layer.weight
     device = torch.device("cpu") if weight.device.type == "meta" else weight.device
