@@ -22,6 +22,7 @@ from frontend.bridge.pulling import Puller
 from frontend.cluster.broker import Broker
 from frontend.cluster.bucket import Writer
 from frontend.cluster.queue import Maker, made
+from frontend.cluster.transfers import Transfers
 from frontend.engine.interface import Engine, Models, WorkerView
 from ipc.catalog.repository import VersionEntry
 from ipc.errors import ProtocolError
@@ -70,8 +71,15 @@ class Bridge:
         self.box, self.life = settings.cluster.box_name, secrets.token_hex(8)
         self._names = Names(settings.cluster.name)
         self.broker = Broker(settings.cluster, f"bridge {self.box}")
+        self.transfers = Transfers(settings.cluster, self.life, f"bridge {self.box}")
         self.intake = Intake(
-            settings, self.life, engine, models, self.broker.say, lambda: self.broker.inline_nbytes
+            settings,
+            self.life,
+            engine,
+            models,
+            self.broker.say,
+            lambda: self.broker.inline_nbytes,
+            self.transfers,
         )
         self._writer = Writer(self.broker, self._names)
         self._numbers = itertools.count(1)
@@ -104,6 +112,7 @@ class Bridge:
     def begin(self) -> None:
         """Connect."""
         self.broker.start()
+        self.transfers.broker.start()
         loop = asyncio.get_running_loop()
         lasting = (self._tick, self._live, self._write, self._extend, self._maker.run)
         self._tasks = [loop.create_task(run()) for run in lasting]
@@ -115,6 +124,7 @@ class Bridge:
         await self.intake.ended(self._settings.worker.drain_timeout_s, CONFIRMED_S)
         for task in self._tasks:
             task.cancel()
+        await self.transfers.broker.close()
         await self.broker.close()
 
     def _beat(self, message: Msg) -> None:

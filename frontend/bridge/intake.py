@@ -22,15 +22,25 @@ from typing import Any
 
 import msgspec
 
-from frontend.engine.answer import Answer, shifted
+from frontend.cluster.transfers import TransferFailed, Transfers
+from frontend.engine.answer import shifted
 from frontend.engine.interface import Engine, Models
-from frontend.scope import RequestScope, scope_of_ids
+from frontend.scope import scope_of_ids
 from ipc import deadline
-from ipc.errors import DependencyConflict, Draining, InvalidInput, PenstockError, ProtocolError, Unsupported
+from ipc.errors import (
+    DependencyConflict,
+    Draining,
+    NoReplica,
+    PenstockError,
+    ProtocolError,
+    ResourceExhausted,
+    Unsupported,
+)
 from ipc.settings import Settings
 from ipc.wire.cluster import (
     ENSURE,
     MOST_IDS,
+    MOST_MESSAGE_NBYTES,
     RUN,
     VERSION,
     Ask,
@@ -41,6 +51,7 @@ from ipc.wire.cluster import (
     Item,
     ItemResult,
     Missing,
+    Offer,
     OtherVersion,
     Outcome,
     encode,
@@ -54,6 +65,8 @@ from ipc.wire.messages import GenerateCall, Result, Timing, Work
 log = logging.getLogger(__name__)
 
 DROPPED_S = 60.0
+SLACK_NBYTES = 4096
+"""Room for the message beside the bytes of a kept answer."""
 ACK, NAK, TERM, WORKING = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
 """Words for the queue about a delivery: done, give it to another box, never again, more time."""
 LEAVING = Draining("this box is shutting down", retry_after_s=1)
@@ -74,6 +87,12 @@ class Running:
     result: bytes = b""
     ended_ns: int = 0
     acks: list[str] = field(default_factory=list)
+    large: Offer | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the kept result."""
+        return len(self.result) + (self.large.nbytes if self.large is not None else 0)
 
 
 @dataclass(slots=True)
@@ -95,12 +114,14 @@ class Intake:
         models: Models,
         send: Send,
         most_inline: Callable[[], int],
+        transfers: Transfers,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """`most_inline`: bytes that a result may take inside a message."""
         self._settings, self._engine, self._models = settings, engine, models
         self._box, self._life = settings.cluster.box_name, life
         self._send, self._most_inline, self._now_ns = send, most_inline, now_ns
+        self._transfers = transfers
         self._cluster = settings.cluster
         self._running: dict[str, Running] = {}
         self._kept: OrderedDict[str, Running] = OrderedDict()
@@ -218,7 +239,7 @@ class Intake:
         try:
             if self.draining:
                 raise LEAVING
-            result = await self._answer(item, carried, aged_s)
+            result = await self._answer(running, carried, aged_s)
         except asyncio.CancelledError:
             self._forget(item.work_item_id)
             raise
@@ -229,9 +250,10 @@ class Intake:
             result = self._failed(item, carried.attempt, PenstockError("internal error"))
         self._finish(running, encode(result))
 
-    async def _answer(self, item: Item, carried: Carried, aged_s: float) -> ItemResult:
-        arrived_ns = time.monotonic_ns()
-        work = read_work(carried.work)
+    async def _answer(self, running: Running, carried: Carried, aged_s: float) -> ItemResult:
+        item, arrived_ns = running.item, time.monotonic_ns()
+        raw_work, payload = await self._inputs(carried)
+        work = read_work(raw_work)
         scope = scope_of_ids(work.request_id, "", self._settings.limits)
         scope.deadline_ns = deadline.after(carried.left_ms / 1e3 - aged_s)
         if carried.start_left_ms < carried.left_ms:
@@ -239,39 +261,49 @@ class Intake:
         deadline.check(scope.deadline_ns, "before a box had the request")
         if carried.kind == ENSURE:
             await self._models.ensure_loaded(work.model, scope.deadline_ns, carried.others)
-            return self._answered(item, carried, EMPTY, b"", b"", "", "cpu")
+            return self._answered(item, EMPTY, self._outcome(carried, "cpu", encode(EMPTY)), "")
         _check(carried.kind, work)
-        with await self._engine.run(scope, work, carried.payload or None) as answer:
-            return self._told(item, carried, scope, answer, arrived_ns)
-
-    def _told(
-        self, item: Item, carried: Carried, scope: RequestScope, answer: Answer, arrived_ns: int
-    ) -> ItemResult:
-        """The answer as a message, with copies of its bytes. Raises `LeaseRevoked`."""
-        result, *views = answer.parts()
-        data, loose = map(bytes, views)
-        answer.check()
-        nbytes, most = len(data) + len(loose), self._most_inline()
-        if nbytes > most:
-            raise InvalidInput(f"the answer has {nbytes} bytes, and {most} fit into a message between hosts")
+        with await self._engine.run(scope, work, payload or None) as answer:
+            result, *views = answer.parts()
+            data, loose = map(bytes, views)
+            answer.check()
         trace = None if result.trace is None else shifted(result.trace, -arrived_ns)
         plain = msgspec.structs.replace(result, block=None, trace=trace)
-        return self._answered(item, carried, plain, data, loose, answer.worker, answer.uuid)
+        outcome = await self._told(running, carried, [encode(plain), data, loose], answer.uuid)
+        return self._answered(item, plain, outcome, answer.worker)
 
-    def _answered(
-        self,
-        item: Item,
-        carried: Carried,
-        result: Result,
-        data: bytes,
-        loose: bytes,
-        worker: str,
-        uuid: str,
-    ) -> ItemResult:
-        timing = result.timing
-        outcome = Outcome(
-            VERSION, self._box, self._life, carried.attempt, uuid, encode(result), data, loose, len(data)
+    async def _inputs(self, carried: Carried) -> tuple[bytes, bytes]:
+        """(work, payload) of an item. Raises `NoReplica` where they are too large for a message and do not come."""
+        large = carried.large
+        if large is None:
+            return carried.work, carried.payload
+        most_nbytes = self._settings.limits.max_body_bytes + MOST_MESSAGE_NBYTES
+        try:
+            whole = await self._transfers.get(large, carried.router, most_nbytes)
+        except TransferFailed as error:
+            raise NoReplica(f"the inputs did not come: {error.message}", retry_after_s=1) from error
+        return whole[: carried.work_nbytes], whole[carried.work_nbytes :]
+
+    async def _told(self, running: Running, carried: Carried, parts: list[bytes], uuid: str) -> Outcome:
+        """The answer, of which result, data and loose data are `parts`; large ones are offered to the gateway."""
+        nbytes, keeps = sum(map(len, parts)), self._cluster.keep_result_bytes
+        if nbytes <= self._most_inline():
+            return self._outcome(carried, uuid, *parts)
+        if nbytes > keeps - SLACK_NBYTES:
+            raise ResourceExhausted(f"the answer has {nbytes} bytes; cluster.keep_result_bytes is {keeps}")
+        running.large = await self._transfers.offer(parts, running.router)
+        bare = self._outcome(carried, uuid)
+        return msgspec.structs.replace(
+            bare, large=running.large, result_nbytes=len(parts[0]), data_nbytes=len(parts[1])
         )
+
+    def _outcome(
+        self, carried: Carried, uuid: str, result: bytes = b"", data: bytes = b"", loose: bytes = b""
+    ) -> Outcome:
+        return Outcome(VERSION, self._box, self._life, carried.attempt, uuid, result, data, loose)
+
+    def _answered(self, item: Item, result: Result, outcome: Outcome, worker: str) -> ItemResult:
+        timing = result.timing
         return ItemResult(
             item.work_item_id,
             item.request_id,
@@ -310,7 +342,7 @@ class Intake:
         del self._running[name]
         running.task, running.result, running.ended_ns = None, result, self._now_ns()
         self._kept[name] = running
-        self.kept_nbytes += len(result)
+        self.kept_nbytes += running.nbytes
         self._send(results(running.router), result)
         self._settle(running, ACK)
         self.on_end()
@@ -333,7 +365,8 @@ class Intake:
         if running is None:
             return
         self._settle(running, ACK)
-        self.kept_nbytes -= len(running.result)
+        self.kept_nbytes -= running.nbytes if running.result else 0
+        self._transfers.withdraw(running.large)
         gateway = self._gateways.get(running.router)
         if gateway is not None:
             gateway.items.discard(name)

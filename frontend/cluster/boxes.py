@@ -58,6 +58,11 @@ class Boxes:
     def __iter__(self) -> Iterator[Box]:
         return iter(self.by_name.values())
 
+    def is_alive(self, life: str) -> bool:
+        """Whether signs of life arrive of this life of a box."""
+        box = self.by_life.get(life)
+        return box is not None and box.alive
+
     def take(self, beat: BoxBeat) -> None:
         """A sign of life has arrived."""
         box, now_ns = self.by_name.get(beat.box), self._now_ns()

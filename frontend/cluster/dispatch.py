@@ -203,7 +203,9 @@ class Dispatch:
             self.counts["dropped", "unknown box"] += 1
             return
         held = self.items.get(result.work_item_id)
-        self._later(self._got, outcome.life, result.work_item_id)
+        if outcome.large is None or held is None or held.future.done():
+            # Bytes beside the answer are still to come from the box that keeps them.
+            self.got(outcome.life, result.work_item_id)
         box.items.discard(result.work_item_id)
         if held is None or held.future.done():
             self.counts["duplicate", ""] += 1
@@ -222,6 +224,15 @@ class Dispatch:
             self._fail(held, error)
             return
         held.future.set_result((result, outcome))
+
+    def got(self, life: str, item: str) -> None:
+        """This gateway has all that it needs of an answer."""
+        self._later(self._got, life, item)
+
+    def retake(self, held: Held) -> None:
+        """The bytes of an answer did not come: the item runs again."""
+        held.future = asyncio.get_running_loop().create_future()
+        self._again(held, "transfer")
 
     def missing(self, life: str, items: Iterable[str]) -> None:
         """A box was asked and does not have these items."""

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+import msgspec
 from nats.aio.msg import Msg
 
 from frontend.cluster.boxes import Box, Boxes
@@ -27,6 +28,7 @@ from frontend.cluster.bucket import Follower
 from frontend.cluster.directory import ClusterModels
 from frontend.cluster.dispatch import Dispatch, Held
 from frontend.cluster.queue import Lane, Maker, made
+from frontend.cluster.transfers import TransferFailed, Transfers
 from frontend.engine.answer import Answer, AnswerStream, shifted
 from frontend.engine.events import Generation, Pace, Past
 from frontend.engine.interface import Engine, NoBlocks, Payload, bytes_of
@@ -34,10 +36,11 @@ from frontend.scope import RequestScope
 from frontend.server.drain import Drain
 from ipc import deadline
 from ipc.catalog.entries import Catalog
-from ipc.errors import BodyTooLarge, DeadlineExceeded, InvalidInput, ProtocolError, Unsupported
+from ipc.errors import DeadlineExceeded, InvalidInput, ProtocolError, Unsupported
 from ipc.settings import Settings
 from ipc.wire.cluster import (
     ENSURE,
+    MOST_NBYTES,
     RUN,
     VERSION,
     BoxBeat,
@@ -46,6 +49,7 @@ from ipc.wire.cluster import (
     GatewayBeat,
     Item,
     ItemResult,
+    Offer,
     Outcome,
     ToBox,
     encode,
@@ -73,7 +77,17 @@ NO_HOME = "is not built yet for a cluster of several hosts; ask a box for it dir
 class _Sent(Held):
     """An item with what its message is made of."""
 
-    __slots__ = ("kind", "others", "payload", "plan", "request_id", "start_by_ns", "work")
+    __slots__ = (
+        "kind",
+        "large",
+        "others",
+        "payload",
+        "plan",
+        "request_id",
+        "start_by_ns",
+        "work",
+        "work_nbytes",
+    )
 
     def __init__(
         self,
@@ -92,6 +106,8 @@ class _Sent(Held):
             self.work = encode(plan)
         except _UNSAYABLE as error:
             raise InvalidInput(f"the request has a value that no message can hold: {error}") from error
+        self.large: Offer | None = None
+        self.work_nbytes = len(self.work)
 
 
 class Gateway:
@@ -126,12 +142,14 @@ class Gateway:
         if cluster.lane != "direct":
             self.broker.on_up.append(self._maker.again)
             self.broker.on_down.append(self.lane.lost)
+        self.transfers = Transfers(cluster, self.router, f"gateway {self.router}")
         self.unreadable = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
         """Connect."""
         self.broker.start()
+        self.transfers.broker.start()
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(run()) for run in (self._tick, self._live, self._follower.run, self._maker.run)
@@ -141,6 +159,7 @@ class Gateway:
         """Disconnect."""
         for task in self._tasks:
             task.cancel()
+        await self.transfers.broker.close()
         await self.broker.close()
 
     async def _tick(self) -> None:
@@ -198,6 +217,8 @@ class Gateway:
             _left_ms(sent.start_by_ns),
             sent.work,
             sent.payload,
+            work_nbytes=sent.work_nbytes,
+            large=sent.large,
             others=sent.others,
         )
         return encode(
@@ -213,6 +234,12 @@ class Gateway:
                 penstock=carried,
             )
         )
+
+    async def offer(self, sent: _Sent) -> None:
+        """Keep the inputs of an item that are too large for a message; any box that has the item may get them."""
+        if len(sent.work) + len(sent.payload) + SLACK_NBYTES > self.broker.inline_nbytes:
+            sent.large = await self.transfers.offer([sent.work, sent.payload], "")
+            sent.work = sent.payload = b""
 
     def to_box(self, held: Held, box: Box) -> None:
         """Send an item to a box; see `Sender`."""
@@ -261,17 +288,40 @@ class ClusterEngine(Engine):
         gateway = self._gateway
         name = f"{gateway.router}.{next(self._numbers)}"
         sent = _Sent(name, kind, work, payload, others, deadline_ns, start_by_ns)
-        nbytes, most = len(sent.work) + len(payload) + SLACK_NBYTES, gateway.broker.inline_nbytes
-        if nbytes > most:
-            raise BodyTooLarge(f"the inputs take {nbytes} bytes as one message, {most} are possible")
-        gateway.dispatch.begin(sent)
         try:
             async with asyncio.timeout(deadline.remaining_s(deadline_ns) + GRACE_S):
-                return await sent.future
+                await gateway.offer(sent)
+                gateway.dispatch.begin(sent)
+                while True:
+                    result, outcome = await sent.future
+                    if outcome.large is None:
+                        return result, outcome
+                    got = await self._got(sent, outcome, outcome.large)
+                    if got is not None:
+                        return result, got
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before a box answered", retry_after_s=1) from None
         finally:
             gateway.dispatch.end(sent)
+            gateway.transfers.withdraw(sent.large)
+
+    async def _got(self, sent: _Sent, outcome: Outcome, large: Offer) -> Outcome | None:
+        """The outcome with the bytes that it offers; None if the item has to run again, since they did not come."""
+        gateway = self._gateway
+        try:
+            whole = await gateway.transfers.get(large, outcome.life, MOST_NBYTES, gateway.boxes.is_alive)
+        except TransferFailed as error:
+            log.warning("the answer to an item did not come: %s", error.message)
+            gateway.dispatch.retake(sent)
+            return None
+        except asyncio.CancelledError:
+            gateway.dispatch.got(outcome.life, sent.id)
+            raise
+        gateway.dispatch.got(outcome.life, sent.id)
+        at, end = outcome.result_nbytes, outcome.result_nbytes + outcome.data_nbytes
+        return msgspec.structs.replace(
+            outcome, result=whole[:at], data=whole[at:end], loose=whole[end:], large=None
+        )
 
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
         """Run planned work on a box; see `Engine.run`. The answer lies in private memory."""

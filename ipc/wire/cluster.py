@@ -25,6 +25,10 @@ RUN, ENSURE = "run", "ensure"
 """Kinds of items: run the work; have the model of the work loaded."""
 MOST_MESSAGE_NBYTES = 8 << 20
 """Messages above this are not looked at; brokers bound them, too."""
+MOST_NBYTES = 1 << 30
+"""Largest work or answer; both may come beside their message."""
+MOST_CHUNK_NBYTES = 256 << 10
+"""Largest part of the bytes of an offer in one message."""
 MOST_IDS = 4096
 """Ids of one word."""
 
@@ -42,12 +46,11 @@ class OtherVersion(ProtocolError):
 
 
 class Offer(msgspec.Struct, array_like=True, frozen=True):
-    """Bytes too large for a message: who has `secret` may take them once from `address` (HOST:PORT, by HTTP).
+    """Bytes too large for a message: who has `secret` may take them from whoever sent this offer.
 
     `digest` is BLAKE2b-256 of the `nbytes` bytes.
     """
 
-    address: str
     secret: str
     nbytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
     digest: bytes
@@ -106,9 +109,9 @@ class _Head(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True):
     """Our own part of a result.
 
-    `result` is the answer as msgpack, without a block. Its tensors lie in `data`, its loose tensors in `loose`; with
-    `large` both are empty: the bytes there are the data, of `data_nbytes`, and behind the data the loose ones. Of an
-    error there are `retry_after_s` and `detail` instead.
+    `result` is the answer as msgpack, without a block. Its tensors lie in `data`, its loose tensors in `loose`. With
+    `large` all three are empty: the bytes there are the result, of `result_nbytes`, the data, of `data_nbytes`, and the
+    loose ones. Of an error there are `retry_after_s` and `detail` instead.
     """
 
     v: int
@@ -119,6 +122,7 @@ class Outcome(msgspec.Struct, frozen=True):
     result: bytes = b""
     data: bytes = b""
     loose: bytes = b""
+    result_nbytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     data_nbytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     large: Offer | None = None
     retry_after_s: float | None = None
@@ -195,6 +199,16 @@ class Ask(_Message, frozen=True, tag="ask"):
 ToBox = Got | Drop | Ask
 
 
+class Want(_Message, frozen=True, tag="want"):
+    """`peer` asks for `nbytes` of an offer, from `offset`. They come under `number`."""
+
+    secret: str
+    peer: str
+    number: Annotated[int, msgspec.Meta(ge=0)]
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    nbytes: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHUNK_NBYTES)]
+
+
 class BoxBeat(_Message, frozen=True, tag="box"):
     """A box lives, in the life `life`. `room_s`, `wait_s`: of its workers together, as `Credits` have them."""
 
@@ -261,6 +275,7 @@ _answer = msgspec.msgpack.Decoder(Result)
 _from_box: msgspec.msgpack.Decoder[FromBox] = msgspec.msgpack.Decoder(FromBox)
 _to_box: msgspec.msgpack.Decoder[ToBox] = msgspec.msgpack.Decoder(ToBox)
 _beat: msgspec.msgpack.Decoder[BoxBeat | GatewayBeat] = msgspec.msgpack.Decoder(BoxBeat | GatewayBeat)
+_want = msgspec.msgpack.Decoder(Want)
 _row: msgspec.msgpack.Decoder[Row] = msgspec.msgpack.Decoder(Row)
 
 
@@ -269,9 +284,11 @@ def encode(message: msgspec.Struct) -> bytes:
     return _encoder.encode(message)
 
 
-def _read(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
-    if len(data) > MOST_MESSAGE_NBYTES:
-        raise ProtocolError(f"{what} of {len(data)} bytes is over {MOST_MESSAGE_NBYTES}")
+def _read(
+    decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview, what: str, most: int = MOST_MESSAGE_NBYTES
+) -> T:
+    if len(data) > most:
+        raise ProtocolError(f"{what} of {len(data)} bytes is over {most}")
     try:
         return decoder.decode(data)
     except _UNDECODABLE as error:
@@ -321,7 +338,7 @@ def _check_version(data: bytes) -> None:
 
 def read_work(data: bytes | memoryview) -> Work:
     """The work of an item. Raises `ProtocolError`."""
-    return _read(_work, data, "work")  # type: ignore[arg-type]
+    return _read(_work, data, "work", MOST_NBYTES)
 
 
 def read_result(data: bytes) -> tuple[ItemResult, Outcome]:
@@ -333,9 +350,9 @@ def read_result(data: bytes) -> tuple[ItemResult, Outcome]:
     return result, outcome
 
 
-def read_answer(data: bytes) -> Result:
+def read_answer(data: bytes | memoryview) -> Result:
     """The answer in an `Outcome`. Raises `ProtocolError`, also for an answer that names a place of another host."""
-    answer = _read(_answer, data, "answer")
+    answer = _read(_answer, data, "answer", MOST_NBYTES)
     if answer.block is not None:
         raise ProtocolError("an answer names a block of another host")
     return answer
@@ -352,6 +369,11 @@ def read_from_box(data: bytes) -> FromBox:
 def read_to_box(data: bytes) -> ToBox:
     """A word of a gateway. Raises `ProtocolError`."""
     return _read_message(_to_box, data, "word of a gateway")
+
+
+def read_want(data: bytes) -> Want:
+    """A word that asks for a chunk. Raises `ProtocolError`."""
+    return _read_message(_want, data, "word about large bytes")
 
 
 def read_beat(data: bytes) -> BoxBeat | GatewayBeat:

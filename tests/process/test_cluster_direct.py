@@ -223,3 +223,15 @@ def test_work_of_a_killed_gateway_ends_at_the_boxes(
         second.start()
         second.wait_ready()
     assert serves(near)
+
+
+def test_inputs_and_answers_that_fit_into_no_message_come_whole(near: Server) -> None:
+    """600 KiB of text go to a box, and rows of tokens of more than 1 MiB come back."""
+    texts = [f"{at} " + "w" * 20_000 for at in range(30)]
+    answer = near.encode("fake/echo", texts)
+    for at in (0, 29):
+        assert np.allclose(vector(answer, at), vector_of(texts[at], 16), atol=1e-6)
+    many = near.encode("fake/tokens", ["word " * 100] * 2, output_types=["multivector"])
+    assert many.status == 200, many.body[:300]
+    rows = [np.asarray(item["multivector"]["values"], np.float32) for item in many.json()["items"]]
+    assert sum(each.nbytes for each in rows) > 1 << 20 and all(np.array_equal(rows[0], each) for each in rows)

@@ -10,6 +10,7 @@ import msgspec
 
 from frontend.bridge.bridge import aged_s
 from frontend.bridge.intake import ACK, NAK, TERM, WORKING, Intake
+from frontend.cluster.transfers import Transfers
 from frontend.engine.answer import Answer
 from frontend.engine.interface import Payload
 from frontend.scope import RequestScope
@@ -70,6 +71,7 @@ class Stage:
         self.now_ns, self.engine = 10**12, Engine()
         self.said: list[tuple[str, bytes]] = []
         self.inline = 50_000
+        self.transfers = Transfers(Cluster(urls=("nats://127.0.0.1:1",)), "life", "test")
         self.intake = Intake(
             SETTINGS,
             "life",
@@ -77,6 +79,7 @@ class Stage:
             self,
             self._send,
             lambda: self.inline,
+            self.transfers,
             lambda: self.now_ns,  # type: ignore[arg-type]
         )
         self.ensured: list[str] = []
@@ -405,3 +408,22 @@ def test_the_age_of_a_delivery_is_read_from_its_subject_and_bounded() -> None:
         assert aged_s(ack, sent_ns + 10**9) == 1.0
         assert aged_s(ack, sent_ns - 10**9) == 0.0 and aged_s(ack, sent_ns + 10**12) == 5.0
     assert aged_s("", 1) == aged_s("$JS.ACK.a.b.c.d.e.f.g", 1) == 0.0
+
+
+def test_a_large_answer_is_offered_until_the_gateway_has_it_and_counts_as_kept() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.engine.nbytes = 80_000
+        stage.engine.free.set()
+        stage.intake.take(stage.item())
+        await stage.turn()
+        outcome = stage.results[0].penstock
+        assert outcome.large.nbytes > 80_000 and not outcome.data and outcome.data_nbytes == 80_000
+        assert stage.transfers.offered == 1 and stage.intake.kept_nbytes > 80_000
+        stage.intake.word(encode(Got(VERSION, ROUTER, [f"{ROUTER}.1"])))
+        assert stage.transfers.offered == 0 and stage.intake.kept_nbytes == 0
+        stage.engine.nbytes = 100_000
+        stage.intake.take(stage.item(2))
+        await stage.turn()
+        assert stage.results[1].error_code == "RESOURCE_EXHAUSTED" and stage.transfers.offered == 0
+
+    played(scene)

@@ -18,7 +18,7 @@ from ipc.errors import (
     WorkerCrashed,
 )
 from ipc.settings import Cluster
-from ipc.wire.cluster import VERSION, Ask, BoxBeat, Claims, Drop, Got, ItemResult, Outcome, ToBox
+from ipc.wire.cluster import VERSION, Ask, BoxBeat, Claims, Drop, Got, ItemResult, Offer, Outcome, ToBox
 
 CLUSTER = Cluster()
 WAIT_S = 5.0
@@ -381,5 +381,22 @@ def test_an_unclaimed_item_of_the_queue_is_dropped_at_every_box_that_may_pull_it
         await asyncio.sleep(0)
         dropped = {life: word.ids for life, word in stage.words if isinstance(word, Drop)}
         assert dropped == {"a1": ["r.1"], "b1": ["r.1"]}
+
+    asyncio.run(scene())
+
+
+def test_an_answer_whose_bytes_do_not_come_is_no_answer() -> None:
+    async def scene() -> None:
+        stage = Stage("a", "b")
+        held = stage.begin()
+        outcome = Outcome(VERSION, "a", "a1", 1, large=Offer("s", 9, b""))
+        stage.dispatch.answered(ItemResult("r.1", "q", True, "w", penstock=outcome), outcome)
+        await asyncio.sleep(0)
+        assert held.future.done() and not stage.words
+        stage.boxes.by_name["a"].draining = True
+        stage.dispatch.retake(held)
+        assert stage.sent[-1] == ("r.1", "b1") and stage.dispatch.counts["resent", "transfer"] == 1
+        stage.answer("b1")
+        assert held.future.result()[1].life == "b1"
 
     asyncio.run(scene())

@@ -1,0 +1,174 @@
+"""Bytes that are too large for a message, from one host to another.
+
+1. Who has the bytes makes an `Offer`: a secret of 256 bits, the length and a digest. The offer travels in the item or
+   the result, and stands until it is withdrawn, for one peer.
+2. The other side gets the bytes in chunks over core NATS, `WINDOW` of them asked for at a time. A chunk that does not
+   come is asked for again. Length and digest are checked at the end.
+3. All of this has a connection of its own, so that small messages are not held up.
+
+A wrong secret, peer or place is answered with an empty chunk, whatever was wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from nats.aio.msg import Msg
+
+from frontend.cluster.broker import Broker
+from ipc.errors import PenstockError, QueueUnavailable
+from ipc.settings import Cluster
+from ipc.wire.cluster import MOST_CHUNK_NBYTES, VERSION, Offer, Want, encode, read_want
+from ipc.wire.cluster_names import INBOX, is_id
+
+log = logging.getLogger(__name__)
+
+WINDOW = 4
+AGAIN_S = 0.5
+TRIES = 10
+"""So often a chunk is asked for before the bytes count as lost."""
+OFF_LOOP_NBYTES = 1 << 20
+
+
+class TransferFailed(PenstockError):
+    """The bytes of an offer could not be got: the other side has gone, or has other bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    peer: str
+    data: memoryview
+
+
+def _digest(data: bytes | memoryview | bytearray) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()
+
+
+async def digest_of(data: bytes | memoryview | bytearray) -> bytes:
+    """BLAKE2b-256 of the bytes; in a thread where that takes a while."""
+    return await asyncio.to_thread(_digest, data) if len(data) > OFF_LOOP_NBYTES else _digest(data)
+
+
+class Transfers:
+    """The offers of this process, and what it gets from others. `me` is the id by which others know this process."""
+
+    def __init__(self, cluster: Cluster, me: str, name: str) -> None:
+        """Raises `ConfigError` for files of the settings that cannot be read. `name` is for the brokers' pages."""
+        self._me, self.broker = me, Broker(cluster, f"{name}, large bytes")
+        self._offers: dict[str, _Offered] = {}
+        self._waiting: dict[str, asyncio.Future[bytes]] = {}
+        self._turns = asyncio.Semaphore(cluster.max_transfers)
+        self.sent_nbytes = self.got_nbytes = self.refused = 0
+        self.broker.listen(f"{_inbox(me)}.want", self._wanted)
+        self.broker.listen(f"{_inbox(me)}.chunk.*", self._chunk)
+
+    @property
+    def offered(self) -> int:
+        """Offers that stand."""
+        return len(self._offers)
+
+    async def offer(self, parts: Sequence[bytes | memoryview], peer: str) -> Offer:
+        """Offer the bytes of `parts`, one behind another, to a peer; "" for whoever has the secret."""
+        data = b"".join(parts)
+        digest = await digest_of(data)
+        secret = secrets.token_hex(32)
+        self._offers[secret] = _Offered(peer, memoryview(data))
+        return Offer(secret, len(data), digest)
+
+    def withdraw(self, offer: Offer | None) -> None:
+        """Nobody needs the bytes any more. Safe to call twice."""
+        if offer is not None:
+            self._offers.pop(offer.secret, None)
+
+    def _wanted(self, message: Msg) -> None:
+        """A piece of an offer is asked for."""
+        try:
+            want = read_want(message.data)
+        except PenstockError as error:
+            self.refused += 1
+            log.warning("a word about large bytes was dropped: %s", error.message)
+            return
+        if not is_id(want.peer):
+            self.refused += 1
+            return
+        offered, chunk = self._offers.get(want.secret), b""
+        if offered is not None and hmac.compare_digest(offered.peer or want.peer, want.peer):
+            chunk = bytes(offered.data[want.offset : want.offset + want.nbytes])
+        self.refused += not chunk
+        self.sent_nbytes += len(chunk)
+        self.broker.say(f"{_inbox(want.peer)}.chunk.{want.number}", chunk)
+
+    def _chunk(self, message: Msg) -> None:
+        waiting = self._waiting.get(message.subject.rpartition(".")[2])
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message.data)
+
+    async def get(
+        self,
+        offer: Offer,
+        owner: str,
+        most_nbytes: int,
+        is_alive: Callable[[str], bool] = lambda owner: True,
+    ) -> bytes:
+        """The bytes that `owner` offers, while `is_alive(owner)`.
+
+        Raises `TransferFailed` for bytes that do not come, are others than offered, or would be more than
+        `most_nbytes`.
+        """
+        if offer.nbytes > most_nbytes:
+            raise TransferFailed(f"{offer.nbytes} bytes are offered, {most_nbytes} are the limit")
+        async with self._turns:
+            data, step = bytearray(offer.nbytes), min(MOST_CHUNK_NBYTES, self.broker.inline_nbytes)
+            places = iter(range(0, offer.nbytes, step))
+
+            async def some() -> None:
+                """Get one chunk after another until none is left."""
+                for offset in places:
+                    nbytes = min(step, offer.nbytes - offset)
+                    chunk = await self._one(offer, owner, offset, nbytes, is_alive)
+                    if len(chunk) != nbytes:
+                        raise TransferFailed(f"{len(chunk)} bytes came where {nbytes} were expected")
+                    data[offset : offset + nbytes] = chunk
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(WINDOW):
+                        group.create_task(some())
+            except* TransferFailed as failed:
+                raise failed.exceptions[0] from None
+        if not hmac.compare_digest(await digest_of(data), offer.digest):
+            raise TransferFailed("the bytes are others than those that were offered")
+        self.got_nbytes += len(data)
+        return bytes(data)
+
+    async def _one(
+        self, offer: Offer, owner: str, offset: int, nbytes: int, is_alive: Callable[[str], bool]
+    ) -> bytes:
+        # No other user of the brokers can guess where a chunk is waited for.
+        number = secrets.randbits(62)
+        future = self._waiting[str(number)] = asyncio.get_running_loop().create_future()
+        want = encode(Want(VERSION, offer.secret, self._me, number, offset, nbytes))
+        try:
+            for _ in range(TRIES):
+                with suppress(QueueUnavailable):
+                    self.broker.send(f"{_inbox(owner)}.want", want)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(AGAIN_S):
+                        return await asyncio.shield(future)
+                if not is_alive(owner):
+                    break
+            raise TransferFailed("the other host does not send what it offers")
+        finally:
+            del self._waiting[str(number)]
+            future.cancel()
+
+
+def _inbox(owner: str) -> str:
+    return f"{INBOX}.{owner}-bytes"
