@@ -210,7 +210,7 @@ class ClusterModels(Models):
         """
         found: list[tuple[bool, float, int, str, Box]] = []
         for box, rows in self._live():
-            if not box.open or box.name in tried:
+            if not box.open or box.life in tried:
                 continue
             states = {state.state for state in rows.states.get(model, {}).values()}
             if states:

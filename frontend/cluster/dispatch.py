@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from frontend.cluster.boxes import Box, Boxes
-from ipc.errors import PenstockError, QueueUnavailable, WorkerCrashed, from_code
+from ipc.errors import Draining, PenstockError, QueueUnavailable, WorkerCrashed, from_code
 from ipc.settings import Cluster
 from ipc.wire.cluster import VERSION, Ask, Claims, Drop, Got, ItemResult, Outcome, ToBox
 
@@ -38,7 +38,7 @@ class Held:
     """One item of this gateway.
 
     `queued`: published in the queue; `delivered`: some box has pulled the item from there. `boxes` are lives that have
-    or were sent the item, `claimed` those that said so, `tried` names of boxes that refused the item. `acks`: by life,
+    or were sent the item, `claimed` those that said so, `tried` lives that refused the item. `acks`: by life,
     the subject that returns the delivery of a claimed item to the queue. `heard_ns`: when something was last known of
     the item. `stranded_ns`: since when no box takes the item, 0 while one has it.
     """
@@ -92,7 +92,7 @@ class Dispatch:
     ) -> None:
         """An item that lost its box waits for another one for `wait_s`.
 
-        `choose` gives the best open box for a model outside of some names, `why_not` why there is none."""
+        `choose` gives the best open box for a model outside of some lives, `why_not` why there is none."""
         self._router, self._boxes, self._sender = router, boxes, sender
         self._choose, self._why_not, self._now_ns = choose, why_not, now_ns
         self._ask_ns, self._wait_ns = int(cluster.ask_after_s * 1e9), int(wait_s * 1e9)
@@ -216,8 +216,9 @@ class Dispatch:
                 result.error_code, result.error, retry_after_s=outcome.retry_after_s, detail=outcome.detail
             )
             if result.error_code in BUSY:
-                held.tried.add(box.name)
-                held.refusal = error
+                held.tried.add(box.life)
+                if not isinstance(error, Draining):
+                    held.refusal = error
                 if not held.boxes:
                     self._again(held, "busy")
                 return

@@ -10,6 +10,7 @@ import pytest
 from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.dispatch import Dispatch, Held
 from ipc.errors import (
+    Draining,
     NoReplica,
     PenstockError,
     Provisioning,
@@ -48,7 +49,7 @@ class Stage:
             self.beat(name)
 
     def _choose(self, model: str, tried: Collection[str]) -> Box | None:
-        able = [box for box in self.boxes if box.open and box.name not in tried]
+        able = [box for box in self.boxes if box.open and box.life not in tried]
         return min(able, key=lambda box: (len(box.items), box.name), default=None)
 
     def beat(self, name: str, life: str = "1", *, draining: bool = False) -> None:
@@ -400,3 +401,18 @@ def test_an_answer_whose_bytes_do_not_come_is_no_answer() -> None:
         assert held.future.result()[1].life == "b1"
 
     asyncio.run(scene())
+
+
+def test_the_refusal_of_a_box_that_leaves_is_not_final() -> None:
+    def scene() -> None:
+        stage = Stage("a")
+        held = stage.begin()
+        stage.answer("a1", error=Draining("this box is shutting down"))
+        stage.beat("a", draining=True)
+        stage.pass_s(1.0, "a1")
+        assert not held.future.done() and len(stage.sent) == 1
+        stage.beat("a", "2")
+        stage.pass_s(0.4, "a2")
+        assert stage.sent[-1] == ("r.1", "a2")
+
+    played(scene)
