@@ -1,10 +1,11 @@
 """One script for a machine with one CUDA card: all figures of the card within eight minutes.
 
 1. Parts run one after the other, each in processes of its own and for a bounded time; one that fails stops no other.
-2. `steps`: the time of a generation step by the clock, Llama 1 B shape in bfloat16, prompts and answers of 64 tokens.
-   `encoder`: the dense output of an encoder in the shape of bge-m3 in bfloat16, as a share of the direct packed loop
-   and of the peak, which is what a large matrix product of the same run reaches. `cycles`: `benchmarks.cycles`.
-   `tests`: `tests/gpu`.
+2. `steps`: the time of a generation step by the clock, Llama 1 B shape in bfloat16, prompts and answers of 64 tokens,
+   with the host beside the device and in turn, and prompts as a share of the peak. `large`: a step of the 8 B shape
+   against the time that reading its weights takes. `encoder`: the dense output of an encoder in the shape of bge-m3 in
+   bfloat16, as a share of the direct packed loop and of the peak, which is what a large matrix product of the same run
+   reaches. `cycles`: `benchmarks.cycles`. `tests`: `tests/gpu`.
 3. All reports and outcomes are saved in one file; `--device cpu` runs small shapes and no tests, to see it start.
 """
 
@@ -23,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -31,6 +32,7 @@ import transformers
 from benchmarks import llamas, outputs
 from benchmarks.generation import jobs_of
 from benchmarks.loops import torch_generators
+from benchmarks.loops.jobs import Run
 from benchmarks.loops.packed import PackedBert
 from benchmarks.options import parser
 from benchmarks.report import Report
@@ -78,15 +80,17 @@ def parts_of(device: str) -> list[Part]:
         count = ("--cycles", "4", "--control", "4")
         return [
             Part("steps", (*own, "steps"), 250),
+            Part("large", (*own, "large"), 250),
             Part("encoder", (*own, "encoder"), 250),
             Part("cycles", ("-m", "benchmarks.cycles", *count), 250),
         ]
     count = ("--cycles", "30", "--control", "10")
     return [
-        Part("steps", (*own, "steps"), 140),
-        Part("encoder", (*own, "encoder"), 85),
-        Part("cycles", ("-m", "benchmarks.cycles", "--device", "cuda", *count), 90),
-        Part("tests", ("-m", "pytest", "-q", "-rs", "-m", "gpu", "tests/gpu"), 120),
+        Part("steps", (*own, "steps"), 110),
+        Part("large", (*own, "large"), 65),
+        Part("encoder", (*own, "encoder"), 70),
+        Part("cycles", ("-m", "benchmarks.cycles", "--device", "cuda", *count), 75),
+        Part("tests", ("-m", "pytest", "-q", "-rs", "-m", "gpu", "tests/gpu"), 105),
     ]
 
 
@@ -145,32 +149,103 @@ def _seconds(work: Callable[[], object], device: str) -> float:
     return time.perf_counter() - began
 
 
+def _step_times(generate: Run, streams: int, size: str, rounds: int, device: str) -> tuple[float, float]:
+    """Seconds of a step, and of the first tokens of all streams, by the clock."""
+    times: dict[int, list[float]] = {1: [], ANSWER: []}
+    for turn in range(rounds + 1):
+        for answer, kept in times.items():
+            jobs = [(prompt, answer) for prompt, _ in jobs_of(streams, size, 2 * turn + (answer > 1))]
+            took_s = _seconds(lambda jobs=jobs: generate(jobs), device)  # type: ignore[misc]
+            if turn:
+                kept.append(took_s)
+    first_s, all_s = median(times[1]), median(times[ANSWER])
+    return (all_s - first_s) / (ANSWER - 1), first_s
+
+
 def steps(device: str) -> None:
-    """A step is the time of answers of 64 tokens less that of answers of one, over the 63 steps between them."""
-    size, dtype, streams, rounds = "tiny", torch.float32, [1, 4], 1
+    """A step is the time of answers of 64 tokens less that of answers of one, over the 63 steps between them.
+
+    `in turn`: the host reads the tokens of a step before the next begins. Prompts are answered with one token.
+    """
+    size, dtype, streams, rounds, prompts = "tiny", torch.float32, [1, 4], 1, (4, 96)
     if device == "cuda":
-        size, dtype, streams, rounds = "1B", torch.bfloat16, [1, 32, 128], 3
+        size, dtype, streams, rounds, prompts = "1B", torch.bfloat16, [1, 32, 128], 3, (16, 512)
     report = Report("gpu-steps", "Generation steps by the clock", {"size": size, "rounds": rounds})
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
-        llamas.save(size, Path(place), device)
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
-        model.to(device)
-    generate = torch_generators.penstock(model, llamas.tokenizer(), seats=max(streams))
-    rows = []
-    for count in streams:
-        times: dict[int, list[float]] = {1: [], ANSWER: []}
-        for turn in range(rounds + 1):
-            for answer, kept in times.items():
-                jobs = [(prompt, answer) for prompt, _ in jobs_of(count, size, 2 * turn + (answer > 1))]
-                took_s = _seconds(lambda jobs=jobs: generate(jobs), device)  # type: ignore[misc]
-                if turn:
-                    kept.append(took_s)
-        first_s, all_s = median(times[1]), median(times[ANSWER])
-        rows.append(
-            (str(count), (all_s - first_s) / (ANSWER - 1) * 1e3, first_s * 1e3, count * ANSWER / all_s)
+    words = llamas.tokenizer()
+    model = llamas.make(size, len(words), device, dtype)
+    modes: tuple[Literal["always", "never"], ...] = ("always", "never")
+    found: dict[str, list[tuple[float, float]]] = {}
+    for mode in modes:
+        # NOTE: the proof of an engine asks the model in its own form, and the engine before has left its attention.
+        model.set_attn_implementation("sdpa")
+        generate = torch_generators.penstock(model, words, seats=max(streams), run_ahead=mode, step_tokens=0)
+        found[mode] = [_step_times(generate, count, size, rounds, device) for count in streams]
+        if mode == "always":
+            shares = _prompts(generate, model, prompts, rounds, device)
+    rows = [
+        (
+            str(count),
+            step_s * 1e3,
+            turn_s * 1e3,
+            first_s * 1e3,
+            count * ANSWER / (first_s + (ANSWER - 1) * step_s),
         )
-    report.table("Steps", ("streams", "ms a step", "ms to the first tokens", "tokens/s"), rows)
+        for count, (step_s, first_s), (turn_s, _) in zip(
+            streams, *(found[mode] for mode in modes), strict=True
+        )
+    ]
+    headers = ("streams", "ms a step", "ms a step in turn", "ms to the first tokens", "tokens/s")
+    report.table("Steps", headers, rows)
+    report.table("Prompts", ("prompts", "tokens each", "tokens/s", "of peak"), [shares])
+    report.note(
+        "The peak is that of a large matrix product; work is two FLOP a weight of the layers and token."
+    )
+    report.save([list(row) for row in [*rows, shares]])
+
+
+def _prompts(
+    generate: Run, model: Any, prompts: tuple[int, int], rounds: int, device: str
+) -> tuple[int, int, float, float]:
+    """Number and length of prompts, their tokens a second, and the share of the peak."""
+    count, length = prompts
+    draw, took = random.Random(0), []
+    for turn in range(rounds + 1):
+        jobs = [([draw.randint(10, 200) for _ in range(length)], 1) for _ in range(count)]
+        took_s = _seconds(lambda jobs=jobs: generate(jobs), device)  # type: ignore[misc]
+        took += [took_s] if turn else []
+    per_s = count * length / median(took)
+    weights = sum(one.numel() for one in model.model.layers.parameters() if one.dim() > 1)
+    return count, length, per_s, 2 * weights * per_s / peak(device, model.dtype)
+
+
+def large(device: str) -> None:
+    """Steps of a larger model, against the time that one reading of its weights takes."""
+    size, dtype, rounds = "30M", torch.float32, 1
+    if device == "cuda":
+        size, dtype, rounds = "8B", torch.bfloat16, 2
+    report = Report("gpu-large", "Steps against the reading of weights", {"size": size, "rounds": rounds})
+    words = llamas.tokenizer()
+    model = llamas.make(size, len(words), device, dtype)
+    generate = torch_generators.penstock(model, words, run_ahead="always", step_tokens=0)
+    nbytes = sum(one.nbytes for one in model.model.layers.parameters())
+    reading_s = nbytes / bandwidth(device, dtype)
+    rows = []
+    for count in [1, 8] if device == "cuda" else [1]:
+        step_s, _ = _step_times(generate, count, size, rounds, device)
+        rows.append((str(count), step_s * 1e3, reading_s * 1e3, reading_s / step_s))
+    report.table("Large", ("streams", "ms a step", "ms to read the weights", "reading to step"), rows)
+    report.note(
+        f"{nbytes / 1e9:.3g} GB of weights; the bandwidth is that of a product of a matrix with a vector."
+    )
     report.save([list(row) for row in rows])
+
+
+def bandwidth(device: str, dtype: torch.dtype) -> float:
+    """Bytes/s at which the best of some products with a vector reads a matrix."""
+    rows, columns = (32768, 32768) if device == "cuda" else (2048, 2048)
+    matrix = torch.randn(rows, columns, device=device, dtype=dtype)
+    vector = torch.randn(columns, device=device, dtype=dtype)
+    return matrix.nbytes / min(_seconds(lambda: matrix @ vector, device) for _ in range(10))
 
 
 def peak(device: str, dtype: torch.dtype) -> float:
@@ -229,12 +304,12 @@ def main() -> None:
     """Read the command line; run all parts or one."""
     options = parser(__doc__)
     options.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    options.add_argument("--part", choices=("steps", "encoder"), help="one part, in this process")
+    options.add_argument("--part", choices=("steps", "large", "encoder"), help="one part, in this process")
     chosen = options.parse_args()
     if chosen.device == "cpu":
         torch.set_num_threads(1)
     if chosen.part:
-        {"steps": steps, "encoder": encoder}[chosen.part](chosen.device)
+        {"steps": steps, "large": large, "encoder": encoder}[chosen.part](chosen.device)
     elif chosen.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("torch sees no CUDA device here, nothing was run; --device cpu runs small shapes")
     elif not run(parts_of(chosen.device), chosen.device):

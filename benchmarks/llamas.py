@@ -1,4 +1,4 @@
-"""Llama models with random weights in three sizes, and their tokenizer, whose capital letters are one token each."""
+"""Llama models with random weights in four sizes, and their tokenizer, whose capital letters are one token each."""
 
 from __future__ import annotations
 
@@ -34,8 +34,43 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "intermediate_size": 8192,
     },
+    "8B": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+    },
 }
-"""0.1, 29 and 974 million parameters; the last has the layers of Llama 3.2 1B."""
+"""0.1, 29, 974 and 6,982 million parameters; the last two have the layers of Llama 3.2 1B and Llama 3.1 8B."""
+
+
+def make(size: str, vocabulary: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+    """A model of `SIZES`, made and drawn on `device` in `dtype`."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        **SIZES[size],
+        vocab_size=vocabulary,
+        max_position_embeddings=4096,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=4,
+        tie_word_embeddings=False,
+        dtype=dtype,
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = transformers.LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 1.2 / parameter.shape[-1] ** 0.5)
+        model.lm_head.weight[: len(_SPECIAL)] = 0  # A special token would end an answer of mistralrs.
+    return model.eval()
 
 
 def save(size: str, directory: Path, device: str = "cpu") -> Path:
@@ -45,24 +80,7 @@ def save(size: str, directory: Path, device: str = "cpu") -> Path:
     """
     words = tokenizer()
     words.save_pretrained(directory)
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        **SIZES[size],
-        vocab_size=len(words),
-        max_position_embeddings=4096,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=4,
-        tie_word_embeddings=False,
-    )
-    with torch.device(device):
-        model = transformers.LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 1.2 / parameter.shape[-1] ** 0.5)
-        model.lm_head.weight[: len(_SPECIAL)] = 0  # A special token would end an answer of mistralrs.
-    model.save_pretrained(directory)
+    make(size, len(words), device).save_pretrained(directory)
     # NOTE: mistralrs reads the older name of the position parameter.
     _edit(directory / "config.json", rope_theta=10000.0, rope_parameters=None)
     _edit(directory / "tokenizer_config.json", chat_template=_TEMPLATE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -51,8 +51,15 @@ class KeptOutput(ChoiceOutput):
         return super().push(token, logprob)
 
 
-def penstock(model: Any, tokenizer: Any, cuda_graphs: bool = True, seats: int = SEATS) -> Run:
-    """Our engine, with `seats` sequences at most in a step."""
+def penstock(
+    model: Any,
+    tokenizer: Any,
+    cuda_graphs: bool = True,
+    seats: int = SEATS,
+    run_ahead: Literal["auto", "always", "never"] = "auto",
+    step_tokens: int = STEP_TOKENS,
+) -> Run:
+    """Our engine, with `seats` sequences and `step_tokens` of prompts at most in a step; 0: as many as by default."""
     vocabulary = Vocabulary(tokenizer)
     if model.device.type == "cpu":
         lay_out_linears(model, GENERATED_ROWS)
@@ -68,8 +75,9 @@ def penstock(model: Any, tokenizer: Any, cuda_graphs: bool = True, seats: int = 
         Generation(
             max_sequences=seats,
             block_tokens=BLOCK_TOKENS,
-            prefill_tokens=STEP_TOKENS,
+            prefill_tokens=step_tokens,
             cuda_graphs=cuda_graphs,
+            run_ahead=run_ahead,
         ),
         FREE_NBYTES,
         BatchedSampler(vocabulary.raw, tokenizer.encode),
