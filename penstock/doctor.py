@@ -10,7 +10,7 @@ from frontend.arbiter.configuration import TOOL_CHECKS, restrictions_of
 from frontend.http import listeners
 from frontend.status import health
 from frontend.status.health import Finding
-from ipc import addresses, extras
+from ipc import addresses, brokers, extras
 from ipc.errors import ConfigError, PenstockError
 from ipc.machine import available_cores, count_gpus
 from ipc.processes.liveness import is_held
@@ -155,6 +155,23 @@ def _tools(config: Settings) -> Iterator[Finding]:
         yield True, f"sandbox {config.agent.sandbox}, layer {name}: {state}"
 
 
+def _brokers(config: Settings) -> Iterator[Finding]:
+    """Each broker of `cluster.urls`, joined for a moment."""
+    cluster = config.cluster
+    if not cluster.on:
+        yield True, "cluster: off (cluster.urls)"
+        return
+    try:
+        brokers.require_client("a cluster")
+    except ConfigError as error:
+        yield False, error.message
+        return
+    yield True, f"cluster: box {cluster.box_name}, pool {cluster.pool}, lane {cluster.lane}"
+    from frontend.cluster import examining
+
+    yield from examining.look(cluster)
+
+
 CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
     _versions,
     _devices,
@@ -167,6 +184,7 @@ CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
     health.keys,
     _restricted,
     _tools,
+    _brokers,
 )
 
 

@@ -29,6 +29,7 @@ from ipc.wire.stats import GenerationStats, Look, Looked, QueueState
 SILENT_S = 5.0
 """A frontend pings every worker twice a second; a frontend that has been silent for so long is stuck."""
 _SLOT = re.compile(r"(worker|frontend)-(\d+)")
+BRIDGE = "bridge-0"
 _STOPPED = ("T", "t")
 
 
@@ -82,11 +83,13 @@ class Worker(msgspec.Struct, kw_only=True):
 
 
 class View(msgspec.Struct, kw_only=True):
-    """What runs with one run directory."""
+    """What runs with one run directory. `bridge` takes work of a cluster; a `gateway` has no workers of its own."""
 
     run_dir: str
     arbiter: Process | None
     supervisor: Process | None
+    bridge: Process | None = None
+    gateway: bool = False
     frontends: list[Frontend]
     workers: list[Worker]
 
@@ -94,13 +97,13 @@ class View(msgspec.Struct, kw_only=True):
     def runs(self) -> bool:
         """Whether any process of a server lives."""
         living = [worker for worker in self.workers if worker.process is not None]
-        return any((self.arbiter, self.supervisor, self.frontends, living))
+        return any((self.arbiter, self.supervisor, self.bridge, self.frontends, living))
 
     @property
     def sound(self) -> bool:
         """Whether all workers and frontends do their work, and there is at least one of each."""
         return (
-            bool(self.workers and self.frontends)
+            bool((self.workers or self.gateway) and self.frontends)
             and all(worker.state == "serving" for worker in self.workers)
             and not any(frontend.stuck for frontend in self.frontends)
         )
@@ -132,6 +135,8 @@ def look(paths: RunPaths, configured: int, timeout_s: float) -> View:
         run_dir=str(paths.root),
         arbiter=_holder(paths, SERVER),
         supervisor=supervisor,
+        bridge=_holder(paths, BRIDGE),
+        gateway=configured == 0,
         frontends=[
             _frontend(slot, process, answers) for slot, process in sorted(_slots(living, "frontend").items())
         ],

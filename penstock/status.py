@@ -137,8 +137,11 @@ def lines_of(view: View) -> Iterator[str]:
     rows = [_HEAD, _own("arbiter", view.arbiter)]
     if view.supervisor is not None:
         rows.append(_own("supervisor", view.supervisor))
+    if view.bridge is not None:
+        rows.append(_own("bridge", view.bridge))
     rows += [_frontend(frontend) for frontend in view.frontends] or [_row("frontends", "none")]
-    rows += [_worker(worker) for worker in view.workers] or [_row("workers", "none")]
+    nobody = "on the boxes of the cluster" if view.gateway else "none"
+    rows += [_worker(worker) for worker in view.workers] or [_row("workers", nobody)]
     for row, line in zip(rows, terminal.table(rows), strict=True):
         style = _STYLES.get(row[1].split(":")[0])
         yield terminal.styled(line, style) if style else line
