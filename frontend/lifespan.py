@@ -291,7 +291,8 @@ class Watch:
             self._services.meter.report()
         if self._services.settings.agent.has_tools:
             self._metrics.tool_host_up.labels(TOOLS).set(self._services.agent.host.ready is not None)
-        for worker in self._services.directory.workers():
+        # The workers of boxes come and go with their boxes, which `report` counts.
+        for worker in () if self._services.settings.is_gateway else self._services.directory.workers():
             self._metrics.workers_joined.labels(worker.name).set(worker.responsive)
 
     def _report_state(self) -> None:
