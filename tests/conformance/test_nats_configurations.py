@@ -22,7 +22,8 @@ from ipc.settings import Cluster
 from ipc.wire.cluster_names import Names
 from tests.conformance.required_tool import required_tool
 from tests.harness.broker import Broker, nats_server
-from tests.harness.server import eventually
+from tests.harness.cluster import box, gateway, serves
+from tests.harness.server import eventually, wait_until
 from tools.source_tree import ROOT
 
 NATS = ROOT / "deploy" / "nats"
@@ -203,3 +204,25 @@ def test_a_bridge_tells_its_models_and_a_gateway_reads_them(guarded: Broker) -> 
 
     assert played(guarded, "bridge", tell) == []
     assert played(guarded, "gateway", read) == []
+
+
+def test_a_gateway_and_a_box_with_their_own_users_serve_without_a_refusal(
+    guarded: Broker, tmp_path: Path
+) -> None:
+    files = {user: tmp_path / f"{user}.password" for user in LOGIN}
+    for user, file in files.items():
+        file.write_text(f"{LOGIN[user]}\n")
+
+    def proof(user: str) -> dict[str, str]:
+        return {"cluster.user": user, "cluster.password_file": str(files[user])}
+
+    urls, before = [guarded.url], len(guarded.log)
+    with (
+        box(tmp_path / "a", "a", urls, settings=proof("bridge")) as one,
+        gateway(tmp_path / "near", urls, proof("gateway")) as near,
+    ):
+        wait_until(lambda: serves(near), what="the first answer of a box")
+        assert near.encode("fake/echo", ["x"]).headers["x-sie-worker"] == "a/worker-0"
+        for log in (one.log, near.log, guarded.log[before:]):
+            assert "violation" not in log.lower(), log[-3000:]
+            assert not any(secret in log for secret in LOGIN.values())

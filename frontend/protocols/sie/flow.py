@@ -44,7 +44,7 @@ from frontend.scope import RequestScope
 from frontend.sending import Buffer, InferenceRoute, send_parts
 from frontend.services import Services
 from ipc.catalog.entries import ModelEntry
-from ipc.errors import InvalidInput, ModelNotFound, NoReplica, of_items
+from ipc.errors import InvalidInput, ModelNotFound, NoReplica, Unsupported, of_items
 from ipc.machine import CPU, UNKNOWN, gpu_type
 from ipc.settings import Server
 from ipc.wire.field_names import IN_PARAMS, FieldNames
@@ -54,6 +54,29 @@ HEADER = "X-SIE-MACHINE-PROFILE"
 _SHOWN = 64
 C = TypeVar("C", bound=Call)
 R = TypeVar("R", bound=Body)
+
+
+POOL_HEADER = "X-SIE-Pool"
+
+
+def check_choice(req: Request, model: str, services: Services) -> None:
+    """Raise `Unsupported` at a gateway for a request that chooses another pool or a bundle, which are not built.
+
+    A machine profile without a pool is a wish: boxes of any profile serve.
+    """
+    if not services.settings.is_gateway:
+        return
+    own = services.settings.cluster.pool
+    profile = req.get_header(HEADER) or ""
+    pool = req.get_header(POOL_HEADER) or profile.rpartition("/")[0]
+    if pool and pool.strip().lower() != own:
+        raise Unsupported(
+            f"{POOL_HEADER}: {pool[:_SHOWN]!a}: not built: this gateway gives work to the pool {own!r} only"
+        )
+    if ":/" in model:
+        raise Unsupported(
+            f"model {model[:_SHOWN]!a}: not built: bundles cannot be chosen, name the model without one"
+        )
 
 
 def check_machine_profile(req: Request, services: Services) -> None:
@@ -294,6 +317,7 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         if not model and (req.uri_template or "").endswith(PATH_MODEL):
             raise ModelNotFound("the path names no model")
         scope.model, services = model, self.services
+        check_choice(req, model, services)
         check_machine_profile(req, services)
         sent = "application/json" if self.always_json else req.content_type
         small = services.bodies.at_hand(req)

@@ -27,6 +27,12 @@ def test_the_frontend_application_loads_no_model_library() -> None:
     assert loaded_by("frontend.app", HEAVY) == []
 
 
+def test_a_server_of_one_host_loads_nothing_of_a_cluster() -> None:
+    of_clusters = ["nats", "frontend.cluster", "frontend.bridge"]
+    assert loaded_by("frontend.app, frontend.assembly, penstock.cli, workers.main", of_clusters) == []
+    assert loaded_by("frontend.cluster.gateway", ["nats"]) == ["nats"]
+
+
 def test_the_worker_package_loads_torch_only_when_it_runs() -> None:
     assert loaded_by("workers", ["torch", "falcon", "frontend"]) == []
 

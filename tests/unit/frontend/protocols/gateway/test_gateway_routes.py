@@ -157,3 +157,31 @@ def test_answers_name_version_request_and_worker(gateway: Gateway) -> None:
     assert answer.headers["x-sie-version"] == gateway.services.settings.server.version_header
     # The engine of this test names no box; one that does is in tests/process/test_cluster_sdk.py.
     assert answer.headers.get("x-sie-worker", "worker-0") == "worker-0"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "words"),
+    [
+        (f"/v1/encode/{DENSE}", {"X-SIE-Pool": "bench"}, "X-SIE-Pool: 'bench': not built"),
+        (f"/v1/encode/{DENSE}", {"X-SIE-MACHINE-PROFILE": "bench/l4"}, "X-SIE-Pool: 'bench': not built"),
+        (f"/v1/encode/{DENSE}", {"X-SIE-Pool": "p" * 5000}, "not built"),
+        (f"/v1/encode/other:/{DENSE}", {}, "bundles cannot be chosen"),
+    ],
+)
+def test_a_choice_that_is_not_built_is_refused_and_not_passed_over(
+    gateway: Gateway, path: str, headers: dict[str, str], words: str
+) -> None:
+    answer = gateway.client.simulate_post(path, json={"items": [{"text": "x"}]}, headers=headers)
+    assert answer.status_code == 501 and answer.json["detail"]["code"] == "UNSUPPORTED"
+    assert words in answer.json["message"] and len(answer.json["message"]) < 300
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"X-SIE-Pool": "Default"}, {"X-SIE-MACHINE-PROFILE": "default/L4"}, {"X-SIE-MACHINE-PROFILE": "h100"}],
+)
+def test_the_own_pool_and_any_machine_profile_are_served(gateway: Gateway, headers: dict[str, str]) -> None:
+    answer = gateway.client.simulate_post(
+        f"/v1/encode/{DENSE}", json={"items": [{"text": "x"}]}, headers=headers
+    )
+    assert answer.status_code == 200
