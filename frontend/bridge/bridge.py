@@ -112,9 +112,8 @@ class Bridge:
     def begin(self) -> None:
         """Connect."""
         self.broker.start()
-        self.transfers.broker.start()
         loop = asyncio.get_running_loop()
-        lasting = (self._tick, self._live, self._write, self._extend, self._maker.run)
+        lasting = (self.transfers.start, self._tick, self._live, self._write, self._extend, self._maker.run)
         self._tasks = [loop.create_task(run()) for run in lasting]
 
     async def drain(self) -> None:
@@ -124,7 +123,7 @@ class Bridge:
         await self.intake.ended(self._settings.worker.drain_timeout_s, CONFIRMED_S)
         for task in self._tasks:
             task.cancel()
-        await self.transfers.broker.close()
+        await self.transfers.close()
         await self.broker.close()
 
     def _beat(self, message: Msg) -> None:

@@ -149,17 +149,15 @@ class Gateway:
     def begin(self) -> None:
         """Connect."""
         self.broker.start()
-        self.transfers.broker.start()
         loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(run()) for run in (self._tick, self._live, self._follower.run, self._maker.run)
-        ]
+        lasting = (self.transfers.start, self._tick, self._live, self._follower.run, self._maker.run)
+        self._tasks = [loop.create_task(run()) for run in lasting]
 
     async def leave(self) -> None:
         """Disconnect."""
         for task in self._tasks:
             task.cancel()
-        await self.transfers.broker.close()
+        await self.transfers.close()
         await self.broker.close()
 
     async def _tick(self) -> None:

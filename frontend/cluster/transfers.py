@@ -2,9 +2,10 @@
 
 1. Who has the bytes makes an `Offer`: a secret of 256 bits, the length and a digest. The offer travels in the item or
    the result, and stands until it is withdrawn, for one peer.
-2. The other side gets the bytes in chunks over core NATS, `WINDOW` of them asked for at a time. A chunk that does not
-   come is asked for again. Length and digest are checked at the end.
-3. All of this has a connection of its own, so that small messages are not held up.
+2. The other side gets the bytes by HTTP where the offer names an address (`transfer_http`), else in chunks over core
+   NATS, `WINDOW` of them asked for at a time. A chunk that does not come is asked for again. Length and digest are
+   checked at the end.
+3. Chunks have a connection of their own, so that small messages are not held up.
 
 A wrong secret, peer or place is answered with an empty chunk, whatever was wrong.
 """
@@ -18,11 +19,12 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nats.aio.msg import Msg
 
 from frontend.cluster.broker import Broker
+from frontend.cluster.transfer_http import Getter, Listener
 from ipc.errors import PenstockError, QueueUnavailable
 from ipc.settings import Cluster
 from ipc.wire.cluster import MOST_CHUNK_NBYTES, VERSION, Offer, Want, encode, read_want
@@ -45,6 +47,12 @@ class TransferFailed(PenstockError):
 class _Offered:
     peer: str
     data: memoryview
+    served: set[str] = field(default_factory=set)
+    """Peers that were sent the bytes by HTTP."""
+
+    def is_for(self, peer: str) -> bool:
+        """Whether a peer may have the bytes."""
+        return hmac.compare_digest(self.peer or peer, peer)
 
 
 def _digest(data: bytes | memoryview | bytearray) -> bytes:
@@ -65,9 +73,21 @@ class Transfers:
         self._offers: dict[str, _Offered] = {}
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
         self._turns = asyncio.Semaphore(cluster.max_transfers)
-        self.sent_nbytes = self.got_nbytes = self.refused = 0
+        self._listener, self._getter = Listener(cluster, self._find), Getter(cluster, me)
+        self.sent_nbytes = self.got_nbytes = self.refused = self.by_http = 0
         self.broker.listen(f"{_inbox(me)}.want", self._wanted)
         self.broker.listen(f"{_inbox(me)}.chunk.*", self._chunk)
+
+    async def start(self) -> None:
+        """Join the brokers, and listen."""
+        self.broker.start()
+        await self._listener.start()
+
+    async def close(self) -> None:
+        """Leave."""
+        await self._listener.close()
+        await self._getter.close()
+        await self.broker.close()
 
     @property
     def offered(self) -> int:
@@ -80,12 +100,23 @@ class Transfers:
         digest = await digest_of(data)
         secret = secrets.token_hex(32)
         self._offers[secret] = _Offered(peer, memoryview(data))
-        return Offer(secret, len(data), digest)
+        return Offer(secret, len(data), digest, self._listener.address)
 
     def withdraw(self, offer: Offer | None) -> None:
         """Nobody needs the bytes any more. Safe to call twice."""
         if offer is not None:
             self._offers.pop(offer.secret, None)
+
+    def _find(self, secret: str, peer: str) -> memoryview | None:
+        """The bytes for a peer that asks by HTTP, once for each peer."""
+        offered = self._offers.get(secret)
+        if offered is None or peer in offered.served or not offered.is_for(peer):
+            self.refused += 1
+            return None
+        offered.served.add(peer)
+        self.sent_nbytes += len(offered.data)
+        self.by_http += 1
+        return offered.data
 
     def _wanted(self, message: Msg) -> None:
         """A piece of an offer is asked for."""
@@ -99,7 +130,7 @@ class Transfers:
             self.refused += 1
             return
         offered, chunk = self._offers.get(want.secret), b""
-        if offered is not None and hmac.compare_digest(offered.peer or want.peer, want.peer):
+        if offered is not None and offered.is_for(want.peer):
             chunk = bytes(offered.data[want.offset : want.offset + want.nbytes])
         self.refused += not chunk
         self.sent_nbytes += len(chunk)
@@ -125,27 +156,33 @@ class Transfers:
         if offer.nbytes > most_nbytes:
             raise TransferFailed(f"{offer.nbytes} bytes are offered, {most_nbytes} are the limit")
         async with self._turns:
-            data, step = bytearray(offer.nbytes), min(MOST_CHUNK_NBYTES, self.broker.inline_nbytes)
-            places = iter(range(0, offer.nbytes, step))
+            data = await self._getter.get(offer)
+            if data is None or not hmac.compare_digest(await digest_of(data), offer.digest):
+                data = await self._in_chunks(offer, owner, is_alive)
+        self.got_nbytes += len(data)
+        return data
 
-            async def some() -> None:
-                """Get one chunk after another until none is left."""
-                for offset in places:
-                    nbytes = min(step, offer.nbytes - offset)
-                    chunk = await self._one(offer, owner, offset, nbytes, is_alive)
-                    if len(chunk) != nbytes:
-                        raise TransferFailed(f"{len(chunk)} bytes came where {nbytes} were expected")
-                    data[offset : offset + nbytes] = chunk
+    async def _in_chunks(self, offer: Offer, owner: str, is_alive: Callable[[str], bool]) -> bytes:
+        data, step = bytearray(offer.nbytes), min(MOST_CHUNK_NBYTES, self.broker.inline_nbytes)
+        places = iter(range(0, offer.nbytes, step))
 
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(WINDOW):
-                        group.create_task(some())
-            except* TransferFailed as failed:
-                raise failed.exceptions[0] from None
+        async def some() -> None:
+            """Get one chunk after another until none is left."""
+            for offset in places:
+                nbytes = min(step, offer.nbytes - offset)
+                chunk = await self._one(offer, owner, offset, nbytes, is_alive)
+                if len(chunk) != nbytes:
+                    raise TransferFailed(f"{len(chunk)} bytes came where {nbytes} were expected")
+                data[offset : offset + nbytes] = chunk
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(WINDOW):
+                    group.create_task(some())
+        except* TransferFailed as failed:
+            raise failed.exceptions[0] from None
         if not hmac.compare_digest(await digest_of(data), offer.digest):
             raise TransferFailed("the bytes are others than those that were offered")
-        self.got_nbytes += len(data)
         return bytes(data)
 
     async def _one(

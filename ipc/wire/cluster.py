@@ -48,12 +48,13 @@ class OtherVersion(ProtocolError):
 class Offer(msgspec.Struct, array_like=True, frozen=True):
     """Bytes too large for a message: who has `secret` may take them from whoever sent this offer.
 
-    `digest` is BLAKE2b-256 of the `nbytes` bytes.
+    `digest` is BLAKE2b-256 of the `nbytes` bytes. `address` (HOST:PORT) answers by HTTP; empty: chunks alone.
     """
 
     secret: str
     nbytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
     digest: bytes
+    address: str = ""
 
 
 class Carried(msgspec.Struct, frozen=True):

@@ -37,7 +37,11 @@ def one_broker(place: Path) -> Iterator[Broker]:
 @pytest.fixture(scope="module")
 def boxes(place: Path, one_broker: Broker) -> Iterator[tuple[Box, Box]]:
     urls = [one_broker.url]
-    with box(place / "a", "a", urls, models=MODELS) as a, box(place / "b", "b", urls, models=MODELS) as b:
+    http = {"cluster.transfer_bind": "127.0.0.1:0"}
+    with (
+        box(place / "a", "a", urls, models=MODELS, settings=http) as a,
+        box(place / "b", "b", urls, models=MODELS) as b,
+    ):
         yield a, b
 
 

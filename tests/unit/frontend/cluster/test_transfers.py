@@ -26,13 +26,16 @@ def one_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield one
 
 
-def played(one: Broker, scene: Callable[[Transfers, Transfers], Awaitable[None]]) -> None:
-    """Run a scene with two ends that have joined the broker."""
+def played(one: Broker, scene: Callable[[Transfers, Transfers], Awaitable[None]], bind: str = "") -> None:
+    """Run a scene with two ends that have joined the broker; the first one listens at `bind`, too."""
 
     async def run() -> None:
-        ends = [Transfers(Cluster(urls=(one.url,)), name, name) for name in ("here", "there")]
+        ends = [
+            Transfers(Cluster(urls=(one.url,), transfer_bind=bind), "here", "here"),
+            Transfers(Cluster(urls=(one.url,)), "there", "there"),
+        ]
         for end in ends:
-            end.broker.start()
+            await end.start()
 
         async def joined() -> bool:
             return all(end.broker.up for end in ends)
@@ -42,7 +45,7 @@ def played(one: Broker, scene: Callable[[Transfers, Transfers], Awaitable[None]]
             await scene(*ends)
         finally:
             for end in ends:
-                await end.broker.close()
+                await end.close()
 
     asyncio.run(run())
 
@@ -111,5 +114,81 @@ def test_words_of_strangers_are_dropped_and_the_next_transfer_goes_on(one_broker
         assert await there.get(offer, "here", MOST) == DATA
         assert here.refused == len(words)
         await stranger.close()
+
+    played(one_broker, scene)
+
+
+LOOPBACK = "127.0.0.1:0"
+
+
+def test_bytes_come_by_http_and_each_peer_gets_them_once(one_broker: Broker) -> None:
+    async def scene(here: Transfers, there: Transfers) -> None:
+        for data in (DATA, DATA[:5], b""):
+            offer = await here.offer([data], "there")
+            assert await there.get(offer, "here", MOST) == data
+        assert here.by_http == 3 and here.sent_nbytes == len(DATA) + 5
+        again = await here.offer([DATA], "")
+        assert await there.get(again, "here", MOST) == DATA
+        assert here.by_http == 4
+        assert await there.get(again, "here", MOST) == DATA
+        assert here.by_http == 4 and here.refused == 1
+
+    played(one_broker, scene, LOOPBACK)
+
+
+def test_an_address_that_nobody_answers_at_leaves_the_bytes_to_the_broker(one_broker: Broker) -> None:
+    async def scene(here: Transfers, there: Transfers) -> None:
+        offer = await here.offer([DATA], "there")
+        for address in ("127.0.0.1:1", "nonsense", "a b:1", "127.0.0.1:99999"):
+            there_only = msgspec.structs.replace(offer, address=address)
+            assert await there.get(there_only, "here", MOST) == DATA
+        assert not here.by_http
+
+    played(one_broker, scene, LOOPBACK)
+
+
+def test_everything_but_a_secret_of_ones_own_is_the_same_404(one_broker: Broker) -> None:
+    async def scene(here: Transfers, there: Transfers) -> None:
+        mine, others = await here.offer([DATA], "there"), await here.offer([DATA], "another")
+        host, _, port = mine.address.rpartition(":")
+        asked = [
+            "GET / HTTP/1.1\r\n",
+            f"GET /{'0' * 64} HTTP/1.1\r\nPenstock-Peer: there\r\n",
+            f"GET /{others.secret} HTTP/1.1\r\nPenstock-Peer: there\r\n",
+            f"GET /{mine.secret} HTTP/1.1\r\n",
+            f"POST /{mine.secret} HTTP/1.1\r\nPenstock-Peer: there\r\n",
+            f"GET /../{mine.secret} HTTP/1.1\r\nPenstock-Peer: there\r\n",
+            "\x00\xff\r\n",
+        ]
+        answers = set()
+        for head in asked:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head.encode("latin-1") + b"\r\n")
+            answers.add(await reader.read())
+            writer.close()
+        (answer,) = answers
+        assert answer.startswith(b"HTTP/1.1 404 ") and not here.by_http
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /" + b"a" * 10_000)
+        assert await reader.read() == b""
+        writer.close()
+        assert await there.get(mine, "here", MOST) == DATA and here.by_http == 1
+
+    played(one_broker, scene, LOOPBACK)
+
+
+def test_bytes_that_were_changed_on_the_way_come_once_more_by_the_broker(one_broker: Broker) -> None:
+    async def scene(here: Transfers, there: Transfers) -> None:
+        async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(DATA) + bytes(len(DATA)))
+            await writer.drain()
+
+        liar = await asyncio.start_server(lie, "127.0.0.1", 0)
+        port = liar.sockets[0].getsockname()[1]
+        offer = await here.offer([DATA], "there")
+        false = msgspec.structs.replace(offer, address=f"127.0.0.1:{port}")
+        assert await there.get(false, "here", MOST) == DATA
+        liar.close()
 
     played(one_broker, scene)
