@@ -14,6 +14,7 @@ from tests.tiny import causal
 from workers.generation import building, proof
 from workers.generation.attention import PagedAttention
 from workers.generation.captured import CapturedSteps
+from workers.generation.fused import fuse
 from workers.generation.heads import Heads
 from workers.generation.paged_decode import DecodeLayout, select_decode
 from workers.generation.scheduler import Sequence
@@ -67,6 +68,23 @@ def test_captured_steps_give_the_log_probabilities_of_plain_steps(
     assert replayed.tokens == plain.tokens
     for place, wanted in plain.logprobs.items():
         assert replayed.logprobs[place] == pytest.approx(wanted, abs=NEAR), place
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("family", CAPTURED)
+def test_kernels_of_norms_and_gates_give_the_log_probabilities_of_the_modules(
+    family: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = causal.make(family).to(DEVICE, dtype)
+    plain, _ = answers_of(model, False)
+    names = [type(module).__name__ for module in model.modules()]
+    with caplog.at_level(logging.INFO):
+        assert fuse(model) >= sum(name in ("LlamaRMSNorm", "LlamaMLP") for name in names), caplog.text
+    found, captured = answers_of(model, True)
+    assert captured is not None and captured.steps
+    assert found.tokens == plain.tokens
+    for place, wanted in plain.logprobs.items():
+        assert found.logprobs[place] == pytest.approx(wanted, abs=NEAR), place
 
 
 @pytest.mark.parametrize("family", EXPERTS)

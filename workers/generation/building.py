@@ -2,9 +2,10 @@
 
 1. Packed steps must give the logits that the model gives alone, with a picture too where the model sees
    (`workers.generation.proof`).
-2. The cache gets the bytes of the settings, else a part of the memory that is free, but never more than all sequences
+2. On CUDA norms and gates get kernels, each proven against its module (`workers.generation.fused`).
+3. The cache gets the bytes of the settings, else a part of the memory that is free, but never more than all sequences
    of the longest length need (`cache_blocks`).
-3. A model that does not pass the proof generates with its own cache, one request at a time (`PlainEngine`).
+4. A model that does not pass the proof generates with its own cache, one request at a time (`PlainEngine`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from workers.generation.device_drawing import DeviceDrawer
 from workers.generation.engine import Engine
 from workers.generation.features import FeatureStore
 from workers.generation.flights import Drawer, Masks, Sampler
+from workers.generation.fused import fuse
 from workers.generation.pictures.reading import PictureReader
 from workers.generation.plain import PlainEngine
 from workers.generation.proof import Earlier, packs
@@ -75,6 +77,7 @@ def build(
         return PlainEngine(
             model, context_tokens, sampler, masks, make_output, scored_tokens=scored, reader=reader
         )
+    fuse(model)
     if tower is not None:
         tower.forget()
         free_bytes = max(0, free_bytes - store.limit_nbytes)
