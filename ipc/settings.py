@@ -494,8 +494,6 @@ class Cluster(Section, frozen=True):
     transfer_advertise: PeerAddress = ""
     max_transfers: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 64
     inline_bytes: Annotated[int, msgspec.Meta(ge=4096, le=512 << 10)] = 512 << 10
-    piece_items: Annotated[int, msgspec.Meta(ge=1, le=3500)] = 64
-    piece_bytes: Annotated[int, msgspec.Meta(ge=4096, le=512 << 10)] = 256 << 10
     beat_s: Annotated[float, msgspec.Meta(gt=0, le=10)] = 0.2
     missing_beats: Annotated[int, msgspec.Meta(ge=2, le=100)] = 4
     gateway_silence_s: Seconds = 2.0
