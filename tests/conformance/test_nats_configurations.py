@@ -223,6 +223,9 @@ def test_a_gateway_and_a_box_with_their_own_users_serve_without_a_refusal(
     ):
         wait_until(lambda: serves(near), what="the first answer of a box")
         assert near.encode("fake/echo", ["x"]).headers["x-sie-worker"] == "a/worker-0"
+        # Too large for a message, and without an address of its own: the bytes go through the broker in chunks.
+        large = near.encode("fake/echo", ["x" * 2000] * 500)
+        assert large.status == 200 and len(large.json()["items"]) == 500
         for log in (one.log, near.log, guarded.log[before:]):
             assert "violation" not in log.lower(), log[-3000:]
             assert not any(secret in log for secret in LOGIN.values())
