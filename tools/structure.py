@@ -49,9 +49,11 @@ FLOORS = {
         ("app",),
     ),
     "workers": (
-        ("foreign", "images", "inputs", "libraries", "repository", "tools"),
+        ("foreign", "inputs", "libraries", "repository", "tools"),
         ("spare",),
         ("device", "supervisor"),
+        ("image_settings",),
+        ("images",),
         ("generation",),
         ("loading",),
         ("adapters",),

@@ -22,6 +22,7 @@ import numpy as np
 
 from ipc.extras import require
 from ipc.settings import Limits
+from workers import image_settings
 
 MOST_ASPECT = 200
 """Most times that one side is longer than the other; processors of the Qwen2-VL family have the same limit."""
@@ -145,13 +146,19 @@ def load_image_processor(directory: Path, *, trust_remote_code: bool = False, **
     """The image processor of a model directory, with `options` over the stored ones, in its Pillow form.
 
     With torchvision transformers would choose another form, which scales images differently. Raises ImportError without
-    pillow.
+    pillow, and `DamagedFile` for a file whose values make no image processor.
     """
     require_vision()
+    name = image_settings.check(directory)
     # NOTE: by its module: without torchvision, transformers 5.17 gives a class that refuses under the short name.
     from transformers.models.auto import image_processing_auto
 
     processors: Any = image_processing_auto.AutoImageProcessor
-    return processors.from_pretrained(
-        str(directory), trust_remote_code=trust_remote_code, local_files_only=True, backend="pil", **options
-    )
+    with image_settings.trying(name):
+        return processors.from_pretrained(
+            str(directory),
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            backend="pil",
+            **options,
+        )

@@ -23,6 +23,7 @@ from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.causal_files import CausalFiles
 from workers.adapters.shared.checkpoint import stored_limit, text_limit
 from workers.adapters.shared.text_loras import TextLoras
+from workers.device import stepping
 from workers.generation.building import CACHE_SETTING, build
 from workers.generation.engine import Engine
 from workers.generation.formats.table import Format, detect
@@ -148,7 +149,10 @@ class CausalAdapter(Adapter):
         return parameter_bytes(self.engine.model) + self.engine.cache_nbytes
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
-        """The request for the engine. Raises `InvalidInput` and `InputTooLong` with the field and the limit."""
+        """The request for the engine. Raises `InvalidInput` and `InputTooLong` with the field and the limit.
+
+        Raises `Deserted` between two pictures of a request that nobody waits for any more.
+        """
         assert isinstance(call, GenerateCall)
         check_bias(call.sampling.logit_bias, self._vocabulary_size)
         prompt, pictures = self._prompt(call)
@@ -170,7 +174,7 @@ class CausalAdapter(Adapter):
             None if call.counts_only else self._grammars.factory(call, prompt.text, max_tokens, prompt.said)
         )
         shown = self._vocabulary.prompt_text(ids, call.text) if call.tells_prompt else None
-        seen = [] if call.counts_only else [self._seen(picture, call.space) for picture in pictures]
+        seen = [] if call.counts_only else self._all_seen(pictures, call.space)
         request = GenerationRequest(
             None, ids, call, max_tokens, stop_ids, parser, matcher, shown, pictures=seen
         )
@@ -191,6 +195,15 @@ class CausalAdapter(Adapter):
         return InputTooLong(
             f"the prompt has {tokens} tokens, {bound} and the answer needs one at least; {advice}"
         )
+
+    def _all_seen(self, pictures: Sequence[Picture], space: str) -> list[Picture]:
+        """The pictures of a prompt. Raises `Deserted` before the next picture once nobody waits for the request."""
+        steps, seen = stepping.current(), list[Picture]()
+        for picture in pictures:
+            if steps.deserted:
+                raise stepping.Deserted("the request ended before all of its images were decoded")
+            seen.append(self._seen(picture, space))
+        return seen
 
     def _seen(self, picture: Picture, space: str) -> Picture:
         """A picture with inputs, or one whose features are stored: those of the same space, as blocks are."""

@@ -2,7 +2,7 @@
 
 Each step tells the watchdog that the thread lives, so that its limit holds for a step and not for the whole, asks which
 items nobody waits for any more, and may make way for other work. Outside of a batch (the proof at load) steps do
-nothing.
+nothing. A preparing thread has steps too, so that long work on one item can end when nobody waits for the item.
 
 A batch runs in a greenlet (`Turn`): in the middle of a computation it gives the device thread back, and goes on from
 there later. So a running batch is never entered by another one, and model code need not know of it.
@@ -225,9 +225,9 @@ def free_memory() -> bool:
 
 @contextlib.contextmanager
 def running(
-    activity: Activity, pieces: Sequence[Item], make_way: Callable[[], None] | None = None
+    activity: Activity | None, pieces: Sequence[Item], make_way: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """This greenlet runs a batch of `pieces`, in this order.
+    """This greenlet runs a batch of `pieces`, in this order, or prepares them, without an activity.
 
     `make_way` is called between two of its steps; None: that of the turn.
     """

@@ -40,7 +40,6 @@ from workers.generation.decoder import Decoder
 from workers.generation.engine import Engine
 from workers.generation.pictures.family import Picture
 from workers.generation.pictures.reading import PictureReader
-from workers.generation.pictures.stored import trying
 from workers.generation.plain import Run, seen_arguments, without_settings
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.rope import LengthRope, Unfollowed, forget_lengths, length_rope
@@ -48,6 +47,7 @@ from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scheduler import Span
 from workers.generation.step_plan import plan_of
 from workers.generation.tower import Tower
+from workers.image_settings import trying
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from workers.generation.joined import join
 from workers.generation.pictures import families
 from workers.generation.pictures.family import Family
 from workers.generation.pictures.reading import PictureReader
-from workers.generation.pictures.stored import NotServed
 from workers.generation.templates import ChatTemplate
+from workers.image_settings import NotServed
 from workers.loading.gguf_file import read_model
 from workers.loading.quantized_files import read_plan
 

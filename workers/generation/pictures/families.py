@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.generation.pictures import stored
+from workers import image_settings
 from workers.generation.pictures.family import Family
 from workers.generation.pictures.llama4 import Llama4
 from workers.generation.pictures.tiled import Idefics3, InternVL, LlavaOnevision
@@ -46,11 +46,11 @@ def load(
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
-        raise stored.NotServed(
+        raise image_settings.NotServed(
             f"pictures of the architecture {config.model_type!r} are not read; those of {', '.join(FAMILIES)} are"
         )
-    name = stored.check(directory)
-    with stored.trying(name):
+    name = image_settings.check(directory)
+    with image_settings.trying(name):
         images = family.load_images(directory, trust_remote_code=trust_remote_code, **(pixels or {}))
         made = family(config, tokenizer, images)
         made.file = name

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from workers.generation.pictures.stored import IMAGES, NotServed
+from workers.image_settings import IMAGES, NotServed
 from workers.images import load_image_processor, require_vision
 
 _USUAL_SIZE = (768, 1024)

@@ -7,17 +7,17 @@ the right and below. Values are those of bfloat16, in which the original compute
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from workers import image_settings
 from workers.generation.pictures.family import Family, Features, Layout, Picture, shared_out
-from workers.generation.pictures.stored import IMAGES, NotServed
+from workers.image_settings import NotServed
 from workers.images import require_vision
 
 _DEFAULTS: dict[str, Any] = {
@@ -36,12 +36,12 @@ _ALWAYS = ("do_resize", "do_rescale", "do_normalize")
 class Llama4Images:
     """The image processor."""
 
-    def __init__(self, stored: dict[str, Any]) -> None:
-        """Take the values of preprocessor_config.json. Raises `NotServed` for steps that are switched off."""
+    def __init__(self, stored: Mapping[str, Any], name: str = image_settings.IMAGES) -> None:
+        """Take the values of the file `name`. Raises `NotServed` for steps that are switched off."""
         require_vision()
         off = [name for name in _ALWAYS if not stored.get(name, True)]
         if off:
-            raise NotServed(f"{IMAGES}: {', '.join(off)} must not be false")
+            raise NotServed(f"{name}: {', '.join(off)} must not be false")
         self._settings = {name: stored.get(name, value) for name, value in _DEFAULTS.items()}
         self.side = int(self._settings["size"]["height"])
         if self._settings["size"]["width"] != self.side:
@@ -122,8 +122,11 @@ class Llama4(Family):
 
     @classmethod
     def load_images(cls, directory: Path, *, trust_remote_code: bool, **pixels: int) -> Llama4Images:
-        """The image processor of a directory."""
-        return Llama4Images(json.loads((directory / IMAGES).read_text(encoding="utf-8")))
+        """The image processor of a directory. Raises FileNotFoundError without the file of its settings."""
+        name, settings = image_settings.read(directory)
+        if not settings:
+            raise FileNotFoundError(f"{name}: the model has no settings of an image processor")
+        return Llama4Images(settings, name)
 
     @property
     def words(self) -> frozenset[str]:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from workers.generation.pictures.family import Family, Features, Layout, Picture, shared_out
-from workers.generation.pictures.stored import NotServed
+from workers.image_settings import NotServed
 from workers.images import require_vision
 
 

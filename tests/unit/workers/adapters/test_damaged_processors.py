@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from tests.tiny import seeing
+from tests.tiny.models import build
 from tests.unit.workers.adapters.test_seeing_adapter import context
+from tests.unit.workers.adapters.test_vision_adapters import load
+from workers import image_settings
 from workers.adapters.causal import CausalAdapter
 from workers.adapters.shared.causal_files import CausalFiles
 from workers.generation.pictures.family import Family
-from workers.generation.pictures.stored import IMAGES, PROCESSOR, DamagedFile
+from workers.image_settings import IMAGES, PROCESSOR, DamagedFile
 from workers.loading.failure import classify
 
 ABSENT = object()
@@ -90,7 +93,16 @@ def test_a_file_that_is_no_object_is_named(directory: Path, name: str, content: 
         ({"temporal_patch_size": [2]}, "temporal_patch_size is [2], a whole number"),
         (
             {"max_pixels": 1 << 40},
-            "max_pixels is 1099511627776, a number of pixels of 1 to 2147483648 is needed",
+            "max_pixels is 1099511627776, a number of pixels of 1 to 67108864 is needed",
+        ),
+        (
+            {"size": {"shortest_edge": 1 << 27, "longest_edge": 1 << 28}},
+            "size is {'shortest_edge': 134217728, 'longest_edge': 268435456}, a side of 1 to 8192 pixels, or an "
+            "object of edges of 1 to 67108864 pixels in all, is needed",
+        ),
+        (
+            {"size": {"shortest_edge": 9000, "longest_edge": 5000}},
+            "size.shortest_edge is 9000, over longest_edge, 5000",
         ),
         ({"min_pixels": "many"}, "min_pixels is 'many', a number of pixels"),
         ({"rescale_factor": "1/255"}, "rescale_factor is '1/255', a number over 0 is needed"),
@@ -161,6 +173,70 @@ def test_a_processor_whose_pictures_the_tower_does_not_take_ends_the_load_of_the
         DamagedFile, match=f"{IMAGES} does not fit the model's image processor and config.json"
     ):
         CausalAdapter.load(context(directory))
+
+
+@pytest.mark.parametrize(
+    ("directory", "values"),
+    [
+        ("smolvlm", {"size": {"longest_edge": 1 << 31}}),
+        ("smolvlm", {"max_image_size": {"longest_edge": 8193}}),
+        ("mistral3", {"size": {"longest_edge": 1 << 20}}),
+    ],
+    indirect=["directory"],
+)
+def test_an_edge_that_is_a_side_has_the_bound_of_a_side(directory: Path, values: dict[str, Any]) -> None:
+    change(directory, **values)
+    [name] = values
+    assert f"{IMAGES}: {name} is {values[name]}, a side of 1 to 8192 pixels" in refusal(directory)
+
+
+@pytest.mark.parametrize("directory", ["llama4"], indirect=True)
+def test_llama_4_reads_nested_settings_alone(directory: Path) -> None:
+    stored = json.loads((directory / IMAGES).read_bytes())
+    expected = family_of(directory)
+    (directory / IMAGES).unlink()
+    (directory / PROCESSOR).write_text(json.dumps({"image_processor": stored}))
+    found = family_of(directory)
+    assert found is not None and expected is not None and found.settings == expected.settings
+    (directory / PROCESSOR).write_text(json.dumps({"image_processor": {**stored, "do_resize": False}}))
+    assert family_of(directory) is None, "steps that are switched off are not built"
+    (directory / PROCESSOR).unlink()
+    assert family_of(directory) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "tiny"),
+    [
+        ("clip", "clip"),
+        ("siglip", "siglip"),
+        ("colpali", "colpali"),
+        ("colqwen2", "colqwen2"),
+        ("qwen3_vl_embedding", "qwen3_vl"),
+        ("detection", "detr"),
+        ("owlv2", "owlv2"),
+        ("grounding_dino", "grounding_dino"),
+        ("donut", "donut"),
+        ("florence2", "florence2"),
+        ("document_qa", "layoutlmv3"),
+    ],
+)
+def test_other_families_that_read_pictures_name_file_and_value_too(
+    family: str, tiny: str, tmp_path: Path
+) -> None:
+    directory = build(tiny, tmp_path)
+    name, stored = image_settings.read(directory)
+    file = directory / name
+    whole = json.loads(file.read_bytes())
+    changed = {**stored, "image_mean": "grey"}
+    file.write_text(json.dumps({**whole, "image_processor": changed} if name == PROCESSOR else changed))
+    with pytest.raises(DamagedFile, match=f"{name}: image_mean is 'grey', a number, or 3 for the channels"):
+        load(family, directory)
+
+
+@pytest.mark.parametrize("size", [[768, 512], [224], 384, {"shortest_edge": 800, "longest_edge": 1333}])
+def test_sizes_of_older_files_are_read(size: Any, tmp_path: Path) -> None:
+    (tmp_path / IMAGES).write_text(json.dumps({"size": size}))
+    assert image_settings.check(tmp_path) == IMAGES
 
 
 @pytest.mark.parametrize("directory", ["gemma3"], indirect=True)

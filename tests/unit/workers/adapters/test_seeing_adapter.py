@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from ipc.errors import InputTooLong, InvalidInput
-from ipc.settings import Generation
+from ipc.errors import InputTooLong, InvalidInput, PenstockError
+from ipc.settings import Generation, Settings
 from ipc.wire.messages import Ending, GenerateCall, Sampling
 from tests.fakes.generating import Answers
+from tests.fakes.jobs import make_job
 from tests.fakes.seeing import TOKENS, Chat, Seeing
 from tests.tiny import seeing
 from workers.adapters.base import LoadContext, Prepared
@@ -21,6 +24,7 @@ from workers.generation.engine import Engine
 from workers.generation.pictures import reading
 from workers.generation.plain import PlainEngine
 from workers.generation.request import GenerationRequest
+from workers.scheduling.preparing import Preparer
 
 QUESTION = "What do you see?"
 CHATS = (Chat((1, QUESTION)), Chat((QUESTION,)), Chat((1, "Compare.", 2, QUESTION)))
@@ -143,3 +147,37 @@ def test_a_model_that_fails_the_proof_sees_with_generate_alone(
     plain = CausalAdapter.load(context(each.directory))
     assert plain.sees and type(plain.engine) is PlainEngine
     assert answer(plain, *CHATS) == [each.expected(chat)[0] for chat in CHATS]
+
+
+@pytest.mark.parametrize("ended", ["cancelled", "late"])
+def test_the_pictures_of_a_request_that_nobody_waits_for_are_not_decoded(
+    adapter: CausalAdapter, monkeypatch: pytest.MonkeyPatch, ended: str
+) -> None:
+    numbers = tuple(range(20, 36))
+    call = call_of(Chat((*numbers, QUESTION)))
+    job = make_job(call, of=adapter)
+    job.prepared = [Prepared(None, 0)]
+    decoded: list[int] = []
+    decode = reading.decoded
+
+    def counted(data: bytes, ground: Any) -> Any:
+        decoded.append(len(data))
+        if len(decoded) == 3 and ended == "cancelled":
+            job.state = "cancelled"
+        elif len(decoded) == 3:
+            job.work = msgspec.structs.replace(job.work, deadline_ns=1)
+        return decode(data, ground)
+
+    monkeypatch.setattr(reading, "decoded", counted)
+    failures: list[PenstockError] = []
+    table: Any = SimpleNamespace(
+        claim=lambda job: True, unclaim=lambda job: None, fail=lambda job, error: failures.append(error)
+    )
+    arena: Any = SimpleNamespace(record_preparing=lambda *_: None)
+    preparing: Any = SimpleNamespace(queue=None, jobs=table, arena=arena, settings=Settings())
+    preparer = Preparer(preparing, lambda job: None)
+    preparer.prepare_now(job)
+    preparer.close()
+    assert len(decoded) == 3, "of sixteen"
+    [error] = failures
+    assert error.code == "DEADLINE_EXCEEDED" and "images" in error.message

@@ -1,4 +1,4 @@
-"""The stored settings of an image processor, checked before and after the processor is made of them.
+"""The stored settings of an image processor, checked before and while the processor is made of them.
 
 transformers takes most values as they are, and fails later with the error of whatever line first needs one, or makes
 other pixels. So a damaged file would cost the first requests with pictures, or take the model's sight without a word.
@@ -20,7 +20,7 @@ IMAGES, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 _NESTED = "image_processor"
 """The part of `PROCESSOR` that goes before `IMAGES`."""
 _MOST = 1 << 13
-_MOST_PIXELS = 1 << 31
+_MOST_PIXELS = _MOST * _MOST
 _CHANNELS = 3
 _FILTERS = 6
 """Filters of Pillow, by number."""
@@ -35,23 +35,39 @@ class DamagedFile(ValueError):
     """A file whose values make no image processor; the message names the file and the value."""
 
 
-def check(directory: Path) -> str:
-    """The name of the file with the settings of the image processor in a model directory.
+def read(directory: Path) -> tuple[str, Mapping[str, Any]]:
+    """(name of the file, settings of the image processor) of a model directory; no settings without a file.
 
-    Raises `DamagedFile` for a file that is no object of JSON and for a value that no image processor takes.
+    Raises `DamagedFile` for a file that is no object of JSON.
     """
     nested = _read(directory, PROCESSOR).get(_NESTED)
     name, stored = (PROCESSOR, nested) if nested is not None else (IMAGES, _read(directory, IMAGES))
     if not isinstance(stored, Mapping):
         raise DamagedFile(f"{name}: {_NESTED} is {_shown(stored)}, an object is needed")
+    return name, stored
+
+
+def check(directory: Path) -> str:
+    """The name of the file with the settings of the image processor in a model directory.
+
+    Raises `DamagedFile` for a file that is no object of JSON and for a value that no image processor takes.
+    """
+    name, stored = read(directory)
+    # NOTE: processors that cut a picture of any form into patches say pixels in all where others say a side.
+    rules = _RULES | ({"size": _is_area_or_size} if stored.keys() >= _OF_ANY_FORM else {})
     for key, value in stored.items():
-        rule = _RULES.get(key) or (_is_flag if key.startswith("do_") else None)
+        rule = rules.get(key) or (_is_flag if key.startswith("do_") else None)
         # NOTE: files say null for a value that is not set.
         if rule is not None and value is not None and not rule(value):
             raise DamagedFile(f"{name}: {key} is {_shown(value)}, {_NEEDED[rule]} is needed")
     for least, most in (("min_patches", "max_patches"), ("min_pixels", "max_pixels")):
         if (stored.get(least) or 0) > (stored.get(most) or math.inf):
             raise DamagedFile(f"{name}: {least} is {stored[least]}, over {most}, {stored[most]}")
+    size = stored.get("size")
+    if rules["size"] is _is_area_or_size and isinstance(size, Mapping):
+        short, long = size.get("shortest_edge"), size.get("longest_edge")
+        if (short or 0) > (long or math.inf):
+            raise DamagedFile(f"{name}: size.shortest_edge is {short}, over longest_edge, {long}")
     return name
 
 
@@ -105,15 +121,25 @@ def _is_area(value: Any) -> bool:
     return _is_count(value, _MOST_PIXELS)
 
 
-def _is_size(value: Any) -> bool:
-    """A side, or sides by name. Edges are pixels in all for the families of Qwen."""
+def _is_size(value: Any, edge: Callable[[Any], bool] = _is_count) -> bool:
+    """A side, sides in order, or sides by name, of which `edge` judges those that are called edges."""
+    if isinstance(value, list):
+        return 1 <= len(value) <= 2 and all(map(_is_count, value))
     if not isinstance(value, Mapping):
         return _is_count(value)
     sides = {name: side for name, side in value.items() if side is not None}
     return bool(sides) and all(
-        _is_area(side) if name.endswith(("_edge", "_pixels")) else _is_count(side)
+        edge(side)
+        if name.endswith("_edge")
+        else _is_area(side)
+        if name.endswith("_pixels")
+        else _is_count(side)
         for name, side in sides.items()
     )
+
+
+def _is_area_or_size(value: Any) -> bool:
+    return _is_size(value, _is_area)
 
 
 def _is_number(value: Any) -> bool:
@@ -161,12 +187,15 @@ _RULES: dict[str, Callable[[Any], bool]] = {
     "resample": _is_filter,
 }
 """What the values of the file must be, by name. Other names may have any value."""
+_OF_ANY_FORM = {"patch_size", "merge_size"}
+"""Names that only processors for pictures of any form have together."""
 _NEEDED: dict[Callable[[Any], bool], str] = {
     _is_text: "a text",
     _is_flag: "true or false",
     _is_count: f"a whole number of 1 to {_MOST}",
     _is_area: f"a number of pixels of 1 to {_MOST_PIXELS}",
     _is_size: f"a side of 1 to {_MOST} pixels, or an object of sides,",
+    _is_area_or_size: f"a side of 1 to {_MOST} pixels, or an object of edges of 1 to {_MOST_PIXELS} pixels in all,",
     _is_factor: "a number over 0",
     _is_per_channel: f"a number, or {_CHANNELS} for the channels,",
     _is_spread: f"a number over 0, or {_CHANNELS} for the channels,",
