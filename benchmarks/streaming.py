@@ -22,7 +22,7 @@ from benchmarks.load import Address, post
 
 _BUFFER_NBYTES = 1 << 18
 _TAIL_NBYTES = 4096
-_LAST_CHUNK = b"0\r\n\r\n"
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
 _TEXT = re.compile(rb'"content":\s*"[^"]')
 _PROMPT = re.compile(rb'"prompt_tokens":\s*(\d+)')
 _COMPLETION = re.compile(rb'"completion_tokens":\s*(\d+)')
