@@ -152,7 +152,7 @@ def _kind(status: int) -> str:
     return "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
 
 
-FAULTS = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+FAULTS = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504)
 
 
 def generating(

@@ -1,0 +1,52 @@
+"""Loads of LoRA adapters that meet another load, and models that take no adapter."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import falcon.testing
+import orjson
+
+from ipc import deadline
+from ipc.errors import LoraUnavailable
+from ipc.store.store import Store
+from ipc.store.wishes import Wishes
+from tests.fakes.generation_server import CHAT, RecordedServer
+
+
+def test_a_load_beside_another_load_is_told_to_come_again(tmp_path: Path) -> None:
+    adapter = tmp_path / "adapters" / "one"
+    adapter.mkdir(parents=True)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (adapter / name).write_text("{}")
+    root = tmp_path / "run"
+    root.mkdir()
+    server = RecordedServer(root, catalog__lora_dirs=str(adapter.parent))
+    services = server.services
+    services.store = Store(services.settings.paths)
+    (root / "wishes").mkdir()
+    wishes = Wishes(services.settings.paths, services.store)
+    body = {"lora_name": "one", "lora_path": "one", "base_model_name": CHAT}
+
+    async def act() -> Any:
+        async with (
+            wishes.loras_locked(deadline.after(5)),
+            falcon.testing.ASGIConductor(server.client.app) as asked,
+        ):
+            return await asked.simulate_post(
+                "/v1/load_lora_adapter", body=orjson.dumps(body), headers={"Content-Type": "application/json"}
+            )
+
+    answer = asyncio.run(act())
+    assert (answer.status_code, answer.json["error"]["code"]) == (429, "lora_busy"), answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_model_that_takes_no_adapter_is_a_conflict(tmp_path: Path) -> None:
+    server = RecordedServer(tmp_path)
+    server.script(LoraUnavailable("this model has no LoRA adapters"))
+    answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+    assert (answer.status_code, answer.json["error"]["code"]) == (409, "lora_runtime_unavailable")
+    assert "this model has no LoRA adapters" in answer.json["error"]["message"]
