@@ -19,7 +19,7 @@ import msgspec
 
 from ipc import extras
 from ipc.catalog import ids
-from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry
+from ipc.catalog.entries import QUANTIZED, AdapterSource, DirectorySource, HubSource, ModelEntry
 from ipc.catalog.reading import read_entries
 from ipc.machine import count_gpus
 from ipc.settings import Settings
@@ -115,16 +115,20 @@ def summary(entry: ModelEntry, config: Settings) -> dict[str, Any]:
 def weights_nbytes(entry: ModelEntry, config: Settings) -> int | None:
     """Memory of the weights, from the number of parameters in the description; None where the text has none.
 
-    Weights have four bytes on CPU and two on a GPU, unless the entry or the settings choose the precision.
+    Weights have four bytes on CPU and two on a GPU, unless the entry or the settings choose the precision. Quantised
+    weights are counted as if all were; embeddings and norms have more.
     """
     match = _PARAMETERS.search(entry.description)
     if match is None:
         return None
     precision = entry.precision or config.worker.precision
+    if precision in QUANTIZED and entry.adapter != "causal":
+        precision = "auto"
     if precision == "auto":
         on_gpu = config.worker.device == "cuda" or (config.worker.device == "auto" and count_gpus() > 0)
         precision = "bfloat16" if on_gpu else "float32"
-    return int(float(match[1]) * _SCALES[match[2]]) * (4 if precision == "float32" else 2)
+    each = {"float32": 4.0, "int8": 1.0, "fp8": 1.0, "int4": 0.625}.get(precision, 2.0)
+    return int(float(match[1]) * _SCALES[match[2]] * each)
 
 
 def print_list(config: Settings, options: argparse.Namespace) -> int:

@@ -88,7 +88,9 @@ def gguf_of(entry: ModelEntry) -> str:
 
 
 Similarity = Literal["cosine", "dot", "maxsim"]
-Precision = Literal["float32", "bfloat16", "float16"]
+QUANTIZED = ("int8", "int4", "fp8")
+"""Precisions of the weights of linear layers alone, of models that generate text."""
+Precision = Literal["float32", "bfloat16", "float16", "int8", "int4", "fp8"]
 ServedName = Annotated[str, msgspec.Meta(pattern=ids.SERVED_NAME)]
 Count = Annotated[int, msgspec.Meta(gt=0, le=2**63 - 1)]
 """A positive number that messages can tell."""

@@ -24,6 +24,7 @@ from ipc.catalog.entries import (
     ENCODE_OUTPUTS,
     ID,
     LORA_PART,
+    QUANTIZED,
     AdapterSource,
     BadFile,
     Catalog,
@@ -70,6 +71,12 @@ def _check(entry: ModelEntry, own_layout: bool) -> None:
     owners: dict[str, ModelEntry | Profile] = {"": entry}
     owners |= {f"profiles.{name}.": profile for name, profile in entry.profiles.items()}
     for place, owner in owners.items():
+        family = owner.adapter or entry.adapter
+        if owner.precision in QUANTIZED and family in FAMILY_OPTIONS and family != "causal":
+            raise ValueError(
+                f"{place}precision: {owner.precision} is for models that generate text (adapter causal); the family "
+                f"{family} takes float32, bfloat16 or float16"
+            )
         for field in ("runtime", "loadtime"):
             options = getattr(owner, field)
             check_plain(options, f"{place}{field}")

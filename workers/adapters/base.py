@@ -51,6 +51,7 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     builds_alone whether a load must not overlap others (`shared.building.BUILDING`)
     lora        whether LoRA adapters can be applied to the family's models
     gguf        whether the family reads models in GGUF files
+    quantizes   whether the family's models can keep their weights quantised (`ipc.catalog.entries.QUANTIZED`)
     needs_proof whether a load fails when none of the canned inferences suits the model (`lifecycle.proof`)
     """
 
@@ -63,6 +64,7 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     builds_alone: bool = True
     lora: bool = False
     gguf: bool = False
+    quantizes: bool = False
     needs_proof: bool = True
 
     def __post_init__(self) -> None:
@@ -150,7 +152,8 @@ class LoadContext:
     and, in `free_bytes`, a function that tells how much memory the device has left. `gguf` is the GGUF file in the
     directory that holds the model; empty for a model in another format. `findings` remember what loads found out here.
     `identity` stands for files, entry and versions of the load (`lifecycle.fingerprint`); empty where nobody knows.
-    `proof` is what this load proves, or an earlier load has proven.
+    `proof` is what this load proves, or an earlier load has proven. `quantization` is int8, int4 or fp8 where the
+    weights of linear layers stay quantised; else empty.
     """
 
     directory: Path
@@ -166,6 +169,7 @@ class LoadContext:
     generation: Generation = field(default_factory=Generation)
     free_bytes: Callable[[], int] = lambda: 0
     gguf: str = ""
+    quantization: str = ""
     findings: Findings = field(default_factory=Findings)
     identity: str = ""
     proof: Proof = field(default_factory=Proof)

@@ -48,6 +48,7 @@ class CausalAdapter(Adapter):
         outputs=("chat",),
         lora=True,
         gguf=True,
+        quantizes=True,
     )
     engine: Engine
 

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ipc.catalog.entries import ModelEntry, gguf_of
+from ipc.catalog.entries import QUANTIZED, ModelEntry, gguf_of
 from ipc.version import VERSION
 from workers.device.findings import read_small, write_small
 from workers.loading.reading import facts_of, files_of
@@ -135,7 +135,8 @@ def _facts(path: Path, directory: Path) -> tuple[str, int, int]:
 def _relevant(entry: ModelEntry) -> tuple[Any, ...]:
     kinds = (entry.inputs, entry.outputs)
     limits = (entry.max_sequence_length, entry.runtime, entry.loadtime, entry.proof)
-    return (entry.id, entry.source, entry.adapter, entry.code, *kinds, *limits)
+    quantized = (entry.precision,) if entry.precision in QUANTIZED else ()
+    return (entry.id, entry.source, entry.adapter, entry.code, *kinds, *limits, *quantized)
 
 
 @cache

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, gguf_of
+from ipc.catalog.entries import QUANTIZED, AdapterSource, DirectorySource, HubSource, ModelEntry, gguf_of
 from ipc.catalog.model_config import InstanceGroup
 from ipc.catalog.reading import check_names
 from ipc.settings import Settings
@@ -48,7 +48,7 @@ BYTES_PER_S, DOWNLOADED_PER_S = 500e6, 50e6
 """Bytes a second from the disk and from the hub, for an estimate before the first load."""
 _LOADS = "loads"
 """Findings of what loads took, in seconds."""
-PYTHON, ONNX = "python_model", "onnx"
+PYTHON, ONNX, CAUSAL = "python_model", "onnx", "causal"
 _PHASES = {"download": (0.0, 0.4), "read": (0.4, 0.2), "tokenizer": (0.6, 0.0), "weights": (0.6, 0.3)}
 _PHASES |= {"libraries": (0.6, 0.0), "linear layers": (0.9, 0.05), "proof of packed steps": (0.95, 0.05)}
 Build = Callable[[ModelEntry], Adapter]
@@ -104,7 +104,7 @@ class Loader:
 
         Raises any error, for `workers.loading.failure` to classify.
         """
-        entry, progress = instance.entry, Progress(instance, changed)
+        entry, progress = self._quantized(instance.entry), Progress(instance, changed)
         model_states.check_device(entry, self._device.torch, self._settings.worker_count)
         dtype = resolve_dtype(entry.precision or self._settings.worker.precision, self._device.torch)
         findings = Findings(self._settings.findings_root)
@@ -116,7 +116,7 @@ class Loader:
         directory = fetch(entry, progress)
         here = time.monotonic()
         program = entry.program if isinstance(entry, RepositoryEntry) else ""
-        nbytes = memory_budget.estimate(directory, program, gguf_of(entry), dtype)
+        nbytes = memory_budget.estimate(directory, program, gguf_of(entry), dtype, _quantization(entry))
         instance.load_s = instance.load_s or 1.0 + nbytes / BYTES_PER_S
         room(instance, instance.known_bytes or nbytes)
         began, proof = self._meter.begin(), Proof(findings)
@@ -141,6 +141,13 @@ class Loader:
             findings.write(_LOADS, facts, round(seconds, 1))
         return Loaded(adapter, self._meter.end(began, adapter))
 
+    def _quantized(self, entry: ModelEntry) -> ModelEntry:
+        """An entry of a model that generates text says itself how the settings quantise its weights."""
+        precision = self._settings.worker.precision
+        if entry.precision or precision not in QUANTIZED or entry.adapter not in BUILT_IN or entry.error:
+            return entry
+        return msgspec.structs.replace(entry, precision=precision) if entry.adapter == CAUSAL else entry
+
     def _build(
         self, entry: ModelEntry, directory: Path, dtype: torch.dtype, progress: Progress, proof: Proof
     ) -> Adapter:
@@ -159,6 +166,7 @@ class Loader:
             generation=self._settings.generation,
             free_bytes=lambda: memory_budget.free_bytes(self._settings, self._device),
             gguf=gguf_of(entry),
+            quantization=_quantization(entry),
             findings=Findings(self._settings.findings_root),
             proof=proof,
         )
@@ -169,6 +177,12 @@ class Loader:
         if context.gguf and not family.spec.gguf:
             raise source.SourceError(
                 f"source.gguf: the family {entry.adapter} reads no GGUF files", "UNKNOWN"
+            )
+        if context.quantization and not family.spec.quantizes:
+            raise source.SourceError(
+                f"precision: {context.quantization} is for models that generate text (adapter causal); {entry.adapter} "
+                "takes float32, bfloat16 or float16",
+                "UNKNOWN",
             )
 
         def identity() -> str:
@@ -182,6 +196,11 @@ class Loader:
         codec.check_status(Instance([entry], state="loaded", adapter=adapter).status(entry, ""))
         check_widths(entry, adapter.dims)
         return adapter
+
+
+def _quantization(entry: ModelEntry) -> str:
+    """How the weights of an entry's linear layers stay quantised; empty for numbers."""
+    return entry.precision if entry.precision in QUANTIZED else ""
 
 
 def keeps_threads(entry: ModelEntry) -> bool:

@@ -19,7 +19,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +32,16 @@ from workers.adapters.base import Adapter
 from workers.device.devices import Device
 from workers.loading.gguf_file import read_model
 from workers.loading.program_files import external_files, nbytes_of
-from workers.loading.quantized_files import QuantizedRefused, read_plan
+from workers.loading.quantized_files import QuantizedRefused, plain_plan, read_plan
 from workers.loading.stored_files import weight_files
 
 TRIM_AFTER_BYTES = 128 << 20
 TRIM_EVERY_S = 600.0
 KEPT_BYTES = 1 << 30
 """Blocks up to this size come from the heap, and so many bytes may be free at the top of the heap."""
+_NBYTES = {"int8": 1.01, "int4": 0.63, "fp8": 1.01}
+"""Of a number and its part of the scales, by the kind of quantised layers."""
+_MATRIX = 2
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -82,11 +85,26 @@ def available_bytes() -> int:
     return free if limit == "max" else min(free, max(0, int(limit) - used))
 
 
-def estimate(directory: Path, program: str = "", gguf: str = "", dtype: torch.dtype | None = None) -> int:
+def estimate(
+    directory: Path,
+    program: str = "",
+    gguf: str = "",
+    dtype: torch.dtype | None = None,
+    quantization: str = "",
+) -> int:
     """Bytes of the weight files, or of the files of a program: about the memory that a load will take.
 
-    With `dtype` these are the bytes of the numbers in this type, where a GGUF file or quantised weights hold them.
+    With `dtype` these are the bytes of the numbers in this type, where a GGUF file or quantised weights hold them. With
+    `quantization` weights of two axes take the bytes of this kind, but for tables of embeddings.
     """
+    if quantization and dtype is not None:
+        with suppress(QuantizedRefused):
+            found = sum(
+                count * (_NBYTES[quantization] if axes == _MATRIX and not _is_table(name) else dtype.itemsize)
+                for name, count, axes in _shapes(directory, gguf)
+            )
+            if found:
+                return int(found)
     if gguf and dtype is not None:
         return read_model(directory / gguf).values * dtype.itemsize
     if program:
@@ -100,6 +118,24 @@ def estimate(directory: Path, program: str = "", gguf: str = "", dtype: torch.dt
                 return plan.values * dtype.itemsize
     files = weight_files(directory, gguf)
     return sum(path.stat().st_size for path in files)
+
+
+def _shapes(directory: Path, gguf: str) -> Iterator[tuple[str, int, int]]:
+    """Name, numbers and axes of each weight."""
+    if gguf:
+        for name, stored in read_model(directory / gguf).tensors.items():
+            yield name, math.prod(stored.shape), len(stored.shape)
+        return
+    plan = read_plan(directory) or plain_plan(directory)
+    if plan is not None:
+        for name, weight in plan.quantized.items():
+            yield name, math.prod(weight.shape), _MATRIX
+        for name, part in plan.plain.items():
+            yield name, math.prod(part.shape), len(part.shape)
+
+
+def _is_table(name: str) -> bool:
+    return any(word in name for word in ("embed", "embd", "wte"))
 
 
 def device_share(device: Device) -> float:

@@ -77,9 +77,12 @@ class Weight(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The weights of a checkpoint by the names that they have as numbers: quantised ones, and others as they are."""
+    """The weights of a checkpoint by the names that they have as numbers: quantised ones, and others as they are.
 
-    scheme: Scheme
+    `scheme` is None where no weight is quantised.
+    """
+
+    scheme: Scheme | None
     quantized: dict[str, Weight]
     plain: dict[str, Part]
 
@@ -187,8 +190,16 @@ def read_plan(directory: Path) -> Plan | None:
     return None if scheme is None else plan(scheme, sorted(directory.glob("*.safetensors")))
 
 
-def plan(scheme: Scheme, files: list[Path]) -> Plan:
-    """The weights in `files`. Raises `QuantizedRefused` for tensors that do not fit the scheme, and OSError."""
+def plain_plan(directory: Path) -> Plan | None:
+    """The weights of a directory whose weights are numbers; None without safetensors files, or for a format of
+    `OWN_WAY`. Raises `QuantizedRefused` for a damaged file, and OSError.
+    """
+    files = sorted(directory.glob("*.safetensors"))
+    config = json.loads((directory / "config.json").read_bytes())
+    return Plan(None, {}, _parts(files)) if files and not config.get("quantization_config") else None
+
+
+def _parts(files: list[Path]) -> dict[str, Part]:
     parts: dict[str, Part] = {}
     for file in files:
         try:
@@ -196,6 +207,12 @@ def plan(scheme: Scheme, files: list[Path]) -> Plan:
         except DamagedWeightsError as error:
             raise QuantizedRefused(str(error)) from error
         parts |= {name: Part(name, file, found.shape, found.kind) for name, found in stored.items()}
+    return parts
+
+
+def plan(scheme: Scheme, files: list[Path]) -> Plan:
+    """The weights in `files`. Raises `QuantizedRefused` for tensors that do not fit the scheme, and OSError."""
+    parts = _parts(files)
     quantized: dict[str, Weight] = {}
     used: set[str] = set()
     # NOTE: an incomplete layer may lack any of its tensors, so each of them leads to the layer.

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 
 import torch
 
+from ipc.catalog.entries import QUANTIZED
+
 BUILDING = threading.RLock()
 """Held while an adapter is imported and its model is built."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -24,26 +26,30 @@ def resolve_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The dtype for a precision setting on a device.
 
     "auto" is float32 on CPU, which is exact and has every kernel, and half precision on CUDA: bfloat16 where the card
-    has bfloat16, else float16. Raises ValueError for another word.
+    has bfloat16, else float16. The words of `QUANTIZED` are of weights; all else has the dtype of "auto" then. Raises
+    ValueError for another word.
     """
-    if precision == "auto":
+    if precision == "auto" or precision in QUANTIZED:
         if device.type != "cuda":
             return torch.float32
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     try:
         return DTYPES[precision]
     except KeyError:
-        raise ValueError(f"unknown precision {precision!r}: use auto, {', '.join(DTYPES)}") from None
+        raise ValueError(
+            f"unknown precision {precision!r}: use auto, {', '.join((*DTYPES, *QUANTIZED))}"
+        ) from None
 
 
 def parameter_bytes(*modules: torch.nn.Module) -> int:
-    """Bytes held by the parameters and buffers of `modules`; shared tensors count once."""
+    """Bytes held by the parameters and buffers of `modules`, and by packed weights; shared tensors count once."""
     tensors = {
         tensor.data_ptr() or id(tensor): tensor.numel() * tensor.element_size()
         for module in modules
         for tensor in (*module.parameters(), *module.buffers())
     }
-    return sum(tensors.values())
+    packed = sum(getattr(part, "packed_nbytes", 0) for module in modules for part in module.modules())
+    return sum(tensors.values()) + packed
 
 
 class WeightCount:

@@ -2,7 +2,7 @@
 
 A checkpoint is loaded by transformers' `AutoModelForImageTextToText` where its configuration has a part for pictures,
 else by `AutoModelForCausalLM`. GGUF files are read by modules that need the extra `gguf`. Quantised weights become
-numbers at the load (`quantized_weights`).
+numbers at the load (`quantized_weights`), unless the precision of the entry keeps weights quantised (`quantizing`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from workers.adapters.base import LoadContext
 from workers.adapters.shared import checkpoint, quantized_weights
 from workers.adapters.shared.linears import GENERATED_ROWS, lay_out_linears
+from workers.adapters.shared.quantizing import Quantizer
 from workers.generation.decoder import Decoder
 from workers.generation.joined import join
 from workers.generation.pictures import families
@@ -29,7 +30,7 @@ from workers.generation.pictures.reading import PictureReader
 from workers.generation.templates import ChatTemplate
 from workers.image_settings import NotServed
 from workers.loading.gguf_file import read_model
-from workers.loading.quantized_files import read_plan
+from workers.loading.quantized_files import plain_plan, read_plan
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ class CausalFiles:
         self._context = context
         self._stored = read_model(context.directory / context.gguf, last=True) if context.gguf else None
         self._config = None if context.gguf else checkpoint.read_config(context)
+        kind = context.quantization
+        self._quantizer = Quantizer(kind, context.dtype, context.device) if kind else None
 
     def tokenizer(self) -> Any:
         """transformers' tokenizer, with the chat template."""
@@ -109,11 +112,16 @@ class CausalFiles:
         return reader
 
     def _from_checkpoint(self) -> Any:
-        context, sees = self._context, is_seeing(self._config)
+        context, sees, quantizer = self._context, is_seeing(self._config), self._quantizer
         plan = read_plan(context.directory)
+        if plan is None and quantizer is not None and quantized_weights.brings(self._config, sees=sees):
+            plan = plain_plan(context.directory)
         if plan is not None:
-            return quantized_weights.load(context, plan, self._config, sees=sees)
-        return checkpoint.load_model(context, AutoModelForImageTextToText if sees else AutoModelForCausalLM)
+            return quantized_weights.load(context, plan, self._config, sees=sees, quantizer=quantizer)
+        model = checkpoint.load_model(context, AutoModelForImageTextToText if sees else AutoModelForCausalLM)
+        if quantizer is not None:
+            quantizer.finish(model)
+        return model
 
     def _from_gguf(self) -> Any:
         from workers.adapters.shared import gguf_weights
@@ -122,7 +130,7 @@ class CausalFiles:
         assert stored is not None
         transformers_logging.disable_progress_bar()
         config = gguf_weights.config_of(stored)
-        model = gguf_weights.load(stored, config, context.dtype, context.progress)
+        model = gguf_weights.load(stored, config, context.dtype, context.progress, self._quantizer)
         model.config.use_cache = False
         model.generation_config.eos_token_id = gguf_weights.end_ids(stored) or None
         context.progress("weights", 1.0)

@@ -20,10 +20,13 @@ import torch
 from numpy.typing import NDArray
 
 from ipc import extras
+from workers.adapters.shared.quantized_linears import INT4, QuantizedWeight
 from workers.loading.gguf_file import StoredTensor
 
 PIECE_VALUES = 1 << 18
 """Numbers of a tensor that are made at a time."""
+_BLOCK = 32
+"""Numbers of a block of Q4_0 and Q8_0."""
 _HALF_NBYTES = 2
 """Of a scale in half precision."""
 _K_SCALES_NBYTES = 12
@@ -55,6 +58,29 @@ def read_tensor(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
             if turn is None or dtype != torch.float32:
                 place.copy_(torch.from_numpy(numbers))
     return whole.reshape(stored.shape)
+
+
+def read_blocks(
+    stored: StoredTensor, kind: str, fix: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> QuantizedWeight:
+    """A weight [outer, inner] of Q4_0 (`kind` int4) or Q8_0 (int8) with the integers of the file.
+
+    `fix` puts rows into their order. Raises OSError for a file that is cut off meanwhile.
+    """
+    outer, inner = stored.shape
+    with stored.file.open("rb", buffering=0) as stream:
+        data = _read(stream.fileno(), stored.nbytes, stored.start, stored).reshape(
+            outer * inner // _BLOCK, -1
+        )
+    scales = torch.from_numpy(_halves(data, 0)).reshape(outer, -1)
+    runs = data[:, _HALF_NBYTES:]
+    if kind == INT4:
+        runs = np.concatenate([runs & 15, runs >> 4], axis=1)
+    values = torch.from_numpy(np.ascontiguousarray(runs).view(np.int8)).reshape(outer, inner)
+    if fix is not None:
+        values, scales = fix(values), fix(scales)
+    zeros = torch.full_like(scales, 8) if kind == INT4 else None
+    return QuantizedWeight(kind, values.contiguous(), scales.contiguous(), _BLOCK, zeros)
 
 
 def _read(file: int, nbytes: int, place: int, stored: StoredTensor) -> Blocks:

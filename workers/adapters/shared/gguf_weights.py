@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +44,9 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 
 from ipc import extras
 from workers.adapters.shared.building import BUILDING, WeightCount
-from workers.adapters.shared.gguf_blocks import read_tensor
+from workers.adapters.shared.gguf_blocks import read_blocks, read_tensor
+from workers.adapters.shared.quantized_linears import INT4, INT8, quantize
+from workers.adapters.shared.quantizing import Quantizer
 from workers.libraries import replaced
 from workers.loading.gguf_file import GgufModel, GgufRefused, StoredTensor
 
@@ -74,6 +78,9 @@ _EXPERTS = {
     "mlp.experts.down_proj": ("ffn_down_exps",),
 }
 """Parameters that hold all experts of a layer, with the tensors that make them up."""
+_AS_STORED = {INT4: "Q4_0", INT8: "Q8_0"}
+"""Blocks that stay as they are in a kind of quantised layers."""
+_FLOATS = ("F32", "F16", "BF16")
 
 Fix = Callable[[torch.Tensor], torch.Tensor]
 _FIELD = "tokenizer.ggml."
@@ -189,8 +196,16 @@ def _values(model: GgufModel, name: str) -> list[float]:
     return [] if stored is None else read_tensor(stored, torch.float32).flatten().tolist()
 
 
-def load(model: GgufModel, config: Any, dtype: torch.dtype, progress: Callable[[str, float], None]) -> Any:
+def load(
+    model: GgufModel,
+    config: Any,
+    dtype: torch.dtype,
+    progress: Callable[[str, float], None],
+    quantizer: Quantizer | None = None,
+) -> Any:
     """The model in eval mode on CPU; progress of the phase "weights" is the part of the numbers that are made.
+
+    With a quantizer linear layers stay quantised, and are already on the device of the quantizer.
 
     Raises `GgufRefused` for tensors that have no place in the model, for missing ones and for other shapes.
     """
@@ -198,7 +213,8 @@ def load(model: GgufModel, config: Any, dtype: torch.dtype, progress: Callable[[
     with BUILDING:
         # PERF: random numbers without memory bring in torch's compiler.
         with torch.device("meta"), no_init_weights():
-            shapes = {name: tuple(weight.shape) for name, weight in factory(config).state_dict().items()}
+            empty = factory(config)
+        shapes = {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
         weights = dict(_weights(model, config, shapes, dtype))
         used = {id(part) for weight in weights.values() for part in weight.parts}
         spare = [
@@ -212,11 +228,48 @@ def load(model: GgufModel, config: Any, dtype: torch.dtype, progress: Callable[[
         count = WeightCount(model.values, progress)
         for weight in weights.values():
             weight.made = count.make
+        if quantizer is not None:
+            held = _Held(model.name, quantizer)
+            for name in quantizer.names(empty) & weights.keys():
+                weights[name].hold = partial(held, name)
         # PERF: the names are those of the model, and the table of all renamings takes half a second to make.
         renamings = replaced([modeling_utils], "get_model_conversion_mapping", lambda *_, **__: [])
         with count.raising(), renamings:
             loaded: Any = factory.from_pretrained(None, config=config, state_dict=weights, dtype=dtype)
+        if quantizer is not None:
+            held.tell()
+            quantizer.finish(loaded)
     return loaded
+
+
+class _Held:
+    """Quantises the weights of a file, one after another.
+
+    Blocks of Q4_0 and Q8_0 stay as they are where their kind is asked for. Other blocks of more than 4 bits, and the
+    blocks of the K types, become int8, since each rounding to 4 bits costs more than the first.
+    """
+
+    def __init__(self, file: str, quantizer: Quantizer) -> None:
+        self._file, self._quantizer, self._turn = file, quantizer, threading.Lock()
+        self._changed: dict[tuple[str, str], int] = {}
+
+    def __call__(self, name: str, weight: _Weight) -> torch.Tensor:
+        """A stand-in for a weight, which the quantizer has."""
+        quantizer, kinds = self._quantizer, [part.kind for part in weight.parts]
+        with self._turn:
+            kind = quantizer.kind_of(name)
+            if kinds == [_AS_STORED.get(kind)]:
+                return quantizer.hold(name, read_blocks(weight.parts[0], kind, weight.fix))
+            if kind == INT4 and any(each not in _FLOATS for each in kinds):
+                kind = INT8
+            for each in kinds:
+                self._changed[each, kind] = self._changed.get((each, kind), 0) + 1
+            return quantizer.hold(name, quantize(weight.numbers(torch.float32), kind))
+
+    def tell(self) -> None:
+        """Say in the log what blocks have become."""
+        for (stored, kind), count in sorted(self._changed.items()):
+            log.info("%s: %d weights of %s have become %s", self._file, count, stored, kind)
 
 
 @dataclass(slots=True)
@@ -229,16 +282,19 @@ class _Weight:
     fix: Fix | None = None
     axis: int = 1
     made: Callable[[Callable[[], torch.Tensor]], torch.Tensor] = lambda numbers: numbers()
+    hold: Callable[[_Weight], torch.Tensor] | None = None
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        return self.made(self._numbers)
+        hold = self.hold
+        return self.made(lambda: self.numbers(self.dtype) if hold is None else hold(self))
 
-    def _numbers(self) -> torch.Tensor:
+    def numbers(self, dtype: torch.dtype) -> torch.Tensor:
+        """The parameter as numbers."""
         # NOTE: Gemma's norms are stored as float32 beside one; the one goes before the number is rounded.
-        exact = torch.float32 if self.fix is not None else self.dtype
+        exact = torch.float32 if self.fix is not None else dtype
         parts = [read_tensor(part, exact) for part in self.parts]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, self.axis)
-        return (whole if self.fix is None else self.fix(whole)).reshape(self.shape).to(self.dtype)
+        return (whole if self.fix is None else self.fix(whole)).reshape(self.shape).to(dtype)
 
 
 def _weights(

@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from workers.adapters.shared.linears import LaidOutLinear
+from workers.adapters.shared.quantized_linears import QuantizedLinear
 from workers.generation.joined import Part
 from workers.generation.lora_rows import Delta
 from workers.loading.lora_files import FILES, LayerShape, LayerWeights, Lora, UnsupportedLora
@@ -80,14 +81,14 @@ class LoraLayers:
         deltas = {name: _fitted(weights[path], layer) for path, (name, layer) in layers.items()}
         return FittedLora(deltas, _digest(weights))
 
-    def _layer(self, path: str) -> tuple[str, nn.Linear | LaidOutLinear | Part]:
+    def _layer(self, path: str) -> tuple[str, nn.Linear | LaidOutLinear | QuantizedLinear | Part]:
         """A layer and its path here; the adapter may have been trained on the model with or without a head."""
         for name in (path, path.removeprefix(self._prefix), f"{self._prefix}{path}"):
             try:
                 layer = self._model.get_submodule(name)
             except AttributeError:
                 continue
-            if not isinstance(layer, nn.Linear | LaidOutLinear | Part):
+            if not isinstance(layer, nn.Linear | LaidOutLinear | QuantizedLinear | Part):
                 raise UnsupportedLora(
                     f"{path}: is a {type(layer).__name__}, only linear layers are supported"
                 )
@@ -161,9 +162,12 @@ def _digest(weights: Mapping[str, LayerWeights]) -> str:
 
 
 @torch.inference_mode()
-def _fitted(weights: LayerWeights, layer: nn.Linear | LaidOutLinear | Part) -> Delta:
-    # The weight of a laid-out layer lies on "meta"; such layers run on the CPU.
+def _fitted(weights: LayerWeights, layer: nn.Linear | LaidOutLinear | QuantizedLinear | Part) -> Delta:
+    # The weight of a laid-out or a quantised layer lies on "meta"; laid-out layers run on the CPU.
     weight = layer.weight
-    device = torch.device("cpu") if weight.device.type == "meta" else weight.device
+    if isinstance(layer, QuantizedLinear):
+        device = layer.device
+    else:
+        device = torch.device("cpu") if weight.device.type == "meta" else weight.device
     up = weights.up.float() * weights.scale
     return Delta(weights.down.to(device, weight.dtype), up.to(device, weight.dtype))

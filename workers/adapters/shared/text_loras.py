@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from workers.adapters.shared.linears import LaidOutLinear
 from workers.adapters.shared.lora import FittedLora, LoraLayers
+from workers.adapters.shared.quantized_linears import QuantizedLinear
 from workers.generation.joined import Part
 from workers.generation.lora_rows import LoraProducts, StepRows, WrongRows
 from workers.loading.lora_files import UnsupportedLora
@@ -69,13 +70,13 @@ class TextLoras(LoraLayers):
         except WrongRows as error:
             raise UnsupportedLora(str(error)) from error
 
-    def _layer(self, path: str) -> tuple[str, nn.Linear | LaidOutLinear | Part]:
+    def _layer(self, path: str) -> tuple[str, nn.Linear | LaidOutLinear | QuantizedLinear | Part]:
         name, layer = super()._layer(path)
         if layer is self._model.get_output_embeddings():
             raise UnsupportedLora(
                 f"{path}: is the head over the vocabulary, whose adapters are not supported"
             )
-        if type(layer) not in (nn.Linear, LaidOutLinear, Part):
+        if type(layer) not in (nn.Linear, LaidOutLinear, Part) and not isinstance(layer, QuantizedLinear):
             raise UnsupportedLora(
                 f"{path}: is a {type(layer).__name__}, only plain linear layers are supported"
             )

@@ -1,0 +1,222 @@
+"""Quantised linear layers: the product of their numbers, of each row in any company, and a model's perplexity."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+from workers.adapters.shared import quantized_linears
+from workers.adapters.shared.building import parameter_bytes
+from workers.adapters.shared.quantized_linears import (
+    FP8,
+    INT4,
+    INT8,
+    Int4Linear,
+    Int8Linear,
+    LayerNotProven,
+    MadeLinear,
+    QuantizedLinear,
+    QuantizedWeight,
+    layer_of,
+    quantize,
+)
+from workers.adapters.shared.quantizing import Quantizer
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[4]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROWS = 70
+FORMS = {INT8: Int8Linear, INT4: Int4Linear, FP8: MadeLinear}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+BATCHES, STEPS, LENGTH, TESTED = 16, 300, 64, 16384
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def grouped(
+    inner: int, size: int, *, zeros: bool = True, order: bool = True, seed: int = 3
+) -> QuantizedWeight:
+    """A weight of 48 outputs and 8 bits in groups."""
+    draw = torch.Generator().manual_seed(seed)
+    groups = -(-inner // size)
+    return QuantizedWeight(
+        INT8,
+        torch.randint(-128, 128, (48, inner), dtype=torch.int8, generator=draw),
+        torch.rand(48, groups, generator=draw) * 0.01 + 0.001,
+        size,
+        torch.randint(-128, 128, (48, groups), generator=draw).float() if zeros else None,
+        torch.randperm(inner, generator=draw) if order else None,
+    )
+
+
+def agrees(
+    layer: QuantizedLinear, stored: QuantizedWeight, bias: torch.Tensor | None, tolerance: float
+) -> None:
+    """The results of rows in company are the product of the numbers; those of each row alone are the same bits."""
+    rows = drawn(ROWS, stored.shape[1], seed=1).to(layer.dtype)
+    rows[3] = 0
+    rows[4] *= 1e4
+    with torch.inference_mode():
+        found = layer(rows)
+        wanted = F.linear(rows.double(), stored.numbers().double(), None if bias is None else bias.double())
+        apart = (found.double() - wanted).abs().amax(1) / wanted.abs().amax(1).clamp(min=1e-9)
+        assert float(apart.max()) < tolerance
+        assert all(torch.equal(layer(rows[at]), found[at]) for at in range(ROWS))
+        for first, last in ((0, 2), (5, 38), (31, 64), (1, ROWS)):
+            assert torch.equal(layer(rows[first:last]), found[first:last])
+    assert found.dtype == layer.dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("shape", [(96, 64), (160, 128), (64, 1600)])
+def test_a_layer_gives_the_product_of_its_numbers_and_a_row_the_same_bits_in_any_company(
+    shape: tuple[int, int], kind: str, dtype: torch.dtype
+) -> None:
+    stored, bias = quantize(drawn(*shape), kind), drawn(shape[0], seed=2).to(dtype).float()
+    layer = layer_of("a", stored, bias, dtype, CPU)
+    assert type(layer) is FORMS[kind]
+    # NOTE: float16 has no place for 1e4 times these numbers of a wide layer; four bits compute in bfloat16.
+    assert layer(drawn(2, 3, shape[1]).to(dtype)).shape == (2, 3, shape[0])
+    if dtype != torch.float16:
+        agrees(layer, stored, bias, TOLERANCE[torch.bfloat16 if kind == INT4 else dtype])
+
+
+@pytest.mark.parametrize(
+    "stored", [grouped(96, 32), grouped(100, 32), grouped(96, 96, order=False), grouped(96, 32, zeros=False)]
+)
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_groups_zero_points_and_the_order_of_inputs_are_kept(
+    stored: QuantizedWeight, dtype: torch.dtype
+) -> None:
+    layer = layer_of("a", stored, None, dtype, CPU)
+    assert type(layer) is MadeLinear
+    agrees(layer, stored, None, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_numbers_are_rounded_to_the_nearest_of_their_kind(kind: str) -> None:
+    numbers = drawn(64, 96)
+    numbers[5] = 0
+    stored = quantize(numbers, kind)
+    apart = (stored.numbers() - numbers).abs()
+    step = stored.scales if kind == INT8 else stored.scales.repeat_interleave(32, 1) if kind == INT4 else None
+    limit = (
+        numbers.abs() / 16 + numbers.abs().amax(1, keepdim=True) / 448 / 512 if step is None else step * 0.501
+    )
+    # NOTE: a group of 4 bits whose zero is rounded may lose half a step at its end.
+    assert bool((apart <= limit * (2 if kind == INT4 else 1) + 1e-9).all())
+    assert not stored.numbers()[5].any()
+
+
+def test_a_width_without_whole_groups_of_four_bits_becomes_int8() -> None:
+    assert quantize(drawn(32, 100), INT4).kind == INT8
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_float8_is_its_number(dtype: torch.dtype) -> None:
+    finite = [code for code in range(256) if code & 0x7F != 0x7F]
+    values = torch.tensor([finite] * 32, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    layer = MadeLinear(QuantizedWeight(FP8, values, torch.ones(32, 1), len(finite)), None, dtype, CPU)
+    assert torch.equal(layer._numbers(0, 32).float(), values.float())
+
+
+def test_float8_that_is_no_number_is_refused_by_the_name_of_the_layer() -> None:
+    stored = quantize(drawn(32, 64), FP8)
+    stored.values.view(torch.uint8)[3, 4] = 0x7F
+    with pytest.raises(LayerNotProven, match=r"^layers\.1\.up: the quantised layer \(fp8\) does not give"):
+        layer_of("layers.1.up", stored, None, torch.float32, CPU)
+
+
+@pytest.mark.parametrize("fault", ["other numbers", "rows that depend", "no such product"])
+def test_a_product_that_fails_its_proof_is_not_used(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Int8Linear.product
+
+    def product(self: Any, rows: torch.Tensor) -> torch.Tensor:
+        if fault == "no such product":
+            raise RuntimeError("not here")
+        result = whole(self, rows)
+        return result * 1.01 if fault == "other numbers" else result + 1e-6 * len(rows)
+
+    monkeypatch.setattr(Int8Linear, "product", product)
+    stored = quantize(drawn(32, 64), INT8)
+    layer = layer_of("a", stored, None, torch.float32, CPU)
+    assert type(layer) is MadeLinear
+    agrees(layer, stored, None, 1e-5)
+
+
+def test_a_layer_that_no_form_computes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized_linears, "TOLERANCE", dict.fromkeys(DTYPES, -1.0))
+    with pytest.raises(LayerNotProven, match=r"^a: the quantised layer \(int8\).*the limit is -1"):
+        layer_of("a", quantize(drawn(32, 64), INT8), None, torch.float32, CPU)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_memory_of_a_layer_is_that_of_its_integers_and_scales(kind: str) -> None:
+    outer, inner = 128, 256
+    nbytes = parameter_bytes(layer_of("a", quantize(drawn(outer, inner), kind), None, torch.float32, CPU))
+    each = {INT8: outer * (inner + 8), INT4: outer * (inner // 2 + inner // 32 * 4), FP8: outer * (inner + 4)}
+    assert nbytes == each[kind]
+
+
+@pytest.fixture(scope="module")
+def learnt() -> tuple[Any, torch.Tensor, float]:
+    """A model of bytes that has learnt from the pages of this repository, a text that is new to it, its perplexity."""
+    pages = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+    text = torch.frombuffer(
+        bytearray(b"\n".join(page.read_bytes() for page in pages)), dtype=torch.uint8
+    ).long()
+    tested, known = text[:TESTED], text[TESTED:]
+    config = transformers.LlamaConfig(
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=256,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    model: Any = transformers.LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    pace = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, STEPS)
+    for _ in range(STEPS):
+        batch = torch.stack(
+            [known[at : at + LENGTH] for at in torch.randint(len(known) - LENGTH, (BATCHES,))]
+        )
+        loss = model(input_ids=batch, labels=batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        pace.step()
+    model.eval().requires_grad_(False)
+    return model, tested, perplexity(model, tested)
+
+
+@torch.inference_mode()
+def perplexity(model: Any, text: torch.Tensor) -> float:
+    parts = text.view(-1, 2 * LENGTH).split(16)
+    return math.exp(sum(float(model(input_ids=part, labels=part).loss) for part in parts) / len(parts))
+
+
+@pytest.mark.parametrize(("kind", "most"), [(INT8, 0.01), (INT4, 0.05), (FP8, 0.01)])
+def test_perplexity_of_a_model_that_has_learnt_hardly_changes(
+    kind: str, most: float, learnt: tuple[Any, torch.Tensor, float]
+) -> None:
+    model, text, before = learnt
+    assert before < 14, "the model has learnt something: 256 bytes are equally likely without"
+    quantized = copy.deepcopy(model)
+    Quantizer(kind, torch.float32, CPU).finish(quantized)
+    assert {type(layer) for layer in quantized.modules()} & set(FORMS.values())
+    assert not [layer for layer in quantized.modules() if type(layer) is torch.nn.Linear]
+    assert abs(perplexity(quantized, text) / before - 1) < most

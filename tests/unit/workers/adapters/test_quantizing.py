@@ -1,0 +1,230 @@
+"""Models whose linear layers stay quantised: each format's own numbers, memory of a load, heads, adapters, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ipc.catalog.entries import BadFile
+from ipc.catalog.reading import read_entry
+from ipc.wire.messages import Ending, GenerateCall, Sampling
+from tests.tiny import chat_tokenizers, gguf_models, loras, quantized_models
+from tests.tiny.quantized_models import LAYOUTS
+from tests.unit.workers.adapters import test_causal_adapter
+from tests.unit.workers.loading.test_gguf_models import TEXTS, generated
+from workers.adapters.causal import CausalAdapter
+from workers.adapters.shared.quantized_linears import (
+    FP8,
+    INT4,
+    INT8,
+    Int4Linear,
+    Int8Linear,
+    MadeLinear,
+    QuantizedLinear,
+    quantize,
+)
+from workers.adapters.shared.quantizing import Quantizer
+from workers.lifecycle.memory_budget import estimate
+
+NEAR = {Int8Linear: 1e-3, MadeLinear: 1e-4, Int4Linear: 3e-2}
+"""Mean difference of logits, as a part of their mean size: rounding of rows to 16 bits, to float32, to bfloat16."""
+
+
+def load(root: Path, kind: str, gguf: str = "", **changes: Any) -> CausalAdapter:
+    context = test_causal_adapter.context(root)
+    changes = {"max_sequence_length": None, "quantization": kind, "gguf": gguf, **changes}
+    return CausalAdapter.load(dataclasses.replace(context, **changes))
+
+
+def layers_of(adapter: CausalAdapter) -> dict[str, QuantizedLinear]:
+    return {
+        name: layer
+        for name, layer in adapter.engine.model.named_modules()
+        if isinstance(layer, QuantizedLinear)
+    }
+
+
+@torch.inference_mode()
+def is_near(adapter: CausalAdapter, wanted: Any) -> float:
+    """Mean difference of logits of a text, as a part of their mean size."""
+    model = adapter.engine.model
+    ids = torch.arange(40)[None] * 7 % model.config.vocab_size
+    model.set_attn_implementation("sdpa")
+    found, wanted = (each(input_ids=ids, use_cache=False).logits.float() for each in (model, wanted))
+    return float((found - wanted).abs().mean() / wanted.abs().mean())
+
+
+def rounded(model: Any, kind: str) -> Any:
+    """`model` with the numbers that its projections have as `kind`."""
+    for name, weight in model.named_parameters():
+        if "_proj." in name:
+            weight.copy_(quantize(weight, kind).numbers())
+    return model
+
+
+def is_written(adapter: CausalAdapter) -> bool:
+    """Whether an answer in company is that of the request alone."""
+    calls = [
+        GenerateCall(
+            messages=[{"role": "user", "content": text}],
+            ending=Ending(max_tokens=8, ignore_eos=True),
+            sampling=Sampling(temperature=0.0),
+        )
+        for text in TEXTS[:2]
+    ]
+    return generated(adapter, calls) == [generated(adapter, [call])[0] for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "form"),
+    [
+        ("gptq", INT4, Int4Linear),
+        ("gptq in order of activations", INT4, Int4Linear),
+        ("gptq, symmetric", INT4, Int4Linear),
+        ("awq", INT4, Int4Linear),
+        ("gptq of 8 bits", INT8, MadeLinear),
+        ("gptq of 8 bits in order of activations, symmetric", INT8, MadeLinear),
+        ("fp8 in blocks", FP8, MadeLinear),
+        ("fp8, weight_scale", FP8, MadeLinear),
+    ],
+)
+def test_weights_of_a_checkpoint_stay_as_they_are_where_their_kind_is_asked_for(
+    layout: str, kind: str, form: type[QuantizedLinear], tmp_path: Path
+) -> None:
+    wanted = quantized_models.write(tmp_path, LAYOUTS[layout])
+    adapter = load(tmp_path, kind)
+    layers = layers_of(adapter)
+    assert len(layers) == 2 * 7, "the head is a table of numbers in the file"
+    assert {type(layer) for layer in layers.values()} == {form}
+    assert is_near(adapter, wanted) < NEAR[form]
+    assert is_written(load(tmp_path, kind))
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"), [("gptq", INT8), ("gptq of 8 bits", INT4), ("awq", FP8), ("fp8 in blocks", INT8)]
+)
+def test_weights_of_another_kind_are_quantised_anew(layout: str, kind: str, tmp_path: Path) -> None:
+    wanted = rounded(quantized_models.write(tmp_path, LAYOUTS[layout]), kind)
+    adapter = load(tmp_path, kind)
+    assert {layer.kind for layer in layers_of(adapter).values()} == {kind}
+    assert is_near(adapter, wanted) < 3e-2
+
+
+@pytest.mark.parametrize(
+    ("stored", "kind", "kept"),
+    [("Q4_0", INT4, INT4), ("Q8_0", INT8, INT8), ("Q4_K", INT4, INT8), ("Q6_K", INT8, INT8)],
+)
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_blocks_of_a_gguf_file_stay_or_become_int8_which_the_log_says(
+    family: str, stored: str, kind: str, kept: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = gguf_models.write(tmp_path / "model.gguf", family, stored)
+    with caplog.at_level(logging.INFO):
+        adapter = load(tmp_path, kind, "model.gguf")
+    layers = {name: layer for name, layer in layers_of(adapter).items() if name != "lm_head"}
+    assert {layer.kind for layer in layers.values()} == {kept}
+    is_kept = stored in ("Q4_0", "Q8_0")
+    assert {type(layer) for layer in layers.values()} <= (
+        {Int4Linear, MadeLinear} if is_kept else {Int8Linear}
+    )
+    assert (f"weights of {stored} have become {kept}" in caplog.text) == (not is_kept)
+    assert is_near(adapter, wanted) < 4e-2
+
+
+@pytest.mark.parametrize("kind", [INT8, INT4, FP8])
+def test_a_load_holds_no_linear_layer_as_numbers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = gguf_models.write(tmp_path / "model.gguf", "llama", "F32")
+    wanted.save_pretrained(tmp_path / "plain")
+    chat_tokenizers.build("chatml").save_pretrained(tmp_path / "plain")
+    held: list[int] = []
+    finish = Quantizer.finish
+
+    def watched(self: Quantizer, model: Any, **options: bool) -> None:
+        held.append(sum(weight.untyped_storage().nbytes() for weight in model.parameters()))
+        finish(self, model, **options)
+
+    monkeypatch.setattr(Quantizer, "finish", watched)
+    tables = sum(
+        weight.nbytes for name, weight in wanted.named_parameters() if weight.ndim == 1 or "embed" in name
+    )
+    for adapter in (load(tmp_path / "plain", kind), load(tmp_path, kind, "model.gguf")):
+        assert held.pop() < tables + 200
+        assert {type(layer) for layer in layers_of(adapter).values()} != {MadeLinear} or kind == FP8
+        numbers = rounded(gguf_models.write(tmp_path / "again.gguf", "llama", "F32"), kind)
+        assert is_near(adapter, numbers) < 4e-2
+    whole = estimate(tmp_path / "plain", dtype=torch.float32, quantization=kind)
+    assert math.isclose(whole, adapter.memory_bytes - adapter.engine.cache_nbytes, rel_tol=0.1)
+
+
+def test_a_head_that_shares_the_table_of_embeddings_stays_and_one_of_its_own_has_int8(tmp_path: Path) -> None:
+    gguf_models.write(tmp_path / "tied.gguf", "qwen3", "F32")
+    gguf_models.write(tmp_path / "own.gguf", "llama", "F32")
+    tied, own = (load(tmp_path, INT4, f"{name}.gguf") for name in ("tied", "own"))
+    head = tied.engine.model.lm_head
+    assert not isinstance(head, QuantizedLinear)
+    assert layers_of(own)["lm_head"].kind == INT8
+    assert layers_of(own)["model.layers.0.mlp.up_proj"].kind == INT4
+
+
+@pytest.mark.parametrize("kind", [INT8, INT4, FP8])
+def test_a_lora_adapter_adds_to_a_quantised_layer(kind: str, tmp_path: Path) -> None:
+    quantized_models.write(tmp_path / "model", LAYOUTS["gptq"])
+    adapter = load(tmp_path / "model", kind)
+    shapes = {f"model.layers.{at}.mlp.up_proj": (160, 128) for at in range(2)}
+    fitted = adapter.loras.fit(loras.write_layers(tmp_path / "lora", shapes, ("up_proj",)))
+    layer = adapter.engine.model.get_submodule("model.layers.1.mlp.up_proj")
+    rows = torch.randn(3, 128)
+    delta = fitted.deltas["model.layers.1.mlp.up_proj"]
+    with torch.inference_mode():
+        plain = layer(rows)
+        adapter.loras.install("a", fitted)
+        call = GenerateCall(text="hi", ending=Ending(max_tokens=2, ignore_eos=True), lora="a")
+        with adapter.loras.traced("a"):
+            assert generated(adapter, [call])
+        torch.testing.assert_close(
+            plain + F.linear(F.linear(rows, delta.down), delta.up),
+            layer(rows) + rows @ delta.down.T @ delta.up.T,
+        )
+
+
+@pytest.mark.parametrize("place", ["precision: int8", "profiles: {small: {precision: int4}}"])
+def test_a_model_that_writes_no_text_refuses_quantised_weights_before_the_start(
+    place: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "entry.yaml"
+    path.write_text(f"id: a/b\nsource: {{kind: hub, repo: a/b}}\nadapter: dense\n{place}\n")
+    with pytest.raises(
+        BadFile, match=r"precision: int. is for models that generate text .* dense takes float32"
+    ):
+        read_entry(path)
+    path.write_text(f"id: a/b\nsource: {{kind: hub, repo: a/b}}\nadapter: causal\n{place}\n")
+    read_entry(path)
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    class Nothing(nn.Module):
+        base_model_prefix = "model"
+        config: Any = None
+
+        def get_output_embeddings(self) -> None:
+            return None
+
+        def get_input_embeddings(self) -> None:
+            return None
+
+    model = Nothing()
+    model.config = type("Config", (), {"get_text_config": lambda self: self})()
+    with pytest.raises(
+        ValueError, match="precision: int8: Nothing has no linear layers that can be quantised"
+    ):
+        Quantizer(INT8, torch.float32, torch.device("cpu")).finish(model)

@@ -1,0 +1,362 @@
+"""Linear layers for inference whose weights stay quantised in memory.
+
+1. A weight of integers or float8, with scales (`QuantizedWeight`), comes from a file or from numbers (`quantize`).
+2. `layer_of` chooses the product: int8 with one scale for each output on a CPU by oneDNN's integers (`Int8Linear`),
+   4 bits by torch's packed form (`Int4Linear`), and all else by numbers that are made anew in each call (`MadeLinear`).
+3. Each layer is proven against the product of its numbers. A layer that fails becomes a `MadeLinear`; where that fails
+   too, the load ends with the name of the layer.
+
+On a CPU the result of a row is the same bit for bit in any company. Sums of integers are exact, torch's form for 4 bits
+takes rows one by one, and numbers made anew meet a fixed number of rows (`ROWS`), some of them empty.
+
+PERF: figures of all these forms, and of those that were not chosen, stand in docs/adr/0077.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
+
+INT8, INT4, FP8 = "int8", "int4", "fp8"
+ROWS = 32
+"""Rows of one product with numbers that are made anew on a CPU."""
+TILE_NBYTES = 1 << 20
+"""Bytes of numbers that a product on a CPU makes at a time, which stay in the processor's caches."""
+GROUP = 32
+"""Inputs with the same scale where numbers become 4 bits."""
+PACKED_GROUPS = (32, 64, 128, 256)
+_OUTPUTS, _CUDA_INPUTS = 16, 128
+"""What torch's packed forms of 4 bits count in."""
+_MOST_INT8, _MOST_INT4, _MOST_FP8 = 127, 15, 448.0
+_PART = 256
+"""A row of numbers is 256 times one row of int8, and another: 16 bits in all."""
+_WHOLE = _MOST_INT8 * _PART
+_BITS: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
+    torch.float32: (torch.int32, 20, 120),
+    torch.bfloat16: (torch.int16, 4, 120),
+    torch.float16: (torch.int16, 7, 8),
+}
+"""Integers of a type's width, places by which bits of a float8 move there, and the power of two that is lacking."""
+_PROVEN_ROWS = ROWS + 1
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 3e-2}
+"""Largest difference of a result from that of the numbers, as a part of the largest result."""
+
+
+class LayerNotProven(ValueError):
+    """A quantised layer does not give the product of its numbers; the message names the layer."""
+
+
+@dataclass(slots=True)
+class QuantizedWeight:
+    """The numbers (values - zeros) * scales of a linear layer, of runs of inputs with the same scale.
+
+    values  int8 or float8_e4m3fn [outer, inner]; those of `int4` are 0 to 15
+    scales  float32 [outer, groups]
+    zeros   float32 [outer, groups]; None for zeros
+    group   inputs of a group; the last one may have fewer
+    order   int64 [inner]: which input of a row stands in each column; None where they stand in their order
+    """
+
+    kind: str
+    values: Tensor
+    scales: Tensor
+    group: int
+    zeros: Tensor | None = None
+    order: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.values.shape[0], self.values.shape[1]
+
+    def columns(self) -> Tensor:
+        """The numbers in the order of the columns, float32 [outer, inner]."""
+        numbers = self.values.float()
+        if self.zeros is not None:
+            numbers -= _spread(self.zeros, self.group, numbers.shape[1])
+        return numbers.mul_(_spread(self.scales, self.group, numbers.shape[1]))
+
+    def numbers(self) -> Tensor:
+        """The numbers in the order of the inputs, float32 [outer, inner]."""
+        columns = self.columns()
+        return (
+            columns if self.order is None else torch.empty_like(columns).index_copy_(1, self.order, columns)
+        )
+
+
+def _spread(groups: Tensor, size: int, inner: int) -> Tensor:
+    """A value for each input out of those of groups [outer, groups]; of one group, [outer, 1]."""
+    return groups if groups.shape[1] == 1 else groups.repeat_interleave(size, 1)[:, :inner]
+
+
+def quantize(numbers: Tensor, kind: str) -> QuantizedWeight:
+    """A weight of numbers [outer, inner] as `kind`, rounded to nearest.
+
+    int8 and fp8 have one scale for each output. int4 has a scale and a zero for each 32 inputs; a width that is no
+    multiple of 32 becomes int8.
+    """
+    outer, inner = numbers.shape
+    numbers = numbers.float()
+    if kind == INT4 and inner % GROUP == 0:
+        groups = numbers.view(outer, -1, GROUP)
+        # NOTE: zero is a number of every group, so that groups of one sign keep their zeros.
+        least, most = groups.amin(2).clamp_(max=0), groups.amax(2).clamp_(min=0)
+        scales = ((most - least) / _MOST_INT4).clamp_(min=torch.finfo(torch.float32).tiny)
+        # The packed form holds scales in bfloat16, so the integers are those of such scales.
+        scales = scales.bfloat16().float()
+        zeros = (-least / scales).round_().clamp_(0, _MOST_INT4)
+        values = groups.div(scales[..., None]).add_(zeros[..., None]).round_().clamp_(0, _MOST_INT4)
+        return QuantizedWeight(INT4, values.view(outer, inner).to(torch.int8), scales, GROUP, zeros)
+    most = numbers.abs().amax(1, keepdim=True)
+    if kind == FP8:
+        scales = (most / _MOST_FP8).clamp_(min=torch.finfo(torch.float32).tiny)
+        return QuantizedWeight(FP8, (numbers / scales).to(torch.float8_e4m3fn), scales, inner)
+    scales = (most / _MOST_INT8).clamp_(min=torch.finfo(torch.float32).tiny)
+    return QuantizedWeight(INT8, (numbers / scales).round_().to(torch.int8), scales, inner)
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer over a quantised weight. `weight` has shape and type of the numbers, and no data."""
+
+    weight: Tensor
+    bias: Tensor | None
+    order: Tensor | None
+
+    def __init__(
+        self, stored: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Rows and results are of `dtype`; all is kept on `device`. Raises RuntimeError where torch lacks the form."""
+        super().__init__()
+        self.out_features, self.in_features = stored.shape
+        self.kind, self.dtype, self.device = stored.kind, dtype, device
+        # NOTE: no parameter, as the bytes of parameters count as memory.
+        self.weight = torch.empty(stored.shape, dtype=dtype, device="meta")
+        self.register_buffer("bias", None if bias is None else bias.to(device, dtype), persistent=False)
+        order = None if stored.order is None else stored.order.to(device)
+        self.register_buffer("order", order, persistent=False)
+
+    @property
+    def packed_nbytes(self) -> int:
+        """Bytes of data that no buffer holds."""
+        return 0
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        flat = rows.reshape(-1, self.in_features)
+        if self.order is not None:
+            flat = flat.index_select(1, self.order)
+        result = self.product(flat)
+        if self.bias is not None:
+            result += self.bias
+        return result.view(*rows.shape[:-1], self.out_features)
+
+    def product(self, rows: Tensor) -> Tensor:
+        """Rows [n, in_features] in the order of the columns to a new tensor [n, out_features]."""
+        raise NotImplementedError
+
+
+class Int8Linear(QuantizedLinear):
+    """int8 with one scale for each output, by oneDNN's products of integers on a CPU.
+
+    A row is the sum of two rows of int8, of which one counts 256 times, with a scale of its own. So a row has 16 bits,
+    the products are exact, and a result differs from that of the numbers by about 3e-5 of the largest.
+    """
+
+    def __init__(
+        self, stored: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(stored, bias, dtype, device)
+        self._packed = torch.ops.onednn.qlinear_prepack(stored.values, None)
+        self._run = torch.ops.onednn.qlinear_pointwise
+        self.register_buffer("_scales", stored.scales.flatten().contiguous(), persistent=False)
+        self.register_buffer("_zeros", torch.zeros(self.out_features, dtype=torch.int32), persistent=False)
+
+    @property
+    def packed_nbytes(self) -> int:
+        """Bytes of the integers in oneDNN's layout."""
+        return self.in_features * self.out_features
+
+    def product(self, rows: Tensor) -> Tensor:
+        """See the base."""
+        count = len(rows)
+        rows = rows.float()
+        scale = rows.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+        whole = rows * (_WHOLE / scale)
+        high = torch.round(whole / _PART)
+        low = whole.sub_(high, alpha=_PART).round_().clamp_(-_MOST_INT8, _MOST_INT8)
+        parts = torch.cat([high, low]).to(torch.int8)
+        sums = self._run(
+            parts,
+            1.0,
+            0,
+            self._packed,
+            self._scales,
+            self._zeros,
+            None,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )
+        return torch.add(sums[count:], sums[:count], alpha=_PART).mul_(scale / _WHOLE).to(self.dtype)
+
+
+class Int4Linear(QuantizedLinear):
+    """4 bits in groups, by torch's packed products. Rows, scales and sums are rounded to bfloat16."""
+
+    def __init__(
+        self, stored: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(stored, bias, dtype, device)
+        self._group = stored.group
+        if device.type == "cpu":
+            packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(stored.values.int(), 1)
+            self._run: Any = torch.ops.aten._weight_int4pack_mm_for_cpu
+        else:
+            pairs = stored.values.to(device, torch.uint8)
+            packed = torch.ops.aten._convert_weight_to_int4pack(pairs[:, ::2] << 4 | pairs[:, 1::2], 8)
+            self._run = torch.ops.aten._weight_int4pack_mm
+        self.register_buffer("_packed", packed, persistent=False)
+        scales = stored.scales
+        # The form computes (value - 8) * scale + offset.
+        offset = torch.zeros_like(scales) if stored.zeros is None else (8 - stored.zeros) * scales
+        both = torch.stack([scales, offset], -1).transpose(0, 1).contiguous()
+        self.register_buffer("_scales", both.to(device, torch.bfloat16), persistent=False)
+
+    def product(self, rows: Tensor) -> Tensor:
+        """See the base."""
+        result: Tensor = self._run(
+            rows.to(torch.bfloat16).contiguous(), self._packed, self._group, self._scales
+        )
+        return result.to(self.dtype)
+
+
+class MadeLinear(QuantizedLinear):
+    """Any form: each call makes the numbers, on a CPU a tile of outputs at a time, and multiplies by them."""
+
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+
+    def __init__(
+        self, stored: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(stored, bias, dtype, device)
+        self._group = stored.group
+        on_cpu = device.type == "cpu"
+        self._bits = _BITS[dtype] if on_cpu and stored.kind == FP8 else None
+        lacking = 1.0 if self._bits is None else 2.0 ** self._bits[2]
+        self._tile = (
+            max(1, TILE_NBYTES // (self.in_features * dtype.itemsize)) if on_cpu else self.out_features
+        )
+        self.register_buffer("values", stored.values.to(device), persistent=False)
+        # NOTE: float16 has no place for most scales, so they stay float32 and the numbers are rounded once.
+        self.register_buffer("scales", (stored.scales * lacking).to(device), persistent=False)
+        zeros = None if stored.zeros is None else stored.zeros.to(device)
+        self.register_buffer("zeros", zeros, persistent=False)
+
+    def product(self, rows: Tensor) -> Tensor:
+        """See the base."""
+        if self.device.type != "cpu":
+            return F.linear(rows, self._numbers(0, self.out_features))
+        count = len(rows)
+        # PERF: a product of few rows takes as long as one of 32, as making the numbers takes longer than both.
+        padded = F.pad(rows, (0, 0, 0, -count % ROWS))
+        result = rows.new_empty(len(padded), self.out_features)
+        for first in range(0, self.out_features, self._tile):
+            numbers = self._numbers(first, first + self._tile).t()
+            for row in range(0, len(padded), ROWS):
+                result[row : row + ROWS, first : first + self._tile] = padded[row : row + ROWS] @ numbers
+        return result[:count]
+
+    def _numbers(self, first: int, last: int) -> Tensor:
+        """The numbers of some outputs."""
+        values, scales = self.values[first:last], self.scales[first:last]
+        if self._bits is None:
+            numbers = values.to(torch.float32 if self.dtype == torch.float32 else self.dtype)
+        else:
+            # PERF: torch takes 15 times as long to make numbers of float8 on a CPU. The sign, exponent and fraction
+            # move to their places in the wider type; the exponent's offset is part of the scale.
+            width, places, _ = self._bits
+            mask = torch.iinfo(width).min | (0x7F << places)
+            numbers = values.view(torch.int8).to(width).bitwise_left_shift_(places).bitwise_and_(mask)
+            numbers = numbers.view(self.dtype)
+        inner, size = self.in_features, self._group
+        grouped = scales.shape[1] > 1 and inner % size == 0
+        shaped = numbers.view(len(values), -1, size) if grouped else numbers
+        for each, apply in (
+            (None if self.zeros is None else self.zeros[first:last], "sub_"),
+            (scales, "mul_"),
+        ):
+            if each is not None:
+                factor = each[..., None] if grouped else _spread(each, size, inner)
+                getattr(shaped, apply)(factor)
+        return numbers
+
+
+def layer_of(
+    name: str, stored: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, device: torch.device
+) -> QuantizedLinear:
+    """The layer called `name` over a weight, proven. Raises `LayerNotProven`."""
+    states = _states(stored, dtype, device)
+    wanted = F.linear(states.float(), stored.numbers().to(device))
+    forms: list[type[QuantizedLinear]] = [MadeLinear]
+    if stored.kind == INT8 and stored.zeros is None and stored.scales.shape[1] == 1 and device.type == "cpu":
+        forms.insert(0, Int8Linear)
+    if stored.kind == INT4 and _packs(stored, device):
+        forms.insert(0, Int4Linear)
+    why = ""
+    for form in forms:
+        try:
+            layer = form(stored, None, dtype, device)
+            why = _difference(layer, states, wanted)
+        # NOTE: torch says so that a form is not there for this processor; memory that is short says the same of all.
+        except (RuntimeError, AttributeError) as error:
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        if not why:
+            layer.register_buffer("bias", None if bias is None else bias.to(device, dtype), persistent=False)
+            return layer
+        log.info("%s: %s is not used for %s: %s", name, form.__name__, stored.kind, why)
+    raise LayerNotProven(
+        f"{name}: the quantised layer ({stored.kind}) does not give the product of its numbers: {why}"
+    )
+
+
+def _packs(stored: QuantizedWeight, device: torch.device) -> bool:
+    """Whether torch's packed form takes a weight of 4 bits."""
+    outer, inner = stored.shape
+    fits = stored.group in PACKED_GROUPS and inner % stored.group == 0 and outer % _OUTPUTS == 0
+    return fits and (device.type == "cpu" or inner % _CUDA_INPUTS == 0)
+
+
+def _states(stored: QuantizedWeight, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Random rows, the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(_PROVEN_ROWS, stored.shape[1], generator=generator).to(device, dtype)
+
+
+@torch.inference_mode()
+def _difference(layer: QuantizedLinear, states: Tensor, wanted: Tensor) -> str:
+    """What is wrong with a layer; empty where its results are those of the numbers, of each row in any company."""
+    found = layer(states)
+    limit = TOLERANCE[torch.bfloat16 if isinstance(layer, Int4Linear) else layer.dtype]
+    most = float((found.float() - wanted).abs().max()) / max(float(wanted.abs().max()), 1e-30)
+    if not most <= limit:
+        return f"results differ by {most:.2g} of the largest, the limit is {limit:g}"
+    if layer.device.type == "cpu" and not torch.equal(layer(states[-1:]), found[-1:]):
+        return "the result of a row depends on the rows beside it"
+    return ""
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether a model has a layer with a quantised weight."""
+    return any(isinstance(module, QuantizedLinear) for module in model.modules())

@@ -1,0 +1,128 @@
+"""Quantises the linear layers of a model that generates text, while the model is built.
+
+1. `names` are the weights to quantise: those of plain linear layers of the part that reads text. A head that shares the
+   table of embeddings stays, as a second form of the table would take more memory than the quantised head saves. A
+   head of its own has int8 at least. Narrow layers stay too, as those that choose experts.
+2. Whoever reads weights one by one hands each of them to `hold`, which makes the layer at once and returns a tensor of
+   the right shape without data. So a load never has more than one weight of a layer as numbers.
+3. `finish` puts the layers in their places. What was not read one by one (code that a model brings, weights that
+   transformers renames or joins) is quantised there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workers.adapters.shared.quantized_linears import (
+    INT4,
+    INT8,
+    QuantizedLinear,
+    QuantizedWeight,
+    layer_of,
+    quantize,
+)
+
+log = logging.getLogger(__name__)
+
+LEAST_WIDTH = 32
+"""Layers with fewer inputs or outputs stay as they are."""
+
+
+class Quantizer:
+    """The quantised layers of one load; `kind` is int8, int4 or fp8."""
+
+    def __init__(self, kind: str, dtype: torch.dtype, device: torch.device) -> None:
+        """Rows have `dtype`; the layers are kept on `device`."""
+        self.kind, self._dtype, self._device = kind, dtype, device
+        self._held: dict[int, tuple[str, Tensor, QuantizedLinear]] = {}
+
+    @staticmethod
+    def names(model: Any) -> frozenset[str]:
+        """The weights of `model` to quantise."""
+        return frozenset(f"{name}.weight" for name, *_ in _chosen(model))
+
+    def kind_of(self, name: str) -> str:
+        """The kind of a weight."""
+        return INT8 if self.kind == INT4 and name.endswith("lm_head.weight") else self.kind
+
+    def hold(self, name: str, weight: QuantizedWeight | Tensor) -> Tensor:
+        """Keep a weight [outer, inner] as a layer; a stand-in of its shape. Raises `LayerNotProven`."""
+        stored = quantize(weight, self.kind_of(name)) if isinstance(weight, Tensor) else weight
+        layer = layer_of(name.removesuffix(".weight"), stored, None, self._dtype, self._device)
+        place = torch.zeros(1, dtype=self._dtype)
+        self._held[place.data_ptr()] = (name, place, layer)
+        return place.expand(stored.shape)
+
+    @torch.no_grad()
+    def finish(self, model: Any, *, held_only: bool = False) -> None:
+        """Put the layers into `model`, and unless `held_only` quantise those that nobody has held.
+
+        Raises `LayerNotProven`, and ValueError for a held weight that is not the weight of a linear layer.
+        """
+        held = dict(self._held)
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                found = held.pop(child.weight.data_ptr(), None) if type(child) is nn.Linear else None
+                if found is not None:
+                    layer = found[2]
+                    bias = None if child.bias is None else child.bias.to(self._device)
+                    layer.register_buffer("bias", bias, persistent=False)
+                    setattr(parent, name, layer)
+        if held:
+            lost, *_ = next(iter(held.values()))
+            raise ValueError(
+                f"precision: {self.kind}: {lost} is not the weight of one linear layer of {type(model).__name__}; "
+                "without `precision` the weights become numbers"
+            )
+        self._held.clear()
+        for name, parent, end, child in [] if held_only else list(_chosen(model)):
+            stored = quantize(child.weight, self.kind_of(f"{name}.weight"))
+            setattr(parent, end, layer_of(name, stored, child.bias, self._dtype, self._device))
+        self._tell(model)
+
+    def _tell(self, model: Any) -> None:
+        layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+        if not layers:
+            raise ValueError(
+                f"precision: {self.kind}: {type(model).__name__} has no linear layers that can be quantised"
+            )
+        model.rounds_rows = True
+        kinds = sorted({layer.kind for layer in layers})
+        held = sum(quantized_bytes(layer) for layer in layers)
+        rest = sum(weight.nbytes for weight in model.parameters())
+        log.info(
+            "%s: %d linear layers stay quantised (%s) in %d bytes; other weights (embeddings, norms, experts) have %d",
+            type(model).__name__,
+            len(layers),
+            ", ".join(kinds),
+            held,
+            rest,
+        )
+
+
+def quantized_bytes(layer: QuantizedLinear) -> int:
+    """Bytes of a layer."""
+    return layer.packed_nbytes + sum(buffer.nbytes for buffer in layer.buffers())
+
+
+def _chosen(model: Any) -> Iterator[tuple[str, nn.Module, str, nn.Linear]]:
+    """Linear layers to quantise: path, parent, name in the parent, layer."""
+    body = getattr(model, model.base_model_prefix, model)
+    text = getattr(body, "language_model", None) or body
+    inside = {id(module) for module in text.modules()}
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    configs = (model.config, model.config.get_text_config())
+    tied = any(getattr(config, "tie_word_embeddings", False) for config in configs)
+    if head is not None and not tied and head.weight is not table.weight:
+        inside.add(id(head))
+    for path, parent in model.named_modules():
+        for end, child in parent.named_children():
+            if type(child) is not nn.Linear or id(child) not in inside or (tied and child is head):
+                continue
+            if min(child.in_features, child.out_features) >= LEAST_WIDTH:
+                yield f"{path}.{end}" if path else end, parent, end, child
