@@ -32,7 +32,7 @@ from workers.loading.gguf_file import choices
 
 _PARAMETERS = re.compile(r"([\d.]+) ([MB]) parameters")
 _SCALES = {"M": 1e6, "B": 1e9}
-_SHORTEST, _OUTPUTS_CUT = 20, 14
+_SHORTEST, _OUTPUTS_CUT = 16, 14
 """Characters of names and of lists of outputs that a narrow terminal keeps."""
 
 
@@ -91,7 +91,8 @@ def nbytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-_HEAD = ("MODEL", "OUTPUTS", "DIMS", "LENGTH", "SERVED", "DISK", "MEMORY")
+_SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+_HEAD = ("MODEL", "OUTPUTS", "DIMS", "LENGTH", "SERVED", "DISK", "AS", "MEMORY")
 
 
 def summary(entry: ModelEntry, config: Settings) -> dict[str, Any]:
@@ -108,8 +109,20 @@ def summary(entry: ModelEntry, config: Settings) -> dict[str, Any]:
         "served": _is_served(entry, config),
         "on_disk": directory is not None,
         "disk_bytes": None if directory is None else nbytes(directory),
+        "precision": precision_in(entry, config) if entry.adapter else "",
         "memory_bytes": weights_nbytes(entry, config),
     }
+
+
+def precision_in(entry: ModelEntry, config: Settings) -> str:
+    """What the weights of a model become by its entry, the settings and the device."""
+    precision = entry.precision or config.worker.precision
+    if precision in QUANTIZED and entry.adapter != "causal":
+        precision = "auto"
+    if precision != "auto":
+        return precision
+    on_gpu = config.worker.device == "cuda" or (config.worker.device == "auto" and count_gpus() > 0)
+    return "bfloat16" if on_gpu else "float32"
 
 
 def weights_nbytes(entry: ModelEntry, config: Settings) -> int | None:
@@ -121,12 +134,7 @@ def weights_nbytes(entry: ModelEntry, config: Settings) -> int | None:
     match = _PARAMETERS.search(entry.description)
     if match is None:
         return None
-    precision = entry.precision or config.worker.precision
-    if precision in QUANTIZED and entry.adapter != "causal":
-        precision = "auto"
-    if precision == "auto":
-        on_gpu = config.worker.device == "cuda" or (config.worker.device == "auto" and count_gpus() > 0)
-        precision = "bfloat16" if on_gpu else "float32"
+    precision = precision_in(entry, config)
     each = {"float32": 4.0, "int8": 1.0, "fp8": 1.0, "int4": 0.625}.get(precision, 2.0)
     return int(float(match[1]) * _SCALES[match[2]] * each)
 
@@ -236,6 +244,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         str(row["max_sequence_length"] or "-"),
         "yes" if row["served"] else "no",
         decimal_size(row["disk_bytes"]),
+        _SHORT.get(row["precision"], row["precision"]) or "-",
         decimal_size(row["memory_bytes"]),
     )
 
@@ -249,7 +258,8 @@ def print_one(entry: ModelEntry, loaded: ModelStatus | None, *, as_json: bool) -
     """Print everything about one model; `loaded` is what a running server says of the model."""
     described = description(entry)
     if loaded is not None:
-        names = ("device", "max_sequence_length", "limited_by", "max_sequences", "tools")
+        names: tuple[str, ...] = ("device", "max_sequence_length", "limited_by", "max_sequences", "tools")
+        names += ("precision", "weight_bytes", "cache_bytes", "cache_tokens")
         described["loaded"] = _filled({name: getattr(loaded, name) or None for name in names})
     if as_json:
         print(terminal.as_json(described))

@@ -34,7 +34,8 @@ a CPU. An entry of the catalog may choose one precision for both. A card fits wh
 the weights are loaded ([generation.cache_bytes](settings.md#generation)).
 
 - **GGUF** files, and weights in GPTQ, AWQ and FP8, are small on the disk, but their numbers are turned into floats at
-  load: the memory is that of the table ([own_models.md](own_models.md#quantised-weights)).
+  load: the memory is that of the table. With `precision: int8` or `int4` chat models need less: about a byte, or 0.6
+  bytes, for a parameter ([quantization.md](quantization.md)).
 - **On a CPU** a worker needs the memory of the last column, and every worker holds its own copy
   ([capacity.md](capacity.md#capacity)).
 - **Long contexts** need more cache. The log of a load says how many tokens the cache holds.

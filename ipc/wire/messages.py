@@ -450,7 +450,9 @@ class ModelStatus(Wire, frozen=True):
     `tools`: how a loaded model that generates text is shown functions. `limited_by`: the setting that keeps
     `max_sequence_length` below what a loaded model could take. `sees`: a loaded model that generates text reads
     pictures of messages. `stage`: what the load does now, empty while the load waits for its turn. `left_s`: whole
-    seconds that the load is still expected to take, 0 if unknown.
+    seconds that the load is still expected to take, 0 if unknown. `precision`, `weight_bytes`, `cache_bytes`,
+    `cache_tokens`: of a loaded model that generates text, what its linear layers are in memory, the bytes of all
+    weights, and the cache that is left for texts.
     """
 
     name: str
@@ -479,6 +481,10 @@ class ModelStatus(Wire, frozen=True):
     sees: bool = False
     stage: str = ""
     left_s: int = 0
+    precision: str = ""
+    weight_bytes: int = 0
+    cache_bytes: int = 0
+    cache_tokens: int = 0
 
 
 class Credits(Wire, frozen=True, tag="credits"):

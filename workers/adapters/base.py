@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -37,6 +37,15 @@ if TYPE_CHECKING:
     from workers.adapters.shared.known_ids import KnownIds
     from workers.adapters.shared.named_tensors import NamedBatch
     from workers.generation.engine import Engine
+
+
+class Held(NamedTuple):
+    """A loaded model that generates text: what its linear layers are in memory, bytes, and tokens of the cache."""
+
+    precision: str = ""
+    weight_bytes: int = 0
+    cache_bytes: int = 0
+    cache_tokens: int = 0
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,6 +276,11 @@ class Adapter(ABC):
     def limited_by(self) -> str:
         """The setting that keeps inputs shorter than the model could take; empty without such a setting."""
         return ""
+
+    @property
+    def held(self) -> Held:
+        """Memory of a model that generates text; empty for others."""
+        return Held()
 
     @property
     def chunk_refusal(self) -> str:

@@ -18,10 +18,11 @@ from typing import Any, ClassVar
 
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.wire.messages import Call, GenerateCall, InputItem
-from workers.adapters.base import Adapter, AdapterSpec, ItemFailure, LoadContext, Prepared
+from workers.adapters.base import Adapter, AdapterSpec, Held, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.causal_files import CausalFiles
 from workers.adapters.shared.checkpoint import stored_limit, text_limit
+from workers.adapters.shared.quantizing import precision_of
 from workers.adapters.shared.text_loras import TextLoras
 from workers.device import stepping
 from workers.generation.building import CACHE_SETTING, build
@@ -117,6 +118,15 @@ class CausalAdapter(Adapter):
         if self._template.shows.functions:
             return TEMPLATE
         return SYSTEM_TEXT if self._template.exists and self._answers.wrapper is not None else NONE
+
+    @property
+    def held(self) -> Held:
+        """Weights, and the cache; a model without packed steps has a cache of its own for each request."""
+        engine = self.engine
+        cache = engine.cache_nbytes
+        return Held(
+            precision_of(engine.model), parameter_bytes(engine.model), cache, engine.capacity if cache else 0
+        )
 
     @property
     def limited_by(self) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from ipc.catalog.entries import LoraSource, ModelEntry
 from ipc.wire.messages import ModelStatus
-from workers.adapters.base import Adapter
+from workers.adapters.base import Adapter, Held
 from workers.adapters.shared.lora import FittedLora
 from workers.loading.failure import LoadFailure
 from workers.loading.lora_files import Files
@@ -274,4 +274,5 @@ class Instance(LifeCycle):
             tools=adapter.tools_shown if is_loaded and adapter else "",
             limited_by=adapter.limited_by if is_loaded and adapter else "",
             sees=adapter.sees if is_loaded and adapter else False,
+            **(adapter.held if is_loaded and adapter else Held())._asdict(),
         )

@@ -41,7 +41,8 @@ class ListedModel(msgspec.Struct, kw_only=True):
 
     `max_sequences` and `tools` are there for loaded models that generate text, `vision` for those that read pictures,
     `tools_available` for those that can call tools of this server. `limited_by` is there where a setting keeps
-    `max_input_tokens` below what the model could take.
+    `max_input_tokens` below what the model could take. `precision`, `weight_bytes`, `cache_bytes` and `cache_tokens`
+    are there for loaded models that generate text.
     """
 
     id: Annotated[str, Meta(description="Name that requests call the model by.")]
@@ -77,6 +78,21 @@ class ListedModel(msgspec.Struct, kw_only=True):
     ] = msgspec.UNSET
     limited_by: Annotated[
         str | msgspec.UnsetType, Meta(description="The setting that bounds `max_input_tokens`.")
+    ] = msgspec.UNSET
+    precision: Annotated[
+        str | msgspec.UnsetType,
+        Meta(
+            description="What the linear layers are in memory: `float32`, `bfloat16`, `int8`, `int4+int8`, ..."
+        ),
+    ] = msgspec.UNSET
+    weight_bytes: Annotated[int | msgspec.UnsetType, Meta(description="Bytes of all weights in memory.")] = (
+        msgspec.UNSET
+    )
+    cache_bytes: Annotated[
+        int | msgspec.UnsetType, Meta(description="Bytes of the cache that is left for texts.")
+    ] = msgspec.UNSET
+    cache_tokens: Annotated[
+        int | msgspec.UnsetType, Meta(description="Tokens of all texts together that the cache holds.")
     ] = msgspec.UNSET
     vision: Annotated[
         bool | msgspec.UnsetType, Meta(description="True where conversations may have pictures.")
@@ -117,6 +133,10 @@ def listed_model(
         mcp_tools_count=msgspec.UNSET if remotes is None else len(remotes.tools),
         mcp_servers_connected=msgspec.UNSET if remotes is None else remotes.connected,
         limited_by=status.limited_by or msgspec.UNSET,
+        precision=status.precision or msgspec.UNSET,
+        weight_bytes=status.weight_bytes or msgspec.UNSET,
+        cache_bytes=status.cache_bytes or msgspec.UNSET,
+        cache_tokens=status.cache_tokens or msgspec.UNSET,
         vision=status.sees or msgspec.UNSET,
     )
 

@@ -36,6 +36,7 @@ def test_memory_follows_from_the_parameters_and_the_precision(capsys: pytest.Cap
     [whole] = rows(capsys, "bge-reranker-v2-m3", "--device", "cpu").values()
     [half] = rows(capsys, "bge-reranker-v2-m3", "--set", "worker.precision=bfloat16").values()
     assert whole["memory_bytes"] == 2 * half["memory_bytes"] == 568_000_000 * 4
+    assert (whole["precision"], half["precision"]) == ("float32", "bfloat16")
 
 
 def test_lines_fit_a_terminal_of_80_columns(
@@ -88,7 +89,7 @@ def test_the_verb_list_shows_the_models_that_are_on_this_machine(
     assert told.err.startswith("penstock: 3 models are on this machine; `penstock models list` shows the 2")
     assert main(["list", "STRANGE"]) == 0
     [_, line] = capsys.readouterr().out.splitlines()
-    assert line.split() == ["Somebody/strange-chat", "-", "-", "-", "no", "0", "MB", "-"]
+    assert line.split() == ["Somebody/strange-chat", "-", "-", "-", "no", "0", "MB", "-", "-"]
     assert main(["list", "--output", "dense", "--json"]) == 0
     assert [row["id"] for row in json.loads(capsys.readouterr().out)] == [
         "sentence-transformers/all-MiniLM-L6-v2"

@@ -9,7 +9,7 @@
 On a CPU the result of a row is the same bit for bit in any company. Sums of integers are exact, torch's form for 4 bits
 takes rows one by one, and numbers made anew meet a fixed number of rows (`ROWS`), some of them empty.
 
-PERF: figures of all these forms, and of those that were not chosen, stand in docs/adr/0077.
+PERF: figures of all these forms, and of those that were not chosen, stand in docs/adr/0081.
 """
 
 from __future__ import annotations

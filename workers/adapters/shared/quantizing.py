@@ -92,17 +92,22 @@ class Quantizer:
                 f"precision: {self.kind}: {type(model).__name__} has no linear layers that can be quantised"
             )
         model.rounds_rows = True
-        kinds = sorted({layer.kind for layer in layers})
         held = sum(quantized_bytes(layer) for layer in layers)
         rest = sum(weight.nbytes for weight in model.parameters())
         log.info(
             "%s: %d linear layers stay quantised (%s) in %d bytes; other weights (embeddings, norms, experts) have %d",
             type(model).__name__,
             len(layers),
-            ", ".join(kinds),
+            precision_of(model),
             held,
             rest,
         )
+
+
+def precision_of(model: Any) -> str:
+    """What the linear layers of a model are in memory: the kinds of quantised layers, else the type of the numbers."""
+    kinds = {layer.kind for layer in model.modules() if isinstance(layer, QuantizedLinear)}
+    return "+".join(sorted(kinds)) or str(model.dtype).removeprefix("torch.")
 
 
 def quantized_bytes(layer: QuantizedLinear) -> int:
