@@ -10,7 +10,9 @@
    What is alive at the end of a file is left out of later collections, which else cost up to a second each.
 5. `--dist loadgroup` gives a process whole files. All tests of a shared server go to one process, so that the server
    starts once.
-6. The end of a run tells how many servers were started; `--processor-times` adds the processor time of each file.
+6. Processes of servers are forked from two that have imported what they need, unless a test asks for `fresh` ones
+   (`tests/harness/lives.py`): imports were most of what a server costs.
+7. The end of a run tells how many servers were started; `--processor-times` adds the processor time of each file.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
         "log.level": "debug",
         "log.format": "json",
     }
-    with serving(place, settings=grpc_settings(**settings)) as server:
+    with serving(place, settings=grpc_settings(**settings), fresh=True) as server:
         yield Keyed(server, keys)
         shown = [server.get("/metrics").body.decode(), server.log]
         for pid in server.pids():

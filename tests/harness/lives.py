@@ -1,93 +1,148 @@
-"""Lives of clean processes: forked from a process that has imported what they need, and nothing else.
+"""Processes of a server without the price of their imports: forked from two nurseries of the test process.
 
-An interpreter of its own for each would import torch every time. A worker that is started here is what becomes of a
-spare: the libraries are there, and all else happens after the fork.
+1. One nursery has imported the frontend's modules, and no torch: arbiters, their frontends and supervisors come from
+   there. The other has imported torch and what workers need.
+2. `arbiter` starts a whole server so. Arbiter and supervisor run with `Popen` of the nurseries in place of that of
+   `subprocess`, for the processes that they start: all else is what `gunicorn -c gunicorn.conf.py` runs.
+3. `Worker` is a worker without a supervisor, `live` the life of any program.
+
+A process that is forked here is what becomes of a spare: the libraries are there, and all else happens after the fork.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import atexit
+import functools
 import os
-import signal
+import pkgutil
+import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from subprocess import TimeoutExpired
+from types import SimpleNamespace
+from typing import Any
 
+from frontend import protocols
+from tests.harness import accounting
+from tests.harness.nursery import Forked, Order, marked, start
 from tests.harness.server import PATIENCE_S, ROOT
-from workers.main import main
+from workers.spare import PRELOADED, QUIET
 
-_CLEAN = multiprocessing.get_context("forkserver")
-_CLEAN.set_forkserver_preload(
-    [
-        "frontend.records.statistics",
-        "ipc.metrics.registry",
-        "workers.runtime",
-        "workers.images",
-        "tests.fakes.program",
-    ]
+FRONTENDS = (
+    "gunicorn.app.wsgiapp",
+    "frontend.app",
+    "frontend.arbiter.hooks",
+    "frontend.lifespan",
+    *(f"frontend.protocols.{found.name}" for found in pkgutil.iter_modules(protocols.__path__)),
+    "uvicorn.loops.uvloop",
+    "workers.supervisor.slots",
+    "workers.repository.catalog_files",
+    "tests.harness.lives",
 )
+WORKERS = (
+    "frontend.records.statistics",
+    "ipc.metrics.registry",
+    *PRELOADED,
+    "workers.adapters.causal",
+    "workers.images",
+    "tests.fakes.program",
+)
+_PLACES = "TEST_NURSERIES"
+"""Variable that names the directory of the sockets to arbiters and supervisors."""
+
+
+@functools.cache
+def _directory() -> Path:
+    """Where the nurseries of this process listen, or of the test process that has started this one."""
+    return Path(os.environ.get(_PLACES) or tempfile.mkdtemp(prefix="penstock-nurseries-"))
+
+
+@functools.cache
+def _nursery(name: str) -> Path:
+    """The socket of a nursery, which is started if this is a test process."""
+    path = _directory() / name
+    if _PLACES not in os.environ:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
+        environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **QUIET}
+        process = start(path, FRONTENDS if name == "frontends" else WORKERS, environment)
+        accounting.follow(process.pid)
+        atexit.register(_close, process, path)
+    return path
+
+
+def _close(process: subprocess.Popen[bytes], path: Path) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(PATIENCE_S)
+    path.unlink(missing_ok=True)
+
+
+def arbiter(arguments: Sequence[str], environment: Mapping[str, str], output: int, mark: str) -> Forked:
+    """Run Gunicorn with `arguments`; what it starts is forked as well, and has its mark."""
+    if environment.get("PENSTOCK_SUPERVISE") != "0":
+        _nursery("workers")
+    order = Order(
+        {**environment, _PLACES: str(_directory())},
+        list(arguments),
+        str(ROOT),
+        module="gunicorn",
+        prelude="tests.harness.lives:fork_from_here_on",
+        mark=mark,
+    )
+    return Forked(_nursery("frontends"), order, output)
+
+
+def sessions(mark: str) -> set[int]:
+    """The sessions of all processes with the mark."""
+    return marked(_nursery("frontends"), mark) | marked(_nursery("workers"), mark)
+
+
+def fork_from_here_on() -> None:
+    """Arbiters and supervisors that run in this process have their children forked."""
+    from frontend.arbiter import hooks
+    from frontend.server.drain import SUCCESSION, Succession
+    from workers.supervisor import slots
+
+    # NOTE: the memory of the nursery's is shared by all servers: the end of one would be the end of the next.
+    vars(SUCCESSION).update(vars(Succession()))
+
+    forking = SimpleNamespace(Popen=_popen, DEVNULL=subprocess.DEVNULL)
+    for module in (hooks, slots):
+        module.subprocess = forking  # type: ignore[attr-defined]
+
+
+def _popen(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int], **options: Any) -> Any:
+    """`subprocess.Popen`, but supervisors and workers are forked."""
+    *_, module = command[: command.index("-m") + 2]
+    arguments = list(command[command.index("-m") + 2 :])
+    mark, output = os.environ["PENSTOCK_RUN__DIR"], sys.stderr.fileno()
+    if module == "workers":
+        order = Order(dict(env), arguments, str(ROOT), module, mark=mark)
+        return Forked(_nursery("workers"), order, output, pass_fds)
+    if module == "workers.supervisor.process":
+        order = Order(
+            dict(env), arguments, str(ROOT), module, prelude=f"{__name__}:fork_from_here_on", mark=mark
+        )
+        return Forked(_nursery("frontends"), order, output, pass_fds)
+    return subprocess.Popen(command, env=env, pass_fds=pass_fds, **options)
+
+
+class Worker(Forked):
+    """A running worker of a slot, which no supervisor has started."""
+
+    def __init__(self, slot: int, environment: Mapping[str, str], log_path: Path) -> None:
+        order = Order(dict(environment), ["--slot", str(slot)], str(ROOT), "workers")
+        with log_path.open("ab") as log:
+            super().__init__(_nursery("workers"), order, log.fileno())
 
 
 def live(program: str, *arguments: str) -> None:
     """Run Python source to its end, with `arguments` in `sys.argv`; fails if the program does."""
-    process = _CLEAN.Process(target=_run, args=(program, arguments))
-    process.start()
-    process.join(PATIENCE_S)
-    if process.exitcode is None:
+    process = Forked(
+        _nursery("workers"), Order(dict(os.environ), list(arguments), str(ROOT), program=program), 2
+    )
+    try:
+        assert process.wait(PATIENCE_S) == 0, "the program failed"
+    finally:
         process.kill()
-    assert process.exitcode == 0, "the program failed, or did not end in time"
-
-
-def _run(program: str, arguments: tuple[str, ...]) -> None:
-    sys.argv = ["-c", *arguments]
-    exec(compile(program, "<life>", "exec"), {"__name__": "__main__"})
-
-
-class Worker:
-    """A running worker of a slot, with the methods of `subprocess.Popen`."""
-
-    def __init__(self, slot: int, environment: Mapping[str, str], log_path: Path) -> None:
-        self._process = _CLEAN.Process(target=_work, args=(slot, dict(environment), log_path), daemon=True)
-        self._process.start()
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while the worker runs."""
-        return self._process.exitcode
-
-    def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for the end; returns the exit code. Raises `TimeoutExpired`."""
-        self._process.join(timeout_s)
-        code = self._process.exitcode
-        if code is None:
-            raise TimeoutExpired("worker", timeout_s or 0.0)
-        return code
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless the worker has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.send_signal(signal.SIGKILL)
-
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-
-def _work(slot: int, environment: dict[str, str], log_path: Path) -> None:
-    with log_path.open("ab") as log:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(log.fileno(), stream.fileno())
-    os.chdir(ROOT)
-    os.environ.clear()
-    os.environ.update(environment)
-    os._exit(main(["--slot", str(slot)]))

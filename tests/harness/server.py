@@ -29,6 +29,7 @@ from tests.harness.accounting import count_apart, count_server
 
 if TYPE_CHECKING:
     from tests.harness.lives import Worker
+    from tests.harness.nursery import Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_CATALOG = ROOT / "tests" / "fakes" / "catalog"
@@ -186,7 +187,8 @@ class Server:
     """A running server; `run_dir` holds its sockets and locks, `log` everything its processes wrote.
 
     `named` are models for `penstock serve`; without any Gunicorn starts the server, `application` in place of its own.
-    `workers` are those that no supervisor has started.
+    `workers` are those that no supervisor has started. Unless `fresh`, processes are forked from such as have imported
+    what they need (`tests/harness/lives.py`).
     """
 
     port: int
@@ -195,7 +197,8 @@ class Server:
     environment: dict[str, str]
     named: Sequence[str] = ()
     application: str = ""
-    process: subprocess.Popen[bytes] = field(init=False)
+    fresh: bool = True
+    process: subprocess.Popen[bytes] | Forked = field(init=False)
     workers: list[Worker] = field(init=False, default_factory=list)
 
     @property
@@ -211,10 +214,17 @@ class Server:
     def start(self) -> None:
         """Start the arbiter."""
         count_server()
-        program = ("penstock", "serve", *self.named) if self.named else ("gunicorn", "-c", "gunicorn.conf.py")
-        application = [self.application] if self.application else []
-        command = [sys.executable, "-m", *program, *application]
+        # A process that is forked from one with torch cannot be relied on to have a device.
+        self.fresh = self.fresh or bool(self.named) or DEVICE != "cpu" or "PYTHONPATH" in self.environment
+        arguments = ["-c", "gunicorn.conf.py", *([self.application] if self.application else [])]
+        program = ["penstock", "serve", *self.named] if self.named else ["gunicorn", *arguments]
+        command = [sys.executable, "-m", *program]
         with self.log_path.open("ab") as log:
+            if not self.fresh:
+                from tests.harness import lives  # needs this module
+
+                self.process = lives.arbiter(arguments, self.environment, log.fileno(), str(self.run_dir))
+                return
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
@@ -321,16 +331,18 @@ class Server:
 
     def pids(self) -> list[int]:
         """Every live process that runs with this server's run directory."""
-        mark = f"PENSTOCK_RUN__DIR={self.run_dir}".encode()
+        mark, sessions = f"PENSTOCK_RUN__DIR={self.run_dir}".encode(), set[str]()
+        if not self.fresh:
+            from tests.harness import lives  # needs this module
+
+            sessions = set(map(str, lives.sessions(str(self.run_dir))))
         found = [worker.pid for worker in self.workers if worker.poll() is None]
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if (
-                    entry.name.isdigit()
-                    and mark in (entry / "environ").read_bytes()
-                    and alive(int(entry.name))
-                ):
-                    found.append(int(entry.name))
+                if entry.name.isdigit() and alive(int(entry.name)):
+                    session = (entry / "stat").read_text().rpartition(")")[2].split()[3]
+                    if session in sessions or mark in (entry / "environ").read_bytes():
+                        found.append(int(entry.name))
         return found
 
     def arenas(self) -> list[Path]:
@@ -343,12 +355,12 @@ class Server:
 
     def stop(self, timeout_s: float = 40.0) -> int:
         """SIGTERM; returns the arbiter's exit code once all processes are gone."""
-        count_apart(self.supervisor_pid())
+        if self.fresh:
+            count_apart(self.supervisor_pid())
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout_s)
         for worker in self.workers:
-            count_apart(worker.pid)
             worker.terminate()
         wait_until(lambda: not self.pids(), timeout_s, "the end of all processes")
         return code
@@ -441,17 +453,19 @@ def serving(
     supervised: bool = True,
     named: Sequence[str] = (),
     ready_s: float = START_TIMEOUT_S,
+    fresh: bool = False,
 ) -> Iterator[Server]:
     """A ready server; afterwards it is stopped, its log has no stack, and nothing may be left (unless `leftovers`).
 
     With `named`, `penstock serve` starts `models` and what these names mean, such as directories.
     Without `workers` only frontends start, which costs a third: for tests of what no worker takes part in. Workers that
     are not `supervised` are started as by systemd, and cost little, as they are forked: for tests that end no worker.
-    A start may take `ready_s`.
+    A start may take `ready_s`. With `fresh` every process is executed anew as in production, which costs four processor
+    seconds: for tests of the start itself, of memory, and of what the environment or descriptors of a process tell.
     """
     server = make_server(tmp_path, models, settings, catalog, config)
     server.named = (*models, *named) if named else ()
-    # A process that is forked from one with torch cannot be relied on to have a device.
+    server.fresh = fresh
     forked = workers and not supervised and DEVICE == "cpu"
     if forked or not workers:
         server.environment["PENSTOCK_SUPERVISE"] = "0"

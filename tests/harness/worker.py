@@ -27,7 +27,7 @@ from ipc.processes.paths import RunPaths
 from ipc.settings import Settings, load
 from ipc.store.store import Store
 from ipc.sweep import sweep
-from tests.harness.accounting import count_apart, count_server
+from tests.harness.accounting import count_server
 from tests.harness.lives import Worker
 from tests.harness.server import wait_until
 from workers.reports import EVERY_S
@@ -151,7 +151,6 @@ class Workers:
     def stop(self) -> None:
         """Stop all of them in order."""
         for process in self.processes.values():
-            count_apart(process.pid)
             process.terminate()
         for process in self.processes.values():
             process.wait(60)

@@ -38,7 +38,7 @@ def maps_grpc(pid: int) -> bool:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two frontends that speak gRPC."""
     settings = grpc_settings(**{"server.frontends": 2})
-    with serving(tmp_path_factory.mktemp("grpc"), settings=settings, supervised=False) as running:
+    with serving(tmp_path_factory.mktemp("grpc"), settings=settings, supervised=False, fresh=True) as running:
         yield running
 
 

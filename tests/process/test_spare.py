@@ -18,7 +18,7 @@ def spare_pids(server: Server) -> list[int]:
 def test_a_killed_worker_is_served_again_by_the_process_that_was_the_spare(tmp_path: Path) -> None:
     settings = {"worker.spare": 1, "worker.count": 1}
     # The notify socket of a supervisor that is killed is left to the next start.
-    with serving(tmp_path, settings=settings, leftovers=True) as server:
+    with serving(tmp_path, settings=settings, leftovers=True, fresh=True) as server:
         spare = wait_until(lambda: spare_pids(server), what="a spare")[0]
         worker = server.worker_pid()
         assert worker not in (None, spare)

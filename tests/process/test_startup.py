@@ -56,7 +56,9 @@ def joined(server: Server) -> bool:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two frontends without gRPC, one model that loads and one that does not."""
     models, settings = ("fake/broken", "fake/echo"), {"server.frontends": 2}
-    with serving(tmp_path_factory.mktemp("startup"), models, settings, supervised=False) as running:
+    with serving(
+        tmp_path_factory.mktemp("startup"), models, settings, supervised=False, fresh=True
+    ) as running:
         yield running
 
 
@@ -170,7 +172,7 @@ def test_a_short_wait_for_a_load_ends_with_503_model_loading(tmp_path: Path) -> 
 def test_every_line_of_a_start_with_a_real_model_a_reload_and_a_stop_is_json(tmp_path: Path) -> None:
     model = "sentence-transformers/all-MiniLM-L6-v2"
     settings = {"log.format": "json", "grpc.enabled": "true", "grpc.bind": f"127.0.0.1:{free_port()}"}
-    with serving(tmp_path, (model,), settings, ROOT / "config" / "models") as server:
+    with serving(tmp_path, (model,), settings, ROOT / "config" / "models", fresh=True) as server:
         wait_until(lambda: " is ready; url " in server.log, what="the line of the start")
         before = server.frontend_pids()
         server.process.send_signal(signal.SIGHUP)

@@ -27,9 +27,19 @@ CHATS = {
 
 
 @pytest.fixture(scope="module")
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
+def made() -> dict[str, Seeing]:
+    """The families so far: pytest sets a parametrized fixture up for each of its cases, however wide its scope."""
+    return {}
+
+
+@pytest.fixture
+def model(
+    request: pytest.FixtureRequest, made: dict[str, Seeing], tmp_path_factory: pytest.TempPathFactory
+) -> Seeing:
     """Each family."""
-    return Seeing(request.param, tmp_path_factory.mktemp(request.param))
+    if request.param not in made:
+        made[request.param] = Seeing(request.param, tmp_path_factory.mktemp(request.param))
+    return made[request.param]
 
 
 def added(model: Seeing, engine: Engine, chats: list[str], **options: int) -> None:
