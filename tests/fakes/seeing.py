@@ -72,7 +72,7 @@ class Seeing:
         self._bare.to(device)
         self._processor = seeing_reference.processor_of(self.family, directory)
         self.reader = PictureReader(self.family, ChatTemplate(tokenizer, reserved=self.family.words))
-        self._expected: dict[Chat, tuple[list[int], list[float]]] = {}
+        self._expected: dict[tuple[Chat, int], tuple[list[int], list[float]]] = {}
 
     def engine(self, *, store_nbytes: int = STORE_NBYTES, **options: Any) -> Engine:
         """An engine with an empty store."""
@@ -87,13 +87,13 @@ class Seeing:
         pictures = [self.reader.processed(one) if processed else one for one in found.pictures]
         return request_of(key, found.prompt.ids, max_tokens, n=n, pictures=pictures)
 
-    def expected(self, chat: Chat) -> tuple[list[int], list[float]]:
+    def expected(self, chat: Chat, max_tokens: int = TOKENS) -> tuple[list[int], list[float]]:
         """Tokens of generate() and their log probabilities."""
-        if chat not in self._expected:
-            self._expected[chat] = self._generated(chat)
-        return self._expected[chat]
+        if (chat, max_tokens) not in self._expected:
+            self._expected[chat, max_tokens] = self._generated(chat, max_tokens)
+        return self._expected[chat, max_tokens]
 
-    def _generated(self, chat: Chat) -> tuple[list[int], list[float]]:
+    def _generated(self, chat: Chat, max_tokens: int) -> tuple[list[int], list[float]]:
         inputs = self._processor.apply_chat_template(
             chat.messages(Image.open(io.BytesIO(data)) for data in chat.files),
             tokenize=True,
@@ -104,7 +104,7 @@ class Seeing:
         with torch.no_grad():
             found = self._bare.generate(
                 **inputs,
-                max_new_tokens=TOKENS,
+                max_new_tokens=max_tokens,
                 do_sample=False,
                 eos_token_id=None,
                 output_logits=True,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.fakes.generating import BLOCK_TOKENS, Answers, request_of
-from tests.fakes.seeing import TOKENS, Chat, Seeing
+from tests.fakes.seeing import STORE_NBYTES, TOKENS, Chat, Seeing
 from tests.tiny import seeing
 from workers.generation.engine import Engine
 
@@ -24,6 +24,9 @@ CHATS = {
     "twice": Chat((3, 3, QUESTION)),
     "text": Chat(("A long text of a river and a bridge, told before any picture was seen. " * 3,)),
 }
+WITH_PICTURES = ("one", "another", "behind", "two", "twice")
+GROWN = 3 * BLOCK_TOKENS
+"""Tokens of answers that need several blocks."""
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +146,36 @@ def test_tokens_and_log_probabilities_are_those_of_generate(
         assert answers.tokens[name, 0] == tokens, name
         assert answers.logprobs[name, 0] == pytest.approx(logprobs, abs=TOLERANCE), name
         assert len(tokens) == TOKENS
+    assert engine.pool.used == 0 and not list(engine.keys)
+    assert engine.tower.store.held_nbytes == 0
+
+
+@pytest.mark.parametrize("store_nbytes", [0, STORE_NBYTES], ids=["unkept", "kept"])
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(each, marks=[pytest.mark.long] if each in PLAIN else []) for each in seeing.FAMILIES],
+    indirect=True,
+)
+def test_chats_with_pictures_that_the_scheduler_preempts_get_the_tokens_of_generate(
+    model: Seeing, store_nbytes: int
+) -> None:
+    """The shortest chats begin together, and then grow beyond the blocks of the cache."""
+    prompts = {name: model.request(name, CHATS[name], GROWN).prompt for name in WITH_PICTURES}
+    names = sorted(prompts, key=lambda name: len(prompts[name]))
+    three = sum(-(-len(prompts[name]) // BLOCK_TOKENS) for name in names[:3])
+    longest = -(-(len(prompts[names[-1]]) + GROWN) // BLOCK_TOKENS)
+    engine = model.engine(
+        blocks=max(three + 3, longest), prefill_tokens=24, keeps_prefixes=False, store_nbytes=store_nbytes
+    )
+    for name in names:
+        engine.add(model.request(name, CHATS[name], GROWN))
+    answers = Answers().run(engine)
+    assert engine.statistics().preemptions > 0
+    for name in names:
+        tokens, logprobs = model.expected(CHATS[name], GROWN)
+        assert answers.tokens[name, 0] == tokens, name
+        assert answers.logprobs[name, 0] == pytest.approx(logprobs, abs=TOLERANCE), name
+        assert len(tokens) == GROWN
     assert engine.pool.used == 0 and not list(engine.keys)
     assert engine.tower.store.held_nbytes == 0
 
