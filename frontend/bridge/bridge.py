@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 
 from frontend.bridge.intake import Intake
 from frontend.bridge.pulling import Puller
-from frontend.cluster.broker import Broker
+from frontend.cluster.broker import Broker, lasting
 from frontend.cluster.bucket import Writer
 from frontend.cluster.queue import Maker, made
 from frontend.cluster.transfers import Transfers
@@ -113,8 +113,9 @@ class Bridge:
         """Connect."""
         self.broker.start()
         loop = asyncio.get_running_loop()
-        lasting = (self.transfers.start, self._tick, self._live, self._write, self._extend, self._maker.run)
-        self._tasks = [loop.create_task(run()) for run in lasting]
+        loops = (self._tick, self._live, self._write, self._extend, self._maker.run)
+        self._tasks = [loop.create_task(self.transfers.start())]
+        self._tasks += [loop.create_task(lasting(run)) for run in loops]
 
     async def drain(self) -> None:
         """Finish what runs, within `worker.drain_timeout_s`, and leave."""

@@ -22,7 +22,10 @@ STALL_S = 0.5
 
 @dataclass(slots=True)
 class Box:
-    """One box. `items` are the ids of this gateway's items that the present life has or was sent."""
+    """One box. `items` are the ids of this gateway's items that the present life has or was sent.
+
+    `deaf`: a broker has said that nobody listens for items of this life, and no sign of life has come since.
+    """
 
     name: str
     life: str
@@ -30,6 +33,7 @@ class Box:
     heard_ns: int
     draining: bool = False
     alive: bool = True
+    deaf: bool = False
     room_s: float = 0.0
     wait_s: float = 0.0
     missed: int = 0
@@ -38,7 +42,7 @@ class Box:
     @property
     def open(self) -> bool:
         """Whether the box takes new work."""
-        return self.alive and not self.draining
+        return self.alive and not self.draining and not self.deaf
 
 
 class Boxes:
@@ -67,11 +71,17 @@ class Boxes:
         """A sign of life has arrived."""
         box, now_ns = self.by_name.get(beat.box), self._now_ns()
         before = box if box is not None and box.life != beat.life else None
-        known = before is None and box is not None and box.alive and box.draining == beat.draining
+        known = (
+            before is None
+            and box is not None
+            and box.alive
+            and not box.deaf
+            and box.draining == beat.draining
+        )
         if box is None or before is not None:
             box = self.by_name[beat.box] = Box(beat.box, beat.life, beat.pool, now_ns)
             self.by_life[beat.life] = box
-        box.heard_ns, box.draining, box.alive = now_ns, beat.draining, True
+        box.heard_ns, box.draining, box.alive, box.deaf = now_ns, beat.draining, True, False
         box.room_s, box.wait_s, box.pool, box.missed = beat.room_s, beat.wait_s, beat.pool, 0
         if not known:
             self.on_change()

@@ -1,6 +1,7 @@
 """One connection to the brokers, for gateways and bridges.
 
-1. `start` connects, and connects again for ever. Nothing waits for a broker: `up` tells whether one is there.
+1. `start` connects, and connects again for ever. Nothing waits for a broker: `up` tells whether one is there. The
+   client library gives up for good where a broker refuses a connection by a word; a new client takes its place.
 2. `send` puts a message into the outbox, which a task writes. Without a broker `send` takes nothing, so that no message
    leaves stale after a minute.
 3. `listen` adds a subscription, which lasts over reconnects. The bytes of its queue have no bound in the client, whose
@@ -29,10 +30,22 @@ CONNECT_TIMEOUT_S = 2
 PING_EVERY_S = 1
 MISSING_PINGS = 2
 LAST_S = 1
+TRY_AGAIN_S = 1.0
 HEAD_NBYTES = 4096
 """Room for headers beside a payload."""
 
+NO_BROKER = "no broker of the cluster can be reached"
 Handler = Callable[[Msg], None]
+
+
+async def lasting(run: Callable[[], Awaitable[None]]) -> None:
+    """Run a loop that shall end with the process alone: an error is written, and the loop begins again."""
+    while True:
+        try:
+            return await run()
+        except Exception:
+            log.exception("a task of the cluster failed and begins again")
+        await asyncio.sleep(TRY_AGAIN_S)
 
 
 class Broker:
@@ -49,7 +62,7 @@ class Broker:
         self.on_down: list[Callable[[], None]] = []
         self._listeners: list[tuple[str, Handler]] = []
         self._outbox: list[tuple[str, bytes, str, dict[str, str] | None]] = []
-        self._more = asyncio.Event()
+        self._more, self._closed = asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.refused: dict[str, int] = {}
         """Messages that could not leave, by the reason."""
@@ -58,7 +71,7 @@ class Broker:
     def start(self) -> None:
         """Connect, and write what is sent."""
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._connect()), loop.create_task(self._write())]
+        self._tasks = [loop.create_task(lasting(run)) for run in (self._keep_connected, self._write)]
 
     def listen(self, subject: str, handler: Handler) -> None:
         """Call `handler` for every message; call before `start`. An error of the handler ends that message alone."""
@@ -68,6 +81,14 @@ class Broker:
     def inline_nbytes(self) -> int:
         """Largest payload inside a message: the setting, at most half of what the broker takes."""
         return min(self._inline_nbytes, (self.client.max_payload - HEAD_NBYTES) // 2)
+
+    async def _keep_connected(self) -> None:
+        while True:
+            self.client = Client()
+            self._closed.clear()
+            await self._connect()
+            await self._closed.wait()
+            await asyncio.sleep(TRY_AGAIN_S)
 
     async def _connect(self) -> None:
         await self.client.connect(
@@ -84,12 +105,17 @@ class Broker:
             error_cb=self._failed,
             disconnected_cb=self._lost,
             reconnected_cb=self._connected,
+            closed_cb=self._ended,
         )
         for subject, handler in self._listeners:
             await self.client.subscribe(
                 subject, cb=_guarded(handler), pending_bytes_limit=0, pending_msgs_limit=0
             )
-        await self._connected()
+        if self.client.is_connected:
+            await self._connected()
+
+    async def _ended(self) -> None:
+        self._closed.set()
 
     async def _connected(self) -> None:
         self.up, self._told = True, ""
@@ -115,7 +141,7 @@ class Broker:
     def send(self, subject: str, data: bytes, reply: str = "", headers: dict[str, str] | None = None) -> None:
         """Send a message at the end of this turn of the loop. Raises `QueueUnavailable` without a broker."""
         if not self.up:
-            raise QueueUnavailable("no broker of the cluster can be reached", retry_after_s=1)
+            raise QueueUnavailable(NO_BROKER, retry_after_s=1)
         self._outbox.append((subject, data, reply, headers))
         self._more.set()
 

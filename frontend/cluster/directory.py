@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 
 from frontend.cluster.boxes import Box, Boxes
+from frontend.cluster.broker import NO_BROKER
 from frontend.engine.interface import STATE_ORDER, BoxView, Models, WorkerView
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
@@ -25,6 +26,7 @@ from ipc.errors import (
     ModelNotLoaded,
     PenstockError,
     Provisioning,
+    QueueUnavailable,
 )
 from ipc.wire.cluster import BoxRow, ModelRow, Row
 from ipc.wire.cluster_names import row_key
@@ -88,9 +90,9 @@ Ensure = Callable[[str, int, Collection[str]], Awaitable[None]]
 class ClusterModels(Models):
     """The directory of a gateway."""
 
-    def __init__(self, catalog: Catalog, boxes: Boxes, wait_s: float) -> None:
-        """A box that begins is waited for during `wait_s`."""
-        self.catalog, self._boxes, self._wait_s = catalog, boxes, wait_s
+    def __init__(self, catalog: Catalog, boxes: Boxes, wait_s: float, is_up: Callable[[], bool]) -> None:
+        """A box that begins is waited for during `wait_s`; `is_up`: whether this gateway has a broker."""
+        self.catalog, self._boxes, self._wait_s, self._is_up = catalog, boxes, wait_s, is_up
         self._rows: dict[str, Rows] = {}
         self._version, self._is_read, self._changed = 0, False, asyncio.Event()
         self.ensure: Ensure | None = None
@@ -167,9 +169,9 @@ class ClusterModels(Models):
         return self.catalog.versions.get(model, ())
 
     def find(self, model: str) -> ModelEntry:
-        """Catalog entry of a model name. Raises `ModelNotFound`, and `Provisioning` while no model is known at all."""
+        """Catalog entry of a model name. Raises `ModelNotFound`, and while no model is known at all why."""
         if not len(self.catalog):
-            raise _provisioning()
+            raise self._nobody()
         return self.catalog.find(model)
 
     def _states(self, model: str) -> list[ModelStatus]:
@@ -188,8 +190,8 @@ class ClusterModels(Models):
 
     def why_unavailable(self, model: str) -> PenstockError:
         states = self._states(model)
-        if not states:
-            return _provisioning()
+        if not states or not self._is_up():
+            return self._nobody()
         failed = [state for state in states if state.state == "failed"]
         if failed and len(failed) == len(states):
             worst = next((state for state in failed if state.permanent), failed[0])
@@ -271,13 +273,16 @@ class ClusterModels(Models):
     async def ensure_loaded(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> ModelStatus:
         """Wait until some box has the model or one of `others`; see `Models`. Raises `Provisioning` without a box.
 
-        A box that begins or comes back is waited for, as a worker is on one host.
+        A box that begins or comes back is waited for, as a worker is on one host. Raises `QueueUnavailable` at once
+        without a broker.
         """
 
         def having() -> bool:
             return any(self.is_loaded(name) for name in (model, *others))
 
         if not having():
+            if not self._is_up():
+                raise self._nobody()
             if self.choose(model, ()) is None and self._boxes.by_name:
                 until_ns = min(deadline_ns, deadline.after(self._wait_s))
                 with suppress(DeadlineExceeded):
@@ -292,6 +297,8 @@ class ClusterModels(Models):
             await self.wait(having, min(deadline_ns, deadline.after(TOLD_S)))
         return self.status(model)
 
-
-def _provisioning() -> Provisioning:
-    return Provisioning("no box of the cluster serves this model now", retry_after_s=RETRY_PROVISIONING_S)
+    def _nobody(self) -> PenstockError:
+        """Why nobody can be asked: this gateway has no broker, or no box has the model."""
+        if not self._is_up():
+            return QueueUnavailable(NO_BROKER, retry_after_s=1)
+        return Provisioning("no box of the cluster serves this model now", retry_after_s=RETRY_PROVISIONING_S)

@@ -21,7 +21,7 @@ from typing import Protocol
 from frontend.cluster.boxes import Box, Boxes
 from ipc.errors import Draining, PenstockError, QueueUnavailable, WorkerCrashed, from_code
 from ipc.settings import Cluster
-from ipc.wire.cluster import VERSION, Ask, Claims, Drop, Got, ItemResult, Outcome, ToBox
+from ipc.wire.cluster import MOST_IDS, VERSION, Ask, Claims, Drop, Got, ItemResult, Outcome, ToBox
 
 MOST_LOSSES = 2
 LOOK_AGAIN_NS = 200_000_000
@@ -230,10 +230,14 @@ class Dispatch:
         """This gateway has all that it needs of an answer."""
         self._later(self._got, life, item)
 
-    def retake(self, held: Held) -> None:
-        """The bytes of an answer did not come: the item runs again."""
+    def retake(self, held: Held, error: PenstockError) -> None:
+        """The bytes of an answer did not come: the item runs again, and ends with `error` after two such answers."""
         held.future = asyncio.get_running_loop().create_future()
-        self._again(held, "transfer")
+        held.losses += 1
+        if held.losses >= MOST_LOSSES:
+            self._fail(held, error)
+        else:
+            self._again(held, "transfer")
 
     def missing(self, life: str, items: Iterable[str]) -> None:
         """A box was asked and does not have these items."""
@@ -244,14 +248,17 @@ class Dispatch:
                 if not held.boxes and not held.future.done():
                     self._again(held, "missing")
 
-    def gone(self, item: str) -> None:
-        """Nobody listens where the item was sent."""
+    def gone(self, life: str, item: str) -> None:
+        """Nobody listens for items of this life of a box: the life gets nothing new before its next sign of life."""
+        box = self._boxes.by_life.get(life)
+        if box is not None:
+            box.deaf = True
         held = self.items.get(item)
-        if held is None or held.claimed or held.future.done():
+        if held is None or life not in held.boxes or life in held.claimed:
             return
-        for life in list(held.boxes):
-            self._forget(life, held)
-        self._again(held, "nobody")
+        self._forget(life, held)
+        if not held.boxes and not held.future.done():
+            self._again(held, "nobody")
 
     def _died(self, box: Box) -> None:
         for item in list(box.items):
@@ -313,7 +320,7 @@ class Dispatch:
             for life in held.boxes:
                 asked.setdefault(life, []).append(held.id)
         for life, items in asked.items():
-            self._tell(life, Ask(VERSION, self._router, items))
+            self._tell(life, Ask, items)
 
     def _leave_if_roomy(self, held: Held) -> None:
         """An old item of the queue goes directly to a box that has room: whoever pulls may not have its model."""
@@ -321,13 +328,15 @@ class Dispatch:
         if box is not None and box.room_s > 0:
             self._again(held, "old")
 
-    def _tell(self, life: str, word: ToBox) -> None:
+    def _tell(self, life: str, word: type[ToBox], items: list[str]) -> None:
         box = self._boxes.by_life.get(life)
-        if box is not None and box.alive:
-            try:
-                self._sender.word(box, word)
-            except QueueUnavailable:
-                return
+        if box is None or not box.alive:
+            return
+        try:
+            for at in range(0, len(items), MOST_IDS):
+                self._sender.word(box, word(VERSION, self._router, items[at : at + MOST_IDS]))
+        except QueueUnavailable:
+            return
 
     def _later(self, ids: dict[str, list[str]], life: str, item: str) -> None:
         """Words of one turn of the loop leave together."""
@@ -338,6 +347,6 @@ class Dispatch:
     def _say(self) -> None:
         got, dropped, self._got, self._dropped = self._got, self._dropped, {}, {}
         for life, items in got.items():
-            self._tell(life, Got(VERSION, self._router, items))
+            self._tell(life, Got, items)
         for life, items in dropped.items():
-            self._tell(life, Drop(VERSION, self._router, items))
+            self._tell(life, Drop, items)

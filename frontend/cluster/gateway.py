@@ -23,7 +23,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from frontend.cluster.boxes import Box, Boxes
-from frontend.cluster.broker import Broker
+from frontend.cluster.broker import Broker, lasting
 from frontend.cluster.bucket import Follower
 from frontend.cluster.directory import ClusterModels
 from frontend.cluster.dispatch import Dispatch, Held
@@ -36,7 +36,7 @@ from frontend.scope import RequestScope
 from frontend.server.drain import Drain
 from ipc import deadline
 from ipc.catalog.entries import Catalog
-from ipc.errors import DeadlineExceeded, InvalidInput, ProtocolError, Unsupported
+from ipc.errors import DeadlineExceeded, InvalidInput, NoReplica, ProtocolError, Unsupported
 from ipc.settings import Settings
 from ipc.wire.cluster import (
     ENSURE,
@@ -120,7 +120,9 @@ class Gateway:
         self._beat_s = cluster.beat_s
         self.broker = Broker(cluster, f"gateway {self.router}")
         self.boxes = Boxes(cluster)
-        self.models = ClusterModels(catalog, self.boxes, settings.limits.restart_wait_s)
+        self.models = ClusterModels(
+            catalog, self.boxes, settings.limits.restart_wait_s, lambda: self.broker.up
+        )
         self.dispatch = Dispatch(
             cluster,
             self.router,
@@ -150,8 +152,9 @@ class Gateway:
         """Connect."""
         self.broker.start()
         loop = asyncio.get_running_loop()
-        lasting = (self.transfers.start, self._tick, self._live, self._follower.run, self._maker.run)
-        self._tasks = [loop.create_task(run()) for run in lasting]
+        loops = (self._tick, self._live, self._follower.run, self._maker.run)
+        self._tasks = [loop.create_task(self.transfers.start())]
+        self._tasks += [loop.create_task(lasting(run)) for run in loops]
 
     async def leave(self) -> None:
         """Disconnect."""
@@ -194,7 +197,8 @@ class Gateway:
         elif kind.startswith("queued."):
             self.lane.confirmed(kind.removeprefix("queued."), message)
         elif kind.startswith("sent.") and (message.headers or {}).get("Status") == "503":
-            self.dispatch.gone(kind.removeprefix("sent."))
+            _, life, item = kind.split(".", 2)
+            self.dispatch.gone(life, item)
 
     def _read(self, read: Callable[[bytes], T], data: bytes) -> T | None:
         try:
@@ -242,7 +246,7 @@ class Gateway:
     def to_box(self, held: Held, box: Box) -> None:
         """Send an item to a box; see `Sender`."""
         assert isinstance(held, _Sent)
-        reply = f"{inbox(self.router)[:-1]}sent.{held.id}"
+        reply = f"{inbox(self.router)[:-1]}sent.{box.life}.{held.id}"
         self.broker.send(self.names.box_work(box.name, box.life), self._item(held), reply)
 
     def to_queue(self, held: Held) -> bool:
@@ -310,7 +314,9 @@ class ClusterEngine(Engine):
             whole = await gateway.transfers.get(large, outcome.life, MOST_NBYTES, gateway.boxes.is_alive)
         except TransferFailed as error:
             log.warning("the answer to an item did not come: %s", error.message)
-            gateway.dispatch.retake(sent)
+            gateway.dispatch.retake(
+                sent, NoReplica(f"the answer did not come: {error.message}", retry_after_s=1)
+            )
             return None
         except asyncio.CancelledError:
             gateway.dispatch.got(outcome.life, sent.id)

@@ -94,7 +94,8 @@ class RepositoryControl:
         try:
             await directory.wait(lambda: not directory.is_learning, deadline.after(LEARN_S))
         except DeadlineExceeded:
-            log.warning("no worker has told its models yet")
+            of = "box" if self._services.settings.is_gateway else "worker"
+            log.warning("no %s has told its models yet", of)
 
     async def load(self, model: str, parameters: dict[str, Any], deadline_ns: int) -> None:
         """Load all chosen versions and wait for them. `parameters` is emptied: files in it are large, and loads long.

@@ -70,12 +70,7 @@ class Broker:
         ports = self._root / "ports"
         shutil.rmtree(ports, ignore_errors=True)
         ports.mkdir()
-        lines = [f"listen: 127.0.0.1:{self.port}", f"ports_file_dir: {json.dumps(str(ports))}"]
-        if self._jetstream:
-            store = json.dumps(str(self._root / "store"))
-            lines.append(f"jetstream {{store_dir: {store}, max_memory_store: 256MB, max_file_store: 256MB}}")
-        configuration = self._root / "nats.conf"
-        configuration.write_text("\n".join([*lines, self._more]) + "\n")
+        configuration = self._write()
         with (self._root / "broker.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._program, "--config", str(configuration)], stdout=log, stderr=log
@@ -83,6 +78,24 @@ class Broker:
         process = self._process
         wait_until(lambda: self._listens(ports) or process.poll() is not None, START_S, "the broker's start")
         assert process.poll() is None, self.log
+
+    def _write(self) -> Path:
+        """Write the configuration; returns its path."""
+        ports = json.dumps(str(self._root / "ports"))
+        lines = [f"listen: 127.0.0.1:{self.port}", f"ports_file_dir: {ports}"]
+        if self._jetstream:
+            store = json.dumps(str(self._root / "store"))
+            lines.append(f"jetstream {{store_dir: {store}, max_memory_store: 256MB, max_file_store: 256MB}}")
+        configuration = self._root / "nats.conf"
+        configuration.write_text("\n".join([*lines, self._more]) + "\n")
+        return configuration
+
+    def configure(self, more: str) -> None:
+        """Have the running broker read other further lines of its configuration."""
+        assert self._process is not None
+        self._more = more
+        self._write()
+        self._process.send_signal(signal.SIGHUP)
 
     def _listens(self, ports: Path) -> bool:
         # The file is written in place, so a reader may see a part of it.

@@ -19,7 +19,19 @@ from ipc.errors import (
     WorkerCrashed,
 )
 from ipc.settings import Cluster
-from ipc.wire.cluster import VERSION, Ask, BoxBeat, Claims, Drop, Got, ItemResult, Offer, Outcome, ToBox
+from ipc.wire.cluster import (
+    MOST_IDS,
+    VERSION,
+    Ask,
+    BoxBeat,
+    Claims,
+    Drop,
+    Got,
+    ItemResult,
+    Offer,
+    Outcome,
+    ToBox,
+)
 
 CLUSTER = Cluster()
 WAIT_S = 5.0
@@ -270,11 +282,41 @@ def test_an_item_for_a_subject_without_listeners_goes_elsewhere_at_once() -> Non
     def scene() -> None:
         stage = Stage("a", "b")
         stage.begin()
-        stage.dispatch.gone("r.1")
-        assert len(stage.sent) == 2 and stage.dispatch.counts["resent", "nobody"] == 1
+        stage.dispatch.gone("a1", "r.1")
+        assert stage.sent == [("r.1", "a1"), ("r.1", "b1")]
+        assert stage.dispatch.counts["resent", "nobody"] == 1
+        stage.dispatch.gone("a1", "r.1")
         stage.claim("b1", "r.1")
-        stage.dispatch.gone("r.1")
+        stage.dispatch.gone("b1", "r.1")
+        stage.dispatch.gone("nobody", "r.1")
         assert len(stage.sent) == 2
+
+    played(scene)
+
+
+def test_a_box_where_nobody_listens_gets_nothing_before_its_next_sign_of_life() -> None:
+    def scene() -> None:
+        stage = Stage("a")
+        held = stage.begin()
+        stage.dispatch.gone("a1", "r.1")
+        stage.pass_s(0.4)
+        assert stage.sent == [("r.1", "a1")] and not held.future.done()
+        stage.beat("a")
+        stage.pass_s(0.4, "a1")
+        assert stage.sent == [("r.1", "a1"), ("r.1", "a1")]
+
+    played(scene)
+
+
+def test_a_word_names_no_more_items_than_a_box_reads() -> None:
+    def scene() -> None:
+        stage = Stage("a")
+        for number in range(MOST_IDS + 1):
+            stage.begin(f"r.{number}")
+        stage.pass_s(1.5, "a1")
+        asked = [word.ids for _, word in stage.words if isinstance(word, Ask)]
+        assert [len(ids) for ids in asked[:2]] == [MOST_IDS, 1]
+        assert {item for ids in asked[:2] for item in ids} == set(stage.dispatch.items)
 
     played(scene)
 
@@ -395,10 +437,12 @@ def test_an_answer_whose_bytes_do_not_come_is_no_answer() -> None:
         await asyncio.sleep(0)
         assert held.future.done() and not stage.words
         stage.boxes.by_name["a"].draining = True
-        stage.dispatch.retake(held)
+        stage.dispatch.retake(held, NoReplica("no bytes"))
         assert stage.sent[-1] == ("r.1", "b1") and stage.dispatch.counts["resent", "transfer"] == 1
         stage.answer("b1")
         assert held.future.result()[1].life == "b1"
+        stage.dispatch.retake(held, NoReplica("no bytes again"))
+        assert isinstance(held.future.exception(), NoReplica) and len(stage.sent) == 2
 
     asyncio.run(scene())
 

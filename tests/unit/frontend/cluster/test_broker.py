@@ -1,0 +1,65 @@
+"""One connection to brokers: what the client library gives up on begins anew."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from frontend.cluster import broker as module
+from frontend.cluster.broker import Broker, lasting
+from ipc.settings import Cluster
+from tests.harness.broker import broker
+from tests.harness.server import eventually
+
+
+def test_a_connection_that_a_broker_refused_by_a_word_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TRY_AGAIN_S", 0.05)
+    most = "max_connections: {}"
+    with broker(tmp_path, jetstream=False, more=most.format(9)) as one:
+
+        async def scene() -> None:
+            heard: list[bytes] = []
+            end = Broker(Cluster(urls=(one.url,)), "test")
+            end.listen("here", lambda message: heard.append(message.data))
+            end.start()
+
+            async def joined() -> bool:
+                return end.up
+
+            async def refused() -> bool:
+                return end.client.is_closed and not end.up
+
+            await eventually(joined, "the broker")
+            first = end.client
+            for count, state in ((0, refused), (9, joined)):
+                one.configure(most.format(count))
+                await eventually(state, f"{count} connections")
+            assert end.client is not first
+            end.send("here", b"again")
+
+            async def arrived() -> bool:
+                return heard == [b"again"]
+
+            await eventually(arrived, "a message")
+            await end.close()
+
+        asyncio.run(scene())
+
+
+def test_a_loop_that_fails_is_written_and_begins_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "TRY_AGAIN_S", 0.0)
+    runs = []
+
+    async def run() -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            raise ZeroDivisionError("the first time")
+
+    asyncio.run(lasting(run))
+    assert len(runs) == 2 and "ZeroDivisionError" in caplog.text
