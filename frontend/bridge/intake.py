@@ -81,7 +81,7 @@ class Running:
     `acks` are the subjects of deliveries that the queue has yet to be told about.
     """
 
-    item: Item
+    name: str
     router: str
     task: asyncio.Task[None] | None = None
     result: bytes = b""
@@ -213,10 +213,11 @@ class Intake:
             self._end(ack, NAK)
             return
         self.counts["taken"] += 1
-        running = self._running[name] = Running(item, carried.router, acks=[ack] if ack else [])
+        running = self._running[name] = Running(name, carried.router, acks=[ack] if ack else [])
         gateway.items.add(name)
         self._claim(carried.router, name, ack)
-        running.task = asyncio.get_running_loop().create_task(self._run(running, carried, aged_s))
+        running.task = asyncio.get_running_loop().create_task(self._run(running, item, carried, aged_s))
+        running.task.add_done_callback(lambda task: self._over(name, task))
 
     def _is_silent(self, gateway: Silence) -> bool:
         return self._now_ns() - gateway.heard_ns > self._cluster.gateway_silence_s * 1e9
@@ -234,15 +235,19 @@ class Intake:
                 message = Claims(VERSION, self._box, self._life, list(names), list(acks))
                 self._send(words(router), encode(message))
 
-    async def _run(self, running: Running, carried: Carried, aged_s: float) -> None:
-        item = running.item
+    def _over(self, name: str, task: asyncio.Task[None]) -> None:
+        """The task of an item has ended. Forget the item of a cancelled task, which may never have begun."""
+        if task.cancelled():
+            self._forget(name)
+        elif (error := task.exception()) is not None:
+            log.error("item %s has no answer that can be sent", name, exc_info=error)
+            self._forget(name)
+
+    async def _run(self, running: Running, item: Item, carried: Carried, aged_s: float) -> None:
         try:
             if self.draining:
                 raise LEAVING
-            result = await self._answer(running, carried, aged_s)
-        except asyncio.CancelledError:
-            self._forget(item.work_item_id)
-            raise
+            result = await self._answer(running, item, carried, aged_s)
         except PenstockError as error:
             result = self._failed(item, carried.attempt, error)
         except Exception:
@@ -250,14 +255,16 @@ class Intake:
             result = self._failed(item, carried.attempt, PenstockError("internal error"))
         self._finish(running, encode(result))
 
-    async def _answer(self, running: Running, carried: Carried, aged_s: float) -> ItemResult:
-        item, arrived_ns = running.item, time.monotonic_ns()
+    async def _answer(self, running: Running, item: Item, carried: Carried, aged_s: float) -> ItemResult:
+        arrived_ns = time.monotonic_ns()
+        until_ns = deadline.after(carried.left_ms / 1e3 - aged_s)
+        start_by_ns = deadline.after(carried.start_left_ms / 1e3 - aged_s)
         raw_work, payload = await self._inputs(carried)
         work = read_work(raw_work)
         scope = scope_of_ids(work.request_id, "", self._settings.limits)
-        scope.deadline_ns = deadline.after(carried.left_ms / 1e3 - aged_s)
+        scope.deadline_ns = until_ns
         if carried.start_left_ms < carried.left_ms:
-            scope.start_by_ns = deadline.after(carried.start_left_ms / 1e3 - aged_s)
+            scope.start_by_ns = start_by_ns
         deadline.check(scope.deadline_ns, "before a box had the request")
         if carried.kind == ENSURE:
             await self._models.ensure_loaded(work.model, scope.deadline_ns, carried.others)
@@ -338,7 +345,7 @@ class Intake:
         )
 
     def _finish(self, running: Running, result: bytes) -> None:
-        name = running.item.work_item_id
+        name = running.name
         del self._running[name]
         running.task, running.result, running.ended_ns = None, result, self._now_ns()
         self._kept[name] = running

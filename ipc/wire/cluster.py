@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -268,6 +269,7 @@ class ModelRow(_Message, frozen=True, tag="model_row"):
 
 Row = BoxRow | ModelRow
 
+_ACK = re.compile(r"\$JS\.ACK\.[^\s*>]{1,1024}")
 _encoder = msgspec.msgpack.Encoder()
 _UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError)
 _item, _head = msgspec.msgpack.Decoder(Item), msgspec.msgpack.Decoder(_Head)
@@ -360,10 +362,12 @@ def read_answer(data: bytes | memoryview) -> Result:
 
 
 def read_from_box(data: bytes) -> FromBox:
-    """A word of a box. Raises `ProtocolError`."""
+    """A word of a box. Raises `ProtocolError`, also for a claim whose subject is none of a queue's deliveries."""
     word = _read_message(_from_box, data, "word of a box")
     if isinstance(word, Claims) and len(word.ids) != len(word.acks):
         raise ProtocolError(f"{len(word.ids)} claims with {len(word.acks)} subjects")
+    if isinstance(word, Claims) and not all(ack == "" or _ACK.fullmatch(ack) for ack in word.acks):
+        raise ProtocolError("a claim names a subject that is none of a delivery")
     return word
 
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
+import pytest
 
 from frontend.bridge.bridge import aged_s
 from frontend.bridge.intake import ACK, NAK, TERM, WORKING, Intake
@@ -28,6 +29,7 @@ from ipc.wire.cluster import (
     Got,
     Item,
     Missing,
+    Offer,
     encode,
     read_answer,
     read_from_box,
@@ -187,6 +189,52 @@ def test_an_item_that_nobody_waits_for_is_cancelled_and_its_late_copy_is_dropped
         await stage.turn()
         assert stage.engine.cancelled == 1 and stage.engine.runs == 1 and not len(stage.intake)
         assert not stage.results and stage.intake.counts["dropped"] == 1
+
+    played(scene)
+
+
+def test_an_item_that_is_dropped_before_its_first_step_leaves_nothing() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.intake.take(stage.item(), "$JS.ACK.1")
+        stage.intake.word(encode(Drop(VERSION, ROUTER, [f"{ROUTER}.1"])))
+        await stage.turn()
+        assert not stage.engine.runs and not len(stage.intake) and ("$JS.ACK.1", ACK) in stage.said
+        stage.intake.word(encode(Ask(VERSION, ROUTER, [f"{ROUTER}.1"])))
+        assert isinstance(stage.claims[-1], Missing)
+
+    played(scene)
+
+
+def test_an_answer_that_no_message_can_hold_leaves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.engine.error = QueueFull("lone surrogate \ud800")
+        stage.engine.free.set()
+        stage.intake.take(stage.item())
+        await stage.turn()
+        assert stage.engine.runs == 1 and not len(stage.intake)
+
+    played(scene)
+    assert "no answer that can be sent" in caplog.text
+
+
+def test_time_in_which_large_inputs_travel_is_time_of_the_deadline() -> None:
+    async def scene(stage: Stage) -> None:
+        arriving, whole = asyncio.Event(), encode(WORK)
+
+        async def get(*_: Any) -> bytes:
+            await arriving.wait()
+            return whole
+
+        stage.transfers.get = get  # type: ignore[method-assign]
+        large = Offer("0" * 64, len(whole), b"")
+        stage.intake.take(
+            stage.item(work=WORK, large=large, work_nbytes=len(whole), left_ms=20, start_left_ms=20)
+        )
+        asyncio.get_running_loop().call_later(0.03, arriving.set)
+        await stage.intake.ended(5.0, 0.0)
+        assert [result.error_code for result in stage.results] == [
+            "DEADLINE_EXCEEDED"
+        ] and not stage.engine.runs
 
     played(scene)
 
@@ -354,17 +402,22 @@ def test_a_box_that_leaves_refuses_what_still_comes_and_waits_for_what_runs() ->
 
 def test_the_queue_hears_of_a_delivery_after_its_answer_and_of_more_time_before() -> None:
     async def scene(stage: Stage) -> None:
-        stage.intake.take(stage.item(), "ack.1")
-        stage.intake.take(stage.item(), "ack.2")
+        stage.intake.take(stage.item(), "$JS.ACK.1")
+        stage.intake.take(stage.item(), "$JS.ACK.2")
         await stage.turn()
-        assert stage.claims[0].acks == ["ack.1", "ack.2"]  # type: ignore[union-attr]
+        assert stage.claims[0].acks == ["$JS.ACK.1", "$JS.ACK.2"]  # type: ignore[union-attr]
         stage.intake.extend()
         stage.engine.free.set()
         await stage.turn()
-        queue = [(subject, data) for subject, data in stage.said if subject.startswith("ack")]
-        assert queue == [("ack.1", WORKING), ("ack.2", WORKING), ("ack.1", ACK), ("ack.2", ACK)]
+        queue = [(subject, data) for subject, data in stage.said if subject.startswith("$JS.ACK.")]
+        assert queue == [
+            ("$JS.ACK.1", WORKING),
+            ("$JS.ACK.2", WORKING),
+            ("$JS.ACK.1", ACK),
+            ("$JS.ACK.2", ACK),
+        ]
         last = [subject for subject, _ in stage.said if not subject.endswith("words")]
-        assert last[-3:] == [f"_INBOX.{ROUTER}.results", "ack.1", "ack.2"]
+        assert last[-3:] == [f"_INBOX.{ROUTER}.results", "$JS.ACK.1", "$JS.ACK.2"]
 
     played(scene)
 
@@ -372,17 +425,17 @@ def test_the_queue_hears_of_a_delivery_after_its_answer_and_of_more_time_before(
 def test_a_delivery_is_given_back_by_a_box_that_leaves_and_ended_where_nobody_waits() -> None:
     async def scene(stage: Stage) -> None:
         stage.intake.word(encode(Drop(VERSION, ROUTER, [f"{ROUTER}.1"])))
-        stage.intake.take(stage.item(1), "ack.1")
-        stage.intake.take(b"\xc1", "ack.2")
-        stage.intake.take(encode(Item("x", "q", "encode", "m", "p", "z", "_INBOX.sie.1")), "ack.3")
+        stage.intake.take(stage.item(1), "$JS.ACK.1")
+        stage.intake.take(b"\xc1", "$JS.ACK.2")
+        stage.intake.take(encode(Item("x", "q", "encode", "m", "p", "z", "_INBOX.sie.1")), "$JS.ACK.3")
         stage.intake.draining = True
-        stage.intake.take(stage.item(4), "ack.4")
+        stage.intake.take(stage.item(4), "$JS.ACK.4")
         await stage.turn()
-        assert [each for each in stage.said if each[0].startswith("ack")] == [
-            ("ack.1", ACK),
-            ("ack.2", TERM),
-            ("ack.3", TERM),
-            ("ack.4", NAK),
+        assert [each for each in stage.said if each[0].startswith("$JS.ACK.")] == [
+            ("$JS.ACK.1", ACK),
+            ("$JS.ACK.2", TERM),
+            ("$JS.ACK.3", TERM),
+            ("$JS.ACK.4", NAK),
         ]
         assert not stage.engine.runs
         (foreign,) = [read_result(data)[0] for subject, data in stage.said if subject == "_INBOX.sie.1"]
@@ -393,7 +446,7 @@ def test_a_delivery_is_given_back_by_a_box_that_leaves_and_ended_where_nobody_wa
 
 def test_time_in_the_queue_is_no_time_for_the_work() -> None:
     async def scene(stage: Stage) -> None:
-        stage.intake.take(stage.item(1, left_ms=4_000), "ack.1", aged_s=5.0)
+        stage.intake.take(stage.item(1, left_ms=4_000), "$JS.ACK.1", aged_s=5.0)
         await stage.turn()
         assert stage.results[0].error_code == "DEADLINE_EXCEEDED" and not stage.engine.runs
 

@@ -140,6 +140,15 @@ def test_another_version_of_words_and_beats_is_refused() -> None:
             read(encode(message))  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(
+    "ack", ["penstock.box.b.l.word", "$JS.ACK.", "$JS.ACK.a b", "$JS.ACK.>", "$JS.ACK.a\r\nPUB x 0"]
+)
+def test_a_claim_names_no_subject_but_that_of_a_delivery(ack: str) -> None:
+    with pytest.raises(ProtocolError, match="none of a delivery"):
+        cluster.read_from_box(encode(Claims(VERSION, "a", "l", ["x"], [ack])))
+    cluster.read_from_box(encode(Claims(VERSION, "a", "l", ["x"], ["$JS.ACK.WORK.default.1.2.3.4.5"])))
+
+
 def test_claims_have_a_subject_each() -> None:
     with pytest.raises(ProtocolError, match="2 claims with 1 subjects"):
         cluster.read_from_box(encode(Claims(VERSION, "a", "l", ["x", "y"], [""])))
