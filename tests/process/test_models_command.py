@@ -31,7 +31,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_list_shows_every_model_with_what_it_gives(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "list"]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split() == ["MODEL", "OUTPUTS", "DIMS", "LENGTH", "SERVED", "DISK", "MEMORY"]
+    assert head.split() == ["MODEL", "OUTPUTS", "DIMS", "LENGTH", "SERVED", "DISK", "AS", "MEMORY"]
     cells = {row.split()[0]: row.split()[1:] for row in rows}
     assert len(cells) == len(rows) >= 60
     assert cells[MINILM][:4] == ["dense", "384", "256", "yes"] and cells[MINILM][5] == "MB"
