@@ -395,6 +395,7 @@ class Intake:
         elif isinstance(word, Drop):
             for name in mine:
                 self._drop(name)
+            self._confirmed.set()
         elif isinstance(word, Ask):
             self._asked(word.router, mine)
 

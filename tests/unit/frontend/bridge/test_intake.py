@@ -239,6 +239,21 @@ def test_time_in_which_large_inputs_travel_is_time_of_the_deadline() -> None:
     played(scene)
 
 
+def test_an_orderly_stop_does_not_wait_for_who_dropped_the_answer() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.engine.free.set()
+        stage.intake.take(stage.item())
+        await stage.turn()
+        ended = asyncio.ensure_future(stage.intake.ended(60, 60))
+        await stage.turn()
+        assert not ended.done()
+        stage.intake.word(encode(Drop(VERSION, ROUTER, [f"{ROUTER}.1"])))
+        await stage.turn()
+        assert ended.done()
+
+    played(scene)
+
+
 def test_a_gateway_speaks_of_its_own_items_alone() -> None:
     async def scene(stage: Stage) -> None:
         stage.intake.take(stage.item())
