@@ -39,6 +39,7 @@ NAMES = (
     "conversation",
     "sharing",
     "pictures",
+    "cluster",
 )
 
 

@@ -139,6 +139,11 @@ class Intake:
     def __len__(self) -> int:
         return len(self._running)
 
+    @property
+    def kept(self) -> int:
+        """Answers that are kept until their gateway has them."""
+        return len(self._kept)
+
     async def ended(self, running_s: float, confirmed_s: float) -> None:
         """Wait for the work that runs, then until gateways have all results, each no longer than that."""
         tasks = [running.task for running in self._running.values() if running.task is not None]
