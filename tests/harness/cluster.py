@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,19 @@ class Box:
         self.server = make_server(place, models, chosen, **where)
         self.name, self._log_path = name, place / "bridge.log"
         self.bridge: subprocess.Popen[bytes] | None = None
+        self._told, self._status = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), ""
+        self._told.bind(f"\0penstock-box-{uuid.uuid4().hex}")
+        self._told.setblocking(False)
+
+    @property
+    def status(self) -> str:
+        """What the bridge told systemd last: whether there is a broker, its items, the answers that it keeps."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                for line in self._told.recv(4096).decode().splitlines():
+                    if line.startswith("STATUS="):
+                        self._status = line.removeprefix("STATUS=")
+        return self._status
 
     @property
     def log(self) -> str:
@@ -55,7 +70,7 @@ class Box:
             self.bridge = subprocess.Popen(
                 [sys.executable, "-m", "frontend.bridge"],
                 cwd=ROOT,
-                env=self.server.environment,
+                env=self.server.environment | {"NOTIFY_SOCKET": f"@{self._told.getsockname()[1:].decode()}"},
                 stdout=log,
                 stderr=log,
             )
@@ -90,6 +105,7 @@ class Box:
             self.bridge.wait(40)
         for arena in self.server.arenas():
             arena.unlink(missing_ok=True)
+        self._told.close()
 
 
 @contextlib.contextmanager

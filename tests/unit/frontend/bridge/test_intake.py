@@ -459,6 +459,24 @@ def test_a_delivery_is_given_back_by_a_box_that_leaves_and_ended_where_nobody_wa
     played(scene)
 
 
+def test_an_item_of_another_producer_is_answered_in_an_inbox_or_not_at_all() -> None:
+    async def scene(stage: Stage) -> None:
+        for reply in (
+            "sie.work.m.p",
+            "penstock.beat.box.a",
+            "_INBOX",
+            "_INBOX.>",
+            "_INBOX.*.x",
+            "_INBOX.a b",
+            "",
+        ):
+            stage.intake.take(encode(Item("x", "q", "encode", "m", "p", "z", reply)))
+        await stage.turn()
+        assert not stage.said and stage.intake.counts["foreign"] == 7
+
+    played(scene)
+
+
 def test_time_in_the_queue_is_no_time_for_the_work() -> None:
     async def scene(stage: Stage) -> None:
         stage.intake.take(stage.item(1, left_ms=4_000), "$JS.ACK.1", aged_s=5.0)

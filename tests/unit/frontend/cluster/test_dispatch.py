@@ -227,6 +227,18 @@ def test_everything_is_asked_for_after_a_reconnect_and_no_box_counts_as_silent()
     played(scene)
 
 
+def test_an_answer_that_a_dying_broker_lost_is_asked_for_at_once_after_a_short_loss() -> None:
+    def scene() -> None:
+        stage = Stage("a")
+        stage.begin()
+        stage.claim("a1", "r.1")
+        stage.now_ns += 10**8
+        stage.dispatch.resume()
+        assert stage.words == [("a1", Ask(VERSION, "r", ["r.1"]))]
+
+    played(scene)
+
+
 def test_an_item_waits_for_a_broker_and_is_sent_when_there_is_one() -> None:
     def scene() -> None:
         stage = Stage("a", "b")

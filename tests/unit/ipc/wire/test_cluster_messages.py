@@ -130,6 +130,15 @@ def test_another_version_is_told_from_nonsense() -> None:
     assert raised.value.item == f"{ROUTER}.1" and raised.value.reply == f"_INBOX.{ROUTER}.results"
 
 
+@pytest.mark.parametrize("reply", ["sie.work.m.default", "_INBOX.other.results", "_INBOX.>", ""])
+def test_an_item_of_another_version_can_name_no_subject_but_the_inbox_of_its_gateway(reply: str) -> None:
+    fields = msgspec.msgpack.decode(encode(item()))
+    fields |= {"penstock": {"v": 2}, "reply_subject": reply}
+    with pytest.raises(OtherVersion) as raised:
+        cluster.read_item(msgspec.msgpack.encode(fields))
+    assert raised.value.reply == ""
+
+
 def test_another_version_of_words_and_beats_is_refused() -> None:
     for read, message in (
         (cluster.read_to_box, Ask(2, ROUTER, [])),

@@ -1,0 +1,122 @@
+"""What bridge and gateway do with the words of brokers, and what the bridge says to them, without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from frontend.bridge.bridge import Bridge
+from frontend.bridge.intake import WORKING
+from frontend.cluster.broker import Broker
+from frontend.cluster.gateway import Gateway
+from frontend.server.drain import Drain
+from ipc.catalog.entries import Catalog
+from ipc.settings import Cluster, Settings
+from ipc.wire.cluster import (
+    RUN,
+    VERSION,
+    BoxBeat,
+    Carried,
+    GatewayBeat,
+    Item,
+    encode,
+    read_from_box,
+)
+from ipc.wire.messages import EncodeCall, InputItem, Work
+from tests.harness.server import eventually
+
+ROUTER = "r0uter"
+
+
+class Post:
+    """Every connection of a process: who listens on what, and what was sent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.handlers: dict[str, Any] = {}
+        self.sent: list[tuple[str, bytes]] = []
+        monkeypatch.setattr(
+            Broker, "listen", lambda _, subject, handler: self.handlers.update({subject: handler})
+        )
+        monkeypatch.setattr(Broker, "send", lambda _, subject, data, *more: self.sent.append((subject, data)))
+
+    def bring(self, listens_on: str, message: msgspec.Struct, subject: str = "", reply: str = "") -> None:
+        """A message arrives for the one who listens."""
+        self.handlers[listens_on](
+            SimpleNamespace(subject=subject or listens_on, data=encode(message), reply=reply, headers=None)
+        )
+
+
+@pytest.fixture
+def post(monkeypatch: pytest.MonkeyPatch) -> Post:
+    return Post(monkeypatch)
+
+
+class Holding:
+    """An engine that never answers."""
+
+    async def run(self, *_: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+def bridge(**settings: Any) -> Bridge:
+    models = SimpleNamespace(workers=list, catalog=SimpleNamespace(sources=()), version=1)
+    cluster = Cluster(urls=("nats://127.0.0.1:1",), box="a", **settings)
+    one = Bridge(Settings(cluster=cluster), Holding(), models)  # type: ignore[arg-type]
+    one.broker.up = True
+    return one
+
+
+def item() -> Item:
+    work = Work("m", EncodeCall([InputItem("hello")], ["dense"]), 0, 3, "req_1")
+    carried = Carried(VERSION, ROUTER, RUN, 1, 30_000, 30_000, encode(work))
+    results = f"_INBOX.{ROUTER}.results"
+    return Item(f"{ROUTER}.1", "q", "encode", "m", "default", ROUTER, results, penstock=carried)
+
+
+def test_a_bridge_asks_the_queue_for_more_time_as_long_as_an_item_runs(post: Post) -> None:
+    async def scene() -> None:
+        one = bridge(extend_every_s=0.01)
+        post.bring(f"_INBOX.bridge-{one.life}.*", item(), reply="ack.1")
+        extending = asyncio.create_task(one._extend())
+
+        async def extended() -> bool:
+            return post.sent.count(("ack.1", WORKING)) >= 3
+
+        await eventually(extended, "more time for a delivery")
+        extending.cancel()
+
+    asyncio.run(scene())
+
+
+def test_an_item_of_the_queue_is_claimed_with_the_subject_of_its_delivery(post: Post) -> None:
+    async def scene() -> None:
+        one = bridge()
+        post.bring(f"_INBOX.bridge-{one.life}.*", item(), reply="ack.1")
+        await asyncio.sleep(0)
+        (claims,) = [read_from_box(data) for subject, data in post.sent if subject.endswith(".words")]
+        assert claims.ids == [f"{ROUTER}.1"] and claims.acks == ["ack.1"]  # type: ignore[union-attr]
+
+    asyncio.run(scene())
+
+
+def test_a_bridge_hears_a_gateway_on_the_subject_of_that_gateway_alone(post: Post) -> None:
+    one, heard = bridge(), list[str]()
+    one.intake.heard = heard.append  # type: ignore[method-assign]
+    beat = GatewayBeat(VERSION, ROUTER, 1)
+    post.bring("penstock.beat.gateway.*", beat, "penstock.beat.gateway.other")
+    assert not heard
+    post.bring("penstock.beat.gateway.*", beat, f"penstock.beat.gateway.{ROUTER}")
+    assert heard == [ROUTER]
+
+
+def test_a_gateway_hears_a_box_on_the_subject_of_that_box_alone(post: Post) -> None:
+    one = Gateway(Settings(cluster=Cluster(urls=("nats://127.0.0.1:1",))), Catalog(()), Drain())
+    beat = BoxBeat(VERSION, "a", "a1", "default", 1, False, 1.0, 0.0)
+    post.bring("penstock.beat.box.*", beat, "penstock.beat.box.b")
+    assert not one.boxes.by_name
+    post.bring("penstock.beat.box.*", beat, "penstock.beat.box.a")
+    assert one.boxes.is_alive("a1")
