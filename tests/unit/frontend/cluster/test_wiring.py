@@ -80,11 +80,11 @@ def item() -> Item:
 def test_a_bridge_asks_the_queue_for_more_time_as_long_as_an_item_runs(post: Post) -> None:
     async def scene() -> None:
         one = bridge(extend_every_s=0.01)
-        post.bring(f"_INBOX.bridge-{one.life}.*", item(), reply="ack.1")
+        post.bring(f"_INBOX.bridge-{one.life}.*", item(), reply="$JS.ACK.1")
         extending = asyncio.create_task(one._extend())
 
         async def extended() -> bool:
-            return post.sent.count(("ack.1", WORKING)) >= 3
+            return post.sent.count(("$JS.ACK.1", WORKING)) >= 3
 
         await eventually(extended, "more time for a delivery")
         extending.cancel()
@@ -95,10 +95,10 @@ def test_a_bridge_asks_the_queue_for_more_time_as_long_as_an_item_runs(post: Pos
 def test_an_item_of_the_queue_is_claimed_with_the_subject_of_its_delivery(post: Post) -> None:
     async def scene() -> None:
         one = bridge()
-        post.bring(f"_INBOX.bridge-{one.life}.*", item(), reply="ack.1")
+        post.bring(f"_INBOX.bridge-{one.life}.*", item(), reply="$JS.ACK.1")
         await asyncio.sleep(0)
         (claims,) = [read_from_box(data) for subject, data in post.sent if subject.endswith(".words")]
-        assert claims.ids == [f"{ROUTER}.1"] and claims.acks == ["ack.1"]  # type: ignore[union-attr]
+        assert claims.ids == [f"{ROUTER}.1"] and claims.acks == ["$JS.ACK.1"]  # type: ignore[union-attr]
 
     asyncio.run(scene())
 
