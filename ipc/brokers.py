@@ -16,6 +16,8 @@ from ipc.errors import ConfigError
 from ipc.settings import Cluster, Settings
 
 MOST_SECRET_BYTES = 64 << 10
+MOST_PORT = 65535
+_ANY = ("0.0.0.0", "::")
 
 
 def check(settings: Settings) -> None:
@@ -49,8 +51,10 @@ def check(settings: Settings) -> None:
             f"cluster.extend_every_s = {cluster.extend_every_s:g}: expected less than half of "
             f"cluster.ack_wait_s = {cluster.ack_wait_s:g}, or work goes to a second box"
         )
+    _check_transfers(cluster)
     is_proven = bool(set_ones or cluster.tls_cert_file)
     for url in cluster.urls:
+        _check_port("urls", url)
         host = host_of(url)
         if cluster.insecure or host == "localhost" or is_loopback(host):
             continue
@@ -66,6 +70,33 @@ def check(settings: Settings) -> None:
             )
     secrets_of(cluster)
     tls_of(cluster)
+
+
+def _check_port(setting: str, address: str) -> None:
+    if int(address.rpartition(":")[2]) > MOST_PORT:
+        raise ConfigError(f"cluster.{setting}: {address}: expected a port of at most {MOST_PORT}")
+
+
+def _check_transfers(cluster: Cluster) -> None:
+    """Raise `ConfigError` for addresses of transfers that other hosts cannot use, or only in the clear."""
+    bind, advertised = cluster.transfer_bind, cluster.transfer_advertise
+    for setting, address in (("transfer_bind", bind), ("transfer_advertise", advertised)):
+        if address:
+            _check_port(setting, address)
+    if advertised and not bind:
+        raise ConfigError(
+            "cluster.transfer_bind: expected an address, since cluster.transfer_advertise is set"
+        )
+    host = bind.rpartition(":")[0].strip("[]")
+    if host in _ANY and not advertised:
+        raise ConfigError(
+            f"cluster.transfer_advertise: expected the address by which other hosts reach {bind}, got none"
+        )
+    if bind and not (cluster.insecure or uses_tls(cluster) or host == "localhost" or is_loopback(host)):
+        raise ConfigError(
+            f"cluster.transfer_bind: {bind} would carry texts in the clear; expected TLS for the brokers, or "
+            "cluster.insecure"
+        )
 
 
 def require_client(what: str) -> None:

@@ -95,8 +95,8 @@ class Listener:
                     return
                 wait_s = IDLE_S
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, OSError):
-            # The client has gone, is too slow, or speaks something else.
-            return
+            # The client has gone, is too slow, or speaks something else: nothing waits until the client takes the rest.
+            writer.transport.abort()
         finally:
             self._open.discard(writer)
             writer.close()
@@ -131,8 +131,13 @@ class Getter:
         """`me` is the id by which others know this process."""
         assert is_id(me)
         self._tls, self._me = brokers.tls_of(cluster), me
-        self._idle: dict[str, list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]] = {}
+        self._idle: dict[str, list[tuple[asyncio.StreamReader, asyncio.StreamWriter, float]]] = {}
         self._shunned: dict[str, float] = {}
+
+    @property
+    def kept(self) -> int:
+        """Connections that wait for the next transfer."""
+        return sum(map(len, self._idle.values()))
 
     async def get(self, offer: Offer) -> bytes | None:
         """The bytes of an offer, unchecked; None if they do not come this way."""
@@ -148,11 +153,10 @@ class Getter:
             return None
 
     async def _get(self, offer: Offer, where: tuple[str, int]) -> bytes | None:
+        self._end_old()
         idle = self._idle.setdefault(offer.address, [])
-        while idle and idle[-1][0].at_eof():
-            idle.pop()[1].close()
         if idle:
-            reader, writer = idle.pop()
+            reader, writer, _ = idle.pop()
         else:
             async with asyncio.timeout(CONNECT_S):
                 reader, writer = await asyncio.open_connection(
@@ -169,17 +173,30 @@ class Getter:
             if match is None or int(match[1]) != offer.nbytes:
                 return None
             data = await reader.readexactly(offer.nbytes)
-            idle.append((reader, writer))
+            self._idle.setdefault(offer.address, []).append((reader, writer, time.monotonic()))
             kept = True
             return data
         finally:
             if not kept:
                 writer.close()
 
+    def _end_old(self) -> None:
+        """End connections that the other host has ended or soon will, and forget addresses without any."""
+        now = time.monotonic()
+        for address, idle in list(self._idle.items()):
+            for kept in [*idle]:
+                reader, writer, since = kept
+                if reader.at_eof() or now - since > IDLE_S / 2:
+                    idle.remove(kept)
+                    writer.close()
+            if not idle:
+                del self._idle[address]
+        self._shunned = {address: until for address, until in self._shunned.items() if until > now}
+
     async def close(self) -> None:
         """End all kept connections."""
         for idle in self._idle.values():
-            for _, writer in idle:
+            for _, writer, _ in idle:
                 writer.close()
                 with suppress(OSError):
                     await writer.wait_closed()

@@ -94,6 +94,11 @@ class Transfers:
         """Offers that stand."""
         return len(self._offers)
 
+    @property
+    def kept(self) -> int:
+        """Connections to other hosts that wait for the next transfer."""
+        return self._getter.kept
+
     async def offer(self, parts: Sequence[bytes | memoryview], peer: str) -> Offer:
         """Offer the bytes of `parts`, one behind another, to a peer; "" for whoever has the secret."""
         data = b"".join(parts)

@@ -33,6 +33,22 @@ def test_without_brokers_nothing_is_checked() -> None:
         ({"token_file": "/x", "credentials_file": "/y"}, "expected one of them"),
         ({"tls_cert_file": "/x"}, "cluster.tls_key_file: expected a file"),
         ({"tls_key_file": "/x"}, "cluster.tls_cert_file: expected a file"),
+        ({"transfer_bind": "127.0.0.1:70000"}, "cluster.transfer_bind: 127.0.0.1:70000: expected a port"),
+        (
+            {"transfer_bind": "127.0.0.1:0", "transfer_advertise": "box:70000"},
+            "cluster.transfer_advertise: box:70000",
+        ),
+        ({"transfer_advertise": "box:7000"}, "cluster.transfer_bind: expected an address"),
+        (
+            {"transfer_bind": "0.0.0.0:0", "insecure": "true"},
+            "cluster.transfer_advertise: expected the address",
+        ),
+        (
+            {"transfer_bind": "[::]:7000", "insecure": "true"},
+            "cluster.transfer_advertise: expected the address",
+        ),
+        ({"transfer_bind": "10.0.0.1:7000"}, "cluster.transfer_bind: 10.0.0.1:7000 would carry texts"),
+        ({"urls": "nats://127.0.0.1:70000"}, "cluster.urls: nats://127.0.0.1:70000: expected a port"),
         ({"token_file": "/not/there"}, "cluster.token_file: /not/there: No such file"),
         ({"tls_ca_file": "/not/there"}, "/not/there"),
         ({"extend_every_s": "1", "ack_wait_s": "2"}, "cluster.extend_every_s = 1: expected less than half"),
@@ -40,7 +56,7 @@ def test_without_brokers_nothing_is_checked() -> None:
 )
 def test_settings_that_contradict_are_refused(values: dict[str, str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected.replace(".", r"\.")):
-        brokers.check(settings_of(urls=LOOPBACK, **values))
+        brokers.check(settings_of(**{"urls": LOOPBACK, **values}))
 
 
 @pytest.mark.parametrize(

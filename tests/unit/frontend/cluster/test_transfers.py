@@ -10,6 +10,7 @@ import msgspec
 import nats
 import pytest
 
+from frontend.cluster.transfer_http import Listener
 from frontend.cluster.transfers import TransferFailed, Transfers
 from ipc.settings import Cluster
 from ipc.wire.cluster import MOST_CHUNK_NBYTES, VERSION, Want, encode
@@ -132,6 +133,24 @@ def test_bytes_come_by_http_and_each_peer_gets_them_once(one_broker: Broker) -> 
         assert here.by_http == 4
         assert await there.get(again, "here", MOST) == DATA
         assert here.by_http == 4 and here.refused == 1
+
+    played(one_broker, scene, LOOPBACK)
+
+
+def test_connections_to_a_host_that_has_gone_are_ended_with_the_next_transfer(one_broker: Broker) -> None:
+    async def scene(here: Transfers, there: Transfers) -> None:
+        former = Listener(Cluster(transfer_bind=LOOPBACK), lambda secret, peer: memoryview(DATA))
+        await former.start()
+        offer = await here.offer([DATA], "there")
+        assert await there.get(msgspec.structs.replace(offer, address=former.address), "here", MOST) == DATA
+        assert there.kept == 1
+        await former.close()
+
+        async def ended() -> bool:
+            assert await there.get(await here.offer([DATA], "there"), "here", MOST) == DATA
+            return there.kept == 1
+
+        await eventually(ended, "one connection, to the host that is there")
 
     played(one_broker, scene, LOOPBACK)
 
