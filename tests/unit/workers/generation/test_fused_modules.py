@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 
 from tests.fakes.torch_kernels import TorchKernels
 from tests.tiny import causal
@@ -82,6 +83,42 @@ def test_only_modules_of_one_tensor_and_of_the_precision_of_the_model_have_kerne
     assert fuse_with(model, TorchKernels()) == 1  # type: ignore[arg-type]
     assert "forward" in vars(model.plain)
     assert fuse_with(model, TorchKernels()) == 0, "a module has one kernel"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [64, 4096])
+def test_norms_that_take_the_mean_away_keep_their_form(dtype: torch.dtype, width: int) -> None:
+    model = Model()
+    model.plain = model.half = None  # type: ignore[assignment]
+    model.centred = nn.LayerNorm(width, bias=False)
+    model.cohere = CohereLayerNorm(width)
+    model.dtype = dtype  # type: ignore[misc]
+    assert fuse_with(model.to(dtype), TorchKernels()) == 0  # type: ignore[arg-type]
+
+
+class Limited(nn.Module):
+    """A gated layer whose gates are at most `limit`."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(64, 128, bias=False), nn.Linear(64, 128, bias=False)
+        self.down_proj, self.act_fn, self.limit = nn.Linear(128, 64, bias=False), nn.SiLU(), limit
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.down_proj(
+            self.act_fn(self.gate_proj(x).clamp(max=self.limit)) * self.up_proj(x)
+        )
+        return found
+
+
+@pytest.mark.parametrize("limit", [7.0, float("inf")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gates_with_a_limit_keep_their_form(limit: float, dtype: torch.dtype) -> None:
+    model = Model()
+    model.plain = model.half = Limited(limit)  # type: ignore[assignment]
+    model.dtype = dtype  # type: ignore[misc]
+    torch.manual_seed(0)
+    assert fuse_with(model.to(dtype), TorchKernels()) == (limit == float("inf"))  # type: ignore[arg-type]
 
 
 def test_models_on_a_processor_keep_their_modules() -> None:
