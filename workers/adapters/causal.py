@@ -19,10 +19,9 @@ from typing import Any, ClassVar
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.wire.messages import Call, GenerateCall, InputItem
 from workers.adapters.base import Adapter, AdapterSpec, Held, ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.building import parameter_bytes
+from workers.adapters.shared.building import parameter_bytes, precision_of
 from workers.adapters.shared.causal_files import CausalFiles
 from workers.adapters.shared.checkpoint import stored_limit, text_limit
-from workers.adapters.shared.quantizing import precision_of
 from workers.adapters.shared.text_loras import TextLoras
 from workers.device import stepping
 from workers.generation.building import CACHE_SETTING, build

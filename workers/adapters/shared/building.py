@@ -12,10 +12,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from ipc.catalog.entries import QUANTIZED
+from workers.adapters.shared.quantized_linears import QuantizedLinear
 
 BUILDING = threading.RLock()
 """Held while an adapter is imported and its model is built."""
@@ -50,6 +52,12 @@ def parameter_bytes(*modules: torch.nn.Module) -> int:
     }
     packed = sum(getattr(part, "packed_nbytes", 0) for module in modules for part in module.modules())
     return sum(tensors.values()) + packed
+
+
+def precision_of(model: Any) -> str:
+    """What the linear layers of a model are in memory: the kinds of quantised layers, else the type of the numbers."""
+    kinds = {layer.kind for layer in model.modules() if isinstance(layer, QuantizedLinear)}
+    return "+".join(sorted(kinds)) or str(model.dtype).removeprefix("torch.")
 
 
 class WeightCount:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workers.adapters.shared.building import precision_of
 from workers.adapters.shared.quantized_linears import (
     INT4,
     INT8,
@@ -102,12 +103,6 @@ class Quantizer:
             held,
             rest,
         )
-
-
-def precision_of(model: Any) -> str:
-    """What the linear layers of a model are in memory: the kinds of quantised layers, else the type of the numbers."""
-    kinds = {layer.kind for layer in model.modules() if isinstance(layer, QuantizedLinear)}
-    return "+".join(sorted(kinds)) or str(model.dtype).removeprefix("torch.")
 
 
 def quantized_bytes(layer: QuantizedLinear) -> int:
