@@ -123,8 +123,7 @@ class Server:
             assert self._process is not None
             if self._process.poll() is not None or time.perf_counter() > deadline:
                 state = "ended" if self._process.returncode is not None else "is not ready"
-                log = self._log.read_text(errors="replace")
-                raise ServerFailed(f"{self.name} {state}; its log ends:\n{log[-2000:]}")
+                raise ServerFailed(f"{self.name} {state}; its log ends:\n{self.log[-2000:]}")
             time.sleep(_POLL_S)
 
     @property
@@ -132,6 +131,11 @@ class Server:
         """Process id of the command that was started."""
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """All that the processes of this server have logged."""
+        return self._log.read_text(errors="replace")
 
     def pids(self) -> list[int]:
         """All living processes of this server, detached ones included.

@@ -96,6 +96,8 @@ class Route:
     streams: bool = False
     """Whether the answer may also be a stream of events."""
     example: dict[str, Any] | None = None
+    variants: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """Further examples by what they show."""
     error_media: tuple[str, ...] = (TEXT,)
     """Media types of errors without a struct; none: their body is empty and has no type."""
     retry_header: bool = True

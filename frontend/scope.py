@@ -60,6 +60,10 @@ class InferenceRecord:
     cached: int = 0
 
 
+PARTS = ("decode", "see", "prefill", "write")
+"""Phases of generated text that are parts of others: the first of `tokenize`, the others of `device`."""
+
+
 class RequestScope(msgspec.Struct, eq=False):
     """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol.
 
@@ -146,6 +150,9 @@ class RequestScope(msgspec.Struct, eq=False):
             "device": timing.device_ns / 1e6,
             "copy": timing.copy_ns / 1e6,
         }
+        if (text := timing.text) is not None:
+            parts = (text.decode_ns, text.see_ns, text.prefill_ns, text.write_ns)
+            self.phases |= {name: part_ns / 1e6 for name, part_ns in zip(PARTS, parts, strict=True)}
 
     def ended_early(self) -> PenstockError:
         """Why the request was cancelled: its deadline passed, or its client went away."""

@@ -228,7 +228,10 @@ def _operation(route: Route) -> dict[str, Any]:
         operation["parameters"] = parameters
     if route.body is not None:
         content: dict[str, Any] = {media: {"schema": _struct(route.body)} for media in route.accepts}
-        if route.example is not None:
+        if route.variants:
+            shown = {"plain": route.example, **route.variants}
+            content[route.accepts[0]]["examples"] = {name: {"value": each} for name, each in shown.items()}
+        elif route.example is not None:
             content[route.accepts[0]]["example"] = route.example
         operation["requestBody"] = {"required": route.body_required, "content": content}
     operation["responses"] = _responses(route)

@@ -18,7 +18,7 @@ from frontend.access_log import UNMATCHED, HttpCounts
 from frontend.records.live_runs import LiveRuns
 from frontend.records.recent import Recent, RecentWriter, open_ring, shown_message
 from frontend.records.statistics import RequestCounters
-from frontend.scope import RequestScope
+from frontend.scope import PARTS, RequestScope
 from frontend.tracing import otlp
 from frontend.tracing.tracer import Tracer
 from ipc.errors import InputRefused, WorkerCrashed
@@ -174,7 +174,7 @@ class Recorder:
         ended = self._outcomes(protocol, operation, model, status, code)
         ended.counters.inc()
         for phase, milliseconds in phases.items():
-            if milliseconds <= 0:
+            if milliseconds <= 0 or phase in PARTS:
                 continue
             histograms = ended.phases.get(phase)
             if histograms is None:

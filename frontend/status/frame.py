@@ -12,7 +12,7 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -21,6 +21,7 @@ import msgspec
 
 from frontend.engine.interface import STATE_ORDER, WorkerView
 from frontend.records.recent import Recent
+from frontend.scope import PARTS
 from frontend.services import Services
 from frontend.status.agents import agent_fields, lacks, run_fields
 from frontend.status.health import health_fields, problems
@@ -42,13 +43,14 @@ from ipc.wire.messages import ModelStatus
 from ipc.wire.stats import BatchRecord, GenerationStats, QueueState, Stats
 
 SHOWN_OPERATIONS = 64
-PHASES = ("tokenize", "queue", "device", "copy", "encode")
+PHASES = ("tokenize", "decode", "queue", "see", "prefill", "write", "device", "copy", "encode")
+"""In the order in which they happen. Each moment of a request belongs to one of these at most."""
 
 
 def request_fields(record: Recent) -> dict[str, Any]:
     """The fields of a finished request in a frame; `other` is the time outside of all phases."""
     total = record.phases.get("total", 0.0)
-    phases = {name: round(record.phases.get(name, 0.0), 3) for name in PHASES}
+    phases = {name: round(time_ms, 3) for name, time_ms in _apart(record.phases).items()}
     return {
         "time": round(record.at, 3),
         "request_id": record.request_id,
@@ -62,6 +64,17 @@ def request_fields(record: Recent) -> dict[str, Any]:
         "total_ms": round(total, 3),
         "phases": {**phases, "other": round(max(0.0, total - sum(phases.values())), 3)},
     }
+
+
+def _apart(phases: Mapping[str, float]) -> dict[str, float]:
+    """The `PHASES` of a request. Those of generated text leave nothing of `device` but the wait for a step."""
+    apart = {name: phases.get(name, 0.0) for name in PHASES}
+    decode, *parts = (apart[name] for name in PARTS)
+    apart["tokenize"] = max(0.0, apart["tokenize"] - decode)
+    if sum(parts):
+        apart["queue"] += max(0.0, apart["device"] - sum(parts))
+        apart["device"] = 0.0
+    return apart
 
 
 def counter_fields(totals: Totals) -> dict[str, dict[str, float]]:

@@ -563,10 +563,24 @@ class ItemError(Wire, frozen=True):
     message: str
 
 
+class TextTiming(Wire, frozen=True):
+    """Phases of one generated text in nanoseconds.
+
+    `decode_ns` is the part of `Timing.prepare_ns` in which pictures were decoded. The others are parts of
+    `Timing.device_ns`: the text waited for the features of its pictures, its prompt was read up to the first token, and
+    the later tokens were written. The rest is the wait for a place in a step.
+    """
+
+    decode_ns: int = 0
+    see_ns: int = 0
+    prefill_ns: int = 0
+    write_ns: int = 0
+
+
 class Timing(Wire, frozen=True):
     """Phases of one request in nanoseconds, and the number of batches that held its items.
 
-    `collate_ns` is the part of `device_ns` in which inputs were joined.
+    `collate_ns` is the part of `device_ns` in which inputs were joined. `text` is there for generated text.
     """
 
     prepare_ns: int = 0
@@ -575,6 +589,7 @@ class Timing(Wire, frozen=True):
     copy_ns: int = 0
     batches: int = 0
     collate_ns: int = 0
+    text: TextTiming | None = None
 
 
 class BatchTimes(Wire, frozen=True):

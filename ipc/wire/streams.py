@@ -158,11 +158,13 @@ class Start(Wire, frozen=True):
     """The prompt in tokens, and how many of them were found in the prefix cache.
 
     `weights`, of QUEUED only, stand for the model and the LoRA adapter that write; empty where the worker cannot tell.
+    `waited_ns`, of STARTED only, is how long the prompt waited for its first step, without the time of its pictures.
     """
 
     prompt_tokens: int
     cached_tokens: int = 0
     weights: str = ""
+    waited_ns: int = 0
 
 
 class Finish(Wire, frozen=True):

@@ -10,6 +10,7 @@ that `AutoModelForImageTextToText` loads; the model sees where a family of `work
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,7 +32,7 @@ from workers.generation.grammar import Grammars, MaskFiller
 from workers.generation.pictures.family import Picture
 from workers.generation.pictures.reading import SeenPrompt
 from workers.generation.proof import Earlier
-from workers.generation.request import GenerationRequest
+from workers.generation.request import GenerationRequest, Phases
 from workers.generation.sampling import BatchedSampler, check_bias
 from workers.generation.templates import ChatTemplate, Prompt
 from workers.generation.text import ChoiceOutput, Vocabulary
@@ -184,9 +185,20 @@ class CausalAdapter(Adapter):
             None if call.counts_only else self._grammars.factory(call, prompt.text, max_tokens, prompt.said)
         )
         shown = self._vocabulary.prompt_text(ids, call.text) if call.tells_prompt else None
+        began_ns = time.monotonic_ns()
         seen = [] if call.counts_only else self._all_seen(pictures, call.space)
+        decode_ns = time.monotonic_ns() - began_ns if seen else 0
         request = GenerationRequest(
-            None, ids, call, max_tokens, stop_ids, parser, matcher, shown, pictures=seen
+            None,
+            ids,
+            call,
+            max_tokens,
+            stop_ids,
+            parser,
+            matcher,
+            shown,
+            pictures=seen,
+            phases=Phases(decode_ns),
         )
         return [Prepared(request, len(ids))]
 

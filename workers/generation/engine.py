@@ -398,7 +398,8 @@ class Engine:
         """Tell once that a request has begun, and what is known of its prompt before the first step."""
         sequence.started = True
         key, text = sequence.request.key, sequence.request.prompt_text
-        start = Start(sequence.prompt_length, sequence.cached_tokens)
+        waited_ns = sequence.request.phases.waited_ns
+        start = Start(sequence.prompt_length, sequence.cached_tokens, waited_ns=waited_ns)
         self._emitted.append(Emission(key, 0, STARTED, start=start))
         if sequence.request.is_carried_on:
             return
@@ -428,7 +429,7 @@ class Engine:
     def _append(self, sequence: Choice, token: int, logprob: TokenLogprob | None) -> None:
         """A token more, and the text of the token."""
         self._output_tokens += 1
-        sequence.tokens.append(token)
+        sequence.append(token)
         output = sequence.output
         self._emitted += output.push(token, logprob)
         if output.ended is not None:
@@ -491,10 +492,4 @@ class Engine:
         if self.tower is None:
             return ()
         store = self.tower.store
-        return (
-            self.tower.pictures_seen,
-            store.nbytes,
-            store.lookups,
-            store.hits,
-            store.evictions,
-        )
+        return self.tower.pictures_seen, store.nbytes, store.lookups, store.hits, store.evictions

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ipc.wire.messages import GenerateCall, Written
+from ipc.wire.messages import GenerateCall, TextTiming, Written
 from ipc.wire.streams import (
     ARGUMENTS,
     CALL_ENDED,
@@ -95,6 +96,60 @@ class Numbered(Protocol):
 
 
 @dataclass(slots=True, eq=False)
+class Phases:
+    """What one request waits for, in the thread of its engine.
+
+    `decode_ns` is the time in which its pictures were decoded before. Instants are CLOCK_MONOTONIC nanoseconds; 0: not
+    yet.
+    """
+
+    decode_ns: int = 0
+    _arrived_ns: int = 0
+    _begun_ns: int = 0
+    _first_ns: int = 0
+    _asked_ns: int = 0
+    _see_ns: int = 0
+    _seen_before_ns: int = 0
+    """The part of `_see_ns` before the first step."""
+
+    def arrived(self) -> None:
+        """The request is in the engine."""
+        self._arrived_ns = time.monotonic_ns()
+
+    def asks(self) -> None:
+        """The features of some picture are lacking. Idempotent."""
+        self._asked_ns = self._asked_ns or time.monotonic_ns()
+
+    def sees(self) -> None:
+        """No features are lacking, or none are wanted any more. Idempotent."""
+        if self._asked_ns:
+            self._see_ns += time.monotonic_ns() - self._asked_ns
+            self._asked_ns = 0
+
+    def stepped(self) -> None:
+        """A step computes a part of the prompt, or writes; the first time counts."""
+        if not self._begun_ns:
+            self._begun_ns, self._seen_before_ns = time.monotonic_ns(), self._see_ns
+
+    def wrote(self) -> None:
+        """A token was chosen; the first time counts."""
+        self._first_ns = self._first_ns or time.monotonic_ns()
+
+    @property
+    def waited_ns(self) -> int:
+        """How long the prompt waited for its first step, without the time of its pictures."""
+        return max(0, self._begun_ns - self._arrived_ns - self._seen_before_ns) if self._begun_ns else 0
+
+    def timing(self, ended_ns: int) -> TextTiming | None:
+        """The phases of a text that has ended; None for a text without a token."""
+        if not self._first_ns:
+            return None
+        seen_later_ns = self._see_ns - self._seen_before_ns
+        prefill_ns = max(0, self._first_ns - self._begun_ns - seen_later_ns)
+        return TextTiming(self.decode_ns, self._see_ns, prefill_ns, max(0, ended_ns - self._first_ns))
+
+
+@dataclass(slots=True, eq=False)
 class GenerationRequest:
     """One request, prepared for the engine on a preparing thread.
 
@@ -103,7 +158,7 @@ class GenerationRequest:
     unless the request ignores them. `make_matcher` and `make_parser` give each choice a state of its own; without a
     parser all text is visible. `prompt_text` is there for a request that wants to be told its prompt. `written` is
     there for a text that another worker may carry on, and is what earlier workers have written. The engine sets `lora`,
-    the LoRA adapter that the call names. `pictures` stand in the prompt in this order.
+    the LoRA adapter that the call names. `pictures` stand in the prompt in this order. `phases` are its times.
     """
 
     key: Hashable
@@ -117,6 +172,7 @@ class GenerationRequest:
     written: Written | None = None
     lora: Numbered | None = None
     pictures: list[Picture] = field(default_factory=list)
+    phases: Phases = field(default_factory=Phases)
 
     @property
     def is_carried_on(self) -> bool:

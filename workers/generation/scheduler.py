@@ -114,6 +114,11 @@ class Sequence:
                 self.matcher.consume(token)
         self.given = self.told = len(self.tokens)
 
+    def append(self, token: int) -> None:
+        """The host has the next token."""
+        self.tokens.append(token)
+        self.request.phases.wrote()
+
     def untold(self) -> bytes:
         """The ids of the tokens that were not told before, in the form of `ipc.wire.messages.Written`."""
         ids, self.told = self.tokens[self.told :], len(self.tokens)
@@ -249,10 +254,12 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """A sequence arrives."""
+        sequence.request.phases.arrived()
         self.waiting.append(sequence)
 
     def add_first(self, sequence: Sequence) -> None:
         """A sequence arrives whose client has its beginning from another worker: it goes before those that wait."""
+        sequence.request.phases.arrived()
         self.waiting.appendleft(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -328,6 +335,7 @@ class Scheduler:
     @staticmethod
     def launched(span: Span) -> None:
         """A step that computes a span is on its way."""
+        span.sequence.request.phases.stepped()
         span.sequence.ahead += span.chooses
         span.sequence.computed = span.stop
 

@@ -96,7 +96,9 @@ class Tower:
                 sight.lacking.add(digest)
             else:
                 sight.take(digest, features)
-        self._is_asked |= bool(sight.lacking)
+        if sight.lacking:
+            self._is_asked = True
+            sequence.request.phases.asks()
         return not sight.lacking
 
     def release(self, sequence: Choice) -> None:
@@ -106,6 +108,7 @@ class Tower:
         for digest in sight.held:
             self.store.release(digest)
         sight.close()
+        sequence.request.phases.sees()
 
     def turn_tokens(self, prefill_tokens: int) -> int:
         """Tokens of pictures that cost as much as so many tokens of a prompt, one at least."""
@@ -217,6 +220,8 @@ class Tower:
             if sequence.sight is not None and digest in sequence.sight.lacking:
                 sequence.sight.take(digest, features)
                 holders += 1
+                if not sequence.sight.lacking:
+                    sequence.request.phases.sees()
         self.store.put(digest, features, holders)
 
     def _failed(self, pictures: Sequence[Picture], lacking: Sequence[Choice], error: Exception) -> None:

@@ -32,7 +32,16 @@ from ipc.errors import Unsupported
 from ipc.memory.arena import Block
 from ipc.metrics.families import size_label
 from ipc.metrics.registry import Tally, WorkerMetrics, WrittenAmount
-from ipc.wire.messages import BatchTimes, ItemError, TensorInfo, TensorRef, Trace, Work, Written
+from ipc.wire.messages import (
+    BatchTimes,
+    ItemError,
+    TensorInfo,
+    TensorRef,
+    TextTiming,
+    Trace,
+    Work,
+    Written,
+)
 from ipc.wire.stats import BatchRecord
 from workers import foreign, operations
 from workers.adapters.base import Prepared
@@ -100,6 +109,7 @@ class Job:
     apart      whether no other may share a step with its generated text
     written    what earlier workers have written of a text that another worker may carry on
     ordered    whether its answer must not pass those of earlier jobs of its model
+    text       the phases of generated text
     """
 
     session: bytes
@@ -140,6 +150,7 @@ class Job:
     collate_ns: int = 0
     copy_ns: int = 0
     batches: int = 0
+    text: TextTiming | None = None
     state: str = "open"
 
     def __post_init__(self) -> None:

@@ -297,6 +297,7 @@ class JobTable:
             job.copy_ns,
             job.batches,
             job.collate_ns,
+            job.text,
         )
         loose, inline = loose_frame(job)
         result = Result(

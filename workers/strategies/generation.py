@@ -349,6 +349,7 @@ class Generations(Strategy):
             return
         now = time.monotonic_ns()
         job.device_ns = now - job.first_run_ns
+        job.text = job.prepared[0].payload.phases.timing(now)
         self._table.complete(job, 1, [])
 
     def _send(self, session: bytes, entries: list[tuple[Job, Emission]]) -> None:

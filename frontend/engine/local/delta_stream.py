@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -48,7 +49,7 @@ from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
 from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.part_stream import Incoming, cut_off
-from frontend.engine.local.progress import Progress
+from frontend.engine.local.progress import Gap, Progress
 from frontend.engine.local.retry import Attempts
 from frontend.engine.local.workers import PASSING
 from ipc.errors import (
@@ -77,9 +78,12 @@ from ipc.wire.streams import (
     Deltas,
     Finish,
     PromptToken,
+    Start,
     TokenLogprob,
     nbytes_of,
 )
+
+log = logging.getLogger(__name__)
 
 TELL_AFTER = WINDOW_NBYTES // 2
 """So many bytes of text are taken before the worker is told."""
@@ -151,6 +155,8 @@ class DeltaStream(Incoming[Event], Generation):
             # NOTE: another run tells the same again.
             return
         kind, choice = deltas.kinds[at], deltas.choices[at]
+        if (gap := self._progress.gap) is not None:
+            self._time(gap, kind, deltas.starts.get(at), now_ns)
         if deltas.written and (ids := deltas.written[at]):
             self._progress.take(choice, ids)
         if kind == QUEUED:
@@ -182,6 +188,16 @@ class DeltaStream(Incoming[Event], Generation):
         else:
             self._finish(choice, deltas.finishes[at], deltas.logprobs.get(at), now_ns)
         self._wake()
+
+    @staticmethod
+    def _time(gap: Gap, kind: int, start: Start | None, now_ns: int) -> None:
+        """An entry of a run that goes on with a text has arrived."""
+        if kind == QUEUED:
+            gap.prepared(now_ns)
+        elif start is not None:
+            gap.started(start.waited_ns)
+        else:
+            gap.ended(now_ns)
 
     def _take_call(self, deltas: Deltas, at: int, now_ns: int) -> None:
         """A call begins, goes on, or ends."""
@@ -318,6 +334,8 @@ class LocalGeneration(Generation):
         number, final = channel.submit(
             attempts.work, solo=attempts.solo, apart=attempts.accused, written=written
         )
+        if self._progress.gap is not None:
+            self._progress.gap.sent(time.monotonic_ns())
         stream = DeltaStream(
             channel, number, final, self._pace, self._progress, self._suspect, self._why_move
         )
@@ -369,6 +387,10 @@ class LocalGeneration(Generation):
                     return [self._pace.ended()]
                 await (self._go_on(error) if self._progress.has_begun else self._begin_anew(error))
                 continue
+            gap = self._progress.gap
+            if gap is not None and gap.over_ns:
+                self._progress.gap = None
+                log.info("worker %d goes on with a text: %s", self._run.channel.slot, gap)
             if fresh := self._untold(events):
                 return fresh
         raise StopAsyncIteration
@@ -391,6 +413,7 @@ class LocalGeneration(Generation):
             if not progress.can_go_on:
                 raise lost from error
             run.close()
+            progress.gap = Gap(time.monotonic_ns())
             self._attempts.go_on(self._identity, client.kept_ids.most, has_passed=progress.has_passed)
             self._unjudged, self._followed = None, error
             try:

@@ -48,10 +48,49 @@ class KeptIds:
         self._on_change(-nbytes)
 
 
+class Gap:
+    """What the client of a text waits for between two workers. Instants are CLOCK_MONOTONIC nanoseconds."""
+
+    def __init__(self, now_ns: int) -> None:
+        """The loss of the earlier worker is known now."""
+        self._lost_ns = self._sent_ns = self._prepared_ns = now_ns
+        self._waited_ns = 0
+        self.over_ns = 0
+        """When the first token of the later worker arrived; 0: not yet."""
+
+    def sent(self, now_ns: int) -> None:
+        """The request has left for another worker."""
+        self._sent_ns = now_ns
+
+    def prepared(self, now_ns: int) -> None:
+        """The worker has the tokens of the prompt."""
+        self._prepared_ns = now_ns
+
+    def started(self, waited_ns: int) -> None:
+        """The worker has begun with the prompt, behind so much other work."""
+        self._waited_ns = waited_ns
+
+    def ended(self, now_ns: int) -> None:
+        """A token has come. Idempotent."""
+        self.over_ns = self.over_ns or now_ns
+
+    def __str__(self) -> str:
+        """The parts in milliseconds."""
+        prefill_ns = max(0, self.over_ns - self._prepared_ns - self._waited_ns)
+        parts = {
+            "resend": self._sent_ns - self._lost_ns,
+            "prepare": self._prepared_ns - self._sent_ns,
+            "wait": self._waited_ns,
+            "prefill": prefill_ns,
+        }
+        return ", ".join(f"{name} {part_ns / 1e6:.1f} ms" for name, part_ns in parts.items())
+
+
 class Progress:
     """The answer to one request so far. `calls` counts the calls of each choice.
 
-    `has_text`: the client has something of a choice. `weights` are those that write (`ipc.wire.streams.Start`).
+    `has_text`: the client has something of a choice. `weights` are those that write (`ipc.wire.streams.Start`). `gap`
+    is there while a text goes on whose next token has not come.
     """
 
     def __init__(self, call: GenerateCall, kept: KeptIds, past: Past | None = None) -> None:
@@ -59,6 +98,7 @@ class Progress:
         self.calls: Counter[int] = Counter()
         self.has_text = False
         self.weights = ""
+        self.gap: Gap | None = None
         self._kept = kept
         self._keeps = kept.most > 0 and not call.counts_only
         # NOTE: without a seed every worker draws by this one, or the text would go on as another text.

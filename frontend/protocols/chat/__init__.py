@@ -105,6 +105,11 @@ def _not_built(feature: str, *paths: str) -> Iterator[Route]:
         yield Route("post", path, resource)
 
 
+_PICTURE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAABAAAAAQCAIAAACQkWg2AAAAFklEQV"
+    "R42mM4ISdHEmIY1TCqYfhqAADkYgQQ6ZuA8QAAAABJRU5ErkJggg=="
+)
+"""A red square."""
 ROUTES = (
     generating(
         "/v1/chat/completions",
@@ -114,6 +119,21 @@ ROUTES = (
         ChatRequest,
         ChatAnswer,
         {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64},
+        variants={
+            "picture": {
+                "model": "default",
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "image_url", "image_url": {"url": _PICTURE}},
+                            {"type": "text", "text": "Which colour is this?"},
+                        ],
+                    }
+                ],
+                "max_tokens": 64,
+            }
+        },
     ),
     generating(
         "/v1/completions",

@@ -1,9 +1,13 @@
 // The last requests, each a bar of its phases.
 
-const PHASES = ["tokenize", "queue", "device", "copy", "encode", "other"];
+const PHASES = ["tokenize", "decode", "queue", "see", "prefill", "write", "device", "copy", "encode", "other"];
 const PHASE_WORDS = {
   tokenize: "Texts become tokens, images become tensors.",
+  decode: "Pictures of a conversation are decoded and scaled.",
   queue: "Waiting for the device.",
+  see: "The vision part of the model makes features of pictures, between the steps of text.",
+  prefill: "The model reads the prompt, up to the first token of its answer.",
+  write: "The model writes the other tokens.",
   device: "The model computes.",
   copy: "The result is copied from the device.",
   encode: "The answer is written, as JSON for instance.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from array import array
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -23,7 +24,7 @@ from frontend.engine.events import (
     Text,
 )
 from frontend.engine.local import delta_stream
-from frontend.engine.local.progress import TRIAL_TOKENS, KeptIds, Progress
+from frontend.engine.local.progress import TRIAL_TOKENS, Gap, KeptIds, Progress
 from frontend.engine.local.retry import Attempts
 from ipc.errors import (
     DeadlineExceeded,
@@ -96,6 +97,44 @@ def writes(worker: TextWorker, request: int, number: int = TRIAL_TOKENS) -> None
     """A worker writes so many tokens."""
     for token in range(number):
         worker.say((request, 0, "x"), ids={0: [token]})
+
+
+def test_the_parts_of_a_gap_add_up_to_the_time_without_a_token() -> None:
+    gap = Gap(1_000_000)
+    gap.sent(3_000_000)
+    gap.prepared(10_000_000)
+    gap.started(waited_ns=4_000_000)
+    assert not gap.over_ns
+    gap.ended(25_000_000)
+    gap.ended(99_000_000)
+    assert gap.over_ns == 25_000_000
+    assert str(gap) == "resend 2.0 ms, prepare 7.0 ms, wait 4.0 ms, prefill 11.0 ms"
+
+
+def test_the_log_tells_the_parts_of_a_gap_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(frontend: Frontend) -> None:
+        first, second = frontend.workers
+        async with generating(frontend) as (request, generation):
+            await opened(generation)
+            first.say((request, 0, "a"), ids={0: [1]})
+            await anext(generation)
+            task = await reading(generation)
+            first.die()
+            await turn()
+            later = goes_on(second)
+            await turn()
+            assert not caplog.messages
+            writes(second, later, 2)
+            await task
+            writes(second, later, 2)
+            await anext(generation)
+
+    with caplog.at_level("INFO", logger=delta_stream.__name__):
+        on_loop(tmp_path, work)
+    (message,) = caplog.messages
+    assert re.fullmatch(
+        r"worker 1 goes on with a text: (resend|prepare|wait|prefill) .*, prefill [\d.]+ ms", message
+    )
 
 
 def test_the_rest_of_a_text_is_written_by_another_worker(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 from http import HTTPStatus
@@ -11,6 +13,7 @@ import falcon.inspect
 import msgspec
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator, validate
+from PIL import Image
 
 from frontend import app
 from frontend.engine.answer import OUTPUT_DTYPES
@@ -133,7 +136,19 @@ def test_request_bodies_are_references_in_each_media_type(path: str) -> None:
 def test_examples_are_what_the_server_takes() -> None:
     for route in KNOWN.routes:
         if route.body is not None and route.example is not None:
-            msgspec.json.decode(json.dumps(route.example), type=route.body)
+            for example in (route.example, *route.variants.values()):
+                msgspec.json.decode(json.dumps(example), type=route.body)
+
+
+def test_a_conversation_with_a_picture_is_an_example_beside_the_plain_one() -> None:
+    content = described()["post", "/v1/chat/completions"]["requestBody"]["content"]["application/json"]
+    assert "example" not in content, "OpenAPI allows one of both"
+    plain, pictured = (content["examples"][name]["value"] for name in ("plain", "picture"))
+    assert plain["messages"][0]["content"] == "Hello"
+    url = pictured["messages"][0]["content"][0]["image_url"]["url"]
+    image = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
+    image.load()
+    assert image.size == (16, 16)
 
 
 def test_answers_have_their_statuses_headers_and_bodies() -> None:

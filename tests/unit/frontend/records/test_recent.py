@@ -17,6 +17,7 @@ from frontend.records.recent import (
     ring_path,
     shown_message,
 )
+from frontend.status.frame import PHASES
 from ipc.processes.paths import RunPaths, prepare_run_dir
 
 
@@ -110,7 +111,7 @@ def test_a_client_that_went_away_is_no_error() -> None:
 
 def test_the_longest_names_fit_and_a_longer_model_is_cut(paths: RunPaths) -> None:
     writer = RecentWriter(ring_path(paths, "frontend-0"))
-    phases = dict.fromkeys(("tokenize", "queue", "device", "copy", "encode", "total"), 123.456)
+    phases = dict.fromkeys((*PHASES, "total"), 123.456)
     writer.add(
         Recent(
             1.0,

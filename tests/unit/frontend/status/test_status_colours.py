@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-CSS = (Path(__file__).resolve().parents[4] / "frontend/status/assets/page.css").read_text()
+from frontend.status import frame
+
+ASSETS = Path(frame.__file__).parent / "assets"
+CSS = (ASSETS / "page.css").read_text()
 Colour = tuple[float, float, float]
 
 GROUNDS = ("bg", "surface", "sunken")
@@ -22,7 +25,7 @@ TEXT = [
 ]
 """(text, what is below the text); a soft colour lies on the surface."""
 LINES = ("accent", "second", "bad")
-PHASES = ("tokenize", "queue", "device", "copy", "encode", "other")
+PHASES = (*frame.PHASES, "other")
 GRAPHICS = [
     *product((*LINES, *PHASES, "good", "warn"), ("surface",)),
     *product(("good", "warn", "bad", "other"), ("bg",)),
@@ -81,6 +84,19 @@ def test_every_text_and_every_graphic_stands_out(name: str) -> None:
         if (ratio := contrast(scheme, front, back)) < least
     ]
     assert weak == []
+
+
+def test_every_phase_of_a_frame_has_a_word_and_a_colour_of_its_own() -> None:
+    script = (ASSETS / "requests.js").read_text()
+    listed = re.search(r"const PHASES = \[(.*?)\];", script)
+    words = re.search(r"const PHASE_WORDS = \{(.*?)\n\};", script, re.DOTALL)
+    assert listed is not None and words is not None
+    assert tuple(re.findall(r'"(\w+)"', listed[1])) == PHASES
+    assert tuple(re.findall(r"^  (\w+): ", words[1], re.MULTILINE)) == PHASES
+    for phase in PHASES:
+        assert f".p-{phase} {{ background: var(--{phase}); }}" in CSS
+    for scheme in schemes().values():
+        assert len({scheme[phase] for phase in PHASES}) == len(PHASES)
 
 
 def test_colours_are_named_in_one_place_and_the_dark_scheme_has_each_of_them() -> None:

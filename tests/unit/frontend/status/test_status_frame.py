@@ -14,7 +14,16 @@ from frontend.engine.interface import NONE_LOADED, WorkerView
 from frontend.records.recent import Recent, RecentWriter, ring_path
 from frontend.services import Services
 from frontend.state.state import State
-from frontend.status.frame import View, build, fill, operation_fields, recent_fields, threshold_pct
+from frontend.status.frame import (
+    PHASES,
+    View,
+    build,
+    fill,
+    operation_fields,
+    recent_fields,
+    request_fields,
+    threshold_pct,
+)
 from frontend.status.history import Traffic, TrafficReader, latencies
 from ipc.catalog.reading import load_catalog
 from ipc.metrics.files import Totals
@@ -166,6 +175,21 @@ def test_a_model_and_an_operation_have_times_of_their_own() -> None:
     ]
     assert told[2]["phases"]["device"] == told[2]["phases"]["other"] == 1.5
     assert told[1]["phases"] is None
+
+
+def test_phases_of_generated_text_are_told_apart_and_add_up_to_the_whole_time() -> None:
+    def told(**phases: float) -> dict[str, float]:
+        record = Recent(0.0, "r", "", "chat", "generate", "a", 200, "", phases)
+        found: dict[str, float] = request_fields(record)["phases"]
+        assert sum(found.values()) == pytest.approx(phases["total"])
+        assert [*found] == [*PHASES, "other"]
+        return {name: each for name, each in found.items() if each}
+
+    plain = {"total": 100.0, "tokenize": 10.0, "queue": 5.0, "device": 80.0}
+    assert told(**plain) == {"tokenize": 10.0, "queue": 5.0, "device": 80.0, "other": 5.0}
+    parts = {"decode": 7.0, "see": 20.0, "prefill": 15.0, "write": 35.0}
+    seen = {"tokenize": 3.0, **parts, "queue": 15.0, "other": 5.0}
+    assert told(**plain, **parts) == seen, "the text waited for a place in a step for 10 ms of the 80"
 
 
 def test_equal_errors_are_one_entry_with_a_count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -178,6 +179,23 @@ def test_chats_with_pictures_that_the_scheduler_preempts_get_the_tokens_of_gener
         assert len(tokens) == GROWN
     assert engine.pool.used == 0 and not list(engine.keys)
     assert engine.tower.store.held_nbytes == 0
+
+
+@pytest.mark.parametrize("model", ["qwen2_5_vl", "gemma3"], indirect=True)
+def test_times_of_a_text_tell_the_picture_the_prompt_and_the_writing_apart(model: Seeing) -> None:
+    engine, began_ns = model.engine(), time.monotonic_ns()
+    found = {}
+    for name in ("one", "none"):
+        request = model.request(name, CHATS[name])
+        engine.add(request)
+        Answers().run(engine)
+        ended_ns = time.monotonic_ns()
+        timing = request.phases.timing(ended_ns)
+        assert timing is not None and timing.prefill_ns > 0 and timing.write_ns > 0
+        parts = timing.see_ns + timing.prefill_ns + timing.write_ns + request.phases.waited_ns
+        assert parts <= ended_ns - began_ns
+        found[name], began_ns = timing, ended_ns
+    assert found["one"].see_ns > 0 and found["none"].see_ns == 0
 
 
 @pytest.mark.parametrize("model", seeing.FAMILIES, indirect=True)
