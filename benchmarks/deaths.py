@@ -152,6 +152,8 @@ def run(kills: int) -> Report:
             "worker.torch_threads": 1,
             "worker.precision": "float32",
             "worker.healthy_after_s": 0.5,
+            "limits.restart_wait_s": 60,
+            "limits.load_wait_s": 60,
             "log.level": "info",
             "log.format": "json",
         }
