@@ -8,7 +8,8 @@
 4. One packed pass has rows at the beginning, at the border and at the last positions. So a model that looks at the
    greatest position of a pass is found, however far its border lies.
 
-A model that `workers.generation.decoder` knows is proven with a decoder first, and without one where that fails.
+A model that `workers.generation.decoder` knows is proven with a decoder first, and without one where that fails. Beside
+a decoder the modules of the model stay in use, for steps with adapters or pictures, so they run the rows of 4 as well.
 
 A proof that succeeded is remembered (`workers.device.findings`) by all that decides the outcome: files of the model,
 its entry, the versions of the libraries, the code of the engine, and the machine. Where all are the same the arithmetic
@@ -337,10 +338,13 @@ def _far_rows_agree(model: Any, attention: PagedAttention, rows: list[_Row]) -> 
     if attention.rope is not None:
         texts = [attention.rope.length_of(row.start + len(row.tokens)) for row in rows]
         plan.lengths = attention.rope.grouped(np.repeat(texts, sizes), device)
-    logits = packed_pass(model, attention, plan).float()
-    ends = [0, *itertools.accumulate(sizes)]
-    found = [logits[start:stop] for start, stop in itertools.pairwise(ends)]
-    return _are_near(model, found, [row.logits for row in rows])
+    ends, wanted = [0, *itertools.accumulate(sizes)], [row.logits for row in rows]
+    for hooked in (False, True) if attention.decoder is not None else (False,):
+        logits = packed_pass(model, attention, plan, hooked=hooked).float()
+        found = [logits[start:stop] for start, stop in itertools.pairwise(ends)]
+        if not _are_near(model, found, wanted):
+            return False
+    return True
 
 
 class _Script:

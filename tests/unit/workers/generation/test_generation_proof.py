@@ -12,6 +12,7 @@ import transformers
 
 from tests.tiny import causal
 from workers.device.findings import Findings, Proof
+from workers.generation import attention as attention_module
 from workers.generation import proof
 from workers.generation.attention import MaskRule, PagedAttention
 from workers.generation.proof import packs
@@ -103,6 +104,14 @@ def test_ids_that_a_model_treats_in_its_own_way_are_part_of_the_proof() -> None:
 
     embed.forward = shifted
     assert not packs(model, PagedAttention(BLOCK_TOKENS))
+
+
+def test_the_modules_beside_a_decoder_are_part_of_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, attention = causal.make("llama"), PagedAttention(BLOCK_TOKENS)
+    assert packs(model, attention) and attention.decoder is not None
+    logits = attention_module._logits
+    monkeypatch.setattr(attention_module, "_logits", lambda *given: logits(*given) * 1.01)
+    assert not packs(causal.make("llama"), PagedAttention(BLOCK_TOKENS))
 
 
 @pytest.mark.parametrize("kind", ["Falcon", "Bloom"])

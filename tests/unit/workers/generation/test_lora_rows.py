@@ -31,6 +31,7 @@ from workers.adapters.shared.linears import LaidOutLinear
 from workers.adapters.shared.lora import FittedLora
 from workers.adapters.shared.text_loras import TextLoras
 from workers.generation.engine import Engine
+from workers.generation.joined import join
 from workers.generation.lora_rows import Delta, LoraProducts, StepRows, Stretch
 from workers.generation.plain import PlainEngine
 from workers.generation.request import PromptText
@@ -338,6 +339,18 @@ def test_layers_laid_out_for_onednn_take_adapters(case: Callable[[str], Case]) -
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear and name != "lm_head":
                 setattr(module, name, LaidOutLinear(child))
+    engine = found.engine(model=model)
+    for name in ("all", "wide", ""):
+        engine.add(request_of((name, 30), prompt_of(30), TOKENS, lora=name))
+    answers.run(engine)
+    for name in ("all", "wide", ""):
+        assert answers.tokens[(name, 30), 0] == found.wanted[name, 30]
+
+
+def test_layers_joined_to_one_product_take_adapters(case: Callable[[str], Case]) -> None:
+    found, answers = case("llama"), Answers()
+    model = causal.make("llama")
+    assert join(model.model.layers) == 2 * len(model.model.layers)
     engine = found.engine(model=model)
     for name in ("all", "wide", ""):
         engine.add(request_of((name, 30), prompt_of(30), TOKENS, lora=name))
