@@ -20,13 +20,15 @@ import torch
 from numpy.typing import NDArray
 
 from ipc import extras
-from workers.adapters.shared.quantized_linears import INT4, QuantizedWeight
+from workers.adapters.shared.quantized_linears import INT4, INT8, LEAST_STEP, QuantizedWeight
 from workers.loading.gguf_file import StoredTensor
 
 PIECE_VALUES = 1 << 18
 """Numbers of a tensor that are made at a time."""
+AS_STORED = {INT4: ("Q4_0", "Q4_1", "Q4_K"), INT8: ("Q8_0",)}
+"""Blocks whose integers stay as they are in a kind of quantised layers."""
 _BLOCK = 32
-"""Numbers of a block of Q4_0 and Q8_0."""
+"""Numbers with the same scale in the blocks of `AS_STORED`."""
 _HALF_NBYTES = 2
 """Of a scale in half precision."""
 _K_SCALES_NBYTES = 12
@@ -63,23 +65,38 @@ def read_tensor(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
 def read_blocks(
     stored: StoredTensor, kind: str, fix: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> QuantizedWeight:
-    """A weight [outer, inner] of Q4_0 (`kind` int4) or Q8_0 (int8) with the integers of the file.
+    """A weight [outer, inner] of blocks that `AS_STORED` names for `kind`, with the integers of the file.
 
     `fix` puts rows into their order. Raises OSError for a file that is cut off meanwhile.
     """
+    package = extras.require("gguf", "gguf")
+    _, block_nbytes = package.GGML_QUANT_SIZES[package.GGMLQuantizationType[stored.kind]]
     outer, inner = stored.shape
     with stored.file.open("rb", buffering=0) as stream:
-        data = _read(stream.fileno(), stored.nbytes, stored.start, stored).reshape(
-            outer * inner // _BLOCK, -1
-        )
-    scales = torch.from_numpy(_halves(data, 0)).reshape(outer, -1)
-    runs = data[:, _HALF_NBYTES:]
+        data = _read(stream.fileno(), stored.nbytes, stored.start, stored).reshape(-1, block_nbytes)
+    least = None
+    if stored.kind == "Q4_K":
+        factors, least, runs = _k_parts(data)
+    elif stored.kind == "Q4_1":
+        both = _halves(data, 0, 2)
+        factors, least, runs = both[:, :1], both[:, 1:], data[:, 2 * _HALF_NBYTES :]
+    else:
+        factors, runs = _halves(data, 0), data[:, _HALF_NBYTES:]
     if kind == INT4:
-        runs = np.concatenate([runs & 15, runs >> 4], axis=1)
+        runs = np.concatenate([runs & 15, runs >> 4], axis=-1)
     values = torch.from_numpy(np.ascontiguousarray(runs).view(np.int8)).reshape(outer, inner)
-    if fix is not None:
-        values, scales = fix(values), fix(scales)
+    scales = torch.from_numpy(np.ascontiguousarray(factors)).reshape(outer, -1)
     zeros = torch.full_like(scales, 8) if kind == INT4 else None
+    if least is not None:
+        lowest = torch.from_numpy(np.ascontiguousarray(least)).reshape(outer, -1)
+        # A group without a scale has one number. Its integers become 0, and its scale any that gives the number.
+        flat = scales == 0
+        values.view(outer, -1, _BLOCK)[flat] = 0
+        scales = torch.where(flat, torch.where(lowest == 0, 1.0, lowest.abs() * LEAST_STEP), scales)
+        zeros = -lowest / scales
+    if fix is not None:
+        values, scales, zeros = fix(values), fix(scales), None if zeros is None else fix(zeros)
+    zeros = None if zeros is None else zeros.contiguous()
     return QuantizedWeight(kind, values.contiguous(), scales.contiguous(), _BLOCK, zeros)
 
 
@@ -131,14 +148,21 @@ def _q8_0(blocks: Blocks, numbers: Numbers) -> None:
 
 def _q4_k(blocks: Blocks, numbers: Numbers) -> None:
     """Two scales, those of 8 parts of 32 numbers, and the numbers."""
+    scales, least, runs = _k_parts(blocks)
+    _spread(runs, numbers.reshape(-1, 4, 64))
+    parts = numbers.reshape(-1, 8, 32)
+    parts *= scales[..., None]
+    parts += least[..., None]
+
+
+def _k_parts(blocks: Blocks) -> tuple[Numbers, Numbers, Blocks]:
+    """Scales and least numbers [blocks, 8] of blocks of Q4_K, and their bytes of two numbers each [blocks, 4, 32]."""
     package = extras.require("gguf", "gguf")
     first = 2 * _HALF_NBYTES
     scales, least = package.quants.Q4_K.get_scale_min(blocks[:, first : first + _K_SCALES_NBYTES])
     both = _halves(blocks, 0, 2)
-    _spread(blocks[:, first + _K_SCALES_NBYTES :].reshape(-1, 4, 32), numbers.reshape(-1, 4, 64))
-    parts = numbers.reshape(-1, 8, 32)
-    parts *= (both[:, :1] * scales.astype(np.float32))[..., None]
-    parts -= (both[:, 1:] * least.astype(np.float32))[..., None]
+    runs = blocks[:, first + _K_SCALES_NBYTES :].reshape(-1, 4, 32)
+    return both[:, :1] * scales.astype(np.float32), -(both[:, 1:] * least.astype(np.float32)), runs
 
 
 _TURNS: dict[str, Callable[[Blocks, Numbers], None]] = {

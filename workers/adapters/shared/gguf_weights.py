@@ -44,7 +44,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 
 from ipc import extras
 from workers.adapters.shared.building import BUILDING, WeightCount
-from workers.adapters.shared.gguf_blocks import read_blocks, read_tensor
+from workers.adapters.shared.gguf_blocks import AS_STORED, read_blocks, read_tensor
 from workers.adapters.shared.quantized_linears import INT4, INT8, quantize
 from workers.adapters.shared.quantizing import Quantizer
 from workers.libraries import replaced
@@ -78,8 +78,6 @@ _EXPERTS = {
     "mlp.experts.down_proj": ("ffn_down_exps",),
 }
 """Parameters that hold all experts of a layer, with the tensors that make them up."""
-_AS_STORED = {INT4: "Q4_0", INT8: "Q8_0"}
-"""Blocks that stay as they are in a kind of quantised layers."""
 _FLOATS = ("F32", "F16", "BF16")
 
 Fix = Callable[[torch.Tensor], torch.Tensor]
@@ -245,8 +243,8 @@ def load(
 class _Held:
     """Quantises the weights of a file, one after another.
 
-    Blocks of Q4_0 and Q8_0 stay as they are where their kind is asked for. Other blocks of more than 4 bits, and the
-    blocks of the K types, become int8, since each rounding to 4 bits costs more than the first.
+    Blocks of `AS_STORED` stay as they are where their kind is asked for. All other blocks become int8, since each
+    rounding to 4 bits costs more than the first.
     """
 
     def __init__(self, file: str, quantizer: Quantizer) -> None:
@@ -258,7 +256,7 @@ class _Held:
         quantizer, kinds = self._quantizer, [part.kind for part in weight.parts]
         with self._turn:
             kind = quantizer.kind_of(name)
-            if kinds == [_AS_STORED.get(kind)]:
+            if len(kinds) == 1 and kinds[0] in AS_STORED.get(kind, ()):
                 return quantizer.hold(name, read_blocks(weight.parts[0], kind, weight.fix))
             if kind == INT4 and any(each not in _FLOATS for each in kinds):
                 kind = INT8

@@ -15,7 +15,8 @@ PERF: figures of all these forms, and of those that were not chosen, stand in do
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,12 +29,16 @@ INT8, INT4, FP8 = "int8", "int4", "fp8"
 ROWS = 32
 """Rows of one product with numbers that are made anew on a CPU."""
 TILE_NBYTES = 1 << 20
-"""Bytes of numbers that a product on a CPU makes at a time, which stay in the processor's caches."""
+"""Bytes of numbers that a product on a CPU makes at a time, which stay in the processor's caches; so does a load."""
 GROUP = 32
 """Inputs with the same scale where numbers become 4 bits."""
 PACKED_GROUPS = (32, 64, 128, 256)
 _OUTPUTS, _CUDA_INPUTS = 16, 128
 """What torch's packed forms of 4 bits count in."""
+_PACKED_OUTPUTS = 64
+"""Outputs of a block of the packed form on a CPU, at most."""
+LEAST_STEP = 2.0**-8
+"""The least scale of a group of 4 bits, as a part of its largest number, which bfloat16 rounds by as much."""
 _MOST_INT8, _MOST_INT4, _MOST_FP8 = 127, 15, 448.0
 _PART = 256
 """A row of numbers is 256 times one row of int8, and another: 16 bits in all."""
@@ -76,6 +81,17 @@ class QuantizedWeight:
         """Outputs and inputs."""
         return self.values.shape[0], self.values.shape[1]
 
+    def tiles(self, outputs: int = 1) -> Iterator[tuple[int, QuantizedWeight]]:
+        """The weight as runs of outputs with the first of each; float32 numbers of a run have `TILE_NBYTES` or less.
+
+        A run has a multiple of `outputs`, but for the last.
+        """
+        step = _tile(self.shape[1], outputs)
+        for first in range(0, len(self.values), step):
+            run = slice(first, first + step)
+            zeros = None if self.zeros is None else self.zeros[run]
+            yield first, replace(self, values=self.values[run], scales=self.scales[run], zeros=zeros)
+
     def columns(self) -> Tensor:
         """The numbers in the order of the columns, float32 [outer, inner]."""
         numbers = self.values.float()
@@ -96,22 +112,41 @@ def _spread(groups: Tensor, size: int, inner: int) -> Tensor:
     return groups if groups.shape[1] == 1 else groups.repeat_interleave(size, 1)[:, :inner]
 
 
+def _tile(inner: int, outputs: int = 1) -> int:
+    """Outputs of `inner` inputs whose float32 numbers have `TILE_NBYTES` or less: a multiple of `outputs`."""
+    return max(1, TILE_NBYTES // (4 * inner * outputs)) * outputs
+
+
 def quantize(numbers: Tensor, kind: str) -> QuantizedWeight:
     """A weight of numbers [outer, inner] as `kind`, rounded to nearest.
 
-    int8 and fp8 have one scale for each output. int4 has a scale and a zero for each 32 inputs; a width that is no
-    multiple of 32 becomes int8.
+    int8 and fp8 have one scale for each output. int4 has a scale and a zero, both of them floats, for each 32 inputs; a
+    width that is no multiple of 32 becomes int8.
     """
+    if kind == INT4 and numbers.shape[1] % GROUP:
+        kind = INT8
+    # PERF: a tile at a time, as the steps of the whole would take several times its memory.
+    parts = [_quantized(part.float(), kind) for part in numbers.split(_tile(numbers.shape[1]))]
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    return QuantizedWeight(
+        kind,
+        torch.cat([part.values for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        parts[0].group,
+        torch.cat(zeros) if zeros else None,
+    )
+
+
+def _quantized(numbers: Tensor, kind: str) -> QuantizedWeight:
     outer, inner = numbers.shape
-    numbers = numbers.float()
-    if kind == INT4 and inner % GROUP == 0:
+    if kind == INT4:
         groups = numbers.view(outer, -1, GROUP)
-        # NOTE: zero is a number of every group, so that groups of one sign keep their zeros.
-        least, most = groups.amin(2).clamp_(max=0), groups.amax(2).clamp_(min=0)
-        scales = ((most - least) / _MOST_INT4).clamp_(min=torch.finfo(torch.float32).tiny)
-        # The packed form holds scales in bfloat16, so the integers are those of such scales.
-        scales = scales.bfloat16().float()
-        zeros = (-least / scales).round_().clamp_(0, _MOST_INT4)
+        least, most = groups.amin(2), groups.amax(2)
+        scales = ((most - least) / _MOST_INT4).maximum(torch.maximum(most, -least) * LEAST_STEP)
+        # The packed form holds a scale and the number of value 8 in bfloat16, so values and zeros are made from these.
+        scales = scales.clamp_(min=torch.finfo(torch.float32).tiny).bfloat16().float()
+        eighth = torch.where(most > least, (least + most + scales) / 2, least)
+        zeros = 8 - eighth.bfloat16().float() / scales
         values = groups.div(scales[..., None]).add_(zeros[..., None]).round_().clamp_(0, _MOST_INT4)
         return QuantizedWeight(INT4, values.view(outer, inner).to(torch.int8), scales, GROUP, zeros)
     most = numbers.abs().amax(1, keepdim=True)
@@ -219,7 +254,12 @@ class Int4Linear(QuantizedLinear):
         super().__init__(stored, bias, dtype, device)
         self._group = stored.group
         if device.type == "cpu":
-            packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(stored.values.int(), 1)
+            # PERF: packing takes int32, of a tile of outputs here.
+            packed = stored.values.new_empty(self.out_features, self.in_features // 2, dtype=torch.uint8)
+            for first, part in stored.tiles(_PACKED_OUTPUTS):
+                packed[first : first + len(part.values)] = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
+                    part.values.int(), 1
+                )
             self._run: Any = torch.ops.aten._weight_int4pack_mm_for_cpu
         else:
             pairs = stored.values.to(device, torch.uint8)
@@ -308,7 +348,9 @@ def layer_of(
 ) -> QuantizedLinear:
     """The layer called `name` over a weight, proven. Raises `LayerNotProven`."""
     states = _states(stored, dtype, device)
-    wanted = F.linear(states.float(), stored.numbers().to(device))
+    wanted = torch.cat(
+        [F.linear(states.float(), part.numbers().to(device)) for _, part in stored.tiles()], dim=1
+    )
     forms: list[type[QuantizedLinear]] = [MadeLinear]
     if stored.kind == INT8 and stored.zeros is None and stored.scales.shape[1] == 1 and device.type == "cpu":
         forms.insert(0, Int8Linear)

@@ -8,6 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,7 @@ from tests.tiny.quantized_models import LAYOUTS
 from tests.unit.workers.adapters import test_causal_adapter
 from tests.unit.workers.loading.test_gguf_models import TEXTS, generated
 from workers.adapters.causal import CausalAdapter
+from workers.adapters.shared.gguf_blocks import AS_STORED, read_blocks, read_tensor
 from workers.adapters.shared.quantized_linears import (
     FP8,
     INT4,
@@ -33,6 +36,7 @@ from workers.adapters.shared.quantized_linears import (
 )
 from workers.adapters.shared.quantizing import Quantizer
 from workers.lifecycle.memory_budget import estimate
+from workers.loading.gguf_file import StoredTensor
 
 NEAR = {Int8Linear: 1e-3, MadeLinear: 1e-4, Int4Linear: 3e-2}
 """Mean difference of logits, as a part of their mean size: rounding of rows to 16 bits, to float32, to bfloat16."""
@@ -120,7 +124,14 @@ def test_weights_of_another_kind_are_quantised_anew(layout: str, kind: str, tmp_
 
 @pytest.mark.parametrize(
     ("stored", "kind", "kept"),
-    [("Q4_0", INT4, INT4), ("Q8_0", INT8, INT8), ("Q4_K", INT4, INT8), ("Q6_K", INT8, INT8)],
+    [
+        ("Q4_0", INT4, INT4),
+        ("Q4_1", INT4, INT4),
+        ("Q4_K", INT4, INT4),
+        ("Q8_0", INT8, INT8),
+        ("Q5_0", INT4, INT8),
+        ("Q6_K", INT8, INT8),
+    ],
 )
 @pytest.mark.parametrize("family", ["llama", "phi3"])
 def test_blocks_of_a_gguf_file_stay_or_become_int8_which_the_log_says(
@@ -131,12 +142,27 @@ def test_blocks_of_a_gguf_file_stay_or_become_int8_which_the_log_says(
         adapter = load(tmp_path, kind, "model.gguf")
     layers = {name: layer for name, layer in layers_of(adapter).items() if name != "lm_head"}
     assert {layer.kind for layer in layers.values()} == {kept}
-    is_kept = stored in ("Q4_0", "Q8_0")
+    is_kept = stored in AS_STORED[kind]
     assert {type(layer) for layer in layers.values()} <= (
         {Int4Linear, MadeLinear} if is_kept else {Int8Linear}
     )
     assert (f"weights of {stored} have become {kept}" in caplog.text) == (not is_kept)
     assert is_near(adapter, wanted) < 4e-2
+
+
+@pytest.mark.parametrize(
+    ("kind", "block"), [(kind, block) for kind in AS_STORED for block in AS_STORED[kind]]
+)
+def test_blocks_that_stay_are_the_numbers_of_the_file(kind: str, block: str, tmp_path: Path) -> None:
+    values, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[block]]
+    data = np.random.default_rng(1).integers(0, 256, (6, nbytes), dtype=np.uint8)
+    halves = np.array([[0.5, -1.5], [0.25, 3.0], [0, -0.75], [0, 0], [2, 0], [0.125, 8]], dtype=np.float16)
+    data[:, :4] = halves.view(np.uint8)
+    path = tmp_path / "blocks"
+    path.write_bytes(data.tobytes())
+    tensor = StoredTensor((3, 2 * values), block, path, 0, data.nbytes)
+    turned = read_blocks(tensor, kind, lambda rows: rows.flip(0)).numbers().flip(0)
+    torch.testing.assert_close(turned, read_tensor(tensor, torch.float32), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [INT8, INT4, FP8])
