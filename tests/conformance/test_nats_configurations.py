@@ -21,7 +21,7 @@ from frontend.cluster.queue import made
 from ipc.settings import Cluster
 from ipc.wire.cluster_names import Names
 from tests.conformance.required_tool import required_tool
-from tests.harness.broker import Broker, nats_server
+from tests.harness.broker import PATIENCE_S, Broker, nats_server
 from tests.harness.cluster import box, gateway, serves
 from tests.harness.server import eventually, wait_until
 from tools.source_tree import ROOT
@@ -177,11 +177,15 @@ def test_a_user_may_not_say_what_is_for_others(guarded: Broker, user: str, subje
 
 
 @pytest.mark.parametrize("user", ["gateway", "bridge"])
-def test_both_sides_may_make_the_queue_anew(guarded: Broker, user: str) -> None:
+def test_both_sides_may_make_the_queue_anew(
+    guarded: Broker, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.cluster.queue.TIMEOUT_S", PATIENCE_S)
+
     async def play(client: Any, errors: list[str]) -> None:
         other = StreamConfig(name="WORK_POOL_default", subjects=["sie.work.*.default"], max_age=60)
-        await client.jetstream().delete_stream("WORK_POOL_default")
-        await client.jetstream().add_stream(other)
+        await client.jetstream(timeout=PATIENCE_S).delete_stream("WORK_POOL_default")
+        await client.jetstream(timeout=PATIENCE_S).add_stream(other)
         await made(client, Names(), Cluster())
 
     async def begin(client: Any, errors: list[str]) -> None:
@@ -192,11 +196,13 @@ def test_both_sides_may_make_the_queue_anew(guarded: Broker, user: str) -> None:
 
 def test_a_bridge_tells_its_models_and_a_gateway_reads_them(guarded: Broker) -> None:
     async def tell(client: Any, errors: list[str]) -> None:
-        bucket = await client.jetstream().create_key_value(KeyValueConfig("penstock_models", history=1))
+        bucket = await client.jetstream(timeout=PATIENCE_S).create_key_value(
+            KeyValueConfig("penstock_models", history=1)
+        )
         await bucket.put("b1", b"row")
 
     async def read(client: Any, errors: list[str]) -> None:
-        bucket = await client.jetstream().key_value("penstock_models")
+        bucket = await client.jetstream(timeout=PATIENCE_S).key_value("penstock_models")
         watcher = await bucket.watchall()
         entry = await asyncio.wait_for(anext(aiter(watcher)), 10)
         assert (entry.key, entry.value) == ("b1", b"row")

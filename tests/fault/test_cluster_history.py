@@ -19,7 +19,7 @@ import nats
 import pytest
 
 from tests.fault import rounds
-from tests.harness.broker import Broker, broker
+from tests.harness.broker import PATIENCE_S, Broker, broker
 from tests.harness.cluster import Box, box, gateway, serves
 from tests.harness.history import Call, Clients, History, Span, digest_of_input
 from tests.harness.server import Server, wait_until
@@ -117,7 +117,7 @@ class Cluster:
         async def ask() -> int:
             client = await nats.connect(self.broker.url)
             try:
-                return (await client.jetstream().stream_info(STREAM)).state.messages
+                return (await client.jetstream(timeout=PATIENCE_S).stream_info(STREAM)).state.messages
             finally:
                 await client.close()
 

@@ -19,6 +19,8 @@ from tests.conformance.required_tool import lacking
 from tests.harness.server import wait_until
 
 START_S = 20.0
+PATIENCE_S = 60.0
+"""How long a test waits for an answer of JetStream: a busy machine is no fault of the broker."""
 
 
 def nats_server() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import nats
 from nats.js.api import StorageType, StreamConfig
 
-from tests.harness.broker import broker, three_brokers
+from tests.harness.broker import PATIENCE_S, broker, three_brokers
 from tests.harness.server import eventually
 
 
@@ -16,7 +16,7 @@ async def _kept(url: str, replicas: int) -> bytes:
     """A message that goes through a work queue in memory and comes back."""
     client = await nats.connect(url)
     try:
-        stream = client.jetstream()
+        stream = client.jetstream(timeout=PATIENCE_S)
         await stream.add_stream(
             StreamConfig(name="WORK", subjects=["work.>"], storage=StorageType.MEMORY, num_replicas=replicas)
         )

@@ -15,7 +15,7 @@ from nats.js import JetStreamContext
 from nats.js.api import StorageType, StreamConfig
 
 from tests.fakes.holding import holding
-from tests.harness.broker import Broker, broker
+from tests.harness.broker import PATIENCE_S, Broker, broker
 from tests.harness.cluster import Box, box, gateway, serves
 from tests.harness.load import Load
 from tests.harness.server import Server, wait_until
@@ -60,7 +60,7 @@ def asked(one: Broker, ask: Callable[[JetStreamContext], Awaitable[Any]]) -> Any
     async def run() -> Any:
         client = await nats.connect(one.url)
         try:
-            return await ask(client.jetstream())
+            return await ask(client.jetstream(timeout=PATIENCE_S))
         finally:
             await client.close()
 

@@ -6,7 +6,7 @@ import http.client
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,10 +38,19 @@ class Stream:
         self._connection.close()
 
 
+def opened(server: Server, gate: Path, old: Collection[int]) -> Stream:
+    """A stream of another process than `old`: these take connections for a while after a new frontend answers."""
+    while (stream := Stream(server, gate)).pid in old:
+        stream.close()
+    return stream
+
+
 @contextmanager
-def streaming(server: Server, gate: Path, count: int = 1) -> Iterator[list[Stream]]:
+def streaming(
+    server: Server, gate: Path, count: int = 1, old: Collection[int] = ()
+) -> Iterator[list[Stream]]:
     """Streams that are open."""
-    streams = [Stream(server, gate) for _ in range(count)]
+    streams = [opened(server, gate, old) for _ in range(count)]
     try:
         yield streams
     finally:
@@ -109,9 +118,9 @@ def test_the_oldest_of_too_many_generations_ends_and_the_others_go_on(tmp_path: 
         streaming(server, gate) as [first],
     ):
         reload(server)
-        with streaming(server, gate) as [second]:
+        with streaming(server, gate, old=[first.pid]) as [second]:
             reload(server)
-            with streaming(server, gate) as [third]:
+            with streaming(server, gate, old=[first.pid, second.pid]) as [third]:
                 reload(server)
                 assert first.rest() == ERROR
                 wait_until(lambda: len(server.frontends()) == 3, what="two old frontends and a new one")
