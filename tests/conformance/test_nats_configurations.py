@@ -16,6 +16,7 @@ import nats
 import pytest
 from nats.errors import Error
 from nats.js.api import KeyValueConfig, StreamConfig
+from nats.js.errors import ServerError
 
 from frontend.cluster.queue import made
 from ipc.settings import Cluster
@@ -185,7 +186,16 @@ def test_both_sides_may_make_the_queue_anew(
     async def play(client: Any, errors: list[str]) -> None:
         other = StreamConfig(name="WORK_POOL_default", subjects=["sie.work.*.default"], max_age=60)
         await client.jetstream(timeout=PATIENCE_S).delete_stream("WORK_POOL_default")
-        await client.jetstream(timeout=PATIENCE_S).add_stream(other)
+
+        async def is_added() -> bool:
+            try:
+                await client.jetstream(timeout=PATIENCE_S).add_stream(other)
+            except ServerError:
+                # The broker takes the files of the stream before away a moment after it has answered.
+                return False
+            return True
+
+        await eventually(is_added, "a stream with other settings")
         await made(client, Names(), Cluster())
 
     async def begin(client: Any, errors: list[str]) -> None:
