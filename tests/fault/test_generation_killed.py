@@ -144,6 +144,7 @@ def test_streams_of_a_killed_worker_and_what_has_not_begun_there_go_on_elsewhere
         # NOTE: an input that is on dying workers again and again is refused, so each round asks for another length.
         wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers")
         retries = server.metric("penstock_retries_total")
+        carried = server.metric("penstock_continuations_total", outcome="carried")
         starts = server.starts(0)
         with ExitStack() as stack:
             running = {slot: opened(stack, server, slot, RUNNING, LONG - number) for slot in (0, 1)}
@@ -156,8 +157,8 @@ def test_streams_of_a_killed_worker_and_what_has_not_begun_there_go_on_elsewhere
                 os.kill(worker, signal.SIGKILL)
             for stream in running[1]:
                 stream.close()
-            while server.metric("penstock_retries_total") < retries + RUNNING + 2:
-                # Each client reads on, until all of these texts have gone on and the new ones have begun elsewhere.
+            while server.metric("penstock_continuations_total", outcome="carried") < carried + RUNNING:
+                # Each client reads on, until all of these texts have gone on.
                 for stream in running[0]:
                     stream.more(50)
             for stream in running[0]:
@@ -166,7 +167,8 @@ def test_streams_of_a_killed_worker_and_what_has_not_begun_there_go_on_elsewhere
                 ending = stream.rest()
                 assert ending.is_whole and ending.finishes == ["length"]
                 assert ending.usage is not None and ending.usage["completion_tokens"] == 30
-        assert server.metric("penstock_retries_total") == retries + RUNNING + 2
+        # A worker that stands still for long is not asked any more, so new requests may begin elsewhere at once.
+        assert retries + RUNNING <= server.metric("penstock_retries_total") <= retries + RUNNING + 2
         wait_until(lambda before=starts: server.starts(0) > before, what="the next life of the worker")
 
 
