@@ -135,7 +135,10 @@ def test_a_frontend_that_dies_is_replaced_while_old_ones_drain(tmp_path: Path) -
         streaming(server, gate) as [stream],
     ):
         reload(server)
-        dead = server.state()["pid"]
+        # For a while the old frontend answers as well.
+        dead = wait_until(
+            lambda: {server.state()["pid"]} - {stream.pid}, what="an answer of the new one"
+        ).pop()
         os.kill(dead, signal.SIGKILL)
         wait_until(lambda: server.state()["pid"] not in (dead, stream.pid), what="its successor")
         gate.touch()
