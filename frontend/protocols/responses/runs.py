@@ -41,6 +41,7 @@ from frontend.protocols.responses.store import (
     Piece,
     ResponseStore,
     ResponsesUnavailable,
+    Stored,
     together,
 )
 from frontend.records.finishing import Outcome
@@ -296,7 +297,7 @@ class Runs:
                 log.error("responses of dead frontends cannot be looked for now: %s", error.message)
             except Exception as bug:
                 # NOTE: the watch serves all responses to come.
-                log.error("a response of a dead frontend could not be adopted", exc_info=bug)
+                log.error("the look for responses of dead frontends failed", exc_info=bug)
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _look_for_orphans(self) -> None:
@@ -305,13 +306,23 @@ class Runs:
         for orphan in await self._store.orphans():
             if not self._adopts:
                 return
-            self._starting += 1
-            try:
-                adopted = await self._store.adopt(orphan)
-            finally:
-                self._starting -= 1
+            await self._adopt(orphan)
+
+    async def _adopt(self, orphan: Stored) -> None:
+        """Go on with the response of a dead frontend, or end a response that cannot be read."""
+        self._starting += 1
+        try:
+            adopted = await self._store.adopt(orphan)
             if adopted is not None:
                 self._go_on(adopted)
+        except ResponsesUnavailable:
+            raise
+        except Exception as bug:
+            log.error("a response of a dead frontend could not be adopted", exc_info=bug)
+            lost = PenstockError("the server process that ran this response has ended, and no other goes on")
+            await self._store.settle(orphan, lambda begun, output: resource.failed(begun, output, lost))
+        finally:
+            self._starting -= 1
 
     def _go_on(self, adopted: Adopted) -> None:
         """Go on with a run of a frontend that has died."""

@@ -291,6 +291,15 @@ def test_a_run_that_nobody_can_go_on_with_fails(stack: ExitStack, tmp_path: Path
     assert "tokens were not kept" in answer["error"]["message"] and not orphaned.other.engine.works
 
 
+def test_a_run_whose_request_cannot_be_read_fails(stack: ExitStack, tmp_path: Path) -> None:
+    orphaned = Orphaned(stack, tmp_path)
+    with closing(sqlite3.connect(tmp_path / "state" / FILE)) as connection, connection:
+        connection.execute("UPDATE responses SET request = x'c1'")
+    answer = orphaned.looked("failed")
+    assert answer["output_text"] == "Hello" and not orphaned.other.engine.works
+    assert "no other goes on" in answer["error"]["message"]
+
+
 def test_a_run_that_has_moved_too_often_fails(stack: ExitStack, tmp_path: Path) -> None:
     orphaned = Orphaned(stack, tmp_path)
     with closing(sqlite3.connect(tmp_path / "state" / FILE)) as connection, connection:
