@@ -12,6 +12,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 import msgspec
@@ -22,6 +23,8 @@ request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", d
 caller: contextvars.ContextVar[str] = contextvars.ContextVar("caller", default="")
 """Name of the API key that the present request was made with."""
 
+AGAIN_S = 60.0
+"""Time between two lines of one kind of warning; see `Seldom`."""
 _QUEUE_LINES = 10000
 _EXTRA = ("model", "worker", "status", "event", "method", "route", "path", "duration_ms")
 
@@ -105,6 +108,32 @@ class _Writer(logging.Handler):
                 self._dropped += 1
             finally:
                 self._lines.task_done()
+
+
+class Seldom:
+    """Warnings that lasting trouble or strangers would repeat: each kind is written at once, then once in `AGAIN_S`.
+
+    A line that is not the first has the number of warnings of its kind since the line before.
+    """
+
+    def __init__(self, log: logging.Logger, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._log, self._now_ns = log, now_ns
+        self._kinds: dict[str, tuple[int, int]] = {}
+        """By kind: when a line was written last, and the warnings since."""
+
+    def warning(self, kind: str, why: object) -> None:
+        """Warn of `kind`, one of a few fixed sentences, and of its reason this time."""
+        now_ns = self._now_ns()
+        written_ns, count = self._kinds.get(kind, (0, 0))
+        if count and now_ns - written_ns < AGAIN_S * 1e9:
+            self._kinds[kind] = written_ns, count + 1
+            return
+        self._log.warning("%s: %s%s", kind, why, f" ({count} times since the last line)" if count else "")
+        self._kinds[kind] = now_ns, 1
+
+    def over(self, kind: str) -> None:
+        """The trouble has passed: the next warning of this kind is written at once."""
+        self._kinds.pop(kind, None)
 
 
 def is_text(settings: Log, stream: TextIO) -> bool:

@@ -19,13 +19,13 @@ from nats.aio.msg import Msg
 
 from frontend.bridge.intake import Intake
 from frontend.bridge.pulling import Puller
-from frontend.cluster.broker import Broker, lasting
+from frontend.cluster.broker import Broker, lasting, readable
 from frontend.cluster.bucket import Writer
 from frontend.cluster.queue import Maker, made
 from frontend.cluster.transfers import Transfers
 from frontend.engine.interface import Engine, Models, WorkerView
 from ipc.catalog.repository import VersionEntry
-from ipc.errors import ProtocolError
+from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import (
     VERSION,
@@ -82,7 +82,7 @@ class Bridge:
             self.transfers,
         )
         self._writer = Writer(self.broker, self._names)
-        self._numbers = itertools.count(1)
+        self._numbers, self._seldom = itertools.count(1), Seldom(log)
         self._tasks: list[asyncio.Task[None]] = []
         self.broker.listen(self._names.box_work(self.box, self.life), lambda it: self.intake.take(it.data))
         self.broker.listen(self._names.box_word(self.box, self.life), lambda it: self.intake.word(it.data))
@@ -128,11 +128,7 @@ class Bridge:
         await self.broker.close()
 
     def _beat(self, message: Msg) -> None:
-        try:
-            beat = read_beat(message.data)
-        except ProtocolError as error:
-            log.warning("a sign of life was dropped: %s", error.message)
-            return
+        beat = readable(read_beat, message.data, self._seldom, "a sign of life was dropped")
         if isinstance(beat, GatewayBeat) and message.subject == self._names.gateway_beat(beat.router):
             self.intake.heard(beat.router)
 

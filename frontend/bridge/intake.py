@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from frontend.cluster.broker import readable
 from frontend.cluster.transfers import TransferFailed, Transfers
 from frontend.engine.answer import shifted
 from frontend.engine.interface import Engine, Models
@@ -36,6 +37,7 @@ from ipc.errors import (
     ResourceExhausted,
     Unsupported,
 )
+from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import (
     ENSURE,
@@ -133,6 +135,7 @@ class Intake:
         self.on_end: Callable[[], None] = lambda: None
         """An item has ended, so there may be room for another one."""
         self.draining = False
+        self._seldom = Seldom(log)
         self.counts: Counter[str] = Counter()
         """Items by what became of them: taken, again, dropped, unreadable, orphaned, late."""
 
@@ -166,7 +169,7 @@ class Intake:
             item, carried = read_item(data)
         except OtherVersion as error:
             self.counts["unreadable"] += 1
-            log.warning("an item was refused: %s", error.message)
+            self._seldom.warning("an item was refused", error.message)
             if error.reply:
                 refused = Item(error.item, "", "", "", "", "", error.reply)
                 self._send(error.reply, encode(self._failed(refused, 0, DependencyConflict(error.message))))
@@ -174,7 +177,7 @@ class Intake:
             return
         except ProtocolError as error:
             self.counts["unreadable"] += 1
-            log.warning("an item was dropped: %s", error.message)
+            self._seldom.warning("an item was dropped", error.message)
             self._end(ack, TERM)
             return
         if carried is None:
@@ -186,9 +189,9 @@ class Intake:
     def _refuse_foreign(self, item: Item) -> None:
         """Items of other producers are answered in SIE's form that they are not run yet."""
         self.counts["foreign"] += 1
-        log.warning("an item of another producer was refused")
+        refusal = Unsupported("items without the part `penstock` are not run yet")
+        self._seldom.warning("an item of another producer was refused", refusal.message)
         if item.reply_subject.startswith(f"{INBOX}.") and not set(item.reply_subject) & set("*> \t\r\n"):
-            refusal = Unsupported("items without the part `penstock` are not run yet")
             self._send(item.reply_subject, encode(self._failed(item, 0, refusal)))
 
     def _end(self, ack: str, word: bytes) -> None:
@@ -385,11 +388,9 @@ class Intake:
 
     def word(self, data: bytes) -> None:
         """A word of a gateway. Unreadable words are counted; a gateway speaks of its own items alone."""
-        try:
-            word = read_to_box(data)
-        except ProtocolError as error:
+        word = readable(read_to_box, data, self._seldom, "a word of a gateway was dropped")
+        if word is None:
             self.counts["unreadable"] += 1
-            log.warning("a word was dropped: %s", error.message)
             return
         mine = [name for name in word.ids if name.startswith(f"{word.router}.")]
         if isinstance(word, Got):

@@ -8,12 +8,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ipc.settings import Cluster
 from ipc.wire.cluster import BoxBeat
+
+log = logging.getLogger(__name__)
 
 SHOWN_S = 60.0
 STALL_S = 0.5
@@ -81,6 +84,9 @@ class Boxes:
         if box is None or before is not None:
             box = self.by_name[beat.box] = Box(beat.box, beat.life, beat.pool, now_ns)
             self.by_life[beat.life] = box
+            log.info("box %s has joined, life %s", box.name, box.life)
+        elif not box.alive:
+            log.info("box %s is heard again, life %s", box.name, box.life)
         box.heard_ns, box.draining, box.alive, box.deaf = now_ns, beat.draining, True, False
         box.room_s, box.wait_s, box.pool, box.missed = beat.room_s, beat.wait_s, beat.pool, 0
         if not known:
@@ -115,6 +121,13 @@ class Boxes:
             self.beats_missed += max(0, missed - box.missed)
             box.missed = max(box.missed, missed)
             if silent_ns > self._silence_ns:
+                log.warning(
+                    "box %s, life %s, has been silent for %.1f s and counts as dead with %d items of this gateway",
+                    box.name,
+                    box.life,
+                    silent_ns / 1e9,
+                    len(box.items),
+                )
                 self._end(box)
                 self.on_change()
 

@@ -14,13 +14,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error
 
 from ipc import brokers
-from ipc.errors import QueueUnavailable
+from ipc.errors import ProtocolError, QueueUnavailable
+from ipc.logs import Seldom
 from ipc.settings import Cluster
 
 log = logging.getLogger(__name__)
@@ -31,11 +33,14 @@ PING_EVERY_S = 1
 MISSING_PINGS = 2
 LAST_S = 1
 TRY_AGAIN_S = 1.0
+MOST_TOLD = 32
+"""Texts of the client library that are remembered until the next connect, so that none is written twice."""
 HEAD_NBYTES = 4096
 """Room for headers beside a payload."""
 
 NO_BROKER = "no broker of the cluster can be reached"
 Handler = Callable[[Msg], None]
+T = TypeVar("T")
 
 
 async def lasting(run: Callable[[], Awaitable[None]]) -> None:
@@ -46,6 +51,15 @@ async def lasting(run: Callable[[], Awaitable[None]]) -> None:
         except Exception:
             log.exception("a task of the cluster failed and begins again")
         await asyncio.sleep(TRY_AGAIN_S)
+
+
+def readable(read: Callable[[bytes], T], data: bytes, seldom: Seldom, kind: str) -> T | None:
+    """What `read` makes of a message; None, and a warning of `kind`, for bytes with which `read` fails."""
+    try:
+        return read(data)
+    except ProtocolError as error:
+        seldom.warning(kind, error.message)
+        return None
 
 
 class Broker:
@@ -64,9 +78,8 @@ class Broker:
         self._outbox: list[tuple[str, bytes, str, dict[str, str] | None]] = []
         self._more, self._closed = asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self.refused: dict[str, int] = {}
-        """Messages that could not leave, by the reason."""
-        self._told = ""
+        self._told: set[str] = set()
+        self._seldom = Seldom(log)
 
     def start(self) -> None:
         """Connect, and write what is sent."""
@@ -79,8 +92,12 @@ class Broker:
 
     @property
     def inline_nbytes(self) -> int:
-        """Largest payload inside a message: the setting, at most half of what the broker takes."""
-        return min(self._inline_nbytes, (self.client.max_payload - HEAD_NBYTES) // 2)
+        """Largest payload inside a message: the setting, at most half of what the broker takes beside headers.
+
+        A broker that takes hardly more than headers gets a quarter of what it takes.
+        """
+        most = self.client.max_payload
+        return min(self._inline_nbytes, max(1, most // 4, (most - HEAD_NBYTES) // 2))
 
     async def _keep_connected(self) -> None:
         while True:
@@ -118,7 +135,8 @@ class Broker:
         self._closed.set()
 
     async def _connected(self) -> None:
-        self.up, self._told = True, ""
+        self.up = True
+        self._told.clear()
         log.info("joined the broker %s", self.client.connected_url and self.client.connected_url.netloc)
         for tell in self.on_up:
             tell()
@@ -132,10 +150,10 @@ class Broker:
             tell()
 
     async def _failed(self, error: Exception) -> None:
-        """A word of the client library, written once as long as the text stays."""
+        """A word of the client library. Several brokers fail by turns, each with a text of its own."""
         text = str(error) or repr(error)
-        if text != self._told:
-            self._told = text
+        if text not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(text)
             log.warning("brokers: %s", text)
 
     def send(self, subject: str, data: bytes, reply: str = "", headers: dict[str, str] | None = None) -> None:
@@ -163,8 +181,7 @@ class Broker:
             try:
                 await self.client.publish(subject, data, reply, headers)
             except Error as error:
-                reason = type(error).__name__
-                self.refused[reason] = self.refused.get(reason, 0) + 1
+                self._seldom.warning("a message could not be sent", repr(error))
 
     async def close(self) -> None:
         """Write what is left, and disconnect."""

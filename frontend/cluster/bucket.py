@@ -19,8 +19,8 @@ from nats.js.api import KeyValueConfig, StorageType
 from nats.js.errors import APIError, BucketNotFoundError
 from nats.js.kv import KeyValue
 
-from frontend.cluster.broker import Broker
-from ipc.errors import ProtocolError
+from frontend.cluster.broker import Broker, readable
+from ipc.logs import Seldom
 from ipc.wire.cluster import Row, encode, read_row
 from ipc.wire.cluster_names import Names
 
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 READ_EVERY_S = 60.0
 TRY_AGAIN_S = 2.0
 TIMEOUT_S = 2.0
+_UNREADABLE, _UNWRITABLE = "the bucket of models cannot be read", "the bucket of models cannot be written"
 _GONE = ("DEL", "PURGE")
 LOST = (Error, APIError, TimeoutError, OSError)
 """What the client library raises for a broker that is away, has no JetStream or no room."""
@@ -53,7 +54,7 @@ class Follower:
         self._broker, self._names, self._take, self._read = broker, names, take, read
         self._live: dict[str, Row | None] = {}
         self._wanted = asyncio.Event()
-        self.unreadable = 0
+        self._seldom = Seldom(log)
         broker.listen(subjects(names), self._heard)
         broker.on_up.append(self._wanted.set)
 
@@ -66,12 +67,7 @@ class Follower:
             self._take(key, row)
 
     def _readable(self, data: bytes) -> Row | None:
-        try:
-            return read_row(data)
-        except ProtocolError as error:
-            self.unreadable += 1
-            log.warning("a row of the bucket of models was passed over: %s", error.message)
-            return None
+        return readable(read_row, data, self._seldom, "a row of the bucket of models was passed over")
 
     async def run(self) -> None:
         """Read the bucket for ever."""
@@ -105,8 +101,9 @@ class Follower:
         except BucketNotFoundError:
             return True
         except LOST as error:
-            log.warning("the bucket of models cannot be read: %r", error)
+            self._seldom.warning(_UNREADABLE, repr(error))
             return False
+        self._seldom.over(_UNREADABLE)
         # What was written meanwhile is newer than what was read.
         for key, row in self._live.items():
             if row is None:
@@ -125,6 +122,7 @@ class Writer:
         self._bucket: KeyValue | None = None
         self._written: dict[str, bytes] = {}
         self._revision = 0
+        self._seldom = Seldom(log)
 
     async def write(self, rows: dict[str, Row], *, again: str = "") -> bool:
         """Have the bucket hold `rows` by key and no others of this box; returns whether the bucket does.
@@ -144,9 +142,10 @@ class Writer:
             for key in self._written.keys() - data.keys():
                 await self._bucket.purge(key)
                 del self._written[key]
+            self._seldom.over(_UNWRITABLE)
             return True
         except LOST as error:
-            log.warning("the bucket of models cannot be written: %r", error)
+            self._seldom.warning(_UNWRITABLE, repr(error))
             self._bucket = None
             for key in sorted(data, key=lambda each: "." not in each):
                 self._broker.say(subjects(self._names)[:-1] + key, data[key])

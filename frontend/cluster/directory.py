@@ -28,6 +28,7 @@ from ipc.errors import (
     Provisioning,
     QueueUnavailable,
 )
+from ipc.logs import Seldom
 from ipc.wire.cluster import BoxRow, ModelRow, Row
 from ipc.wire.cluster_names import row_key
 from ipc.wire.messages import Credits, ModelStatus
@@ -94,6 +95,7 @@ class ClusterModels(Models):
         """A box that begins is waited for during `wait_s`; `is_up`: whether this gateway has a broker."""
         self.catalog, self._boxes, self._wait_s, self._is_up = catalog, boxes, wait_s, is_up
         self._rows: dict[str, Rows] = {}
+        self._seldom = Seldom(log)
         self._version, self._is_read, self._changed = 0, False, asyncio.Event()
         self.ensure: Ensure | None = None
         """Set before the first request."""
@@ -107,7 +109,7 @@ class ClusterModels(Models):
     def _put(self, key: str, row: Row | None) -> None:
         box = key.partition(".")[0]
         if isinstance(row, BoxRow) != (box == key) and row is not None:
-            log.warning("a row of the bucket of models has the key of another: %.80s", key)
+            self._seldom.warning("a row of the bucket of models has the key of another", f"{key:.80}")
         else:
             self._rows.setdefault(box, Rows()).put(key, row)
 

@@ -15,15 +15,14 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
 
 from frontend.cluster.boxes import Box, Boxes
-from frontend.cluster.broker import Broker, lasting
+from frontend.cluster.broker import Broker, lasting, readable
 from frontend.cluster.bucket import Follower
 from frontend.cluster.directory import ClusterModels
 from frontend.cluster.dispatch import Dispatch, Held
@@ -36,7 +35,8 @@ from frontend.scope import RequestScope
 from frontend.server.drain import Drain
 from ipc import deadline
 from ipc.catalog.entries import Catalog
-from ipc.errors import DeadlineExceeded, InvalidInput, NoReplica, ProtocolError, Unsupported
+from ipc.errors import DeadlineExceeded, InvalidInput, NoReplica, Unsupported
+from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import (
     ENSURE,
@@ -62,8 +62,6 @@ from ipc.wire.cluster_names import Names, inbox, results
 from ipc.wire.messages import EncodeCall, Work
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 TICK_S = 0.05
 GRACE_S = 0.2
@@ -145,7 +143,7 @@ class Gateway:
             self.broker.on_up.append(self._maker.again)
             self.broker.on_down.append(self.lane.lost)
         self.transfers = Transfers(cluster, self.router, f"gateway {self.router}")
-        self.unreadable = 0
+        self._seldom = Seldom(log)
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
@@ -178,18 +176,18 @@ class Gateway:
             await asyncio.sleep(self._beat_s)
 
     def _beat(self, message: Msg) -> None:
-        beat = self._read(read_beat, message.data)
+        beat = readable(read_beat, message.data, self._seldom, "a sign of life was dropped")
         if isinstance(beat, BoxBeat) and message.subject == self.names.box_beat(beat.box):
             self.boxes.take(beat)
 
     def _answered(self, message: Msg) -> None:
         _, _, kind = message.subject.split(".", 2)
         if kind == "results":
-            found = self._read(read_result, message.data)
-            if found is not None:
-                self.dispatch.answered(*found)
+            answer = readable(read_result, message.data, self._seldom, "a result was dropped")
+            if answer is not None:
+                self.dispatch.answered(*answer)
         elif kind == "words":
-            word = self._read(read_from_box, message.data)
+            word = readable(read_from_box, message.data, self._seldom, "a word of a box was dropped")
             if isinstance(word, Claims):
                 self.dispatch.claims(word)
             elif word is not None:
@@ -199,14 +197,6 @@ class Gateway:
         elif kind.startswith("sent.") and (message.headers or {}).get("Status") == "503":
             _, life, item = kind.split(".", 2)
             self.dispatch.gone(life, item)
-
-    def _read(self, read: Callable[[bytes], T], data: bytes) -> T | None:
-        try:
-            return read(data)
-        except ProtocolError as error:
-            self.unreadable += 1
-            log.warning("a message was dropped: %s", error.message)
-            return None
 
     def _item(self, sent: _Sent) -> bytes:
         plan = sent.plan

@@ -28,6 +28,7 @@ from nats.js.api import (
 from nats.js.errors import APIError, NotFoundError
 
 from frontend.cluster.bucket import LOST, TIMEOUT_S
+from ipc.logs import Seldom
 from ipc.settings import Cluster
 from ipc.wire.cluster_names import Names
 
@@ -40,6 +41,7 @@ MOST_DELIVERIES = 20
 MOST_WAITING = 512
 DOWN_S = 1.0
 STREAM_EXISTS = 10058
+_UNMADE = "the queue cannot be made"
 
 
 async def made(client: Client, names: Names, cluster: Cluster) -> None:
@@ -94,7 +96,7 @@ class Maker:
     def __init__(self, make: Callable[[], object], is_up: Callable[[], bool]) -> None:
         """`make` is awaited."""
         self._make, self._is_up = make, is_up
-        self._wanted = asyncio.Event()
+        self._wanted, self._seldom = asyncio.Event(), Seldom(log)
         self.there = False
         """Whether stream and consumer were there when somebody looked last."""
         self.on_there: Callable[[], None] = lambda: None
@@ -114,10 +116,11 @@ class Maker:
             try:
                 await self._make()  # type: ignore[misc]
             except LOST as error:
-                log.warning("the queue cannot be made: %r", error)
+                self._seldom.warning(_UNMADE, repr(error))
                 await asyncio.sleep(DOWN_S)
                 self._wanted.set()
                 continue
+            self._seldom.over(_UNMADE)
             self.there = True
             self.on_there()
 

@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 
 from nats.aio.msg import Msg
 
-from frontend.cluster.broker import Broker
+from frontend.cluster.broker import Broker, readable
 from frontend.cluster.transfer_http import Getter, Listener
 from ipc.errors import PenstockError, QueueUnavailable
+from ipc.logs import Seldom
 from ipc.settings import Cluster
 from ipc.wire.cluster import MOST_CHUNK_NBYTES, VERSION, Offer, Want, encode, read_want
 from ipc.wire.cluster_names import INBOX, is_id
@@ -70,6 +71,7 @@ class Transfers:
     def __init__(self, cluster: Cluster, me: str, name: str) -> None:
         """Raises `ConfigError` for files of the settings that cannot be read. `name` is for the brokers' pages."""
         self._me, self.broker = me, Broker(cluster, f"{name}, large bytes")
+        self._seldom = Seldom(log)
         self._offers: dict[str, _Offered] = {}
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
         self._turns = asyncio.Semaphore(cluster.max_transfers)
@@ -125,13 +127,8 @@ class Transfers:
 
     def _wanted(self, message: Msg) -> None:
         """A piece of an offer is asked for."""
-        try:
-            want = read_want(message.data)
-        except PenstockError as error:
-            self.refused += 1
-            log.warning("a word about large bytes was dropped: %s", error.message)
-            return
-        if not is_id(want.peer):
+        want = readable(read_want, message.data, self._seldom, "a word about large bytes was dropped")
+        if want is None or not is_id(want.peer):
             self.refused += 1
             return
         offered, chunk = self._offers.get(want.secret), b""

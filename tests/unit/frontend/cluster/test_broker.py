@@ -9,7 +9,9 @@ import pytest
 
 from frontend.cluster import broker as module
 from frontend.cluster.broker import Broker, lasting
+from frontend.cluster.bucket import Writer
 from ipc.settings import Cluster
+from ipc.wire.cluster_names import Names
 from tests.harness.broker import broker
 from tests.harness.server import eventually
 
@@ -63,3 +65,37 @@ def test_a_loop_that_fails_is_written_and_begins_again(
 
     asyncio.run(lasting(run))
     assert len(runs) == 2 and "ZeroDivisionError" in caplog.text
+
+
+def test_brokers_that_fail_by_turns_are_written_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        end = Broker(Cluster(urls=("nats://127.0.0.1:1", "nats://127.0.0.1:2")), "test")
+        for _ in range(3):
+            for port in (1, 2):
+                await end._failed(OSError(f"port {port} refuses"))
+        assert caplog.messages == ["brokers: port 1 refuses", "brokers: port 2 refuses"]
+        await end._connected()
+        await end._failed(OSError("port 1 refuses"))
+        assert caplog.messages.count("brokers: port 1 refuses") == 2
+
+    asyncio.run(scene())
+
+
+def test_a_broker_without_jetstream_is_written_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with broker(tmp_path, jetstream=False) as one:
+
+        async def scene() -> None:
+            end = Broker(Cluster(urls=(one.url,)), "test")
+            end.start()
+
+            async def joined() -> bool:
+                return end.up
+
+            await eventually(joined, "the broker")
+            writer = Writer(end, Names())
+            for _ in range(3):
+                assert not await writer.write({})
+            await end.close()
+
+        asyncio.run(scene())
+    assert sum("the bucket of models cannot be written" in line for line in caplog.messages) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import msgspec
 import nats
@@ -211,3 +212,13 @@ def test_bytes_that_were_changed_on_the_way_come_once_more_by_the_broker(one_bro
         liar.close()
 
     played(one_broker, scene)
+
+
+def test_a_broker_whose_messages_hardly_hold_headers_brings_the_bytes_in_small_chunks(tmp_path: Path) -> None:
+    async def scene(here: Transfers, there: Transfers) -> None:
+        assert 0 < there.broker.inline_nbytes <= 512
+        offer = await here.offer([DATA[:5000]], "there")
+        assert await there.get(offer, "here", MOST) == DATA[:5000]
+
+    with broker(tmp_path, jetstream=False, more="max_payload: 2048") as one:
+        played(one, scene)
