@@ -71,12 +71,7 @@ def cluster(services: Services) -> Backend:
     from frontend.cluster.gateway import Gateway
 
     gateway = Gateway(services.settings, services.catalog, services.drain)
-
-    def counts() -> dict[tuple[str, str], float]:
-        beats = {("connected", ""): gateway.broker.up, ("beats_missed", "box"): gateway.boxes.beats_missed}
-        return {**gateway.dispatch.counts, **beats}
-
-    return Backend(gateway.engine, gateway.models, gateway.begin, gateway.leave, counts)
+    return Backend(gateway.engine, gateway.models, gateway.begin, gateway.leave, gateway.counts)
 
 
 def chosen(services: Services) -> Backend:

@@ -21,7 +21,7 @@ from frontend.bridge.intake import Intake
 from frontend.bridge.pulling import Puller
 from frontend.cluster.broker import Broker, lasting, readable
 from frontend.cluster.bucket import Writer
-from frontend.cluster.queue import Maker, made
+from frontend.cluster.queue import Maker
 from frontend.cluster.transfers import Transfers
 from frontend.engine.interface import Engine, Models, WorkerView
 from ipc.catalog.repository import VersionEntry
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 WRITE_EVERY_S = 10.0
+TRY_AGAIN_S = 2.0
 ITEMS_EACH = 64
 """Items of the queue that a box takes for each of its workers while they have room."""
 MOST_AGE_S = 5.0
@@ -62,7 +63,7 @@ def aged_s(ack: str, now_ns: int) -> float:
 
 
 class Bridge:
-    """A bridge that has yet to begin."""
+    """One life of the bridge of a box; see the module. The life starts with `begin` and ends with `drain`."""
 
     def __init__(self, settings: Settings, engine: Engine, models: Models) -> None:
         """Raises `ConfigError` for files of `settings.cluster` that cannot be read."""
@@ -88,13 +89,9 @@ class Bridge:
         self.broker.listen(self._names.box_word(self.box, self.life), lambda it: self.intake.word(it.data))
         self.broker.listen(self._names.gateway_beat("*"), self._beat)
         self.broker.on_up.append(self._live_now)
-        self._maker = Maker(
-            lambda: made(self.broker.client, self._names, self._cluster), lambda: self.broker.up
-        )
-        stream, consumer = (
-            self._names.stream(self._cluster.pool),
-            self._names.consumer(self._cluster.bundle, self._cluster.pool),
-        )
+        self._maker = Maker(self.broker, self._names, self._cluster)
+        stream = self._names.stream(self._cluster.pool)
+        consumer = self._names.consumer(self._cluster.bundle, self._cluster.pool)
         self._puller = Puller(
             self.life,
             f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}",
@@ -186,12 +183,11 @@ class Bridge:
             version, now_s = self._models.version, time.monotonic()
             if self.broker.up and (version != written or now_s >= due_s):
                 again = self.box if now_s >= due_s else ""
-                if await self._writer.write(self._rows(), again=again):
-                    written = version
-                    due_s = now_s + WRITE_EVERY_S if again else due_s
-                else:
-                    due_s = now_s + WRITE_EVERY_S / 5
-                    written = version
+                written = version
+                if not await self._writer.write(self._rows(), again=again):
+                    due_s = now_s + TRY_AGAIN_S
+                elif again:
+                    due_s = now_s + WRITE_EVERY_S
             await asyncio.sleep(TICK_S)
 
     def _rows(self) -> dict[str, Row]:

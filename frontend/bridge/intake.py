@@ -148,7 +148,10 @@ class Intake:
         return len(self._kept)
 
     async def ended(self, running_s: float, confirmed_s: float) -> None:
-        """Wait for the work that runs, then until gateways have all results, each no longer than that."""
+        """Wait for the work that runs, at most `running_s` seconds, then until gateways have all results.
+
+        The wait for gateways lasts at most `confirmed_s` seconds.
+        """
         tasks = [running.task for running in self._running.values() if running.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=running_s)

@@ -48,7 +48,6 @@ class Puller:
         self._send, self._want, self._take, self._gone = send, want, take, gone
         self._now_ns, self._number = now_ns, 0
         self.requests: dict[str, Request] = {}
-        self.pulled = 0
 
     @property
     def subject(self) -> str:
@@ -85,7 +84,6 @@ class Puller:
         if message.headers:
             status, description = message.headers.get("Status", ""), message.headers.get("Description", "")
         if not status:
-            self.pulled += 1
             self._delivered()
             self._take(message)
             return

@@ -16,13 +16,12 @@ from contextlib import suppress
 
 from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import NO_BROKER
-from frontend.engine.interface import STATE_ORDER, BoxView, Models, WorkerView
+from frontend.engine.boxes import BUNDLE
+from frontend.engine.interface import STATE_ORDER, BoxView, Models, WorkerView, why_failed
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.errors import (
     DeadlineExceeded,
-    DependencyConflict,
-    ModelLoadFailed,
     ModelNotLoaded,
     PenstockError,
     Provisioning,
@@ -50,7 +49,7 @@ class Rows:
         self._states: dict[str, dict[str, ModelStatus]] | None = None
 
     def put(self, key: str, row: Row | None) -> None:
-        """A row is another one than before, or gone."""
+        """Take in a row that was written, or None for a row that was removed."""
         self._states = None
         if isinstance(row, BoxRow):
             self.box = row
@@ -92,7 +91,7 @@ class ClusterModels(Models):
     """The directory of a gateway."""
 
     def __init__(self, catalog: Catalog, boxes: Boxes, wait_s: float, is_up: Callable[[], bool]) -> None:
-        """A box that begins is waited for during `wait_s`; `is_up`: whether this gateway has a broker."""
+        """A request waits up to `wait_s` seconds for a box that begins; `is_up`: whether this gateway has a broker."""
         self.catalog, self._boxes, self._wait_s, self._is_up = catalog, boxes, wait_s, is_up
         self._rows: dict[str, Rows] = {}
         self._seldom = Seldom(log)
@@ -102,7 +101,7 @@ class ClusterModels(Models):
         boxes.on_change = self._note
 
     def take(self, key: str, row: Row | None) -> None:
-        """The row of a key of the bucket; None for a row that is gone."""
+        """Take in one row that was written under `key`, or None for a row that was removed."""
         self._put(key, row)
         self._note()
 
@@ -114,14 +113,14 @@ class ClusterModels(Models):
             self._rows.setdefault(box, Rows()).put(key, row)
 
     def read(self, rows: dict[str, Row]) -> None:
-        """All rows of the bucket: what is not among them is gone."""
+        """Take in the whole bucket: rows of before that `rows` lacks were removed."""
         self._is_read, self._rows = True, {}
         for key, row in rows.items():
             self._put(key, row)
         self._note()
 
     def _note(self) -> None:
-        """Rows or boxes are others than before."""
+        """Build the catalog anew after a change of rows or boxes, and wake the requests that wait for a change."""
         entries: dict[str, ModelEntry] = {}
         names: set[str] = set()
         for _, rows in sorted(self._rows.items()):
@@ -196,15 +195,7 @@ class ClusterModels(Models):
             return self._nobody()
         failed = [state for state in states if state.state == "failed"]
         if failed and len(failed) == len(states):
-            worst = next((state for state in failed if state.permanent), failed[0])
-            if worst.error_class == "DEPENDENCY":
-                return DependencyConflict(worst.error_message, compatible_bundles=[])
-            return ModelLoadFailed(
-                worst.error_message,
-                error_class=worst.error_class,
-                attempts=worst.attempts,
-                permanent=worst.permanent,
-            )
+            return why_failed(next((state for state in failed if state.permanent), failed[0]))
         return ModelNotLoaded(f"Model '{model}' is not loaded", retry_after_s=1)
 
     def choose(self, model: str, tried: Collection[str]) -> Box | None:
@@ -253,7 +244,7 @@ class ClusterModels(Models):
             BoxView(
                 box.name,
                 box.pool,
-                rows.box.bundle if (rows := self._rows.get(box.name)) is not None and rows.box else "default",
+                rows.box.bundle if (rows := self._rows.get(box.name)) is not None and rows.box else BUNDLE,
                 box.alive,
                 box.draining,
                 box.room_s,

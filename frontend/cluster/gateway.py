@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import msgspec
 from nats.aio.msg import Msg
@@ -26,7 +27,7 @@ from frontend.cluster.broker import Broker, lasting, readable
 from frontend.cluster.bucket import Follower
 from frontend.cluster.directory import ClusterModels
 from frontend.cluster.dispatch import Dispatch, Held
-from frontend.cluster.queue import Lane, Maker, made
+from frontend.cluster.queue import Lane, Maker
 from frontend.cluster.transfers import TransferFailed, Transfers
 from frontend.engine.answer import Answer, AnswerStream, shifted
 from frontend.engine.events import Generation, Pace, Past
@@ -72,40 +73,21 @@ _UNSAYABLE = (OverflowError, RecursionError, TypeError, ValueError)
 NO_HOME = "is not built yet for a cluster of several hosts; ask a box for it directly"
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Sent(Held):
-    """An item with what its message is made of."""
+    """An item with what its message is made of.
 
-    __slots__ = (
-        "kind",
-        "large",
-        "others",
-        "payload",
-        "plan",
-        "request_id",
-        "start_by_ns",
-        "work",
-        "work_nbytes",
-    )
+    `work` is the plan as msgpack, of `work_nbytes`. With `large` neither `work` nor `payload` is in the message.
+    """
 
-    def __init__(
-        self,
-        name: str,
-        kind: str,
-        plan: Work,
-        payload: bytes,
-        others: Collection[str],
-        deadline_ns: int,
-        start_by_ns: int,
-    ) -> None:
-        super().__init__(name, plan.model, deadline_ns, asyncio.get_running_loop().create_future())
-        self.kind, self.plan, self.others, self.payload = kind, plan, list(others), payload
-        self.start_by_ns, self.request_id = start_by_ns, plan.request_id
-        try:
-            self.work = encode(plan)
-        except _UNSAYABLE as error:
-            raise InvalidInput(f"the request has a value that no message can hold: {error}") from error
-        self.large: Offer | None = None
-        self.work_nbytes = len(self.work)
+    kind: str
+    plan: Work
+    work: bytes
+    work_nbytes: int
+    payload: bytes
+    others: list[str]
+    start_by_ns: int
+    large: Offer | None = None
 
 
 class Gateway:
@@ -136,7 +118,7 @@ class Gateway:
         self.broker.listen(inbox(self.router), self._answered)
         self.broker.listen(self.names.box_beat("*"), self._beat)
         self.broker.on_up.append(self.dispatch.resume)
-        self._maker = Maker(lambda: made(self.broker.client, self.names, cluster), lambda: self.broker.up)
+        self._maker = Maker(self.broker, self.names, cluster)
         self.lane = Lane(cluster, self._maker)
         self.lane.on_trouble = self.dispatch.leave_queue
         if cluster.lane != "direct":
@@ -145,6 +127,11 @@ class Gateway:
         self.transfers = Transfers(cluster, self.router, f"gateway {self.router}")
         self._seldom = Seldom(log)
         self._tasks: list[asyncio.Task[None]] = []
+
+    def counts(self) -> dict[tuple[str, str], float]:
+        """How often things have happened so far, by what and a label; `connected` is 1 while there is a broker."""
+        beats = {("connected", ""): self.broker.up, ("beats_missed", "box"): self.boxes.beats_missed}
+        return {**self.dispatch.counts, **beats}
 
     def begin(self) -> None:
         """Connect."""
@@ -216,7 +203,7 @@ class Gateway:
         return encode(
             Item(
                 sent.id,
-                sent.request_id,
+                plan.request_id,
                 type(plan.call).__name__.removesuffix("Call").lower(),
                 plan.model,
                 self._pool,
@@ -276,10 +263,28 @@ class ClusterEngine(Engine):
         start_by_ns: int,
         others: Collection[str] = (),
     ) -> tuple[ItemResult, Outcome]:
-        """The answer to an item. Raises the error of the box, and `DeadlineExceeded` soon after the deadline."""
+        """The answer to an item. Raises the error of the box, and `DeadlineExceeded` soon after the deadline.
+
+        Raises `InvalidInput` for work with a value that no message can hold.
+        """
         gateway = self._gateway
-        name = f"{gateway.router}.{next(self._numbers)}"
-        sent = _Sent(name, kind, work, payload, others, deadline_ns, start_by_ns)
+        try:
+            encoded = encode(work)
+        except _UNSAYABLE as error:
+            raise InvalidInput(f"the request has a value that no message can hold: {error}") from error
+        sent = _Sent(
+            f"{gateway.router}.{next(self._numbers)}",
+            work.model,
+            deadline_ns,
+            asyncio.get_running_loop().create_future(),
+            kind=kind,
+            plan=work,
+            work=encoded,
+            work_nbytes=len(encoded),
+            payload=payload,
+            others=list(others),
+            start_by_ns=start_by_ns,
+        )
         try:
             async with asyncio.timeout(deadline.remaining_s(deadline_ns) + GRACE_S):
                 await gateway.offer(sent)
@@ -331,7 +336,7 @@ class ClusterEngine(Engine):
             worker=result.worker_id,
             uuid=outcome.uuid,
         )
-        _check(answer)
+        answer.tensors()  # Raises for an answer whose table of tensors and bytes disagree.
         trace = answer.trace
         if trace is not None and scope.span is not None:
             trace = shifted(trace, began_ns - scope.span.began_ns)
@@ -366,8 +371,3 @@ class ClusterEngine(Engine):
 
 def _left_ms(deadline_ns: int) -> int:
     return min(86_400_000, max(0, int(deadline.remaining_s(deadline_ns) * 1e3)))
-
-
-def _check(answer: Answer) -> None:
-    """Raise `ProtocolError` for an answer whose tensor table and bytes disagree."""
-    answer.tensors()

@@ -1,6 +1,7 @@
 """The queue lane: one-replica streams in memory, from which bridges pull what they have room for.
 
-1. `made` makes stream and consumer, or brings those that exist to these settings; gateways and bridges call it alike.
+1. `made` makes stream and consumer, or brings those that exist to these settings. Gateways and bridges each have a
+   `Maker`, which calls `made` whenever stream or consumer may be gone.
 2. A gateway publishes an item and goes on. The broker confirms, which `confirmed` takes in.
 3. Trouble is an item that is not confirmed within `confirm_s`, no stream, a full stream, a lost broker. Then the queue
    counts as down, for `DOWN_S` at first and longer each time up to `max_down_s`, and every item that no box has claimed
@@ -27,6 +28,7 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError, NotFoundError
 
+from frontend.cluster.broker import Broker
 from frontend.cluster.bucket import LOST, TIMEOUT_S
 from ipc.logs import Seldom
 from ipc.settings import Cluster
@@ -47,8 +49,9 @@ _UNMADE = "the queue cannot be made"
 async def made(client: Client, names: Names, cluster: Cluster) -> None:
     """Have stream and consumer of the pool with our settings. Raises one of `LOST`."""
     manager = client.jetstream(timeout=TIMEOUT_S)
+    stream_name, consumer_name = names.stream(cluster.pool), names.consumer(cluster.bundle, cluster.pool)
     stream = StreamConfig(
-        name=names.stream(cluster.pool),
+        name=stream_name,
         subjects=[names.works(cluster.pool)],
         retention=RetentionPolicy.WORK_QUEUE,
         storage=StorageType.MEMORY,
@@ -67,11 +70,11 @@ async def made(client: Client, names: Names, cluster: Cluster) -> None:
             await manager.update_stream(stream)
         except APIError:
             # Storage and retention cannot be changed. What waits in there is held by its gateways.
-            log.warning("stream %s has other settings and is made anew", stream.name)
-            await manager.delete_stream(names.stream(cluster.pool))
+            log.warning("stream %s has other settings and is made anew", stream_name)
+            await manager.delete_stream(stream_name)
             await manager.add_stream(stream)
     consumer = ConsumerConfig(
-        durable_name=names.consumer(cluster.bundle, cluster.pool),
+        durable_name=consumer_name,
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=cluster.ack_wait_s,
         max_ack_pending=MOST_PENDING,
@@ -79,23 +82,20 @@ async def made(client: Client, names: Names, cluster: Cluster) -> None:
         max_waiting=MOST_WAITING,
     )
     try:
-        await manager.add_consumer(names.stream(cluster.pool), consumer)
+        await manager.add_consumer(stream_name, consumer)
     except APIError:
         try:
-            await manager.delete_consumer(
-                names.stream(cluster.pool), names.consumer(cluster.bundle, cluster.pool)
-            )
+            await manager.delete_consumer(stream_name, consumer_name)
         except NotFoundError:
             pass
-        await manager.add_consumer(names.stream(cluster.pool), consumer)
+        await manager.add_consumer(stream_name, consumer)
 
 
 class Maker:
     """Makes stream and consumer again whenever asked, one attempt at a time, until that succeeds."""
 
-    def __init__(self, make: Callable[[], object], is_up: Callable[[], bool]) -> None:
-        """`make` is awaited."""
-        self._make, self._is_up = make, is_up
+    def __init__(self, broker: Broker, names: Names, cluster: Cluster) -> None:
+        self._broker, self._names, self._cluster = broker, names, cluster
         self._wanted, self._seldom = asyncio.Event(), Seldom(log)
         self.there = False
         """Whether stream and consumer were there when somebody looked last."""
@@ -111,10 +111,10 @@ class Maker:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            if not self._is_up():
+            if not self._broker.up:
                 continue
             try:
-                await self._make()  # type: ignore[misc]
+                await made(self._broker.client, self._names, self._cluster)
             except LOST as error:
                 self._seldom.warning(_UNMADE, repr(error))
                 await asyncio.sleep(DOWN_S)

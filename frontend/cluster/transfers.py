@@ -1,7 +1,7 @@
 """Bytes that are too large for a message, from one host to another.
 
-1. Who has the bytes makes an `Offer`: a secret of 256 bits, the length and a digest. The offer travels in the item or
-   the result, and stands until it is withdrawn, for one peer.
+1. The process that has the bytes makes an `Offer`: a secret of 256 bits, the length and a digest. The offer travels in
+   the item or the result, and stands until it is withdrawn, for one peer.
 2. The other side gets the bytes by HTTP where the offer names an address (`transfer_http`), else in chunks over core
    NATS, `WINDOW` of them asked for at a time. A chunk that does not come is asked for again. Length and digest are
    checked at the end.
@@ -66,7 +66,7 @@ async def digest_of(data: bytes | memoryview | bytearray) -> bytes:
 
 
 class Transfers:
-    """The offers of this process, and what it gets from others. `me` is the id by which others know this process."""
+    """The offers of this process, and its requests for offers of others. Other processes know this one as `me`."""
 
     def __init__(self, cluster: Cluster, me: str, name: str) -> None:
         """Raises `ConfigError` for files of the settings that cannot be read. `name` is for the brokers' pages."""

@@ -17,6 +17,7 @@ from ipc.machine import CPU, gpu_type
 from ipc.metrics.registry import GatewayMetrics
 
 BUNDLE = "default"
+"""The bundle of every request: no request can choose another one yet."""
 _REJECTIONS = {
     "QUEUE_FULL": "queue_full",
     "QUEUE_UNAVAILABLE": "no_broker",

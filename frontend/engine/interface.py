@@ -23,7 +23,7 @@ from frontend.engine.events import Generation, Pace, Past
 from frontend.scope import RequestScope
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.repository import Wish
-from ipc.errors import PenstockError, Unsupported
+from ipc.errors import DependencyConflict, ModelLoadFailed, PenstockError, Unsupported
 from ipc.wire.messages import Credits, ModelStatus, Work
 from ipc.wire.stats import Stats
 
@@ -32,6 +32,18 @@ NONE_LOADED = "no model could be loaded"
 """Why a server is not ready: all models of its start failed to load."""
 STATE_ORDER = ("loaded", "loading", "unloading", "failed", "available")
 """States of a model; over several workers, the first of these states is the state of the model."""
+
+
+def why_failed(status: ModelStatus) -> PenstockError:
+    """The failure of a load, as the worker reports it."""
+    if status.error_class == "DEPENDENCY":
+        return DependencyConflict(status.error_message, compatible_bundles=[])
+    return ModelLoadFailed(
+        status.error_message,
+        error_class=status.error_class,
+        attempts=status.attempts,
+        permanent=status.permanent,
+    )
 
 
 class Block(Protocol):

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from frontend.engine.boxes import BUNDLE
 from frontend.engine.interface import STATE_ORDER, WorkerView
 from frontend.records.recent import Recent
 from frontend.scope import PARTS
@@ -351,9 +352,6 @@ def _batching(
         "headroom_ms": None,
         "fill_ratio": fill([batch for each in stats for batch in each.batches], now_ns, model),
     }
-
-
-BUNDLE = "default"
 
 
 @dataclass(frozen=True, slots=True)

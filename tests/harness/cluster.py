@@ -147,6 +147,39 @@ def gateway(
         server.kill_everything()
 
 
+@contextlib.contextmanager
+def gateway_over(
+    place: Path, brokers: Sequence[str], boxes: set[str], settings: Mapping[str, Any]
+) -> Iterator[Server]:
+    """A gateway that has had an answer of a box, and knows that these boxes live."""
+    with gateway(place, brokers, settings) as server:
+        wait_until(lambda: serves(server), what="the first answer of a box")
+        wait_until(lambda: living(server) == boxes, what="all boxes")
+        yield server
+
+
+def living(server: Server) -> set[str]:
+    """Names of the boxes that take work, as the gateway tells."""
+    answer = server.request("GET", "/health", headers={"Accept": "application/json"}).json()
+    return {worker["name"] for worker in answer["workers"] if worker["healthy"]}
+
+
+def is_cut_off(server: Server) -> bool:
+    """Whether a new request is told that there is no broker; one that is in flight waits for its deadline."""
+    body = {"items": [{"text": "x"}]}
+    return server.post("/v1/encode/fake/echo", body, x_request_timeout="0.5").status == 503
+
+
+def held(hold: Path, text: str = "x") -> dict[str, Any]:
+    """The body of a request that stays at its box as long as the file `hold` is there."""
+    return {"items": [{"text": f"#hold {hold} {text}"}]}
+
+
+def in_flight(server: Server) -> float:
+    """Requests that the gateway has not answered yet."""
+    return server.metric("penstock_requests_in_flight")
+
+
 def serves(server: Server, model: str = "fake/echo") -> bool:
     """Whether a gateway has a box with the model."""
     return server.encode(model, ["x"]).status == 200

@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.adapter import vector_of
 from tests.fakes.holding import holding
 from tests.harness.broker import Broker, broker
-from tests.harness.cluster import Box, box, gateway, serves
+from tests.harness.cluster import Box, box, gateway, gateway_over, held, in_flight, is_cut_off, living, serves
 from tests.harness.load import Load
 from tests.harness.server import Answer, Server, wait_until
 
@@ -47,22 +47,9 @@ def boxes(place: Path, one_broker: Broker) -> Iterator[tuple[Box, Box]]:
 
 @pytest.fixture(scope="module")
 def near(place: Path, one_broker: Broker, boxes: tuple[Box, Box]) -> Iterator[Server]:
-    with gateway(place / "near", [one_broker.url], {"cluster.lane": "direct"}) as server:
-        wait_until(lambda: serves(server), what="the first answer of a box")
-        wait_until(lambda: living(server) == {"a", "b"}, what="both boxes")
+    settings = {"cluster.lane": "direct"}
+    with gateway_over(place / "near", [one_broker.url], {"a", "b"}, settings) as server:
         yield server
-
-
-def living(server: Server) -> set[str]:
-    """Names of the boxes that take work, as the gateway tells."""
-    answer = server.request("GET", "/health", headers={"Accept": "application/json"}).json()
-    return {worker["name"] for worker in answer["workers"] if worker["healthy"]}
-
-
-def is_cut_off(server: Server) -> bool:
-    """Whether a new request is told that there is no broker; one that is in flight waits for its deadline."""
-    body = {"items": [{"text": "x"}]}
-    return server.post("/v1/encode/fake/echo", body, x_request_timeout="0.5").status == 503
 
 
 def vector(answer: Answer, at: int = 0) -> Any:
@@ -98,7 +85,7 @@ def test_an_error_of_a_box_is_told_as_a_server_tells_it(near: Server) -> None:
 
 def test_a_deadline_passes_while_a_box_works_and_the_box_gives_up(near: Server, tmp_path: Path) -> None:
     with holding(tmp_path) as hold:
-        answer = near.post("/v1/encode/fake/echo", _held(hold), x_request_timeout="0.5")
+        answer = near.post("/v1/encode/fake/echo", held(hold), x_request_timeout="0.5")
         assert answer.status in (503, 504) and answer.json()["detail"]["code"] == "DEADLINE_EXCEEDED"
     assert serves(near)
 
@@ -137,18 +124,14 @@ def test_bytes_of_strangers_harm_nobody(near: Server, one_broker: Broker, boxes:
     assert living(near) == {"a", "b"}
 
 
-def _held(hold: Path, text: str = "x") -> dict[str, Any]:
-    return {"items": [{"text": f"#hold {hold} {text}"}]}
-
-
 def test_a_killed_box_costs_no_request(near: Server, boxes: tuple[Box, Box], tmp_path: Path) -> None:
     """Each box holds a request when box a dies: both are answered, the one of box a by box b."""
     with holding(tmp_path) as hold, ThreadPoolExecutor(4) as pool:
         asked = [
-            pool.submit(near.post, "/v1/encode/fake/echo", _held(hold, f"{at}"), x_request_id=f"held-{at}")
+            pool.submit(near.post, "/v1/encode/fake/echo", held(hold, f"{at}"), x_request_id=f"held-{at}")
             for at in range(4)
         ]
-        wait_until(lambda: _waiting(near) >= 4, what="requests at boxes")
+        wait_until(lambda: in_flight(near) >= 4, what="requests at boxes")
         assert boxes[0].end(signal.SIGKILL) == -signal.SIGKILL
         wait_until(lambda: living(near) == {"b"}, what="the death of box a")
         hold.unlink()
@@ -158,10 +141,6 @@ def test_a_killed_box_costs_no_request(near: Server, boxes: tuple[Box, Box], tmp
         assert np.allclose(vector(answer), vector_of(f"#hold {hold} {at}", 16), atol=1e-6)
     boxes[0].start_bridge()
     wait_until(lambda: living(near) == {"a", "b"}, what="the next life of box a")
-
-
-def _waiting(server: Server) -> float:
-    return server.metric("penstock_requests_in_flight")
 
 
 def test_boxes_die_and_leave_under_load_and_every_answer_is_right(
@@ -198,8 +177,8 @@ def test_requests_in_flight_outlive_the_broker_and_new_ones_are_told_to_come_aga
     near: Server, one_broker: Broker, tmp_path: Path
 ) -> None:
     with holding(tmp_path) as hold, ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(near.post, "/v1/encode/fake/echo", _held(hold, f"{at}")) for at in range(2)]
-        wait_until(lambda: _waiting(near) >= 2, what="requests at boxes")
+        asked = [pool.submit(near.post, "/v1/encode/fake/echo", held(hold, f"{at}")) for at in range(2)]
+        wait_until(lambda: in_flight(near) >= 2, what="requests at boxes")
         one_broker.kill()
         wait_until(lambda: is_cut_off(near), what="the loss of the broker")
         refused = near.encode("fake/echo", ["x"])
@@ -219,8 +198,8 @@ def test_work_of_a_killed_gateway_ends_at_the_boxes(
     with gateway(place / "second", [one_broker.url]) as second, holding(tmp_path) as hold:
         wait_until(lambda: serves(second), what="a second gateway")
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(second.post, "/v1/encode/fake/echo", _held(hold))
-            wait_until(lambda: _waiting(second) >= 1, what="a request at a box")
+            asked = pool.submit(second.post, "/v1/encode/fake/echo", held(hold))
+            wait_until(lambda: in_flight(second) >= 1, what="a request at a box")
             second.kill_all_processes()
             assert asked.exception() is not None
         wait_until(lambda: any("gave up 1 item" in each.log for each in boxes), what="the end of its work")

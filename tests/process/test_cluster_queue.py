@@ -16,10 +16,9 @@ from nats.js.api import StorageType, StreamConfig
 
 from tests.fakes.holding import holding
 from tests.harness.broker import PATIENCE_S, Broker, broker
-from tests.harness.cluster import Box, box, gateway, serves
+from tests.harness.cluster import Box, box, gateway, gateway_over, held, in_flight, is_cut_off, living, serves
 from tests.harness.load import Load
 from tests.harness.server import Server, wait_until
-from tests.process.test_cluster_direct import _held, _waiting, is_cut_off, living
 
 STREAM = "WORK_POOL_default"
 
@@ -48,9 +47,8 @@ def boxes(place: Path, one_broker: Broker) -> Iterator[tuple[Box, Box]]:
 
 @pytest.fixture(scope="module")
 def near(place: Path, one_broker: Broker, boxes: tuple[Box, Box]) -> Iterator[Server]:
-    with gateway(place / "near", [one_broker.url], {"cluster.lane": "auto"}) as server:
-        wait_until(lambda: serves(server), what="the first answer of a box")
-        wait_until(lambda: living(server) == {"a", "b"}, what="both boxes")
+    settings = {"cluster.lane": "auto"}
+    with gateway_over(place / "near", [one_broker.url], {"a", "b"}, settings) as server:
         yield server
 
 
@@ -100,8 +98,8 @@ def test_a_killed_box_gives_its_items_to_another(
     near: Server, boxes: tuple[Box, Box], tmp_path: Path
 ) -> None:
     with holding(tmp_path) as hold, ThreadPoolExecutor(4) as pool:
-        requests = [pool.submit(near.post, "/v1/encode/fake/echo", _held(hold, f"{at}")) for at in range(4)]
-        wait_until(lambda: _waiting(near) >= 4, what="requests at boxes")
+        requests = [pool.submit(near.post, "/v1/encode/fake/echo", held(hold, f"{at}")) for at in range(4)]
+        wait_until(lambda: in_flight(near) >= 4, what="requests at boxes")
         boxes[0].end(signal.SIGKILL)
         wait_until(lambda: living(near) == {"b"}, what="the death of box a")
         hold.unlink()
@@ -143,8 +141,8 @@ def test_a_queue_that_is_deleted_while_used_is_made_again(
 
 def test_a_broker_that_comes_back_empty_serves_on(near: Server, one_broker: Broker, tmp_path: Path) -> None:
     with holding(tmp_path) as hold, ThreadPoolExecutor(2) as pool:
-        requests = [pool.submit(near.post, "/v1/encode/fake/echo", _held(hold, f"{at}")) for at in range(2)]
-        wait_until(lambda: _waiting(near) >= 2, what="requests at boxes")
+        requests = [pool.submit(near.post, "/v1/encode/fake/echo", held(hold, f"{at}")) for at in range(2)]
+        wait_until(lambda: in_flight(near) >= 2, what="requests at boxes")
         one_broker.kill()
         wait_until(lambda: is_cut_off(near), what="the loss of the broker")
         hold.unlink()

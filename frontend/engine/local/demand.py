@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from frontend.engine.interface import Wanted, always
+from frontend.engine.interface import Wanted, always, why_failed
 from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.workers import Workers
@@ -276,7 +276,7 @@ class Demand:
         await self._workers.wait(done, deadline_ns)
         refusing = next((channel for channel in behind if refuses(channel)), None)
         if refusing is not None:
-            raise routing.why_failed(refusing.models[model])
+            raise why_failed(refusing.models[model])
 
     async def unload(self, model: str, wait: bool, deadline_ns: int) -> str:
         """Unload a model from every worker; returns `available`, or `unloading` unless `wait`.

@@ -14,11 +14,10 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Sequence
 
+from frontend.engine.interface import why_failed
 from frontend.engine.local.channel import Channel
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import (
-    DependencyConflict,
-    ModelLoadFailed,
     ModelLoading,
     ModelNotLoaded,
     NoReplica,
@@ -236,15 +235,3 @@ def _loading(model: str, statuses: Sequence[ModelStatus]) -> ModelLoading:
         stage = f"{first.stage}, {done}" if first.stage else "the load waits for its turn"
     left = f", about {seconds} s left" if expected else ""
     return ModelLoading(f"Model '{model}' is loading: {stage}{left}", retry_after_s=seconds)
-
-
-def why_failed(status: ModelStatus) -> PenstockError:
-    """The failure of a load, as the worker reports it."""
-    if status.error_class == "DEPENDENCY":
-        return DependencyConflict(status.error_message, compatible_bundles=[])
-    return ModelLoadFailed(
-        status.error_message,
-        error_class=status.error_class,
-        attempts=status.attempts,
-        permanent=status.permanent,
-    )

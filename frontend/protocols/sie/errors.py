@@ -12,6 +12,7 @@ import falcon
 import msgspec
 from msgspec import Meta
 
+from frontend.engine.boxes import BUNDLE
 from ipc.errors import PenstockError
 
 _TABLE: dict[str, tuple[int, str]] = {
@@ -71,9 +72,9 @@ class ErrorResponse(msgspec.Struct):
     """An error; on unknown paths and wrong methods `detail` is a text."""
 
     detail: Annotated[ErrorDetail | str, Meta(description="What went wrong.")]
-    message: Annotated[str | msgspec.UnsetType, Meta(description="Of a gateway: what is said.")] = (
-        msgspec.UNSET
-    )
+    message: Annotated[
+        str | msgspec.UnsetType, Meta(description="Of a gateway: the text of the error once more.")
+    ] = msgspec.UNSET
     status: Annotated[
         Literal["provisioning"] | msgspec.UnsetType, Meta(description="Of a gateway: no box is there yet.")
     ] = msgspec.UNSET
@@ -147,9 +148,8 @@ def provisioning(error: PenstockError, gpu: str) -> dict[str, Any]:
     return {
         "status": "provisioning",
         "gpu": gpu,
-        "bundle": "default",
+        "bundle": BUNDLE,
         "estimated_wait_s": int(error.retry_after_s or 0),
-        "message": error.message,
     }
 
 
