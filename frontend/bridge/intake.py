@@ -5,8 +5,8 @@
    same life never runs an item twice.
 3. The local engine runs the work, with its own rule of retries. The result leaves, and is kept until the gateway says
    that it has the result, at most `keep_results_s` and `keep_result_bytes`.
-4. Work of a gateway that has been silent for `gateway_silence_s` is cancelled, and what it sends late is dropped.
-5. An item that nobody waits for any more is remembered for `DROPPED_S`: its copy may still be on the way.
+4. Work of a gateway that has been silent for `gateway_silence_s` is cancelled, and its late items are dropped.
+5. The id of an item that its gateway dropped is remembered for `DROPPED_S`: a copy of the item may still arrive.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Running:
 
 @dataclass(slots=True)
 class Silence:
-    """When a gateway was last heard, in CLOCK_MONOTONIC nanoseconds, and what it has here."""
+    """When a gateway was last heard, in CLOCK_MONOTONIC nanoseconds, and the ids of its items at this box."""
 
     heard_ns: int
     items: set[str] = field(default_factory=set)

@@ -1,6 +1,6 @@
 """The boxes of a cluster as one gateway hears of them: signs of life, deaths, and how much work is on its way to each.
 
-1. Every sign of life names the box, the life, its pool and its room. Another life of the same box ends the life before.
+1. Every sign of life names the box, the life, its pool and its room. A new life of a box ends the life before.
 2. `tick` finds the boxes that have been silent for too long. Time in which this gateway heard nobody, because it stood
    still or had no broker, is no silence of a box: `pardon` begins all silences anew.
 3. A dead box stays known for `SHOWN_S`, for pages.

@@ -1,9 +1,9 @@
 """The bucket of the models of all boxes: how a bridge writes its rows, and how a gateway follows all of them.
 
-1. Every write is a message on a subject of its own, which a gateway hears as it is written. So rows arrive within a
-   millisecond, and also while no broker keeps them.
-2. After every connect, and each `READ_EVERY_S`, a gateway reads the whole bucket: messages may have been lost
-   meanwhile, deletions too.
+1. Every write is a message on a subject of its own, which a gateway hears at once. So rows arrive within a
+   millisecond, and also while no broker keeps the bucket.
+2. After every connect, and each `READ_EVERY_S`, a gateway reads the whole bucket: messages about rows, also about
+   removed ones, may have been lost meanwhile.
 3. A bridge whose bucket is gone makes the bucket again and writes all rows.
 """
 
@@ -83,7 +83,7 @@ class Follower:
                 wait_s = READ_EVERY_S if await self._read_all() else TRY_AGAIN_S
 
     async def _read_all(self) -> bool:
-        """Read everything once; returns whether that succeeded. A missing bucket is an empty one."""
+        """Read the whole bucket once; returns whether that succeeded. A missing bucket leaves the known rows alone."""
         self._live, rows = {}, dict[str, Row]()
         try:
             bucket = await self._broker.client.jetstream(timeout=TIMEOUT_S).key_value(self._names.models)
@@ -99,12 +99,13 @@ class Follower:
             finally:
                 await watcher.stop()  # type: ignore[no-untyped-call]
         except BucketNotFoundError:
+            self._seldom.over(_UNREADABLE)
             return True
         except LOST as error:
             self._seldom.warning(_UNREADABLE, repr(error))
             return False
         self._seldom.over(_UNREADABLE)
-        # What was written meanwhile is newer than what was read.
+        # Rows that were heard during the reading are newer than the rows that were read.
         for key, row in self._live.items():
             if row is None:
                 rows.pop(key, None)
@@ -125,10 +126,10 @@ class Writer:
         self._seldom = Seldom(log)
 
     async def write(self, rows: dict[str, Row], *, again: str = "") -> bool:
-        """Have the bucket hold `rows` by key and no others of this box; returns whether the bucket does.
+        """Have the bucket hold `rows` by key and no other rows of this box; returns whether the bucket does.
 
-        A row that has not changed is not written, but for the key `again`. Without a bucket the rows are only told to
-        the gateways that listen.
+        Rows that have not changed are not written, except the row of the key `again`. Without a bucket the rows only
+        reach gateways that listen now.
         """
         data = {key: encode(row) for key, row in rows.items()}
         try:
@@ -154,7 +155,7 @@ class Writer:
     async def _put(self, bucket: KeyValue, key: str, value: bytes) -> None:
         revision = await bucket.put(key, value)
         if revision <= self._revision:
-            # Another bucket of that name: rows of before are not in there.
+            # The bucket was made anew under its name, without the rows that were written before.
             self._written, self._revision = {}, revision
             raise TimeoutError("the bucket has been made anew")
         self._revision = revision

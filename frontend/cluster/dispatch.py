@@ -2,8 +2,8 @@
 
 1. `begin` gives an item to the queue, or directly to a box that has the model. The gateway holds the item.
 2. A box claims what came to it. From then on the box has the item, and its death gives the item to another box.
-3. Who is silent about an item for `ask_after_s` is asked; so is every box after a reconnect, since a result that passes
-   a dying broker is lost without a word. A box that says the item is missing loses the item to another one.
+3. The gateway asks a box that is silent about an item for `ask_after_s`, and every box after a reconnect, since a
+   result that passes a dying broker is lost without a word. If a box says that it lacks an item, another box gets it.
 4. The first answer counts. Later ones are counted and dropped. Boxes whose answer nobody needs are told so.
 
 An item that lost two boxes is not given to a third: the input may be what kills them.
@@ -37,10 +37,10 @@ BUSY = frozenset(
 class Held:
     """One item of this gateway.
 
-    `queued`: published in the queue; `delivered`: some box has pulled the item from there. `boxes` are lives that have
-    or were sent the item, `claimed` those that said so, `tried` lives that refused the item. `acks`: by life,
-    the subject that returns the delivery of a claimed item to the queue. `heard_ns`: when something was last known of
-    the item. `stranded_ns`: since when no box takes the item, 0 while one has it.
+    `queued`: the item was published in the queue; `delivered`: some box has pulled the item from there. `boxes` are
+    lives that the item was sent to or that claimed it, `claimed` the lives that claimed it, `tried` the lives that
+    refused it. `acks`: by life, the subject that returns the delivery of a claimed item to the queue. `heard_ns`: time
+    of the last message about the item. `stranded_ns`: since when no box takes the item, 0 while a box has it.
     """
 
     id: str
@@ -124,12 +124,12 @@ class Dispatch:
             self._wait_or_fail(held, error)
 
     def end(self, held: Held) -> None:
-        """Nobody waits for the item any more: boxes that still have the item are told to drop it."""
+        """The request no longer waits for the item: tell boxes that still have the item to drop it."""
         if self.items.pop(held.id, None) is None:
             return
         lives = set(held.boxes)
         if held.queued and not held.delivered:
-            # A box may pull it yet.
+            # Any box may still pull the item from the queue.
             lives |= {box.life for box in self._boxes if box.alive}
         for life in lives:
             self._forget(life, held)
@@ -147,7 +147,7 @@ class Dispatch:
         box.items.add(held.id)
 
     def leave_queue(self, reason: str) -> None:
-        """The queue has trouble: what no box has claimed goes directly to a box."""
+        """The queue has trouble: send items that no box has claimed directly to boxes."""
         for held in list(self.items.values()):
             if held.queued and not held.boxes and not held.future.done():
                 self._again(held, reason)
@@ -164,7 +164,7 @@ class Dispatch:
             self._wait_or_fail(held, error)
 
     def _wait_or_fail(self, held: Held, error: PenstockError) -> None:
-        """No box takes an item that lost its box: another life of a box may come. A refusal of a box is final."""
+        """No box takes the item: wait for a box that may begin. Fail after `wait_s`, or at once after a refusal."""
         now_ns = self._now_ns()
         held.stranded_ns = held.stranded_ns or now_ns
         if held.refusal is None and now_ns - held.stranded_ns < self._wait_ns:
@@ -177,7 +177,7 @@ class Dispatch:
             held.future.set_exception(error)
 
     def claims(self, claims: Claims) -> None:
-        """A box says what it has."""
+        """A box has these items."""
         box = self._boxes.by_life.get(claims.life)
         if box is None or box.name != claims.box:
             self.counts["dropped", "unknown box"] += 1
@@ -227,7 +227,7 @@ class Dispatch:
         held.future.set_result((result, outcome))
 
     def got(self, life: str, item: str) -> None:
-        """This gateway has all that it needs of an answer."""
+        """Tell a life that this gateway has the whole answer to an item, so that the box forgets the answer."""
         self._later(self._got, life, item)
 
     def retake(self, held: Held, error: PenstockError) -> None:
@@ -304,7 +304,7 @@ class Dispatch:
         self.tick()
 
     def tick(self) -> None:
-        """Some time has passed: ask boxes that are silent about an item."""
+        """Ask boxes that have been silent about an item for too long; call this often."""
         now_ns, asked = self._now_ns(), dict[str, list[str]]()
         for held in list(self.items.values()):
             silent_ns = now_ns - held.heard_ns
@@ -323,7 +323,7 @@ class Dispatch:
             self._tell(life, Ask, items)
 
     def _leave_if_roomy(self, held: Held) -> None:
-        """An old item of the queue goes directly to a box that has room: whoever pulls may not have its model."""
+        """Send an old item of the queue directly to a box that has room: boxes that pull may not have its model."""
         box = self._choose(held.model, held.tried)
         if box is not None and box.room_s > 0:
             self._again(held, "old")
@@ -339,7 +339,7 @@ class Dispatch:
             return
 
     def _later(self, ids: dict[str, list[str]], life: str, item: str) -> None:
-        """Words of one turn of the loop leave together."""
+        """Note the id of an item for a life: the notes of one turn of the event loop leave in one message."""
         if not self._got and not self._dropped:
             asyncio.get_running_loop().call_soon(self._say)
         ids.setdefault(life, []).append(item)

@@ -92,13 +92,13 @@ async def made(client: Client, names: Names, cluster: Cluster) -> None:
 
 
 class Maker:
-    """Makes stream and consumer again whenever asked, one attempt at a time, until that succeeds."""
+    """Makes stream and consumer again after each call of `again`, one attempt at a time, until an attempt succeeds."""
 
     def __init__(self, broker: Broker, names: Names, cluster: Cluster) -> None:
         self._broker, self._names, self._cluster = broker, names, cluster
         self._wanted, self._seldom = asyncio.Event(), Seldom(log)
         self.there = False
-        """Whether stream and consumer were there when somebody looked last."""
+        """Whether the last attempt made stream and consumer, and nobody has missed either since."""
         self.on_there: Callable[[], None] = lambda: None
 
     def again(self) -> None:
@@ -107,7 +107,7 @@ class Maker:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Make for ever."""
+        """Wait for `again` and make stream and consumer, for ever."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -135,7 +135,7 @@ class Lane:
         self._unconfirmed: dict[str, int] = {}
         self._down_until_ns, self._down_s = 0, DOWN_S
         self.on_trouble: Callable[[str], None] = lambda reason: None
-        """Told of trouble by its name: every item without a claim should go directly."""
+        """Called with the name of each trouble: items that no box has claimed should go directly to boxes."""
         self.troubles = 0
 
     @property
@@ -162,7 +162,7 @@ class Lane:
             self._down_s = DOWN_S
 
     def lost(self) -> None:
-        """The broker is away, and streams in memory may be gone with it."""
+        """The broker is away, and its streams in memory may be gone."""
         self._maker.there = False
         self.trouble("lost")
 
@@ -177,7 +177,7 @@ class Lane:
         self.on_trouble(reason)
 
     def tick(self) -> None:
-        """Some time has passed."""
+        """Find out whether the oldest item without a confirmation is too old; call this often."""
         oldest_ns = next(iter(self._unconfirmed.values()), 0)
         if oldest_ns and self._now_ns() - oldest_ns > self._confirm_ns:
             self.trouble("unconfirmed")

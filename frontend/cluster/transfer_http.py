@@ -1,6 +1,6 @@
 """Large bytes by HTTP/1.1 straight from host to host, where `cluster.transfer_bind` is set.
 
-1. `Listener` answers `GET /SECRET` with the bytes of an offer, once for each peer. Everything else is the same 404.
+1. `Listener` answers `GET /SECRET` with the bytes of an offer, once for each peer, and any other request with 404.
 2. `Getter` keeps connections. An address that cannot be reached is left alone for `SHUN_S`; the bytes come in chunks
    through the brokers then (`transfers`).
 
@@ -64,7 +64,7 @@ class Listener:
         """HOST:PORT for other hosts, empty without a listener."""
 
     async def start(self) -> None:
-        """Listen, if the settings name an address. An address that is taken leaves the bytes to the brokers."""
+        """Listen, if the settings name an address. If another program has the address, brokers carry the bytes."""
         bind = host_and_port(self._cluster.transfer_bind)
         if bind is None:
             return
@@ -95,7 +95,7 @@ class Listener:
                     return
                 wait_s = IDLE_S
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, OSError):
-            # The client has gone, is too slow, or speaks something else: nothing waits until the client takes the rest.
+            # The client has gone, is too slow, or speaks no HTTP: drop the bytes that it has not taken.
             writer.transport.abort()
         finally:
             self._open.discard(writer)
@@ -140,7 +140,7 @@ class Getter:
         return sum(map(len, self._idle.values()))
 
     async def get(self, offer: Offer) -> bytes | None:
-        """The bytes of an offer, unchecked; None if they do not come this way."""
+        """The bytes of an offer, without a check of the digest; None if HTTP does not bring the bytes."""
         where = host_and_port(offer.address)
         if where is None or self._shunned.get(offer.address, 0.0) > time.monotonic():
             return None

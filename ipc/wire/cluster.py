@@ -47,7 +47,7 @@ class OtherVersion(ProtocolError):
 
 
 class Offer(msgspec.Struct, array_like=True, frozen=True):
-    """Bytes too large for a message: who has `secret` may take them from whoever sent this offer.
+    """Bytes too large for a message: a process that has `secret` may take them from the sender of this offer.
 
     `digest` is BLAKE2b-256 of the `nbytes` bytes. `address` (HOST:PORT) answers by HTTP; empty: chunks alone.
     """

@@ -38,7 +38,7 @@ def token_of(model: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of the cluster `cluster`; without a name of its own nothing stands before them, as at SIE's gateway."""
+    """Names of the cluster `cluster`. A cluster without a name has the names of SIE's gateway, without a prefix."""
 
     cluster: str = ""
 
