@@ -73,7 +73,8 @@ def test_brokers_that_fail_by_turns_are_written_once_each(caplog: pytest.LogCapt
         for _ in range(3):
             for port in (1, 2):
                 await end._failed(OSError(f"port {port} refuses"))
-        assert caplog.messages == ["brokers: port 1 refuses", "brokers: port 2 refuses"]
+        lines = [line for line in caplog.messages if line.startswith("brokers: ")]
+        assert lines == ["brokers: port 1 refuses", "brokers: port 2 refuses"]
         await end._connected()
         await end._failed(OSError("port 1 refuses"))
         assert caplog.messages.count("brokers: port 1 refuses") == 2

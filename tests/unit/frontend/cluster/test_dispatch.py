@@ -475,12 +475,15 @@ def test_the_refusal_of_a_box_that_leaves_is_not_final() -> None:
 
 
 def test_a_box_that_joins_dies_or_comes_back_is_written_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    def lines() -> list[str]:
+        return [record.message for record in caplog.records if record.name == "frontend.cluster.boxes"]
+
+    caplog.set_level("INFO", "frontend.cluster.boxes")
     stage = Stage("a")
     stage.pass_s(1.0, "a1")
-    assert caplog.messages == ["box a has joined, life a1"]
+    assert lines() == ["box a has joined, life a1"]
     stage.pass_s(3.0)
-    assert len(caplog.messages) == 2 and caplog.messages[1].startswith("box a, life a1, has been silent for")
+    assert len(lines()) == 2 and lines()[1].startswith("box a, life a1, has been silent for")
     stage.pass_s(1.0, "a1")
     stage.pass_s(1.0, "a2")
-    assert caplog.messages[2:] == ["box a is heard again, life a1", "box a has joined, life a2"]
+    assert lines()[2:] == ["box a is heard again, life a1", "box a has joined, life a2"]
