@@ -458,8 +458,8 @@ def serving(
     """A ready server; afterwards it is stopped, its log has no stack, and nothing may be left (unless `leftovers`).
 
     With `named`, `penstock serve` starts `models` and what these names mean, such as directories.
-    Without `workers` only frontends start, which costs a third: for tests of what no worker takes part in. Workers that
-    are not `supervised` are started as by systemd, and cost little, as they are forked: for tests that end no worker.
+    Without `workers` only frontends start, which costs half: for tests of what no worker takes part in. Workers that
+    are not `supervised` are started as by systemd: for tests that end no worker.
     A start may take `ready_s`. With `fresh` every process is executed anew as in production, which costs four processor
     seconds: for tests of the start itself, of memory, and of what the environment or descriptors of a process tell.
     """
