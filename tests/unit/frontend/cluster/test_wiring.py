@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from frontend.bridge import bridge as bridges
 from frontend.bridge.bridge import Bridge
 from frontend.bridge.intake import WORKING
 from frontend.cluster.broker import Broker
@@ -26,7 +28,7 @@ from ipc.wire.cluster import (
     encode,
     read_from_box,
 )
-from ipc.wire.messages import EncodeCall, InputItem, Work
+from ipc.wire.messages import Credits, EncodeCall, InputItem, Work
 from tests.harness.server import eventually
 
 ROUTER = "r0uter"
@@ -62,8 +64,8 @@ class Holding:
         await asyncio.Event().wait()
 
 
-def bridge(**settings: Any) -> Bridge:
-    models = SimpleNamespace(workers=list, catalog=SimpleNamespace(sources=()), version=1)
+def bridge(workers: Callable[[], Any] = list, **settings: Any) -> Bridge:
+    models = SimpleNamespace(workers=workers, catalog=SimpleNamespace(sources=()), version=1)
     cluster = Cluster(urls=("nats://127.0.0.1:1",), box="a", **settings)
     one = Bridge(Settings(cluster=cluster), Holding(), models)  # type: ignore[arg-type]
     one.broker.up = True
@@ -100,6 +102,31 @@ def test_an_item_of_the_queue_is_claimed_with_the_subject_of_its_delivery(post: 
         (claims,) = [read_from_box(data) for subject, data in post.sent if subject.endswith(".words")]
         assert claims.ids == [f"{ROUTER}.1"] and claims.acks == ["$JS.ACK.1"]  # type: ignore[union-attr]
 
+    asyncio.run(scene())
+
+
+def test_a_bridge_asks_again_where_the_broker_speaks_no_more_of_what_was_asked(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        worker = SimpleNamespace(responsive=True, credits=Credits(1, 0, 1.0))
+        one, now_ns = bridge(lambda: [worker]), 10**12
+        one._puller._now_ns = lambda: now_ns
+        one._maker.there = True
+
+        async def turns() -> int:
+            """Requests for items after some turns of the bridge."""
+            for _ in range(4):
+                await asyncio.sleep(0)
+            return sum(subject.startswith("$JS.API.CONSUMER.MSG.NEXT.") for subject, _ in post.sent)
+
+        ticking = asyncio.create_task(one._tick())
+        assert [await turns(), await turns()] == [1, 1]
+        now_ns += 2 * 10**9
+        assert await turns() == 2
+        ticking.cancel()
+
+    monkeypatch.setattr(bridges, "TICK_S", 0)
     asyncio.run(scene())
 
 
