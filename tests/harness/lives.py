@@ -54,7 +54,7 @@ _PLACES = "TEST_NURSERIES"
 
 @functools.cache
 def _directory() -> Path:
-    """Where the nurseries of this process listen, or of the test process that has started this one."""
+    """Where the nurseries of this process listen, or of the test process that has started this one; they remove it."""
     return Path(os.environ.get(_PLACES) or tempfile.mkdtemp(prefix="penstock-nurseries-"))
 
 
@@ -67,15 +67,14 @@ def _nursery(name: str) -> Path:
         environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **QUIET}
         process = start(path, FRONTENDS if name == "frontends" else WORKERS, environment)
         accounting.follow(process.pid)
-        atexit.register(_close, process, path)
+        atexit.register(_close, process)
     return path
 
 
-def _close(process: subprocess.Popen[bytes], path: Path) -> None:
+def _close(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     process.stdin.close()
     process.wait(PATIENCE_S)
-    path.unlink(missing_ok=True)
 
 
 def arbiter(arguments: Sequence[str], environment: Mapping[str, str], output: int, mark: str) -> Forked:

@@ -8,8 +8,9 @@ forks as often as it is asked on its socket, by any process that knows the path 
    the module as `python -m` does. The nursery answers with the pid.
 3. When the child has ended, the nursery answers with its exit code, and counts its processor time among its own.
 
-A nursery ends when its standard input does, with the process that has started it. `Forked` is the client of one
-process, with the methods of `subprocess.Popen`.
+A nursery ends when its standard input does, with the process that has started it. What still runs then is killed, and
+the arenas of these servers go, as nobody else is left who would remove them. `Forked` is the client of one process,
+with the methods of `subprocess.Popen`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +37,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ipc.processes.liveness import is_held
+
 MAX_ORDER_BYTES = 1 << 17
 MAX_DESCRIPTORS = 8
+KILLED_S = 20.0
+"""How long a killed process may take to let its arenas go."""
 LIFE = "--life-fd"
 """The argument in front of the number of an inherited descriptor."""
 
@@ -121,6 +127,8 @@ class Nursery:
         """By descriptor, those that have not sent their order."""
         self._children: dict[int, socket.socket] = {}
         """Who waits for the end of a child, by pid."""
+        self._arenas: dict[int, tuple[str, str]] = {}
+        """Directory and names of the arenas of a child's server, by the child's pid."""
         self._marked: defaultdict[str, list[int]] = defaultdict(list)
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
@@ -137,8 +145,7 @@ class Nursery:
         while True:
             for fd, _ in self._poll.poll():
                 if fd == sys.stdin.fileno():
-                    for pid in self._children:
-                        os.kill(pid, signal.SIGKILL)
+                    self._kill_all()
                     return None
                 if fd == self._listener.fileno():
                     self._accept()
@@ -169,6 +176,7 @@ class Nursery:
         for fd in descriptors:
             os.close(fd)
         self._children[pid] = client
+        self._arenas[pid] = _arenas_of(asked["environment"])
         self._marked[asked["mark"]].append(pid)
         _tell(client, pid)
         return None
@@ -187,8 +195,35 @@ class Nursery:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 client = self._children.pop(ended[0])
+                del self._arenas[ended[0]]
                 _tell(client, os.waitstatus_to_exitcode(ended[1]))
                 client.close()
+
+    def _kill_all(self) -> None:
+        """Kill every child with its session, and remove what their servers leave in shared memory."""
+        for pid in self._children:
+            # NOTE: a child that was forked just now leads no group yet.
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError):
+                    kill(pid, signal.SIGKILL)
+        places, until_s = set(filter(all, self._arenas.values())), time.monotonic() + KILLED_S
+        while _unlink_free(places) and time.monotonic() < until_s:
+            time.sleep(0.01)
+
+
+def _arenas_of(environment: Mapping[str, str]) -> tuple[str, str]:
+    """Directory of a server's arenas and the pattern of their names, both empty for a process of no server."""
+    directory, instance = (environment.get(f"PENSTOCK_RUN__{name}", "") for name in ("SHM_DIR", "INSTANCE"))
+    return (directory, f"penstock.{instance}.*") if directory and instance else ("", "")
+
+
+def _unlink_free(places: set[tuple[str, str]]) -> int:
+    """Remove the arenas that no process holds; how many are held."""
+    arenas = [arena for directory, pattern in places for arena in Path(directory).glob(pattern)]
+    for arena in arenas:
+        if not is_held(arena):
+            arena.unlink(missing_ok=True)
+    return sum(arena.exists() for arena in arenas)
 
 
 def _tell(client: socket.socket, *numbers: int) -> None:
@@ -266,6 +301,10 @@ def main(path: str, *modules: str) -> None:
     rest = nursery.run()
     if rest is not None:
         _end(rest)
+    Path(path).unlink()
+    with contextlib.suppress(OSError):
+        # The nursery that ends last removes the directory.
+        Path(path).parent.rmdir()
 
 
 if __name__ == "__main__":
