@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.harness.server import ROOT, Server, alive, make_server, wait_until
+from tests.harness.server import ROOT, Server, alive, make_server, serving, wait_until
 
 SETTINGS = {"queue.max_wait_s": 120, "limits.load_wait_s": 60}
 
@@ -129,22 +129,10 @@ def gateway(
 ) -> Iterator[Server]:
     """A gateway that accepts requests; afterwards nothing of it is left."""
     place.mkdir(parents=True, exist_ok=True)
-    urls = ",".join(brokers)
-    chosen = {"server.engine": "cluster", "cluster.urls": urls, **SETTINGS, **(settings or {})}
-    server = make_server(place, (), chosen)
-    server.environment |= {"PENSTOCK_SUPERVISE": "0"}
-    server.start()
-    try:
-        server.wait_ready()
+    chosen = {"server.engine": "cluster", "cluster.urls": ",".join(brokers), **SETTINGS, **(settings or {})}
+    with serving(place, (), chosen, workers=False, fresh=True) as server:
         yield server
         assert server.stop() == 0
-        server.assert_no_stack()
-        server.assert_nothing_left()
-    except BaseException:
-        sys.stderr.write(f"\nlast lines of the gateway:\n{server.log[-6000:]}\n")
-        raise
-    finally:
-        server.kill_everything()
 
 
 @contextlib.contextmanager
