@@ -22,8 +22,8 @@ async def _kept(url: str, replicas: int) -> bytes:
         )
         await stream.publish("work.one", b"item")
         puller = await stream.pull_subscribe("work.>", durable="puller")
-        (message,) = await puller.fetch(1, timeout=10)
-        await message.ack_sync(timeout=10)
+        (message,) = await puller.fetch(1, timeout=PATIENCE_S)
+        await message.ack_sync(timeout=PATIENCE_S)
         return message.data
     finally:
         await client.close()
@@ -58,7 +58,7 @@ def test_three_brokers_keep_a_message_after_the_death_of_one(tmp_path: Path) -> 
                 return False
             return True
 
-        await eventually(has_quorum, "a quorum of brokers", 30)
+        await eventually(has_quorum, "a quorum of brokers")
         await first.close()
         assert await _kept(members[1].url, replicas=3) == b"item"
 
