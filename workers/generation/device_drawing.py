@@ -23,15 +23,13 @@ from numpy.typing import NDArray
 from ipc.wire.messages import Sampling
 from ipc.wire.streams import TokenLogprob
 from workers.device.transfer import fetched, sent
-from workers.generation.drawing import STRETCH, draw_filtered, filters_of
+from workers.generation.drawing import LEAST, STRETCH, draw_filtered, filters_of
 from workers.generation.flights import Reading
 from workers.generation.sampling import BatchedSampler, State, check_finite, highest_of
 from workers.generation.scheduler import Sequence as Choice
 
 _LOOK, _WIDEST_LOOK = 128, 1024
 """Tokens of a row that are sorted, and the most with a large `top_k`."""
-_LEAST = float(np.finfo(np.float32).tiny)
-"""As in `drawing`: no filter keeps a token below this probability."""
 
 
 class Missing(NamedTuple):
@@ -182,7 +180,7 @@ def _draw_filtered(
     ids, order = found.indices.sort(1)
     values, order = found.values.gather(1, order).sort(dim=1, descending=True, stable=True)
     ids, near = ids.gather(1, order), values.double()
-    least = (near[:, :1] * min_p).clamp_(min=_LEAST)
+    least = (near[:, :1] * min_p).clamp_(min=LEAST)
     sums = near.cumsum(1)
     kept = (near > least) & (torch.arange(near.shape[1], device=device) < top_k)
     kept[:, 1:] &= sums[:, :-1] < top_p

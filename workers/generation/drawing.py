@@ -32,7 +32,7 @@ _LOOK, _WIDEST_LOOK = 128, 1024
 """Candidates of a row, and the most with a large `top_k`."""
 _LAYER_BITS = 16
 """Low bits of a float32 that do not count for its layer: the values of a layer differ by less than a hundredth."""
-_LEAST = float(np.finfo(np.float32).tiny)
+LEAST = float(np.finfo(np.float32).tiny)
 """No filter keeps a token below this probability."""
 
 Floats = NDArray[np.float64]
@@ -98,7 +98,7 @@ def draw_filtered(probabilities: torch.Tensor, samplings: Sequence[Sampling], un
     tokens = np.empty(len(uniforms), np.int64)
     width = probabilities.shape[1]
     highest = probabilities.unflatten(1, (-1, STRETCH)).amax(-1)
-    least = np.maximum(highest.amax(-1).cpu().numpy() * filters.min_p, _LEAST)
+    least = np.maximum(highest.amax(-1).cpu().numpy() * filters.min_p, LEAST)
     reached = floors_of(
         highest, np.where(filters.top_k < width, np.minimum(filters.top_k, _WIDEST_LOOK), _LOOK)
     )

@@ -30,7 +30,7 @@ from workers.device.transfer import sent
 from workers.generation.attention import PagedAttention, packed_pass
 from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
-from workers.generation.flights import Drawer, Entry, Flight, Masks, Reading, Sampler
+from workers.generation.flights import Drawer, Entry, Flight, Masks, Reading, Sampler, some_of
 from workers.generation.lora_rows import StepLoras, StepRows, rows_of
 from workers.generation.pictures.family import Picture
 from workers.generation.pictures.reading import PictureReader
@@ -120,7 +120,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        is_under_way = self._flight is not None and any(entry.is_live for entry in self._flight.entries)
+        is_under_way = self._flight is not None and bool(self._flight.live)
         return self._scheduler.can_go_on or bool(self._emitted) or is_under_way
 
     @property
@@ -174,6 +174,7 @@ class Engine:
                 self._scheduler.remove(sequence)
         if self._emitted:
             self._emitted = [emission for emission in self._emitted if emission.key != key]
+        self._forget_unwanted()
 
     def has_chosen(self, key: Hashable) -> bool:
         """Whether some choice of an open request has a token that was not there when the request came."""
@@ -184,6 +185,7 @@ class Engine:
         for sequence in self._by_key.get(key, ()):
             if not sequence.done:
                 self._scheduler.pause(sequence)
+        self._forget_unwanted()
 
     def resume(self, key: Hashable) -> None:
         """Go on with a request that was paused."""
@@ -211,8 +213,21 @@ class Engine:
             # NOTE: the tokens of prompts are told by logits whose memory the next step needs.
             if self._drawer is None or not ahead or any(self._flight.told.values()):
                 self._land_all()
+        self._forget_unwanted()
         emitted, self._emitted = self._emitted, []
         return emitted
+
+    def _forget_unwanted(self) -> None:
+        """Let go of a step under way that nobody wants, with its logits and requests, where no step follows soon.
+
+        A step that follows lands the one before, and lets go of it.
+        """
+        flight = self._flight
+        if flight is None or flight.live or self._scheduler.can_go_on:
+            return
+        if flight.is_masked:
+            self._masks.wait()
+        self._flight = None
 
     def _runs_ahead(self, sequence: Choice) -> bool:
         """Whether a sequence goes on behind a token that the host has not read."""
@@ -244,9 +259,9 @@ class Engine:
                 waiting = [at for at in waiting if self._waits(choosing[at], drawer)]
             ahead = sorted({*range(len(choosing))}.difference(waiting))
             if drawer is not None and ahead:
-                part = self._rows_of(logits, ahead, len(choosing))
+                part = some_of(logits, ahead, len(choosing))
                 drawn = drawer.draw(part, [choosing[at] for at in ahead])
-            kept = self._rows_of(logits, waiting, len(choosing))
+            kept = some_of(logits, waiting, len(choosing))
             if drawer is not None and kept.data_ptr() == logits.data_ptr():
                 # NOTE: the next captured step writes its logits to the same place.
                 kept = kept.clone()
@@ -256,23 +271,8 @@ class Engine:
             raise
         for span in spans:
             self._scheduler.launched(span)
-        return Flight(
-            entries,
-            [choosing[at] for at in ahead],
-            drawn,
-            [choosing[at] for at in waiting],
-            kept,
-            guided,
-            is_masked,
-            told,
-        )
-
-    @staticmethod
-    def _rows_of(logits: torch.Tensor, rows: list[int], count: int) -> torch.Tensor:
-        """Some of the first `count` rows of logits."""
-        if not rows or len(rows) == count:
-            return logits[: len(rows)]
-        return logits.index_select(0, sent(np.array(rows, np.int64), logits.device))
+        early, late = ([choosing[at] for at in some] for some in (ahead, waiting))
+        return Flight(entries, early, drawn, late, kept, guided, is_masked, told)
 
     def _begin_masks(self, flight: Flight) -> None:
         """Begin to fill the masks of a step, if this was not done at its launch."""
@@ -318,7 +318,7 @@ class Engine:
         if not rows:
             return read
         with flight.beside():
-            logits = self._rows_of(flight.logits, rows, len(flight.waiting))
+            logits = some_of(flight.logits, rows, len(flight.waiting))
             waiting = [flight.waiting[at] for at in rows]
             found = zip(waiting, self._sampler.sample(logits, waiting), strict=True)
             return Reading({**read.chosen, **dict(found)}, read.missed)

@@ -8,7 +8,7 @@ the step before has chosen: its ids come from a tensor of the device (`Unread`).
 2. An end is noticed when a step lands. The next step is under way then, and what it computes for the sequence is
    thrown away: `Entry.is_live` is false for a sequence whose steps were revoked since. The cache entry of the thrown
    token lies behind the sequence's landed tokens, in a block that no other sequence finds, and the block is written
-   again only by later steps.
+   again only by later steps. Where nobody wants the step under way and none follows, the engine forgets the step.
 3. A row whose token the device could not tell for certain is told when its step lands (`Drawn.read`).
 """
 
@@ -147,6 +147,13 @@ class Flight:
     def live(self) -> list[Entry]:
         """The entries whose outcome is wanted."""
         return [entry for entry in self.entries if entry.is_live]
+
+
+def some_of(logits: torch.Tensor, rows: Sequence[int], count: int) -> torch.Tensor:
+    """Logits [rows, columns] of some of the first `count` rows; of all of these without a copy."""
+    if not rows or len(rows) == count:
+        return logits[: len(rows)]
+    return logits.index_select(0, sent(np.array(rows, np.int64), logits.device))
 
 
 @functools.cache

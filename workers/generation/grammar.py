@@ -415,12 +415,14 @@ class MaskFiller:
         )
 
     def wait(self) -> None:
-        """Return when all masks are filled. Raises `GrammarFailed`."""
+        """Return when all masks are filled. Raises `GrammarFailed` for sequences that neither ended nor rest."""
         if self._filling is None:
             return
         filling, self._filling = self._filling, None
+        choices, self._choices = self._choices, []
         filling.result()
-        failed = {one: one.matcher.error for one in self._choices if isinstance(one.matcher, Guide)}
+        wanted = [one for one in choices if not (one.done or one.paused)]
+        failed = {one: one.matcher.error for one in wanted if isinstance(one.matcher, Guide)}
         failed = {sequence: reason for sequence, reason in failed.items() if reason}
         if failed:
             raise GrammarFailed(list(failed), next(iter(failed.values())))

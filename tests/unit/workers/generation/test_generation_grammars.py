@@ -509,5 +509,10 @@ def test_the_thread_fills_the_masks_of_all_sequences(known: Any) -> None:
     with pytest.raises(GrammarFailed) as caught:
         filler.wait()
     assert [sequence.request.key for sequence in caught.value.sequences] == ["1"]
+    for kept in ("done", "paused"):
+        setattr(choices[1], kept, True)
+        filler.begin(choices)
+        filler.wait()
+        setattr(choices[1], kept, False)
     assert guides[1].forced() == []
     filler.close()

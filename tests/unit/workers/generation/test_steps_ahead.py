@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -12,7 +13,15 @@ import torch
 from ipc.errors import InferenceFailed
 from ipc.settings import Generation
 from ipc.wire.messages import Sampling
-from tests.fakes.generating import BLOCK_TOKENS, Answers, Greedy, KeptOutput, engine_of, request_of
+from tests.fakes.generating import (
+    BLOCK_TOKENS,
+    Answers,
+    Greedy,
+    KeptOutput,
+    NotedMasks,
+    engine_of,
+    request_of,
+)
 from tests.fakes.replaying import ReplayedSteps, attention
 from tests.tiny import causal
 from workers.generation.building import runs_ahead
@@ -317,3 +326,49 @@ def test_the_setting_and_the_device_say_whether_steps_run_ahead(
     setting: Literal["auto", "always", "never"], kind: str, ahead: bool
 ) -> None:
     assert runs_ahead(Generation(run_ahead=setting), kind) is ahead
+
+
+class Free:
+    """A grammar that allows every token."""
+
+    def consume(self, token: int) -> bool:
+        return True
+
+    def forced(self) -> list[int]:
+        return []
+
+
+def held_by(engine: Engine) -> list[weakref.ref[torch.Tensor]]:
+    """What the step under way holds on the device."""
+    flight = engine._flight
+    assert flight is not None and flight.unread is not None
+    return [weakref.ref(flight.logits), weakref.ref(flight.unread.tokens)]
+
+
+@pytest.mark.parametrize("ending", ["cancel", "pause"])
+def test_a_step_that_nobody_wants_any_more_is_forgotten_once_its_masks_are_filled(ending: str) -> None:
+    engine = engine_of(causal.build("llama"), ahead=True, sampler=sampler())
+    engine.add(request_of("x", prompt_of(1), TOKENS, sampling=SAMPLINGS["greedy"]))
+    engine.add(request_of("guided", prompt_of(2), TOKENS, make_matcher=Free))
+    for _ in range(3):
+        engine.step()
+    held, masks = held_by(engine), engine._masks
+    assert isinstance(masks, NotedMasks) and masks.filling
+    for key in ("x", "guided"):
+        assert engine._flight is not None, "the guided request wants the step"
+        getattr(engine, ending)(key)
+    assert engine._flight is None and not masks.filling and not engine.has_work
+    assert [tensor() for tensor in held] == [None, None]
+
+
+def test_the_step_behind_the_last_end_is_forgotten() -> None:
+    engine = engine_of(causal.build("llama"), ahead=True, sampler=sampler())
+    engine.add(request_of("first", prompt_of(1), 4, sampling=SAMPLINGS["greedy"]))
+    stop = frozenset(Answers().run(engine).tokens["first", 0][3:])
+    answers, held = Answers(), list[weakref.ref[torch.Tensor]]()
+    engine.add(request_of("x", prompt_of(1), TOKENS, sampling=SAMPLINGS["greedy"], stop_ids=stop))
+    while engine.has_work:
+        answers.take(engine.step())
+        held = held_by(engine) if engine._flight is not None else held
+    assert held and answers.finishes["x", 0].reason == "stop" and engine._flight is None
+    assert [tensor() for tensor in held] == [None, None]
