@@ -3,13 +3,21 @@
 A model class of transformers needs the modules in `NEEDED`. These also import
 
 - scipy, for losses of detectors in training;
-- torch.distributed.tensor, for models that are spread over processes;
-- torch._dynamo and torch.nn.attention.flex_attention, with sympy, for functions that are meant to be compiled.
+- torch.distributed.tensor, for models that are spread over processes: a worker has one device;
+- torch._dynamo and torch.nn.attention.flex_attention, with sympy, for functions that are meant to be compiled: a
+  worker compiles nothing itself, and its attention is SDPA, eager or the engine's.
 
 `import_transformers` imports them without. transformers asks whether scipy, torch.distributed and flex attention are
-there, and is told that they are not. Afterwards scipy and flex attention are as before for all others.
-torch.distributed stays switched off for transformers, whose modules must agree on that. A name that a later version
-lacks is left alone, and costs its time again.
+there, and is told that they are not. Afterwards transformers finds scipy and flex attention again. Two things stay:
+
+1. transformers sees no torch.distributed, as its modules must agree on that.
+2. `transformers.masking_utils` has no masks for `flex_attention`, so a model cannot run with that implementation.
+
+torch itself is unchanged: programs of models may use torch.distributed, flex attention and torch.compile. On CUDA
+nothing of ours needs these modules either. Triton starts kernels, and torch.library calls operators, without a
+compiler; where torch.library marks functions for the compiler, the marks below take part. The names are the same from
+torch 2.11 to 2.13 and transformers 5.17 to 5.23. A name that another version lacks is left alone, and costs its time
+again; so does scipy where scikit-learn is installed beside transformers 5.17.
 
 For torch._dynamo stands `_Compiler` (`without_compiler`), also while a model is built: torch asks the compiler to leave
 functions alone that make weights without memory, and as long as there is no compiler they are left alone. What else is

@@ -274,15 +274,16 @@ def _agrees(model: Any, attention: PagedAttention, texts: list[_Text], tower: To
 
 def _are_near(model: Any, found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
     """Whether logits [tokens, vocabulary] of each text are those that the text has alone."""
-    # NOTE: quantised layers round their rows, so the least difference before a layer may become one of its roundings.
-    exact = model.dtype in _TOLERANCE and not getattr(model, "rounds_rows", False)
+    # NOTE: `QuantizedLinear.rounding` of the layers, for a model whose layers round their rows.
+    rounding = getattr(model, "rounding", 0.0)
+    exact = model.dtype in _TOLERANCE and not rounding
     difference = 0.0
     for one, other in zip(found, wanted, strict=True):
         rows = (one - other).abs().mean(-1) / other.abs().mean(-1)
         # NOTE: in half precision a single token may choose other experts.
         worst = float(rows.max() if exact else rows.mean())
         difference = worst if not worst <= difference else difference
-    tolerance = _TOLERANCE[model.dtype] if exact else _TOLERANCE_HALF
+    tolerance = max(_TOLERANCE.get(model.dtype, _TOLERANCE_HALF), rounding)
     if not difference <= tolerance:
         log.info("%s: packed steps differ by %.2g of the logits", type(model).__name__, difference)
     return difference <= tolerance

@@ -144,9 +144,9 @@ class Loader:
     def _quantized(self, entry: ModelEntry) -> ModelEntry:
         """An entry of a model that generates text says itself how the settings quantise its weights."""
         precision = self._settings.worker.precision
-        if entry.precision or precision not in QUANTIZED or entry.adapter not in BUILT_IN or entry.error:
+        if entry.adapter != CAUSAL or entry.precision or entry.error or precision not in QUANTIZED:
             return entry
-        return msgspec.structs.replace(entry, precision=precision) if entry.adapter == CAUSAL else entry
+        return msgspec.structs.replace(entry, precision=precision)
 
     def _build(
         self, entry: ModelEntry, directory: Path, dtype: torch.dtype, progress: Progress, proof: Proof

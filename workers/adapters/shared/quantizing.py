@@ -92,7 +92,7 @@ class Quantizer:
             raise ValueError(
                 f"precision: {self.kind}: {type(model).__name__} has no linear layers that can be quantised"
             )
-        model.rounds_rows = True
+        model.rounding = max(layer.rounding for layer in layers)
         held = sum(quantized_bytes(layer) for layer in layers)
         rest = sum(weight.nbytes for weight in model.parameters())
         log.info(

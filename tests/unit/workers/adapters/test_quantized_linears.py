@@ -106,6 +106,20 @@ def test_groups_zero_points_and_the_order_of_inputs_are_kept(
 
 
 @pytest.mark.parametrize("kind", FORMS)
+def test_rows_of_zeros_and_of_the_least_numbers_have_results_as_others(kind: str) -> None:
+    stored = quantize(drawn(96, 64), kind)
+    layer, rows = layer_of("a", stored, None, torch.float32, CPU), drawn(3, 64, seed=1)
+    assert type(layer) is FORMS[kind]
+    rows *= torch.tensor([[0.0], [1e-36], [1e-34]])
+    with torch.inference_mode():
+        found, wanted = layer(rows), F.linear(rows.double(), stored.numbers().double())
+    assert not found[0].any()
+    apart = (found.double() - wanted)[1:].abs().amax(1) / wanted[1:].abs().amax(1)
+    assert apart.tolist() == pytest.approx([0, 0], abs=3e-2)
+    assert layer(torch.full((1, 64), math.nan)).isnan().all()
+
+
+@pytest.mark.parametrize("kind", FORMS)
 def test_numbers_are_rounded_to_the_nearest_of_their_kind(kind: str) -> None:
     numbers = drawn(64, 96)
     numbers[5] = 0

@@ -35,6 +35,8 @@ from workers.adapters.shared.quantized_linears import (
     quantize,
 )
 from workers.adapters.shared.quantizing import Quantizer
+from workers.generation import proof
+from workers.generation.plain import PlainEngine
 from workers.lifecycle.memory_budget import estimate
 from workers.loading.gguf_file import StoredTensor
 
@@ -190,6 +192,25 @@ def test_a_load_holds_no_linear_layer_as_numbers(
         assert is_near(adapter, numbers) < 4e-2
     whole = estimate(tmp_path / "plain", dtype=torch.float32, quantization=kind)
     assert math.isclose(whole, adapter.memory_bytes - adapter.engine.cache_nbytes, rel_tol=0.1)
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [(INT8, 0.02), (INT4, 0.1), (FP8, 1e-4)])
+def test_packed_steps_may_differ_by_what_the_layers_round(
+    kind: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf_models.write(tmp_path / "model.gguf", "llama", "F32")
+    model = load(tmp_path, kind, "model.gguf").engine.model
+    wanted = torch.randn(3, 320, generator=torch.Generator().manual_seed(0))
+    assert proof._are_near(model, [wanted * (1 + 0.9 * tolerance)], [wanted])
+    assert not proof._are_near(model, [wanted * (1 + 1.1 * tolerance)], [wanted])
+    packed_pass = proof.packed_pass
+
+    def shifted(*args: Any, **options: Any) -> torch.Tensor:
+        logits = packed_pass(*args, **options)
+        return logits + 1.5 * tolerance * logits.abs().mean()
+
+    monkeypatch.setattr(proof, "packed_pass", shifted)
+    assert isinstance(load(tmp_path, kind, "model.gguf").engine, PlainEngine)
 
 
 def test_a_head_that_shares_the_table_of_embeddings_stays_and_one_of_its_own_has_int8(tmp_path: Path) -> None:

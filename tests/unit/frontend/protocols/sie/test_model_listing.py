@@ -145,6 +145,14 @@ def test_a_profile_is_the_child_of_its_model() -> None:
     assert "status" not in msgspec.to_builtins(listed_model("default", "org/m:small", None, 0, loaded))
 
 
+def test_a_model_that_generates_tells_its_precision_and_memory_and_others_tell_none() -> None:
+    held = {"precision": "int4+int8", "weight_bytes": 7 << 30, "cache_bytes": 1 << 30, "cache_tokens": 4096}
+    told = msgspec.to_builtins(listed_model("m", "m", 64, 0.5, ModelStatus("m", "loaded", **held)))
+    assert {name: told[name] for name in held} == held
+    other = msgspec.to_builtins(listed_model("m", "m", 64, 0.5, ModelStatus("m", "loaded")))
+    assert not held.keys() & other.keys()
+
+
 @pytest.mark.parametrize(
     ("tools", "has_tools", "available"),
     [
