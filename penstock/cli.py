@@ -59,6 +59,7 @@ _SWITCHES = (
     ("disable_request_id_header", "server.request_id_header", "false"),
     ("disable_metrics", "server.metrics", "false"),
     ("access_log", "log.access", "true"),
+    ("disable_access_log", "log.access", "false"),
     ("access_log_health", "log.access_health", "true"),
     ("fetch_file_urls", "fetch.file_urls", "true"),
     ("no_fetch_media", "generation.fetch_media", "false"),

@@ -41,12 +41,16 @@ _CUT = "leave the flag out: the routes of TEI cut long texts, unless a request h
 _ONE_GPU = "not built: a model runs on one GPU; `--workers N` starts N workers, one per GPU"
 _QUANTIZED = "name a GGUF file, `penstock serve owner/name:Q4_K_M`; leave the flag out for AWQ, GPTQ and FP8"
 _IN_TEMPLATE = "leave the flag out: the model's chat template says so"
+_TEMPLATE = _ENTRY.format("loadtime.chat_template=NAME") + "; NAME is a template of the model, or its text"
 _ADAPTERS = "write `loras` in the catalog entry, or `--set catalog.lora_dirs=DIR`"
 
 INSTEAD = {
+    "-c": _TEMPLATE,
+    "-j": _TEMPLATE,
     "--allowed-origins": "write `--set server.cors_origins=ORIGIN,ORIGIN`",
     "--api-key": _KEYS,
     "--auto-truncate": _CUT,
+    "--chat-template": _TEMPLATE,
     "--convert": _FROM_FILES,
     "--cors-allow-origin": "write `--set server.cors_origins=ORIGIN,ORIGIN`",
     "--data-parallel-size": "write `--workers N`: N workers, one per GPU",
@@ -61,6 +65,7 @@ INSTEAD = {
     "--hf-token": _TOKEN,
     "--hostname": "write `--host HOST`",
     "--huggingface-hub-cache": _CACHE,
+    "--jinja-explicit": _TEMPLATE,
     "--lora-modules": _ADAPTERS,
     "--max-batch-tokens": "write `--set batch.max_tokens=N`",
     "--max-client-batch-size": "write `--set limits.max_items=N`",
@@ -69,6 +74,8 @@ INSTEAD = {
     "--max-num-seqs": "write `--max-seqs N`",
     "--model-id": _NAME_THE_MODEL,
     "--model-name-or-path": _NAME_THE_MODEL,
+    "--no-kv-cache": "leave the flag out: text is always generated with a cache; `--prefix-cache-n 0` keeps no prompts",
+    "--no-ui": "leave the flag out: the page at / is part of every server, and keys decide what it shows",
     "--otlp-endpoint": "write `--set tracing.endpoint=URL`",
     "--payload-limit": "write `--set limits.max_body_bytes=SIZE`",
     "--pooling": _ENTRY.format("adapter=dense --field loadtime.pooling=mean"),
@@ -166,9 +173,8 @@ class Parser(argparse.ArgumentParser):
             flag = word.partition("=")[0]
             if leads and not word.startswith("-"):
                 return
-            if flag.startswith("--") and not any(
-                name.startswith(flag) for name in self._option_string_actions
-            ):
+            is_flag = flag.startswith("--") or (flag in INSTEAD and self.prog.endswith(" serve"))
+            if is_flag and not any(name.startswith(flag) for name in self._option_string_actions):
                 near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 if self.prog.endswith(" serve") and flag in INSTEAD:
@@ -305,7 +311,9 @@ def _serving(parser: argparse.ArgumentParser) -> None:
     )
     _tools(parser.add_argument_group("tools that run on the server"))
     parser.add_argument("--disable-metrics", action="store_true", help="no /metrics, nothing counted for it")
-    parser.add_argument("--access-log", action="store_true", help="two lines for each HTTP request")
+    logs = parser.add_mutually_exclusive_group()
+    logs.add_argument("--access-log", action="store_true", help="two lines for each HTTP request")
+    logs.add_argument("--disable-access-log", action="store_true", help="no such lines, which is the default")
     parser.add_argument("--access-log-health", action="store_true", help="... also for probes")
     parser.add_argument("--access-log-format", choices=("text", "json"), help="form of all lines of the log")
 

@@ -13,7 +13,7 @@ import msgspec
 from frontend.generation.errors import ErrorAnswer, generating
 from frontend.generation.protocol import TextProtocol
 from frontend.protocols.responses.output import ResponseAnswer
-from frontend.protocols.responses.requests import ResponseRequest
+from frontend.protocols.responses.requests import LOGS, ResponseRequest
 from frontend.protocols.responses.resources import (
     CancelResource,
     DeletedResponse,
@@ -92,6 +92,7 @@ ROUTES = (
         ResponseAnswer,
         Parameter("stream", "query", "Whether to answer with the events.", {"type": "boolean"}),
         Parameter("starting_after", "query", "Number of the last event that the client has.", _WHOLE_NUMBER),
+        Parameter("include", "query", f"`{LOGS}`: items of code with their output; all else is ignored."),
         streams=True,
     ),
     _stored(

@@ -12,6 +12,8 @@ The functions at the top write items: messages, reasoning, and tools that ran on
 A model may call with arguments of wrong types, and tools may give NUL. Items have neither: clients, and the server
 itself, take items back as input.
 
+Clients see the output of code only where they ask for the output (`shown`), and the pages of searches likewise.
+
 Entries of a shell's output serve two dialects: `type` with `text`, and `stdout`, `stderr` and `outcome` of OpenAI. Each
 text stands once in each dialect. A call that was denied has the exit code 126 of a shell.
 
@@ -46,6 +48,8 @@ SHELL_CALL, SHELL_OUTPUT, CODE_CALL = "shell_call", "shell_call_output", "code_i
 SEARCH_CALL, MCP_CALL = "web_search_call", "mcp_call"
 _OPEN = {EXECUTE: CODE_CALL, SEARCH_TOOL: SEARCH_CALL, EXTRACT: SEARCH_CALL}
 _STATES = {CODE_CALL: "interpreting", SEARCH_CALL: "searching"}
+_WRITTEN = {CODE_CALL: "code", MCP_CALL: "arguments"}
+"""What the model has written of a call, by the kind of the item."""
 _DENIED_CODE, _FAILED_CODE = 126, 1
 _OF_TOOLS = (SHELL_CALL, SHELL_OUTPUT, CODE_CALL, SEARCH_CALL, MCP_CALL)
 _LOOKS = {"search": (SEARCH_TOOL, "query"), "open_page": (EXTRACT, "url")}
@@ -116,7 +120,8 @@ def shell_call(id_: str, event: Calling, status: str) -> Item:
         if isinstance(commands, list)
         else []
     }
-    action |= {name: given.get(name) for name in ("timeout_ms", "max_output_length")}
+    for name in ("timeout_ms", "max_output_length"):
+        action[name] = given.get(name) if type(given.get(name)) is int else None
     begun = {"type": SHELL_CALL, "id": id_, "call_id": event.id}
     return {**begun, "action": action, "environment": None, "status": status}
 
@@ -163,12 +168,24 @@ def opened(kind: str, id_: str, event: Calling, container: str) -> Item:
 
 def opening(item: Item) -> list[tuple[str, dict[str, Any]]]:
     """Events of the beginning of an open item: names, and fields beside those that all events of an item have."""
-    begin: tuple[str, dict[str, Any]] = (f"response.{item['type']}.in_progress", {})
-    if item["type"] in _STATES:
-        return [begin, (f"response.{item['type']}.{_STATES[item['type']]}", {})]
-    arguments = item["arguments"]
-    name = f"response.{MCP_CALL}_arguments"
-    return [begin, (f"{name}.delta", {"delta": arguments}), (f"{name}.done", {"arguments": arguments})]
+    kind = item["type"]
+    events: list[tuple[str, dict[str, Any]]] = [(f"response.{kind}.in_progress", {})]
+    if kind in _WRITTEN:
+        name, text = f"response.{kind}_{_WRITTEN[kind]}", item[_WRITTEN[kind]]
+        events += [(f"{name}.delta", {"delta": text}), (f"{name}.done", {_WRITTEN[kind]: text})]
+    if kind in _STATES:
+        events.append((f"response.{kind}.{_STATES[kind]}", {}))
+    return events
+
+
+def unwritten(item: Item) -> Item:
+    """An open item before the events of its beginning, which bring the code or the arguments."""
+    return {**item, _WRITTEN[item["type"]]: ""} if item["type"] in _WRITTEN else item
+
+
+def shown(item: Item, *, tells_logs: bool) -> Item:
+    """An item as clients see the item. The store keeps what code has printed, for responses that go on from there."""
+    return {**item, "outputs": None} if item["type"] == CODE_CALL and not tells_logs else item
 
 
 def closed(item: Item, event: Completed) -> tuple[Item, str]:
@@ -270,8 +287,10 @@ class Turns:
             return
         self._add_call(call_id, EXECUTE, {"code": _text_in(item, "code", where)}, where)
         self._flush()
-        outputs = item.get("outputs")
-        logs = [str(each.get("logs", "")) for each in outputs or () if isinstance(each, dict)]
+        outputs = [] if item.get("outputs") is None else item["outputs"]
+        if not isinstance(outputs, list):
+            raise InvalidField(f"{where}.outputs", "expected a list of objects, or null")
+        logs = [str(each.get("logs", "")) for each in outputs if isinstance(each, dict)]
         self._talk.add("tool", "\n".join(logs), where, call_id=call_id)
 
     def _search(self, item: dict[str, Any], call_id: str, where: str) -> None:

@@ -77,9 +77,10 @@ class Output:
     3. A caller that wants whole output only passes `quiet` for the events.
     """
 
-    def __init__(self, response: dict[str, Any], tell: Tell = quiet) -> None:
-        """`response` is the beginning of the response."""
+    def __init__(self, response: dict[str, Any], tell: Tell = quiet, *, tells_logs: bool = False) -> None:
+        """`response` is the beginning of the response; with `tells_logs` events have the output of code."""
         self._id, self._names, self._tell = response["id"], Names(response["tools"]), tell
+        self._tells_logs = tells_logs
         self._items: list[Item | Growing] = []
         self._choices: dict[int, _Choice] = {}
         self._reasons: list[str] = []
@@ -136,7 +137,7 @@ class Output:
             item = items.opened(kind, item_id(kind, self._id, str(index)), event, self._container)
             self._calls[event.id] = index
             self._items.append(item)
-            self._added(index, item)
+            self._added(index, items.unwritten(item))
             for name, fields in items.opening(item):
                 self._tell(name, item_id=item["id"], output_index=index, **fields)
 
@@ -153,7 +154,8 @@ class Output:
         item, name = items.closed(begun, event)
         self._items[at] = item
         self._tell(name, item_id=item["id"], output_index=at)
-        self._tell("response.output_item.done", output_index=at, item=item)
+        told = items.shown(item, tells_logs=self._tells_logs)
+        self._tell("response.output_item.done", output_index=at, item=told)
 
     def _add_whole(self, item: Item) -> None:
         """An item that is done as soon as the item is there."""
@@ -441,6 +443,12 @@ def ended(begun: Resource, output: Output) -> Resource:
     status = CANCELLED if reason == "canceled" else COMPLETED
     done = {"completed_at": int(time.time())} if status == COMPLETED else {}
     return {**at(begun, status), **done, **_grown(output)}
+
+
+def shown(response: Resource, *, tells_logs: bool) -> Resource:
+    """The response as clients see the response: with the output of code where they ask for the output."""
+    output = [items.shown(item, tells_logs=tells_logs) for item in response["output"]]
+    return {**response, "output": output}
 
 
 def cancelled(begun: Resource, output: Output) -> Resource:

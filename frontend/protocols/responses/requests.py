@@ -64,6 +64,8 @@ NAMESPACE = "namespace"
 _SEARCHES = re.compile("web_search(_preview)?(_[0-9]{4}_[0-9]{2}_[0-9]{2})?")
 SOURCES = "web_search_call.action.sources"
 """Value of `include` that asks for the pages of searches."""
+LOGS = "code_interpreter_call.outputs"
+"""Value of `include` that asks for the output of code."""
 _NO_ID = re.compile("[^A-Za-z0-9_-]")
 PREFIXES = {
     "message": "msg",
@@ -252,7 +254,12 @@ class ResponseRequest(ChoiceFields, kw_only=True):
     ] = None
     store: Annotated[bool | None, Meta(description="Whether the response is kept for later requests.")] = None
     metadata: Annotated[dict[str, Any] | None, Meta(description="Values of the caller, by name.")] = None
-    include: Annotated[Any, Meta(description=f"With `{SOURCES}` items of searches tell the pages.")] = None
+    include: Annotated[
+        Any,
+        Meta(
+            description=f"With `{SOURCES}` items of searches tell the pages, with `{LOGS}` items of code the output."
+        ),
+    ] = None
     max_output_tokens: Annotated[int | None, Meta(description="Most tokens to generate, at least 1.")] = None
     max_tool_calls: Annotated[
         Any, Meta(description="Refused: `max_tool_rounds` bounds the turns with calls.")
@@ -276,7 +283,7 @@ class ResponsePlan:
 
     `call` lacks its messages and tools; `functions` are those of the client, and `hosted` has what `tools` ask of this
     server. `items` are the new input as the store keeps items; `fields` are those that the answer repeats. `id` is that
-    of the response. `is_long`: the body is one that a thread has to read.
+    of the response. `is_long`: the body is one that a thread has to read. `tells_logs`: items of code have outputs.
     """
 
     id: str
@@ -293,6 +300,7 @@ class ResponsePlan:
     functions: list[Function]
     hosted: Hosted
     is_long: bool
+    tells_logs: bool
 
     def call_after(
         self, history: Sequence[dict[str, Any]], limits: Limits
@@ -333,8 +341,8 @@ def parse(body: bytes, limits: Limits, offer: Offer = NOTHING) -> ResponsePlan:
     request.refuse_unserved()
     background = bool(request.background)
     streams = bool(request.stream) and not background
-    asks_sources = isinstance(request.include, list) and SOURCES in request.include
-    hosted = Hosted(offer, tells_sources=asks_sources)
+    included = request.include if isinstance(request.include, list) else []
+    hosted = Hosted(offer, tells_sources=SOURCES in included)
     stores = request.store is not False
     if background and not stores:
         raise InvalidField("store", "a response in the background has to be stored")
@@ -356,6 +364,7 @@ def parse(body: bytes, limits: Limits, offer: Offer = NOTHING) -> ResponsePlan:
         functions,
         hosted,
         len(body) > LONG_NBYTES,
+        LOGS in included,
     )
 
 

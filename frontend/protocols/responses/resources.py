@@ -30,7 +30,9 @@ from frontend.generation.running import send_stream
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses import store as event_log
+from frontend.protocols.responses.items import CODE_CALL
 from frontend.protocols.responses.output import Output, Resource
+from frontend.protocols.responses.requests import LOGS
 from frontend.protocols.responses.runs import PROTOCOL, Keeper, Runs, asked_by
 from frontend.protocols.responses.store import ResponseNotFound, ResponseStore, Stored
 from frontend.scope import RequestScope
@@ -108,10 +110,11 @@ class ResponseStream:
        failed one where the end of this server ends the stream.
     """
 
-    def __init__(self, begun: Resource, keeper: Keeper) -> None:
-        self._begun, self._keeper = begun, keeper
+    def __init__(self, begun: Resource, keeper: Keeper, *, tells_logs: bool) -> None:
+        """`tells_logs`: the client asks for the output of code."""
+        self._begun, self._keeper, self._tells_logs = begun, keeper, tells_logs
         self._named = NamedEvents()
-        self._output = Output(begun, self._named.tell)
+        self._output = Output(begun, self._named.tell, tells_logs=tells_logs)
         self._drained: Draining | None = None
 
     async def events(self, running: AbstractAsyncContextManager[Generation]) -> AsyncGenerator[bytes, None]:
@@ -132,7 +135,7 @@ class ResponseStream:
                 raise
         whole = resource.ended(self._begun, self._output)
         await self._keeper.keep(self._begun, whole)
-        yield self._named.end(whole)
+        yield self._named.end(resource.shown(whole, tells_logs=self._tells_logs))
 
     def open(self) -> bytes:
         """The events that begin the stream, once."""
@@ -146,7 +149,8 @@ class ResponseStream:
         self._drained = error if isinstance(error, Draining) else None
         self._output.close()
         if resource.kind_of(error) == "model_error":
-            return status_of(error), self._named.end(self._failed(error))
+            whole = resource.shown(self._failed(error), tells_logs=self._tells_logs)
+            return status_of(error), self._named.end(whole)
         return status_of(error), self._named.fail(error)
 
     def _failed(self, error: Exception) -> Resource:
@@ -175,19 +179,20 @@ class ResponsesResource(InferenceRoute):
         entry = named_model(services, scope, asked.plan.model)
         work = running(services, scope, entry, asked.call, asked.agent)
         if asked.plan.streams:
-            stream = ResponseStream(begun, asked.keeper)
+            stream = ResponseStream(begun, asked.keeper, tells_logs=asked.plan.tells_logs)
             await send_stream(
                 services, req, resp, stream.events(work), PROTOCOL, stream.last_events, opening=stream.open
             )
             return
         async with work as generation:
-            whole = await _gathered(generation, begun)
+            whole = await _gathered(generation, begun, tells_logs=asked.plan.tells_logs)
         await asked.keeper.keep(begun, whole)
+        whole = resource.shown(whole, tells_logs=asked.plan.tells_logs)
         # Log probabilities make an answer long.
         answer_json(resp, await off_loop_if(asked.call.sampling.logprobs is not None, orjson.dumps, whole))
 
 
-async def _gathered(generation: Generation, begun: resource.Resource) -> resource.Resource:
+async def _gathered(generation: Generation, begun: Resource, *, tells_logs: bool) -> Resource:
     """The response of all that is generated. The error of a model that fails has the response so far."""
     output = Output(begun)
     try:
@@ -195,7 +200,8 @@ async def _gathered(generation: Generation, begun: resource.Resource) -> resourc
             output.take(events)
     except PenstockError as error:
         if status_of(error) == HTTPStatus.INTERNAL_SERVER_ERROR and output.items():
-            error.detail["partial_response"] = resource.failed(begun, output, error)
+            whole = resource.failed(begun, output, error)
+            error.detail["partial_response"] = resource.shown(whole, tells_logs=tells_logs)
         raise
     return resource.ended(begun, output)
 
@@ -228,16 +234,17 @@ class StoredResource:
         """The response as it is now, or as a stream."""
         streams = word(req, "stream", _BOOLEANS, "false") in _TRUE
         after = number(req, "starting_after", 0, MOST_NUMBER, -1)
+        tells_logs = _tells_logs(req)
         row = await self._store.get(response_id, owner_of(req))
         if not streams:
-            answer_json(resp, row.body)
+            answer_json(resp, _body(row, tells_logs=tells_logs))
             return
         if not row.followable:
             raise InvalidField(
                 "stream", "the events of this response are not kept, which takes a background run"
             )
         named = NamedEvents(after)
-        events = _following(self._store, row, named)
+        events = _following(self._store, row, named, tells_logs=tells_logs)
         last = partial(_last_events, named)
         await send_stream(self._services, req, resp, events, PROTOCOL, last)
 
@@ -266,7 +273,8 @@ class CancelResource:
         row = await self._store.get(response_id, owner_of(req))
         if row.is_finished or not await self._store.settle(row, resource.cancelled):
             raise ResponseNotFound(f"the response {response_id[:100]!a} has ended, nothing is left to cancel")
-        answer_json(resp, (await self._store.get(response_id, owner_of(req))).body)
+        row = await self._store.get(response_id, owner_of(req))
+        answer_json(resp, _body(row, tells_logs=False))
 
 
 class InputItemsResource:
@@ -293,10 +301,25 @@ class InputItemsResource:
         answer_json(resp, answer)
 
 
-async def _following(store: ResponseStore, row: Stored, named: NamedEvents) -> AsyncGenerator[bytes, None]:
+def _tells_logs(req: Request) -> bool:
+    """Whether a client that reads a response asks for the output of code; other values of `include` are ignored."""
+    return any(LOGS in (req.get_param_as_list(name) or ()) for name in ("include", "include[]"))
+
+
+def _body(row: Stored, *, tells_logs: bool) -> bytes:
+    """The response as it is now, as JSON."""
+    # PERF: few responses have run code, and no other response is read here.
+    if tells_logs or CODE_CALL.encode() not in row.body:
+        return row.body
+    return orjson.dumps(resource.shown(orjson.loads(row.body), tells_logs=False))
+
+
+async def _following(
+    store: ResponseStore, row: Stored, named: NamedEvents, *, tells_logs: bool
+) -> AsyncGenerator[bytes, None]:
     """The events of a response from its first, and those to come until its end."""
     begun, known, pause_s = orjson.loads(row.begun), 0, LEAST_PAUSE_S
-    output = Output(begun, named.tell)
+    output = Output(begun, named.tell, tells_logs=tells_logs)
     named.queue(begun)
     yield named.taken()
     while True:
@@ -315,7 +338,7 @@ async def _following(store: ResponseStore, row: Stored, named: NamedEvents) -> A
         pause_s = LEAST_PAUSE_S if pieces else min(pause_s * 1.5, MOST_PAUSE_S)
         await asyncio.sleep(pause_s)
     output.close()
-    yield named.end(orjson.loads(row.whole))
+    yield named.end(resource.shown(orjson.loads(row.whole), tells_logs=tells_logs))
 
 
 def _last_events(named: NamedEvents, error: PenstockError) -> tuple[int, bytes]:

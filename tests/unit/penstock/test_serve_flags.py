@@ -29,6 +29,8 @@ def settings(*arguments: str) -> dict[str, str]:
             ("--enable-search", "--search-url", "http://a/search"),
             {"agent.search": "true", "agent.search_url": "http://a/search"},
         ),
+        (("--disable-access-log",), {"log.access": "false"}),
+        (("--access-log",), {"log.access": "true"}),
         (("--skills-dir", "/s"), {"state.skills_dir": "/s"}),
         (("--search-embedding-model", "e5"), {"agent.search_embedding_model": "e5"}),
         (("--fetch-file-urls",), {"fetch.file_urls": "true"}),

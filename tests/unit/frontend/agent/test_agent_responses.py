@@ -103,20 +103,49 @@ def test_a_stream_tells_shell_items_in_place_of_progress(server: ResponsesServer
 
 def test_code_has_an_item_beside_its_progress(server: ResponsesServer) -> None:
     server.script(calls((EXECUTE, '{"code":"6*7"}')), FINAL)
-    events = server.told()
-    assert [name for name, _ in events[2:9]] == [
+    events = server.told(include=["code_interpreter_call.outputs"])
+    assert [name for name, _ in events[2:11]] == [
         "agentic_tool_call_progress",
         "response.output_item.added",
         "response.code_interpreter_call.in_progress",
+        "response.code_interpreter_call_code.delta",
+        "response.code_interpreter_call_code.done",
         "response.code_interpreter_call.interpreting",
         "agentic_tool_call_progress",
         "response.code_interpreter_call.completed",
         "response.output_item.done",
     ]
-    item = events[8][1]["item"]
+    assert (events[3][1]["item"]["code"], events[5][1]["delta"], events[6][1]["code"]) == ("", "6*7", "6*7")
+    item = events[10][1]["item"]
     assert (item["type"], item["code"], item["status"]) == ("code_interpreter_call", "6*7", "completed")
     assert item["outputs"] == [{"type": "logs", "logs": "ran 6*7\n"}]
     assert item["container_id"] == "cntr_" + events[0][1]["response"]["id"]
+
+
+@pytest.mark.parametrize("include", [None, [], ["web_search_call.action.sources"], "code_interpreter_call.outputs"])
+def test_the_output_of_code_is_told_only_where_a_request_asks_for_it(
+    server: ResponsesServer, include: Any
+) -> None:
+    server.script(calls((EXECUTE, '{"code":"6*7"}')), FINAL)
+    events = server.told(include=include)
+    told = next(body["item"]["outputs"] for name, body in events if name == "response.output_item.done")
+    assert told is None and events[-1][1]["response"]["output"][0]["outputs"] is None
+    path = "/v1/responses/" + events[-1][1]["response"]["id"]
+    assert server.client.simulate_get(path).json["output"][0]["outputs"] is None
+    for name in ("include", "include[]"):
+        asked = server.client.simulate_get(path, params={name: ["code_interpreter_call.outputs", "other"]})
+        assert asked.json["output"][0]["outputs"] == [{"type": "logs", "logs": "ran 6*7\n"}]
+    server.script(calls((EXECUTE, '{"code":"6*7"}')), FINAL)
+    assert server.respond(include=include).json["output"][0]["outputs"] is None
+
+
+@pytest.mark.parametrize("outputs", [5, True, "logs", {"logs": "a"}])
+def test_outputs_of_code_items_that_are_no_list_name_their_field(
+    server: ResponsesServer, outputs: Any
+) -> None:
+    item = {"type": "code_interpreter_call", "id": "ci_1", "code": "1", "outputs": outputs}
+    answer = server.respond(input=[item, {"role": "user", "content": "Sure?"}])
+    assert (answer.status_code, answer.json["error"]["param"]) == (422, "input[0].outputs")
 
 
 def test_files_are_cited_on_the_last_text(server: ResponsesServer) -> None:

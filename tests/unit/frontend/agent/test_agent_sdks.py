@@ -21,6 +21,7 @@ from tests.unit.frontend.agent.test_agent_chat import EXECUTE, FINAL, SHELL, cal
 
 HELLO: Any = {"model": "tiny/chat", "messages": [{"role": "user", "content": "6 times 7?"}]}
 CODE_TOOL = {"type": "code_interpreter", "container": {"type": "auto"}}
+LOGS = ["code_interpreter_call.outputs"]
 CODE = calls((EXECUTE, '{"code":"6*7"}'), text="Wait. ")
 LIST_COMMAND = calls((SHELL, '{"commands":["ls"]}'))
 FOLDER = [("plot/SKILL.md", b"---\nname: plot\ndescription: Draws.\n---\n"), ("plot/a.py", b"print(1)")]
@@ -105,7 +106,8 @@ def _response_tools(**environment: Any) -> list[Any]:
 def test_openai_responds_with_shell_code_citations_and_a_container(ours: Sdk, pair: Pair) -> None:
     pair.server.script(CODE, LIST_COMMAND, FINAL)
     pair.host.files.extend([{"plot.png": b"\x89PNG\xff"}, {}])
-    response = ours.call("responses.create", model="tiny/chat", input="Plot.", tools=_response_tools())
+    asked = {"model": "tiny/chat", "input": "Plot.", "tools": _response_tools(), "include": LOGS}
+    response = ours.call("responses.create", **asked)
     assert response.output_text == "Wait. It is 42." and response.status == "completed"
     _, code, shell, output, message = response.output
     assert (code.type, code.code, code.outputs[0].logs) == ("code_interpreter_call", "6*7", "ran 6*7\n")
@@ -121,13 +123,15 @@ def test_openai_responds_with_shell_code_citations_and_a_container(ours: Sdk, pa
     assert found.bytes == 5
     content = ours.content("containers.files.content.retrieve", listed.id, container_id=citation.container_id)
     assert content == b"\x89PNG\xff"
-    assert ours.call("responses.retrieve", response.id).output == response.output
+    assert ours.call("responses.retrieve", response.id, include=LOGS).output == response.output
+    assert ours.call("responses.retrieve", response.id).output[1].outputs is None
     assert [item.role for item in ours.items("responses.input_items.list", response.id)] == ["user"]
 
 
 def test_openai_goes_on_from_items_of_tools_by_id_and_as_input(ours: Sdk, pair: Pair) -> None:
     pair.server.script(CODE, LIST_COMMAND, FINAL)
-    first = ours.call("responses.create", model="tiny/chat", input="Plot.", tools=_response_tools())
+    asked = {"model": "tiny/chat", "input": "Plot.", "tools": _response_tools(), "include": LOGS}
+    first = ours.call("responses.create", **asked)
     pair.server.script(FINAL)
     ours.call("responses.create", model="tiny/chat", input="Sure?", previous_response_id=first.id)
     items = [{"role": "user", "content": "Plot."}, *(item.to_dict() for item in first.output)]
