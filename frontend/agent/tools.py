@@ -21,6 +21,7 @@ from msgspec import Meta
 from frontend.generation.conversation import Function
 from frontend.generation.errors import InvalidField
 from frontend.generation.hosted import CODE, FILES, SEARCH, SHELL, AgentPlan
+from frontend.generation.nested import check_depth
 from frontend.http.fields import mismatch_of
 from ipc.errors import InvalidInput
 from ipc.wire.tools import RemoteTool
@@ -334,11 +335,13 @@ def arguments_of(tool: BuiltIn, text: str) -> Arguments:
 
 
 def values_of(text: str) -> Any:
-    """The JSON value of arguments, or their text where they are no JSON."""
+    """The JSON value of arguments, or their text where they are no JSON, or JSON of too many levels for an event."""
     try:
-        return orjson.loads(text or "{}")
-    except orjson.JSONDecodeError:
+        value = orjson.loads(text or "{}")
+        check_depth(value, "arguments")
+    except (orjson.JSONDecodeError, InvalidField):
         return text
+    return value
 
 
 def values_of_outputs(given: SurfaceArguments) -> Any:

@@ -26,6 +26,7 @@ from tests.fakes.generation_server import CHAT
 from tests.unit.frontend.agent.test_agent_chat import EXECUTE, FINAL, SHELL, AgentServer, calls
 
 SCHEMA = {"type": "object", "properties": {}}
+READ = "mistralrs_read_file"
 WEATHER = "weather"
 Message = dict[str, Any]
 
@@ -486,6 +487,17 @@ def test_tools_that_fail_are_read_by_the_model_and_the_run_goes_on(
     assert manner.ask(server).text == "It is 42."
     assert said in (server.engine.calls[-1].messages or [])[-1]["content"]
     assert len(_codes(server)) == (result is not None)
+
+
+@pytest.mark.parametrize(("tool", "permission"), [(EXECUTE, "auto"), (READ, "deny")])
+def test_arguments_of_more_levels_than_an_event_may_have_are_told_as_text_and_the_run_goes_on(
+    server: AgentServer, manner: Manner, tool: str, permission: str
+) -> None:
+    server.script(calls((tool, '{"code":' + "[" * 600 + "]" * 600 + "}")), FINAL)
+    assert manner.ask(server, agent_permission=permission).text == "It is 42."
+    result = (server.engine.calls[-1].messages or [])[-1]["content"]
+    status = "denied" if permission == "deny" else "error"
+    assert orjson.loads(result)["status"] == status and _codes(server) == []
 
 
 def test_a_model_that_fails_behind_a_tool_ends_the_run_with_one_error_and_no_replay(

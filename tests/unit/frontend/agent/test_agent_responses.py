@@ -122,7 +122,9 @@ def test_code_has_an_item_beside_its_progress(server: ResponsesServer) -> None:
     assert item["container_id"] == "cntr_" + events[0][1]["response"]["id"]
 
 
-@pytest.mark.parametrize("include", [None, [], ["web_search_call.action.sources"], "code_interpreter_call.outputs"])
+@pytest.mark.parametrize(
+    "include", [None, [], ["web_search_call.action.sources"], "code_interpreter_call.outputs"]
+)
 def test_the_output_of_code_is_told_only_where_a_request_asks_for_it(
     server: ResponsesServer, include: Any
 ) -> None:
