@@ -2,6 +2,7 @@
 
 1. `check` looks at the form when settings are read; `parse` gives host and port.
 2. `ensure_free` binds and lets go, before anything of the server has begun.
+3. `reserve` keeps the port of gRPC, which the frontends of this server share, from other servers.
 """
 
 from __future__ import annotations
@@ -96,3 +97,25 @@ def ensure_free(bind: str, setting: str) -> None:
     except OSError as error:
         why = _WHY.get(error.errno or 0) or error.strerror or str(error)
         raise ConfigError(f"{setting}: {bind} cannot be had: {why}") from None
+
+
+def reserve(bind: str, setting: str) -> socket.socket:
+    """A socket that keeps the address for processes of this server.
+
+    The processes share the port by SO_REUSEPORT, by which a second server of the same user could share the port as
+    well, without a word. So the address is first bound without that option, which fails where anybody listens. The
+    socket never listens, so the next server's try fails in turn. Raises `ConfigError` when somebody else has the
+    address.
+    """
+    host, port = parse(bind, setting)
+    ensure_free(bind, setting)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        reserved = socket.socket(family, kind, protocol)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(address)
+    except OSError as error:
+        raise ConfigError(f"{setting}: {bind} cannot be had: {error.strerror or error}") from None
+    return reserved

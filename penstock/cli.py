@@ -208,9 +208,7 @@ def serve(options: argparse.Namespace, flags: dict[str, str], config: settings.S
     if os.environ.get("PENSTOCK_SUPERVISE", "1") != "0":
         _require_workers()
         if options.named or options.models:
-            from penstock import reach
-
-            reach.refuse_unreachable(config)
+            configuration.refuse_unreachable(config)
     return _become(options, flags, "frontend.arbiter.program", "-c", str(asset("gunicorn.conf.py")))
 
 

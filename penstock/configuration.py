@@ -1,4 +1,10 @@
-"""`penstock check`: settings, keys, addresses, and the catalog, with mistakes that otherwise only a load finds."""
+"""What is wrong with settings and catalog, before a server starts: for `penstock check` and `penstock serve`.
+
+1. `run` is `penstock check`: settings, keys, addresses, and the catalog, with mistakes that else only a load finds.
+2. `penstock serve NAME` refuses to start where no named model can be had (`refuse_unreachable`). A model of the catalog
+   comes from the hub with its first load. Where the hub cannot be reached, or refuses the model, a server without any
+   other model would run on and answer nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +23,10 @@ from frontend.http import listeners
 from frontend.tracing import otlp
 from ipc import extras
 from ipc.catalog.entries import AdapterSource, Catalog, DirectorySource, HubSource, ModelEntry, PackageSource
-from ipc.catalog.ids import profiled
-from ipc.catalog.reading import check_lists, check_lora_dirs
+from ipc.catalog.ids import profiled, split_served
+from ipc.catalog.reading import check_lists, check_lora_dirs, read_entries
 from ipc.catalog.repository import check_models
+from ipc.errors import PenstockError
 from ipc.settings import Settings
 from penstock import terminal
 from workers.adapters import registry
@@ -34,6 +41,12 @@ _WIDTHS = {
     ("splade", "sparse"): ("vocab_size",),
 }
 """Where config.json has the width of an output, by family and output."""
+
+_WITHOUT = "docs/hub.md#without-a-network says how models come to a machine without the hub"
+
+
+class NothingToServe(PenstockError):
+    """None of the named models can be had; the message says why."""
 
 
 def run(config: Settings, *, as_json: bool = False) -> int:
@@ -159,3 +172,34 @@ def summary(models: Catalog) -> str:
     names = [name for name in models if profiled(name, models) == name]
     shown = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
     return f"{len(names)} model{'' if len(names) == 1 else 's'}: {shown}"
+
+
+def refuse_unreachable(config: Settings) -> None:
+    """Raise `NothingToServe` if no named model is on this machine or to be had; print those that are not."""
+    catalog = Catalog(read_entries(config.catalog.dirs).entries.values())
+    named = [catalog[name] for name in split_served(config.catalog.models) if name in catalog]
+    reasons = {entry.id: reason for entry in named if (reason := _why_absent(entry))}
+    if not reasons:
+        return
+    absent = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    if len(reasons) == len(named):
+        raise NothingToServe(f"serve: there is nothing to serve: {absent}; {_WITHOUT}")
+    print(f"penstock: the server starts without {absent}", file=sys.stderr)
+
+
+def _why_absent(entry: ModelEntry) -> str:
+    """Why a model of the hub can neither be read nor fetched; "" for one that can, and for models of other sources."""
+    where = entry.source
+    if entry.error or not isinstance(where, HubSource):
+        return ""
+    # NOTE: imported here, since only models of the hub need what the extra `worker` brings.
+    from penstock.files import directory_of
+    from workers.loading import failure, source
+
+    if directory_of(entry) is not None:
+        return ""
+    try:
+        source.size_in_hub(where.repo, where.revision, where.gguf)
+    except Exception as error:
+        return f"not on this machine, and not to be had from the hub: {failure.classify(error).message}"
+    return ""

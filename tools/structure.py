@@ -31,7 +31,7 @@ FLOORS = {
         ("sweep",),
     ),
     "frontend": (
-        ("routes",),
+        ("route_rows",),
         ("access", "access_log"),
         ("scope",),
         ("http", "tracing", "web"),

@@ -42,7 +42,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from frontend.access import api_keys
-from frontend.routes import Need
+from frontend.route_rows import Need
 from ipc.addresses import is_loopback
 from ipc.errors import AccessRefused, Forbidden, RateLimited, Unauthenticated
 from ipc.settings import Server

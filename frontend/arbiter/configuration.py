@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
 from frontend.engine import planning
-from frontend.grpc import port
 from frontend.http import listeners
 from frontend.tensors.request import Forwarding
 from frontend.tracing import otlp
 from frontend.web import child
 from frontend.web.addresses import networks_of
 from ipc import brokers, mcp_servers, settings
-from ipc.addresses import is_loopback, unix_path
+from ipc.addresses import is_loopback, parse, unix_path
 from ipc.catalog.entries import Catalog
 from ipc.catalog.reading import check_lists, check_lora_dirs, load_served
 from ipc.catalog.repository import check_models, model_directories, names_of, refuse_clash
@@ -50,7 +49,8 @@ def read(config: settings.Settings | None = None) -> Configuration:
     """
     config = config or settings.load()
     otlp.check(config.tracing)
-    port.validate_address(config.grpc)
+    if config.grpc.enabled:
+        parse(config.grpc.bind, "grpc.bind")
     listeners.check_addresses(config)
     check_tools(config)
     if config.server.compatible:

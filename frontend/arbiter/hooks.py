@@ -23,13 +23,12 @@ from typing import Any
 from gunicorn.arbiter import Arbiter
 
 from frontend.arbiter import configuration
-from frontend.grpc import port
 from frontend.http import listeners
 from frontend.server.drain import SUCCESSION
 from frontend.server.state import ServerLimits
 from frontend.server.worker import PenstockWorker
 from ipc import logs, sweep
-from ipc.addresses import ensure_free, port_of
+from ipc.addresses import ensure_free, port_of, reserve
 from ipc.errors import ConfigError
 from ipc.processes import starting as processes
 from ipc.processes.liveness import SlotLock, SlotTaken, is_held, life_pipe
@@ -149,7 +148,7 @@ def on_starting(server: Any) -> None:
     try:
         server.penstock_lock = take_run_directory(config)
         if config.grpc.enabled:
-            server.penstock_grpc_port = port.reserve(config.grpc)
+            server.penstock_grpc_port = reserve(config.grpc.bind, "grpc.bind")
     except ConfigError as error:
         log.critical("%s", error.message)
         raise SystemExit(EXIT_CONFIG) from error

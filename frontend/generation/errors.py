@@ -19,7 +19,7 @@ import falcon
 import msgspec
 from msgspec import Meta
 
-from frontend.routes import Route, asking
+from frontend.route_rows import Route, asking
 from ipc.errors import BodyTooLarge, InvalidInput, PenstockError
 
 _CODES = {

@@ -16,7 +16,7 @@ from falcon.asgi import Request
 from frontend.generation import anthropic_errors, errors
 from frontend.generation.anthropic_errors import MessagesError
 from frontend.generation.errors import ErrorAnswer
-from frontend.routes import Route
+from frontend.route_rows import Route
 from frontend.services import Services
 from ipc.errors import PenstockError
 

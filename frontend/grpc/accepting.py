@@ -39,7 +39,7 @@ from frontend.grpc.rpc import (
     trailers,
 )
 from frontend.http.places import Places
-from frontend.routes import Need
+from frontend.route_rows import Need
 from ipc.errors import AccessRefused, PenstockError, QueueFull
 from ipc.settings import Settings
 

@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 from frontend.access.gate import Grant
 from frontend.grpc.rpc import Metadata, Rpc
 from frontend.records.finishing import Outcome
-from frontend.routes import Need
+from frontend.route_rows import Need
 from frontend.scope import RequestScope, current_scope, scope_of_ids
 from frontend.services import Services
 from ipc import deadline, logs

@@ -25,7 +25,7 @@ from urllib.parse import quote, unquote
 import orjson
 from falcon.asgi import Request, WebSocket
 
-from frontend.routes import MCP, METRICS
+from frontend.route_rows import MCP, METRICS
 from frontend.scope import common_headers, scope_of_ids
 from ipc import logs
 from ipc.addresses import parse, port_of

@@ -31,7 +31,7 @@ import msgspec
 from falcon.asgi import Request, Response
 
 from frontend.http.inline_page import page_headers
-from frontend.routes import EVENTS, JSON, Faults, Route
+from frontend.route_rows import EVENTS, JSON, Faults, Route
 
 _IN_BRACES = re.compile(r"{(\w+)}")
 _PATH_PARAMETERS = {

@@ -33,7 +33,7 @@ from frontend.protocols.sie.outputs import INLINE_NBYTES, dense_of
 from frontend.protocols.sie.render import HOLE, base64_of, filled, json_array
 from frontend.protocols.sie.schemas import FlatBody, Key, Keys, ModelName, RerankRequest, keys_of
 from frontend.protocols.sie.score import RerankResource, RerankResult, ranked_documents
-from frontend.routes import asking
+from frontend.route_rows import asking
 from frontend.scope import RequestScope
 from frontend.sending import Buffer
 from ipc.catalog.entries import ModelEntry

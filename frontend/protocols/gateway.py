@@ -14,7 +14,7 @@ import falcon
 from falcon.asgi import Request, Response
 
 from frontend.protocols.sie import errors
-from frontend.routes import Route
+from frontend.route_rows import Route
 from frontend.services import Services
 from frontend.status.cluster import ClusterFeed
 from frontend.status.stream import StreamResource

@@ -36,7 +36,7 @@ from frontend.protocols.sie.flow import Form, Plan
 from frontend.protocols.sie.inputs import Seen, names_at, require, seen_input
 from frontend.protocols.sie.render import HOLE, base64_of, filled, json_list
 from frontend.protocols.sie.schemas import FlatBody
-from frontend.routes import Route, asking
+from frontend.route_rows import Route, asking
 from frontend.scope import RequestScope
 from frontend.sending import Buffer
 from frontend.services import Services

@@ -16,7 +16,7 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.protocols import server_routes
-from frontend.routes import METRICS, PAGES, Need, Route, Scopes
+from frontend.route_rows import METRICS, PAGES, Need, Route, Scopes
 from frontend.services import Services
 from ipc.errors import ConfigError, PenstockError, Unsupported
 from ipc.settings import Server

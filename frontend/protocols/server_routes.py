@@ -16,7 +16,7 @@ from frontend.engine.interface import LOADING
 from frontend.openapi.document import SchemaResource, SwaggerResource, document
 from frontend.protocols.sie import faults
 from frontend.protocols.sie.errors import ErrorResponse
-from frontend.routes import HTML, JSON, METRICS, TEXT, Faults, Parameter, Route
+from frontend.route_rows import HTML, JSON, METRICS, TEXT, Faults, Parameter, Route
 from frontend.services import Services
 from frontend.status.agents import lacks
 from frontend.status.cluster import health_fields

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from frontend.records.places import Places, numbers_in, payload_in
+from frontend.records.record_file import RecordFile, numbers_in, payload_in
 from ipc.processes.liveness import is_running, own_identity
 from ipc.processes.paths import RunPaths
 
@@ -75,16 +75,16 @@ class LiveRuns:
         self._path = paths.metrics() / f"{name}{_ENDING}"
         # What an earlier life of the slot has left is of no run.
         self._path.unlink(missing_ok=True)
-        self._places: Places | None = None
+        self._file: RecordFile | None = None
         self._runner = ""
         self._free = list(range(PLACES))
         self._number = 0
 
     def take(self) -> int | None:
         """A place for a run; None while all places are taken."""
-        if self._places is None and self._free:
+        if self._file is None and self._free:
             try:
-                self._places = Places(self._path, PLACES, PLACE_NBYTES)
+                self._file = RecordFile(self._path, PLACES, PLACE_NBYTES)
                 self._runner = own_identity()
             except OSError as error:
                 log.error("the live page shows no runs of this frontend: %s", error)
@@ -93,26 +93,26 @@ class LiveRuns:
 
     def show(self, place: int, run: LiveRun) -> None:
         """Replace the record of a run."""
-        if self._places is None:
+        if self._file is None:
             return
         names = {name: getattr(run, name)[:MAX_NAME] for name in ("model", "tool")}
         payload = _encoder.encode(msgspec.structs.replace(run, runner=self._runner, **names))
-        assert len(payload) <= self._places.room, "every field of a record is bounded"
+        assert len(payload) <= self._file.room, "every field of a record is bounded"
         self._number += 1
-        self._places.put(place, self._number, payload)
+        self._file.put(place, self._number, payload)
 
     def give_back(self, place: int) -> None:
         """A run has ended."""
-        if self._places is not None:
-            self._places.clear(place)
+        if self._file is not None:
+            self._file.clear(place)
             self._free.append(place)
 
     def close(self) -> None:
         """Forget all runs, and show none from now on: a run may end later than its frontend begins to end."""
         self._free = []
-        if self._places is not None:
-            self._places.close()
-            self._places = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
             self._path.unlink(missing_ok=True)
 
 

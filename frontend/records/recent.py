@@ -1,6 +1,6 @@
 """The last requests of every frontend, in one small file per frontend that all frontends read.
 
-A file holds two rings of fixed places (`frontend.records.places`): answers and errors, so that many answers do not
+A file holds two rings of fixed places (`frontend.records.record_file`): answers and errors, so that many answers do not
 displace the errors. If a checksum is wrong, the frontend may be writing the place: the reader waits for the place once.
 If the next reading finds the same, the writer was killed in the middle, and the reader skips the place.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from frontend.records.places import Places, numbers_in, payload_in
+from frontend.records.record_file import RecordFile, numbers_in, payload_in
 from ipc.processes.paths import RunPaths
 
 log = logging.getLogger(__name__)
@@ -82,8 +82,8 @@ class RecentWriter:
 
     def __init__(self, path: Path) -> None:
         """Open or create the file. Raises `OSError` without room on the disk."""
-        self._places = Places(path, ANSWERS + ERRORS, SLOT_NBYTES)
-        numbers = self._places.numbers()
+        self._file = RecordFile(path, ANSWERS + ERRORS, SLOT_NBYTES)
+        numbers = self._file.numbers()
         self._answers, self._errors = int(numbers[:ANSWERS].max()), int(numbers[ANSWERS:].max())
 
     def add(self, record: Recent) -> None:
@@ -91,19 +91,19 @@ class RecentWriter:
         if len(record.model) > _MAX_MODEL:
             record = msgspec.structs.replace(record, model=record.model[:_MAX_MODEL] + "…")
         payload = _encoder.encode(record)
-        if len(payload) > self._places.room:
+        if len(payload) > self._file.room:
             log.warning("request %s is too long for the list of recent requests", record.request_id)
             return
         if record.failed:
             self._errors += 1
-            self._places.put(ANSWERS + self._errors % ERRORS, self._errors, payload)
+            self._file.put(ANSWERS + self._errors % ERRORS, self._errors, payload)
         else:
             self._answers += 1
-            self._places.put(self._answers % ANSWERS, self._answers, payload)
+            self._file.put(self._answers % ANSWERS, self._answers, payload)
 
     def close(self) -> None:
         """Unmap the file. The file stays, so that other frontends still show these requests."""
-        self._places.close()
+        self._file.close()
 
 
 def open_ring(paths: RunPaths, name: str) -> RecentWriter | None:

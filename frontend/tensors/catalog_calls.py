@@ -39,7 +39,7 @@ from frontend.http.fields import (
     check_shared,
     check_texts,
 )
-from frontend.http.media import check_all
+from frontend.http.image_headers import check_all
 from frontend.http.rendering import off_loop_if
 from frontend.tensors.checking import CheckedRequest
 from frontend.tensors.models import TensorModel

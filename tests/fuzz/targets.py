@@ -17,7 +17,7 @@ import orjson
 from google.protobuf.message import DecodeError, Message
 
 from frontend.grpc.received import Form, split
-from frontend.http import media
+from frontend.http import image_headers
 from frontend.http.rendering import at_once
 from frontend.protocols.chat import chat, completions
 from frontend.protocols.kserve_v2 import conversions, generate, infer, reading
@@ -322,7 +322,7 @@ def _message(data: bytes, decode: Callable[[bytes], Any]) -> None:
 def image_header(data: bytes) -> None:
     """An image file."""
     with _refusing(InvalidInput):
-        media.check_image(data, "items[0].images[0].data", LIMITS)
+        image_headers.check_image(data, "items[0].images[0].data", LIMITS)
 
 
 def sie_json(data: bytes) -> None:

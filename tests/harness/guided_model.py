@@ -12,12 +12,11 @@ from ipc.wire.messages import GenerateCall, ToolUse
 from ipc.wire.streams import REASONING, TEXT
 from tests.harness.called import calls_in
 from tests.tiny import chat_tokenizers
-from workers.generation.called import PARTS
 from workers.generation.formats.table import Format, detect
 from workers.generation.grammar import Grammars, Guide
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.templates import ChatTemplate
-from workers.generation.text import ChoiceOutput, Vocabulary
+from workers.generation.text import PARTS, ChoiceOutput, Vocabulary
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 

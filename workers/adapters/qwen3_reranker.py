@@ -23,10 +23,10 @@ from transformers import AutoModelForCausalLM
 
 from ipc.wire.messages import Call
 from workers.adapters.base import AdapterSpec, Excess, LoadContext, Prepared
-from workers.adapters.shared.answers import answer_rows
 from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.checkpoint import load_model, load_tokenizer, stored_limit, text_limit
 from workers.adapters.shared.encoder import TextEncoder
+from workers.adapters.shared.heads import answer_rows
 from workers.adapters.shared.known_ids import KnownIds, embedding_rows
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.options import OptionReader

@@ -22,9 +22,9 @@ from transformers import Qwen3VLForConditionalGeneration, Qwen3VLModel
 from ipc.errors import from_code
 from ipc.wire.messages import Call, EncodeCall, InputItem, ScoreCall
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
-from workers.adapters.shared.answers import answer_rows
 from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.checkpoint import load_model
+from workers.adapters.shared.heads import answer_rows
 from workers.adapters.shared.pairs import activation, pair_excess
 from workers.adapters.shared.vision_chat import Message, Part, PromptBatch, VisionChat, VisionChatModel
 

@@ -9,7 +9,7 @@ from frontend.generation.errors import ErrorAnswer
 from frontend.generation.protocol import TextProtocol
 from frontend.protocols.agent.resources import ApprovalAnswer, ApprovalBody, ApprovalResource, SessionResource
 from frontend.protocols.agent.serialized import SerializedSession
-from frontend.routes import TEXT, Route, asking
+from frontend.route_rows import TEXT, Route, asking
 
 PROTOCOL = "agent"
 _SESSION = "/v1/sessions/{session_id:path}"

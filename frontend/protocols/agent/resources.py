@@ -34,7 +34,7 @@ from frontend.protocols.agent.serialized import (
     files_in,
     messages_in,
 )
-from frontend.routes import TEXT
+from frontend.route_rows import TEXT
 from frontend.sending import answer_json
 from frontend.services import Services
 from frontend.state.approvals import Decision, Told

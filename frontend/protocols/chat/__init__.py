@@ -25,7 +25,7 @@ from frontend.protocols.chat.management import (
 )
 from frontend.protocols.chat.mcp import McpResource
 from frontend.protocols.chat.output import ChatAnswer
-from frontend.routes import JSON, MCP, TEXT, Need, Route
+from frontend.route_rows import JSON, MCP, TEXT, Need, Route
 from frontend.services import Services
 
 FOLDERS = ("/v1/chat", "/v1/images", "/v1/audio", "/v1/system", "/calibration")

@@ -33,7 +33,7 @@ from frontend.protocols.files.schemas import (
     MessagesFile,
     MessagesFileList,
 )
-from frontend.routes import Parameter, Route
+from frontend.route_rows import Parameter, Route
 
 PROTOCOL = "files"
 _ROOT, _CONTAINERS = "/v1/files", "/v1/containers"

@@ -16,7 +16,7 @@ from falcon.asgi import Request
 from msgspec import Meta
 
 from frontend.generation.errors import headers_of, http_text
-from frontend.routes import Route
+from frontend.route_rows import Route
 from frontend.services import Services
 from ipc.errors import PenstockError, ResourceExhausted
 

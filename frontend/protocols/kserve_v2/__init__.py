@@ -14,7 +14,7 @@ import falcon.asgi
 from frontend.protocols.kserve_v2 import errors
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.routes import ROUTES, Context
-from frontend.routes import Route
+from frontend.route_rows import Route
 from frontend.services import Services
 from ipc.errors import PenstockError
 

@@ -2,7 +2,7 @@
 
 1. A model input of four dimensions that is sent as BYTES holds one JPEG or PNG image per element. Headers are looked at
    first: size and pixels of each image and of all of them are bounded before anything is decoded
-   (`frontend.http.media`).
+   (`frontend.http.image_headers`).
 2. Images are decoded as OpenCV does when it leaves them unchanged, cast to the model's datatype,
    and brought to its height and width. Values are not scaled, and no mean is subtracted.
 3. A model input of UINT8 with one or two dimensions that is sent as BYTES holds one string per element, as
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from frontend.http import media
+from frontend.http import image_headers
 from frontend.http.rendering import Steps
 from frontend.tensors.request import InputTensor, Plan
 from frontend.tensors.result import OutputTensor, TensorResult
@@ -425,11 +425,11 @@ class Images:
         first: tuple[int, int] | None = None
         for index, element in enumerate(elements):
             data, where = bytes(element), f"{self.where}: image {index}"
-            media.check_image(data, where, limits)
-            kind = media.sniff(data)
+            image_headers.check_image(data, where, limits)
+            kind = image_headers.sniff(data)
             if kind not in KINDS:
                 raise InvalidInput(f"{where}: expected a {' or '.join(KINDS)} image, got {kind}")
-            size = media.dimensions(data, kind)
+            size = image_headers.dimensions(data, kind)
             assert size is not None
             first = first or size
             pixels += size[0] * size[1]

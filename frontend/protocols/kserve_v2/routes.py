@@ -24,7 +24,7 @@ from frontend.protocols.kserve_v2.errors import KserveError
 from frontend.protocols.kserve_v2.generate import GenerateResource
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.reading import Target, Targets
-from frontend.routes import EVENTS, JSON, Folder, Parameter, Route
+from frontend.route_rows import EVENTS, JSON, Folder, Parameter, Route
 from frontend.sending import answer_json
 from frontend.services import Services
 from frontend.tensors.config_messages import configuration

@@ -20,7 +20,7 @@ from frontend.protocols.messages.messages import (
     TokenCount,
 )
 from frontend.protocols.messages.requests import MessagesRequest
-from frontend.routes import Route, asking
+from frontend.route_rows import Route, asking
 
 _FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
     (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504), MessagesError

@@ -5,10 +5,13 @@
 2. Blocks come in the order in which the model writes, whole answers included. Text closes a block of reasoning and the
    reverse; a call is a block of its own, whose input leaves piece by piece.
 3. `message_delta` waits for the counts of the request.
+4. A web search of a run has two blocks, the use of the tool and the pages that the search found. A page that the model
+   reads has no block: records and progress events tell of the page.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Iterable
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -22,6 +25,7 @@ from msgspec import Meta
 from frontend.agent import rendering
 from frontend.agent.rendering import MAX_FILES, RunCalls, RunFiles, RunSession
 from frontend.agent.runner import offer_of, running
+from frontend.agent.tools import MAX_USES, SEARCH_TOOL, values_of
 from frontend.engine.events import (
     Arguments,
     CallBegun,
@@ -42,7 +46,6 @@ from frontend.generation.anthropic_errors import status_of, stream_error
 from frontend.generation.outcome import Outcome, Spoken, entries_of, finish_reason, object_of
 from frontend.generation.requests import named_model, receive
 from frontend.generation.running import new_id, send_json, send_stream
-from frontend.protocols.messages import search_blocks
 from frontend.protocols.messages.requests import MessagesPlan, parse, parse_count
 from frontend.scope import RequestScope
 from frontend.sending import COMMENT, InferenceRoute, named
@@ -50,6 +53,7 @@ from ipc.catalog.entries import ModelEntry
 from ipc.errors import PenstockError
 from ipc.wire.streams import TokenLogprob
 
+_NO_ID = re.compile("[^A-Za-z0-9_]")
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
 
@@ -95,7 +99,7 @@ def answer_of(identity: str, model: str, outcome: Outcome, logprobs: bool) -> Me
     """The body; with `logprobs` it has those of all tokens."""
     [choice] = outcome.choices
     content: list[dict[str, Any]] = []
-    searches = search_blocks.whole(outcome.completed)
+    searches = _search_blocks(outcome.completed)
     content += searches
     content += [block for part in choice.parts if (block := _block_of(part)) is not None]
     begun = {**envelope(identity, model), "content": content}
@@ -195,12 +199,12 @@ class MessageEvents:
     def _step(self, event: ToolEvent) -> list[bytes]:
         """A named event, and the block of a search beside it."""
         told = rendering.framed(event)
-        if isinstance(event, Calling) and search_blocks.is_search(event):
-            given = orjson.dumps(search_blocks.input_of(event.arguments)).decode()
-            return [*self._block(search_blocks.use_block(event), given), told]
-        if isinstance(event, Completed) and search_blocks.is_search(event):
+        if isinstance(event, Calling) and _is_search(event):
+            given = orjson.dumps(_input_of(event.arguments)).decode()
+            return [*self._block(_use_block(event), given), told]
+        if isinstance(event, Completed) and _is_search(event):
             self._searches += 1
-            return [told, *self._block(search_blocks.result_block(event))]
+            return [told, *self._block(_result_block(event))]
         return [told]
 
     def open(self, prompt_tokens: int | None = 0) -> bytes:
@@ -359,3 +363,50 @@ class CountTokensResource(InferenceRoute):
 def last_event(error: PenstockError) -> tuple[int, bytes]:
     """(status to count, event) of an error that ends a stream."""
     return status_of(error), named("error", orjson.dumps(stream_error(error)))
+
+
+def _is_search(event: Calling | Completed) -> bool:
+    """Whether blocks tell the event."""
+    return event.name == SEARCH_TOOL
+
+
+def _use_block(event: Calling | Completed) -> dict[str, Any]:
+    """The block of a search that begins, with no input yet."""
+    return {"type": "server_tool_use", "id": _id(event), "name": "web_search", "input": {}}
+
+
+def _input_of(arguments: str) -> dict[str, Any]:
+    """The input of a search; empty for arguments that are no object."""
+    values = values_of(arguments)
+    return values if isinstance(values, dict) else {}
+
+
+def _result_block(event: Completed) -> dict[str, Any]:
+    """The block of what a search found, or why the search failed."""
+    return {"type": "web_search_tool_result", "tool_use_id": _id(event), "content": _content(event)}
+
+
+def _content(event: Completed) -> Any:
+    if "results_count" not in event.data:
+        code = MAX_USES if MAX_USES in event.record["result_content"] else "unavailable"
+        return {"type": "web_search_tool_result_error", "error_code": code}
+    return [
+        {"type": "web_search_result", **each, "encrypted_content": "", "page_age": None}
+        for each in event.sources
+    ]
+
+
+def _search_blocks(completed: Iterable[Completed]) -> list[dict[str, Any]]:
+    """The blocks of all searches of a run."""
+    blocks: list[dict[str, Any]] = []
+    for event in completed:
+        if _is_search(event):
+            blocks += [
+                {**_use_block(event), "input": _input_of(event.record["arguments"])},
+                _result_block(event),
+            ]
+    return blocks
+
+
+def _id(event: Calling | Completed) -> str:
+    return f"srvtoolu_{_NO_ID.sub('_', event.id)}"

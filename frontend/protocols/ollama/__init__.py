@@ -44,7 +44,7 @@ from frontend.protocols.ollama.vectors import (
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
 )
-from frontend.routes import JSON, Route, asking
+from frontend.route_rows import JSON, Route, asking
 
 _VECTORS = "sentence-transformers/all-MiniLM-L6-v2"
 _UNKNOWN = (

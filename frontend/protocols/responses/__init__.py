@@ -25,7 +25,7 @@ from frontend.protocols.responses.resources import (
 )
 from frontend.protocols.responses.runs import PROTOCOL, Runs
 from frontend.protocols.responses.store import ResponseStore
-from frontend.routes import Parameter, Route
+from frontend.route_rows import Parameter, Route
 from frontend.services import Services
 
 _ROOT = "/v1/responses"

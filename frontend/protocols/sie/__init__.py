@@ -18,7 +18,7 @@ from frontend.protocols.sie.errors import ErrorResponse, ModelErrorResponse, Ope
 from frontend.protocols.sie.extract import ExtractResource, ExtractResponse
 from frontend.protocols.sie.render import EncodeResponse
 from frontend.protocols.sie.score import RerankResource, RerankResponse, ScoreResource, ScoreResponse
-from frontend.routes import JSON, MSGPACK, Parameter, Route, asking
+from frontend.route_rows import JSON, MSGPACK, Parameter, Route, asking
 from frontend.services import Services
 from ipc.errors import PenstockError, Provisioning, ResourceExhausted
 

@@ -2,7 +2,7 @@
 
 1. `check_items` refuses items that no model could take.
 2. `inputs_of` refuses items that this model does not take.
-3. The headers of images (`images_in`) are looked at by `frontend.http.media`, where that takes long in a thread.
+3. `frontend.http.image_headers` looks at the headers of images (`images_in`), where that takes long in a thread.
 4. `warnings_of` names fields and parts of items that change nothing. Requests of this contract are written for many
    models at once, so such fields are accepted; a client asks for the warnings with `warnings: true` or the header
    `X-Penstock-Warnings: 1`.

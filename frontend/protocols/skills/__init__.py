@@ -23,7 +23,7 @@ from frontend.protocols.skills.resources import (
     VersionsResource,
     wants_anthropic,
 )
-from frontend.routes import Parameter
+from frontend.route_rows import Parameter
 
 PROTOCOL = "skills"
 _ROOT = "/v1/skills"

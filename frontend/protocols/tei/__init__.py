@@ -39,7 +39,7 @@ from frontend.protocols.tei.texts import (
     TaskResource,
     TokenizeResource,
 )
-from frontend.routes import Route, asking
+from frontend.route_rows import Route, asking
 from ipc.errors import PenstockError
 
 _STATUSES = {

@@ -14,7 +14,7 @@ import falcon.asgi
 from frontend.protocols.trtis_v1.requests import one_line
 from frontend.protocols.trtis_v1.routes import OCTETS, RESPONSE_HEADER, ROUTES, STATUS_HEADER, Context
 from frontend.protocols.trtis_v1.statuses import Statuses, http_status_of, retry_after
-from frontend.routes import Route
+from frontend.route_rows import Route
 from frontend.services import Services
 from ipc.errors import PenstockError
 

@@ -23,7 +23,7 @@ from frontend.http.rendering import off_loop_if
 from frontend.protocols.trtis_v1 import management, requests
 from frontend.protocols.trtis_v1.management import server_status
 from frontend.protocols.trtis_v1.statuses import Statuses, message_of
-from frontend.routes import Need
+from frontend.route_rows import Need
 from frontend.services import Services
 from frontend.tensors import checking
 from frontend.tensors.result import TensorResult

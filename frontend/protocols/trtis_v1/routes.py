@@ -32,7 +32,7 @@ from frontend.protocols.trtis_v1.requests import (
     read_request_header,
 )
 from frontend.protocols.trtis_v1.statuses import Statuses, http_status_of, retry_after
-from frontend.routes import Need, Parameter, Route
+from frontend.route_rows import Need, Parameter, Route
 from frontend.scope import RequestScope
 from frontend.sending import InferenceRoute, send_parts
 from frontend.services import Services

@@ -32,7 +32,7 @@ from frontend.protocols.vllm.routes import (
     TokenIdsResource,
     VllmClassifyResource,
 )
-from frontend.routes import asking
+from frontend.route_rows import asking
 
 _asking = partial(asking, tag="vllm", timed=True)
 _own = partial(_asking, errors=BARE_FAULTS, error_code_header=False)

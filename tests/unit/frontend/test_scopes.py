@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from frontend.routes import Need, Route, Scopes
+from frontend.route_rows import Need, Route, Scopes
 
 
 def _row(method: str, path: str, need: Need) -> Route:

@@ -8,6 +8,8 @@ All of these layers run in fp32, whatever the dtype of the transformer. Keys and
 sentence-transformers 6.2 (`dense.py`, `layer_norm.py`, `normalize.py`).
 
 Sparse vectors on the host: made from weights per token or per term of the vocabulary, cut, and multiplied.
+
+For rerankers that are language models: the output matrix, cut to the words "yes" and "no" (`answer_rows`).
 """
 
 from __future__ import annotations
@@ -241,3 +243,23 @@ def _split(owners: np.ndarray, ids: np.ndarray, values: np.ndarray, items: int) 
     """Terms in the order of their items, cut into one pair of arrays per item."""
     cuts = np.cumsum(np.bincount(owners, minlength=items))[:-1]
     return SparseRows(np.split(ids.astype(np.int32), cuts), np.split(values, cuts))
+
+
+def answer_rows(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> nn.Linear:
+    """The rows of the options `positive_token` and `negative_token`, "yes" and "no" by default, in fp32.
+
+    Raises ValueError for a word that is no single token.
+    """
+    words = [str(options.get("positive_token", "yes")), str(options.get("negative_token", "no"))]
+    numbers = []
+    for word in words:
+        ids = tokenizer.encode(word, add_special_tokens=False)
+        if len(ids) != 1:
+            raise ValueError(f"{word!r} is not one token of this model but {len(ids)}")
+        numbers.append(ids[0])
+    whole = model.get_output_embeddings()
+    rows = nn.Linear(whole.in_features, len(words), bias=whole.bias is not None, device=whole.weight.device)
+    rows.weight.data = whole.weight.data[numbers].float()
+    if whole.bias is not None:
+        rows.bias.data = whole.bias.data[numbers].float()
+    return rows.eval().requires_grad_(False)

@@ -7,11 +7,12 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from frontend.arbiter import configuration
 from ipc.errors import ConfigError
-from ipc.settings import load
+from ipc.settings import Grpc, load
 
 
 @pytest.mark.parametrize("changed", ["127.0.0.2:8080", "unix:/tmp/8080"])
@@ -87,3 +88,11 @@ def test_a_search_whose_packages_are_missing_stops_the_start(
     text = rf"agent\.search \(--enable-search, --agent\): the package {named} is missing: the extra search"
     with pytest.raises(ConfigError, match=text):
         configuration.require_search(config)
+
+
+@pytest.mark.parametrize("bind", ["8001", "host:0", "unix:/run/a"])
+def test_an_address_of_grpc_is_checked_where_grpc_is_served(bind: str, tmp_path: Path) -> None:
+    settings = load(environ={"PENSTOCK_RUN__DIR": str(tmp_path), "PENSTOCK_RUN__INSTANCE": "one"})
+    with pytest.raises(ConfigError, match=r"grpc\.bind"):
+        configuration.read(msgspec.structs.replace(settings, grpc=Grpc(bind=bind)))
+    configuration.read(msgspec.structs.replace(settings, grpc=Grpc(enabled=False, bind=bind)))

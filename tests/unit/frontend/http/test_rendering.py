@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.http import media, rendering, tracebacks
+from frontend.http import image_headers, rendering, tracebacks
 from frontend.http.rendering import Line, Steps, in_steps, off_loop
 from frontend.protocols.kserve_v2 import conversions
 from frontend.scope import current_scope, plain_scope
@@ -277,12 +277,12 @@ def test_headers_of_large_images_are_looked_at_beside_the_loop(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop sees that the look has begun, and what is left of it ends with the client."""
-    monkeypatch.setattr(media, "check_image", lambda data, where, limits: gate.wait(where))
+    monkeypatch.setattr(image_headers, "check_image", lambda data, where, limits: gate.wait(where))
     monkeypatch.setattr(rendering, "PIECE_S", 0.0)
-    large = [(f"items[{number}]", bytes(media.LONG_NBYTES)) for number in range(3)]
+    large = [(f"items[{number}]", bytes(image_headers.LONG_NBYTES)) for number in range(3)]
 
     async def test() -> None:
-        task = asks("a", media.check_all(large, Limits()))
+        task = asks("a", image_headers.check_all(large, Limits()))
         await until(gate.begun.is_set)
         task.cancel()
         await asyncio.sleep(0)

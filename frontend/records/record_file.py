@@ -17,7 +17,7 @@ import numpy as np
 _HEADER = struct.Struct("<QII")
 
 
-class Places:
+class RecordFile:
     """A mapped file of `count` places of `nbytes` bytes. Only the frontend that owns the file writes."""
 
     def __init__(self, path: Path, count: int, nbytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The address of the gRPC server: what is no address, and who else has it."""
+"""Addresses of settings: what is no address, and who else has the reserved one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from frontend.grpc.port import reserve, validate_address
 from ipc import addresses
 from ipc.errors import ConfigError
-from ipc.settings import Grpc
 from tests.harness.server import free_port
+
+SETTING = "grpc.bind"
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tests.harness.server import free_port
     ],
 )
 def test_an_address_has_a_host_and_a_port(bind: str, parsed: tuple[str, int]) -> None:
-    assert addresses.parse(bind, "grpc.bind") == parsed
+    assert addresses.parse(bind, SETTING) == parsed
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,7 @@ def test_an_address_has_a_host_and_a_port(bind: str, parsed: tuple[str, int]) ->
 )
 def test_what_is_no_address_is_refused_with_the_settings_name(bind: str) -> None:
     with pytest.raises(ConfigError, match=r"grpc\.bind"):
-        validate_address(Grpc(bind=bind))
-    validate_address(Grpc(enabled=False, bind=bind))
+        addresses.parse(bind, SETTING)
 
 
 def shared(port: int) -> socket.socket:
@@ -59,29 +58,26 @@ def shared(port: int) -> socket.socket:
 
 
 def test_a_kept_address_is_open_to_frontends_and_closed_to_other_servers() -> None:
-    grpc = Grpc(bind=f"127.0.0.1:{free_port()}")
-    port = addresses.parse(grpc.bind, "grpc.bind")[1]
-    with reserve(grpc):
+    port = free_port()
+    bind = f"127.0.0.1:{port}"
+    with addresses.reserve(bind, SETTING):
         with pytest.raises(ConfigError, match=r"grpc\.bind"):
-            reserve(grpc)
+            addresses.reserve(bind, SETTING)
         with (
             shared(port),
             shared(port),
             socket.create_connection(("127.0.0.1", port), timeout=5),
             pytest.raises(ConfigError, match=r"grpc\.bind"),
         ):
-            reserve(grpc)
+            addresses.reserve(bind, SETTING)
 
 
 def test_frontends_of_another_server_are_noticed_without_its_arbiter() -> None:
-    grpc = Grpc(bind=f"127.0.0.1:{free_port()}")
-    with (
-        shared(addresses.parse(grpc.bind, "grpc.bind")[1]),
-        pytest.raises(ConfigError, match="cannot be had"),
-    ):
-        reserve(grpc)
+    port = free_port()
+    with shared(port), pytest.raises(ConfigError, match="cannot be had"):
+        addresses.reserve(f"127.0.0.1:{port}", SETTING)
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"grpc\.bind: 203\.0\.113\.7:8001 cannot be had"):
-        reserve(Grpc(bind="203.0.113.7:8001"))
+        addresses.reserve("203.0.113.7:8001", SETTING)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from frontend.http.media import FORMATS, check_image, dimensions, sniff
+from frontend.http.image_headers import FORMATS, check_image, dimensions, sniff
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 from tests.conformance.hostile_images import FAILED, REFUSED, USED, saved
