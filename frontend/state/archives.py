@@ -118,6 +118,8 @@ def _members(archive: zipfile.ZipFile) -> Iterable[tuple[str, bytes]]:
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise BadSkill(f"{info.filename[:100]!a} is a link or a special file")
+        if not info.filename:
+            raise BadSkill("a file of the zip has no name")
         if info.is_dir():
             continue
         if info.flag_bits & _ENCRYPTED or info.compress_type not in _KNOWN_WAYS:

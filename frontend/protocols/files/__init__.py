@@ -106,6 +106,7 @@ ROUTES = (
         ContainerFilesResource,
         "The files that one response made, a page at a time.",
         ContainerFileList,
+        faults=BOTH_FORMS,
         parameters=(_AFTER, _LIMIT, _ORDER),
     ),
     _route(
@@ -114,6 +115,7 @@ ROUTES = (
         ContainerFileResource,
         "A file by any container, without its bytes.",
         ContainerFile,
+        faults=BOTH_FORMS,
     ),
     _route(
         "delete",
@@ -121,6 +123,7 @@ ROUTES = (
         ContainerFileResource,
         "Delete a file by any container.",
         DeletedContainerFile,
+        faults=BOTH_FORMS,
     ),
     _route(
         "get",
@@ -129,6 +132,7 @@ ROUTES = (
         "The bytes of a file by any container.",
         None,
         statuses=(410, 416),
+        faults=BOTH_FORMS,
         media=(_OCTETS,),
         also={206: "A part of the bytes."},
         parameters=(_RANGE,),

@@ -297,7 +297,7 @@ class Turns:
         """A search, or a page that was read; of the result the item has the sources at most."""
         action, place = item.get("action"), f"{where}.action"
         kind = action.get("type") if isinstance(action, dict) else None
-        if not isinstance(action, dict) or kind not in _LOOKS:
+        if not (isinstance(action, dict) and isinstance(kind, str) and kind in _LOOKS):
             raise InvalidField(f"{place}.type", f"expected one of {', '.join(_LOOKS)}")
         tool, name = _LOOKS[kind]
         self._add_call(call_id, tool, {name: _text_in(action, name, place)}, where)

@@ -392,6 +392,8 @@ def test_items_of_searches_are_turns_of_a_later_request(make: Make, site: Site) 
     [
         (None, "input[0].action.type: expected one of search, open_page"),
         ({"type": "find_in_page"}, "input[0].action.type: expected one of search, open_page"),
+        ({"type": [["search"]]}, "input[0].action.type: expected one of search, open_page"),
+        ({"type": {}}, "input[0].action.type: expected one of search, open_page"),
         ({"type": "search"}, "input[0].action.query: expected a string"),
         ({"type": "open_page", "url": 3}, "input[0].action.url: expected a string"),
     ],

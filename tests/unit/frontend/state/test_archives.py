@@ -75,6 +75,12 @@ def test_a_name_behind_a_nul_is_seen() -> None:
         from_zip(body)
 
 
+def test_a_file_without_a_name_is_refused() -> None:
+    body = _zip((f"plot/{GUIDE}", GOOD), ("plot/aXb", b"x")).replace(b"plot/aXb", b"\0lot/aXb")
+    with pytest.raises(BadSkill, match="a file of the zip has no name"):
+        from_zip(body)
+
+
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK])
 def test_links_and_special_files_are_refused(kind: int) -> None:
     with pytest.raises(BadSkill, match="a link or a special file"):

@@ -328,6 +328,15 @@ def test_a_container_lists_its_own_files_and_serves_any_file(server: Server) -> 
     assert client.simulate_get(anywhere).status_code == 404
 
 
+@pytest.mark.parametrize(("method", "path"), [("GET", ""), ("GET", "/content"), ("DELETE", "")])
+def test_an_unknown_file_of_a_container_is_told_in_both_forms(server: Server, method: str, path: str) -> None:
+    place = f"/v1/containers/cntr_1/files/file-no{path}"
+    answer = server.client.simulate_request(method, place)
+    assert (answer.status_code, answer.json["error"]["code"]) == (404, "file_not_found")
+    answer = server.client.simulate_request(method, place, headers=ANTHROPIC)
+    assert (answer.status_code, answer.json["error"]["type"]) == (404, "not_found_error")
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [("POST", ""), ("GET", ""), ("GET", "/cntr_1"), ("DELETE", "/cntr_1"), ("POST", "/cntr_1/files")],
