@@ -18,6 +18,7 @@ from frontend.engine.caching import CachingEngine, Front
 from frontend.engine.interface import Counts, Engine, Models
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
+from frontend.engine.pools import Pools
 from frontend.http.bodies import BodyReader
 from frontend.records.finishing import Finisher, Recorder
 from frontend.services import Services
@@ -40,6 +41,7 @@ class Backend:
     leave: Callable[[], Awaitable[None]]
     counts: Counts = dict
     """Of a gateway: how often things have happened so far, by what and a label."""
+    pools: Pools | None = None
 
 
 def local(services: Services) -> Backend:
@@ -71,7 +73,9 @@ def cluster(services: Services) -> Backend:
     from frontend.cluster.gateway import Gateway
 
     gateway = Gateway(services.settings, services.catalog, services.drain)
-    return Backend(gateway.engine, gateway.models, gateway.begin, gateway.leave, gateway.counts)
+    return Backend(
+        gateway.engine, gateway.models, gateway.begin, gateway.leave, gateway.counts, gateway.pools
+    )
 
 
 def chosen(services: Services) -> Backend:
@@ -88,14 +92,16 @@ def assemble(
     services.copies = CopyBudget(settings.arena.copy_out_bytes)
     services.store = Store(settings.paths)
     backend = behind(services)
-    services.directory = backend.models
+    services.directory, services.pools = backend.models, backend.pools
     if settings.cache.embeddings_bytes:
         services.engine = CachingEngine(backend.engine, backend.models, settings, services.recorder)
     else:
         services.engine = Front(backend.engine, services.recorder)
     services.finisher = Finisher.opened(settings, name, services.recorder)
     if settings.is_gateway:
-        services.meter = GatewayMeter(GatewayMetrics(), backend.models, backend.counts)
+        services.meter = GatewayMeter(
+            GatewayMetrics(), backend.models, backend.counts, settings.cluster.profiles
+        )
         services.finisher.gateway = services.meter.finished
     if settings.server.metrics or settings.log.access:
         services.finisher.http = HttpCounts(

@@ -64,6 +64,25 @@ PARTS = ("decode", "see", "prefill", "write")
 """Phases of generated text that are parts of others: the first of `tokenize`, the others of `device`."""
 
 
+class Choice(msgspec.Struct, frozen=True):
+    """Which boxes of a cluster a request may go to, in lower case; an empty field leaves the choice open.
+
+    `pool` empty stands for that of the gateway. Boxes of the machine profile are preferred, others serve too. A box of
+    another bundle does not.
+    """
+
+    pool: str = ""
+    profile: str = ""
+    bundle: str = ""
+
+    def takes(self, profile: str) -> bool:
+        """Whether a box of this machine profile is one that the request prefers."""
+        return self.profile in ("", profile)
+
+
+ANY_BOX = Choice()
+
+
 class RequestScope(msgspec.Struct, eq=False):
     """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol.
 
@@ -77,7 +96,7 @@ class RequestScope(msgspec.Struct, eq=False):
     `names_deadline`: the caller has bounded the whole request.
     `session_id` is the session in which tools of the server run, empty for a request without such tools.
     `worker` is the worker that ran the work last. `http` is the record of a counted HTTP request. Requests of tensors
-    fill `inference`, which `frontend.records.finishing` counts.
+    fill `inference`, which `frontend.records.finishing` counts. `choice` is for the engine of a cluster alone.
     """
 
     request_id: str
@@ -104,6 +123,7 @@ class RequestScope(msgspec.Struct, eq=False):
     session_id: str = ""
     worker: str = ""
     names_deadline: bool = False
+    choice: Choice = ANY_BOX
 
     def names(self, model: str) -> None:
         """The body of the request names this model."""

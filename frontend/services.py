@@ -16,6 +16,7 @@ from frontend.access.restricted import Restrictions
 from frontend.engine.answer import CopyBudget
 from frontend.engine.boxes import GatewayMeter
 from frontend.engine.interface import Engine, Models
+from frontend.engine.pools import Pools
 from frontend.http.bodies import BodyReader
 from frontend.records.finishing import Finisher, Recorder
 from frontend.server.drain import DRAIN, Drain
@@ -82,6 +83,8 @@ class Services:
     directory: Models = None  # type: ignore[assignment]
     meter: GatewayMeter | None = None
     """Counts of a gateway; None elsewhere."""
+    pools: Pools | None = None
+    """Pools of a cluster, at a gateway alone."""
     recorder: Recorder = None  # type: ignore[assignment]
     finisher: Finisher = field(default_factory=Finisher)
     bodies: BodyReader = None  # type: ignore[assignment]

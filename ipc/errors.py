@@ -10,6 +10,7 @@
     |   +-- RegionNotFound        REGION_NOT_FOUND     404
     |   +-- SequenceUnknown       SEQUENCE_UNKNOWN     400
     |   +-- FileNotFound          FILE_NOT_FOUND       404
+    |   +-- PoolNotFound          POOL_NOT_FOUND       404
     +-- AccessRefused
     |   +-- Unauthenticated       UNAUTHENTICATED      401
     |   +-- Forbidden             FORBIDDEN            403
@@ -30,6 +31,7 @@
     |   +-- Draining              DRAINING             503  retryable
     |   +-- NoReplica             NO_REPLICA           503  retryable
     |   +-- Provisioning          PROVISIONING         503  retryable
+    |   +-- GpuNotConfigured      GPU_NOT_CONFIGURED   503
     |   +-- QueueUnavailable      QUEUE_UNAVAILABLE    503  retryable
     |   +-- DeadlineExceeded      DEADLINE_EXCEEDED    504  retryable
     |   +-- ResourceExhausted     RESOURCE_EXHAUSTED   422
@@ -139,6 +141,12 @@ class FileNotFound(InvalidInput):
     """No file of that id is stored for the caller, or the file has expired."""
 
     code, status = "FILE_NOT_FOUND", 404
+
+
+class PoolNotFound(InvalidInput):
+    """No pool of that name is there, or nobody renewed its lease."""
+
+    code, status = "POOL_NOT_FOUND", 404
 
 
 def not_begun(sequence: int | str, model: str, why: str) -> str:
@@ -265,6 +273,12 @@ class Provisioning(Overloaded):
     """No box of the cluster is there that could run this; one may come."""
 
     code, status, retryable = "PROVISIONING", 503, True
+
+
+class GpuNotConfigured(Overloaded):
+    """The cluster has no machines of the profile that the request asks for, and will not have any."""
+
+    code, status = "GPU_NOT_CONFIGURED", 503
 
 
 class QueueUnavailable(Overloaded):

@@ -97,6 +97,7 @@ BrokerUrl = Annotated[
 PeerAddress = Annotated[str, msgspec.Meta(pattern=r"^((\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})?$")]
 """HOST:PORT or nothing; port 0 is chosen by the kernel."""
 PoolName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,63}$")]
+MachineProfile = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -473,6 +474,7 @@ class Cluster(Section, frozen=True):
     """Brokers that join several hosts; without `urls` the server is one host and knows nothing of brokers.
 
     `name` stands before all names at the brokers. `box` "" = the name of the host. Secrets are in files alone.
+    `profiles` are the machine profiles of the cluster, for a gateway; () = those of the boxes that are there.
     `lane` `auto` = the queue while the queue has no trouble. `transfer_bind` "" = large bytes go through the brokers.
     """
 
@@ -489,6 +491,7 @@ class Cluster(Section, frozen=True):
     box: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,63}$")] = ""
     pool: PoolName = "default"
     bundle: PoolName = "default"
+    profiles: tuple[MachineProfile, ...] = ()
     lane: Literal["auto", "queue", "direct"] = "auto"
     transfer_bind: PeerAddress = ""
     transfer_advertise: PeerAddress = ""

@@ -4,7 +4,9 @@
    gateways come on another subject. `intake` does the rest.
 2. Each `beat_s` the bridge says that it lives, and how much room its workers have.
 3. The models of the workers are written to the bucket when they change, and the row of the box each `WRITE_EVERY_S`.
-4. `drain` says so in the beat, refuses what still comes, waits for what runs, and until gateways have the answers.
+4. The pools of the cluster are followed. A box in a pool takes the work of that pool alone, and loads what the pool has
+   pinned (`pooling`); else the box takes the work of the pool of its settings.
+5. `drain` says so in the beat, refuses what still comes, waits for what runs, and until gateways have the answers.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 from nats.aio.msg import Msg
 
 from frontend.bridge.intake import Intake
+from frontend.bridge.pooling import Membership
 from frontend.bridge.pulling import Puller
 from frontend.cluster.broker import Broker, lasting, readable
 from frontend.cluster.bucket import Writer
@@ -90,11 +93,11 @@ class Bridge:
         self.broker.listen(self._names.gateway_beat("*"), self._beat)
         self.broker.on_up.append(self._live_now)
         self._maker = Maker(self.broker, self._names, self._cluster)
-        stream = self._names.stream(self._cluster.pool)
-        consumer = self._names.consumer(self._cluster.bundle, self._cluster.pool)
+        self._membership = Membership(settings, self.broker, self._names, models)
+        self._membership.on_change = self._aim
         self._puller = Puller(
             self.life,
-            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}",
+            self._next_of(self._cluster.pool),
             self.broker.send,
             self._wanted,
             self._pulled,
@@ -110,9 +113,21 @@ class Bridge:
         """Connect."""
         self.broker.start()
         loop = asyncio.get_running_loop()
-        loops = (self._tick, self._live, self._write, self._extend, self._maker.run)
+        loops = (self._tick, self._live, self._write, self._extend, self._maker.run, *self._membership.loops)
         self._tasks = [loop.create_task(self.transfers.start())]
         self._tasks += [loop.create_task(lasting(run)) for run in loops]
+
+    def _next_of(self, pool: str) -> str:
+        """Subject of requests for items of a pool."""
+        consumer = self._names.consumer(self._cluster.bundle, pool)
+        return f"$JS.API.CONSUMER.MSG.NEXT.{self._names.stream(pool)}.{consumer}"
+
+    def _aim(self) -> None:
+        """The box belongs to another pool from now on."""
+        self._puller.aim(self._next_of(self._membership.pool))
+        if self._cluster.lane != "direct":
+            self._maker.aim(self._membership.pool)
+        self._live_now()
 
     async def drain(self) -> None:
         """Finish what runs, within `worker.drain_timeout_s`, and leave."""
@@ -169,7 +184,7 @@ class Bridge:
             VERSION,
             self.box,
             self.life,
-            self._cluster.pool,
+            self._membership.pool,
             next(self._numbers),
             self.intake.draining,
             sum(max(0.0, worker.credits.room_s) for worker in open_),
@@ -217,6 +232,7 @@ class Bridge:
             [_row(worker) for worker in workers],
             self._models.is_told,
             [entry.id for entry in catalog.sources],
+            (self._settings.server.machine_profile or self._settings.server.gpu_type).lower(),
         )
         return rows
 

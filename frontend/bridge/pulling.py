@@ -59,6 +59,11 @@ class Puller:
         """Items that standing requests may still bring."""
         return sum(request.left for request in self.requests.values())
 
+    def aim(self, next_subject: str) -> None:
+        """Ask another queue from now on; what was asked before may still bring items until it expires."""
+        self._next = next_subject
+        self.forget()
+
     def forget(self) -> None:
         """Nobody knows what became of the requests."""
         self.requests.clear()

@@ -18,16 +18,19 @@ from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import NO_BROKER
 from frontend.engine.boxes import BUNDLE
 from frontend.engine.interface import STATE_ORDER, BoxView, Models, WorkerView, why_failed
+from frontend.scope import ANY_BOX, Choice
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.errors import (
     DeadlineExceeded,
+    DependencyConflict,
     ModelNotLoaded,
     PenstockError,
     Provisioning,
     QueueUnavailable,
 )
 from ipc.logs import Seldom
+from ipc.machine import CPU, gpu_type
 from ipc.wire.cluster import BoxRow, ModelRow, Row
 from ipc.wire.cluster_names import row_key
 from ipc.wire.messages import Credits, ModelStatus
@@ -68,6 +71,14 @@ class Rows:
         return row if row is not None and row.life == self.box.life else None
 
     @property
+    def profile(self) -> str:
+        """The machine profile of the box, else the type of its first device; `cpu` where nobody knows one."""
+        if self.box is None:
+            return CPU
+        device = next((worker.device for worker in self.box.workers if worker.device), CPU)
+        return self.box.profile or gpu_type(device)
+
+    @property
     def states(self) -> dict[str, dict[str, ModelStatus]]:
         """States of each model, by its id and the names of the workers that are up."""
         # PERF: every request asks; rows change seldom.
@@ -83,21 +94,29 @@ class Rows:
         return self._states
 
 
-Ensure = Callable[[str, int, Collection[str]], Awaitable[None]]
-"""Have a box load a model or one of others, until a deadline."""
+Ensure = Callable[[str, int, Collection[str], Choice], Awaitable[None]]
+"""Have a box of a choice load a model or one of others, until a deadline."""
 
 
 class ClusterModels(Models):
     """The directory of a gateway."""
 
-    def __init__(self, catalog: Catalog, boxes: Boxes, wait_s: float, is_up: Callable[[], bool]) -> None:
-        """A request waits up to `wait_s` seconds for a box that begins; `is_up`: whether this gateway has a broker."""
+    def __init__(
+        self, catalog: Catalog, boxes: Boxes, wait_s: float, is_up: Callable[[], bool], pool: str = "default"
+    ) -> None:
+        """A request waits up to `wait_s` seconds for a box that begins; `is_up`: whether this gateway has a broker.
+
+        Requests that choose no pool go to `pool`.
+        """
         self.catalog, self._boxes, self._wait_s, self._is_up = catalog, boxes, wait_s, is_up
+        self._pool = pool
         self._rows: dict[str, Rows] = {}
         self._seldom = Seldom(log)
         self._version, self._is_read, self._changed = 0, False, asyncio.Event()
         self.ensure: Ensure | None = None
         """Set before the first request."""
+        self.expects: Callable[[str], bool] = lambda pool: False
+        """Whether a pool has boxes that may be on their way to it."""
         boxes.on_change = self._note
 
     def take(self, key: str, row: Row | None) -> None:
@@ -175,8 +194,39 @@ class ClusterModels(Models):
             raise self._nobody()
         return self.catalog.find(model)
 
-    def _states(self, model: str) -> list[ModelStatus]:
-        return [state for _, rows in self._live() for state in rows.states.get(model, {}).values()]
+    def _states(self, model: str, choice: Choice | None = None) -> list[ModelStatus]:
+        """States of a model at all boxes, or at those that a request may go to."""
+        found = self._live() if choice is None else self._chosen(model, choice)
+        return [state for _, rows in found for state in rows.states.get(model, {}).values()]
+
+    def pool_of(self, choice: Choice) -> str:
+        """The pool that a request goes to."""
+        return choice.pool or self._pool
+
+    def _chosen(self, model: str, choice: Choice) -> list[tuple[Box, Rows]]:
+        """The boxes with a model that a request may go to: those of its machine profile, where there are any."""
+        pool = self.pool_of(choice)
+        found = [
+            (box, rows)
+            for box, rows in self._live()
+            if box.pool == pool
+            and choice.bundle in ("", rows.box.bundle)  # type: ignore[union-attr]
+            and model in rows.states
+        ]
+        return [each for each in found if choice.takes(each[1].profile)] or found
+
+    def queue_of(self, choice: Choice) -> str:
+        """The bundle whose queue serves a request, empty where the gateway has to name the box.
+
+        Any box of the pool takes an item from the queue, so all of them must be boxes that the request may go to.
+        """
+        pool = self.pool_of(choice)
+        found = [rows for box, rows in self._live() if box.pool == pool and box.open]
+        bundles = {rows.box.bundle for rows in found if rows.box is not None}
+        preferred = {choice.takes(rows.profile) for rows in found}
+        if len(bundles) != 1 or len(preferred) != 1 or choice.bundle not in ("", *bundles):
+            return ""
+        return bundles.pop()
 
     def status(self, model: str) -> ModelStatus:
         states = self._states(model)
@@ -189,8 +239,8 @@ class ClusterModels(Models):
         found = {state.identity for state in self._states(model) if state.state == "loaded"}
         return found.pop() if len(found) == 1 else ""
 
-    def why_unavailable(self, model: str) -> PenstockError:
-        states = self._states(model)
+    def why_unavailable(self, model: str, choice: Choice | None = None) -> PenstockError:
+        states = self._states(model, choice)
         if not states or not self._is_up():
             return self._nobody()
         failed = [state for state in states if state.state == "failed"]
@@ -198,19 +248,24 @@ class ClusterModels(Models):
             return why_failed(next((state for state in failed if state.permanent), failed[0]))
         return ModelNotLoaded(f"Model '{model}' is not loaded", retry_after_s=1)
 
-    def choose(self, model: str, tried: Collection[str]) -> Box | None:
+    def choose(self, model: str, tried: Collection[str], choice: Choice = ANY_BOX) -> Box | None:
         """The open box for an item of a model outside of `tried`: one that has the model, else one that may load it.
 
-        Among these the first to be free by its own word and by what this gateway has sent there.
+        Among these the first to be free by its own word and by what this gateway has sent there. A box of the machine
+        profile that the request chooses goes before all others.
         """
-        found: list[tuple[bool, float, int, str, Box]] = []
+        pool = self.pool_of(choice)
+        found: list[tuple[bool, bool, float, int, str, Box]] = []
         for box, rows in self._live():
-            if not box.open or box.life in tried:
+            if not box.open or box.life in tried or box.pool != pool:
+                continue
+            if choice.bundle not in ("", rows.box.bundle):  # type: ignore[union-attr]
                 continue
             states = {state.state for state in rows.states.get(model, {}).values()}
             if states:
-                found.append(("loaded" not in states, box.wait_s, len(box.items), box.name, box))
-        return min(found)[4] if found else None
+                other = not choice.takes(rows.profile)
+                found.append((other, "loaded" not in states, box.wait_s, len(box.items), box.name, box))
+        return min(found)[5] if found else None
 
     def workers(self) -> Sequence[WorkerView]:
         """Workers of live boxes, numbered through; a worker's name has its box before it."""
@@ -240,18 +295,15 @@ class ClusterModels(Models):
 
     def boxes(self) -> Sequence[BoxView]:
         """Boxes by name; a dead one for a minute."""
-        return [
-            BoxView(
-                box.name,
-                box.pool,
-                rows.box.bundle if (rows := self._rows.get(box.name)) is not None and rows.box else BUNDLE,
-                box.alive,
-                box.draining,
-                box.room_s,
-                box.wait_s,
-            )
-            for box in sorted(self._boxes, key=lambda each: each.name)
-        ]
+        return [self._view(box) for box in sorted(self._boxes, key=lambda each: each.name)]
+
+    def _view(self, box: Box) -> BoxView:
+        rows = self._rows.get(box.name)
+        row = rows.box if rows is not None else None
+        bundle, profile, home = (row.bundle, row.profile, row.pool) if row is not None else (BUNDLE, "", "")
+        return BoxView(
+            box.name, box.pool, bundle, box.alive, box.draining, box.room_s, box.wait_s, profile, home
+        )
 
     def watch(self, on: bool) -> bool:
         return True
@@ -263,32 +315,60 @@ class ClusterModels(Models):
                 async with asyncio.timeout(deadline.remaining_s(deadline_ns)):
                     await self._changed.wait()
 
-    async def ensure_loaded(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> ModelStatus:
+    async def ensure_loaded(
+        self, model: str, deadline_ns: int, others: Collection[str] = (), choice: Choice = ANY_BOX
+    ) -> ModelStatus:
         """Wait until some box has the model or one of `others`; see `Models`. Raises `Provisioning` without a box.
 
-        A box that begins or comes back is waited for, as a worker is on one host. Raises `QueueUnavailable` at once
-        without a broker.
+        A box that begins or comes back is waited for, as a worker is on one host; a pool without boxes is not. Raises
+        `QueueUnavailable` at once without a broker, and `DependencyConflict` where only other bundles have the model.
         """
 
         def having() -> bool:
-            return any(self.is_loaded(name) for name in (model, *others))
+            states = [state for name in (model, *others) for state in self._states(name, choice)]
+            return any(state.state == "loaded" for state in states)
 
         if not having():
             if not self._is_up():
                 raise self._nobody()
-            if self.choose(model, ()) is None and self._boxes.by_name:
-                until_ns = min(deadline_ns, deadline.after(self._wait_s))
-                with suppress(DeadlineExceeded):
-                    await self.wait(lambda: self.choose(model, ()) is not None, until_ns)
+            if self.choose(model, (), choice) is None:
+                self._check_bundle(model, choice)
+                if self._may_come(choice):
+                    until_ns = min(deadline_ns, deadline.after(self._wait_s))
+                    with suppress(DeadlineExceeded):
+                        await self.wait(lambda: self.choose(model, (), choice) is not None, until_ns)
             if having():
-                return self.status(model)
-            if self.choose(model, ()) is None:
+                return self._told(model, choice)
+            if self.choose(model, (), choice) is None:
                 deadline.check(deadline_ns, "before a box was there")
-                raise self.why_unavailable(model)
+                raise self.why_unavailable(model, choice)
             assert self.ensure is not None
-            await self.ensure(model, deadline_ns, others)
+            await self.ensure(model, deadline_ns, others, choice)
             await self.wait(having, min(deadline_ns, deadline.after(TOLD_S)))
-        return self.status(model)
+        return self._told(model, choice)
+
+    def _told(self, model: str, choice: Choice) -> ModelStatus:
+        """The state of a model at the boxes of a choice, else at all."""
+        states = self._states(model, choice) or self._states(model)
+        return min(states, key=lambda s: STATE_ORDER.index(s.state), default=ModelStatus(model, "available"))
+
+    def _may_come(self, choice: Choice) -> bool:
+        """Whether a box may begin or come back; of a pool that the request names, only a box that belongs there."""
+        return any(choice.pool in ("", box.pool) for box in self._boxes) or self.expects(choice.pool)
+
+    def _check_bundle(self, model: str, choice: Choice) -> None:
+        """Raise `DependencyConflict` if boxes have a model, and none of these the bundle of the choice."""
+        if not choice.bundle:
+            return
+        known = {
+            rows.box.bundle
+            for box in self._boxes
+            if (rows := self._rows.get(box.name)) is not None and rows.box and model in rows.box.models
+        }
+        if known and choice.bundle not in known:
+            raise DependencyConflict(
+                f"model '{model}' is not in the bundle '{choice.bundle}'", compatible_bundles=sorted(known)
+            )
 
     def _nobody(self) -> PenstockError:
         """Why nobody can be asked: this gateway has no broker, or no box has the model."""

@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from frontend.cluster.boxes import Box, Boxes
+from frontend.scope import ANY_BOX, Choice
 from ipc.errors import Draining, PenstockError, QueueUnavailable, WorkerCrashed, from_code
 from ipc.settings import Cluster
 from ipc.wire.cluster import MOST_IDS, VERSION, Ask, Claims, Drop, Got, ItemResult, Outcome, ToBox
@@ -58,6 +59,7 @@ class Held:
     heard_ns: int = 0
     stranded_ns: int = 0
     refusal: PenstockError | None = None
+    choice: Choice = ANY_BOX
 
 
 class Sender(Protocol):
@@ -85,14 +87,14 @@ class Dispatch:
         router: str,
         boxes: Boxes,
         sender: Sender,
-        choose: Callable[[str, Collection[str]], Box | None],
-        why_not: Callable[[str], PenstockError],
+        choose: Callable[[Held], Box | None],
+        why_not: Callable[[Held], PenstockError],
         wait_s: float,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """An item that lost its box waits for another one for `wait_s`.
 
-        `choose` gives the best open box for a model outside of some lives, `why_not` why there is none."""
+        `choose` gives the best open box for an item outside of the lives that it tried, `why_not` why there is none."""
         self._router, self._boxes, self._sender = router, boxes, sender
         self._choose, self._why_not, self._now_ns = choose, why_not, now_ns
         self._ask_ns, self._wait_ns = int(cluster.ask_after_s * 1e9), int(wait_s * 1e9)
@@ -136,9 +138,9 @@ class Dispatch:
             self._later(self._dropped, life, held.id)
 
     def _direct(self, held: Held) -> None:
-        box = self._choose(held.model, held.tried)
+        box = self._choose(held)
         if box is None:
-            raise held.refusal or self._why_not(held.model)
+            raise held.refusal or self._why_not(held)
         held.attempt += 1
         held.stranded_ns = 0
         self._sender.to_box(held, box)
@@ -151,6 +153,13 @@ class Dispatch:
         for held in list(self.items.values()):
             if held.queued and not held.boxes and not held.future.done():
                 self._again(held, reason)
+
+    def leave_pool(self, pool: str) -> None:
+        """A pool is gone, and nobody pulls from its queue: what no box has claimed there waits for a box no longer."""
+        for held in list(self.items.values()):
+            if held.choice.pool == pool and not held.boxes and not held.future.done():
+                held.refusal = held.refusal or self._why_not(held)
+                self._again(held, "pool")
 
     def _again(self, held: Held, reason: str) -> None:
         self.counts["resent", reason] += 1
@@ -324,7 +333,7 @@ class Dispatch:
 
     def _leave_if_roomy(self, held: Held) -> None:
         """Send an old item of the queue directly to a box that has room: boxes that pull may not have its model."""
-        box = self._choose(held.model, held.tried)
+        box = self._choose(held)
         if box is not None and box.room_s > 0:
             self._again(held, "old")
 

@@ -24,15 +24,15 @@ from nats.aio.msg import Msg
 
 from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import Broker, lasting, readable
-from frontend.cluster.bucket import Follower
 from frontend.cluster.directory import ClusterModels
 from frontend.cluster.dispatch import Dispatch, Held
-from frontend.cluster.queue import Lane, Maker
+from frontend.cluster.queue import Queues
+from frontend.cluster.state import GatewayState
 from frontend.cluster.transfers import TransferFailed, Transfers
 from frontend.engine.answer import Answer, AnswerStream, shifted
 from frontend.engine.events import Generation, Pace, Past
 from frontend.engine.interface import Engine, NoBlocks, Payload, bytes_of
-from frontend.scope import RequestScope
+from frontend.scope import ANY_BOX, Choice, RequestScope
 from frontend.server.drain import Drain
 from ipc import deadline
 from ipc.catalog.entries import Catalog
@@ -96,34 +96,32 @@ class Gateway:
     def __init__(self, settings: Settings, catalog: Catalog, drain: Drain) -> None:
         """Raises `ConfigError` for files of `settings.cluster` that cannot be read."""
         cluster = settings.cluster
-        self.router, self.names, self._pool = secrets.token_hex(12), Names(cluster.name), cluster.pool
+        self.router, self.names = secrets.token_hex(12), Names(cluster.name)
         self._beat_s = cluster.beat_s
         self.broker = Broker(cluster, f"gateway {self.router}")
         self.boxes = Boxes(cluster)
         self.models = ClusterModels(
-            catalog, self.boxes, settings.limits.restart_wait_s, lambda: self.broker.up
+            catalog, self.boxes, settings.limits.restart_wait_s, lambda: self.broker.up, cluster.pool
         )
         self.dispatch = Dispatch(
             cluster,
             self.router,
             self.boxes,
             self,
-            self.models.choose,
-            self.models.why_unavailable,
+            lambda held: self.models.choose(held.model, held.tried, held.choice),
+            lambda held: self.models.why_unavailable(held.model, held.choice),
             settings.limits.restart_wait_s,
         )
         self.engine = ClusterEngine(self, drain)
         self.models.ensure = self.engine.ensure
-        self._follower = Follower(self.broker, self.names, self.models.take, self.models.read)
+        self._state = GatewayState(cluster, self.broker, self.names, self.models)
+        self.pools = self._state.pools
         self.broker.listen(inbox(self.router), self._answered)
         self.broker.listen(self.names.box_beat("*"), self._beat)
         self.broker.on_up.append(self.dispatch.resume)
-        self._maker = Maker(self.broker, self.names, cluster)
-        self.lane = Lane(cluster, self._maker)
-        self.lane.on_trouble = self.dispatch.leave_queue
-        if cluster.lane != "direct":
-            self.broker.on_up.append(self._maker.again)
-            self.broker.on_down.append(self.lane.lost)
+        self.queues = Queues(self.broker, self.names, cluster)
+        self.queues.on_trouble = self.dispatch.leave_queue
+        self.pools.on_removed, self.pools.on_left = self.dispatch.leave_pool, self._pool_left
         self.transfers = Transfers(cluster, self.router, f"gateway {self.router}")
         self._seldom = Seldom(log)
         self._tasks: list[asyncio.Task[None]] = []
@@ -131,13 +129,13 @@ class Gateway:
     def counts(self) -> dict[tuple[str, str], float]:
         """How often things have happened so far, by what and a label; `connected` is 1 while there is a broker."""
         beats = {("connected", ""): self.broker.up, ("beats_missed", "box"): self.boxes.beats_missed}
-        return {**self.dispatch.counts, **beats}
+        return {**self.dispatch.counts, **beats, **self.pools.counts()}
 
     def begin(self) -> None:
         """Connect."""
         self.broker.start()
         loop = asyncio.get_running_loop()
-        loops = (self._tick, self._live, self._follower.run, self._maker.run)
+        loops = (self._tick, self._live, *self._state.loops)
         self._tasks = [loop.create_task(self.transfers.start())]
         self._tasks += [loop.create_task(lasting(run)) for run in loops]
 
@@ -145,14 +143,20 @@ class Gateway:
         """Disconnect."""
         for task in self._tasks:
             task.cancel()
+        self.queues.close()
         await self.transfers.close()
         await self.broker.close()
+
+    def _pool_left(self, name: str) -> None:
+        task = asyncio.get_running_loop().create_task(self.queues.drop(name))
+        self._tasks.append(task)
+        task.add_done_callback(self._tasks.remove)
 
     async def _tick(self) -> None:
         while True:
             if self.broker.up:
                 self.boxes.tick()
-                self.lane.tick()
+                self.queues.tick()
                 self.dispatch.tick()
             await asyncio.sleep(TICK_S)
 
@@ -180,7 +184,8 @@ class Gateway:
             elif word is not None:
                 self.dispatch.missing(word.life, word.ids)
         elif kind.startswith("queued."):
-            self.lane.confirmed(kind.removeprefix("queued."), message)
+            _, pool, item = kind.split(".", 2)
+            self.queues.confirmed(pool, item, message)
         elif kind.startswith("sent.") and (message.headers or {}).get("Status") == "503":
             _, life, item = kind.split(".", 2)
             self.dispatch.gone(life, item)
@@ -206,9 +211,10 @@ class Gateway:
                 plan.request_id,
                 type(plan.call).__name__.removesuffix("Call").lower(),
                 plan.model,
-                self._pool,
+                self.models.pool_of(sent.choice),
                 self.router,
                 results(self.router),
+                machine_profile=sent.choice.profile,
                 timestamp=time.time(),
                 penstock=carried,
             )
@@ -229,13 +235,16 @@ class Gateway:
     def to_queue(self, held: Held) -> bool:
         """Publish an item in the queue, unless the queue has trouble or no box would take the item; see `Sender`."""
         assert isinstance(held, _Sent)
-        if held.kind != RUN or not self.lane.usable or self.models.choose(held.model, ()) is None:
+        if held.kind != RUN or self.models.choose(held.model, (), held.choice) is None:
+            return False
+        bundle, pool = self.models.queue_of(held.choice), self.models.pool_of(held.choice)
+        if not bundle or not (lane := self.queues.lane(pool, bundle)).usable:
             return False
         held.attempt += 1
-        subject = self.names.work(held.model, self._pool)
-        reply = f"{inbox(self.router)[:-1]}queued.{held.id}"
+        subject = self.names.work(held.model, pool)
+        reply = f"{inbox(self.router)[:-1]}queued.{pool}.{held.id}"
         self.broker.send(subject, self._item(held), reply, {"Nats-Msg-Id": held.id})
-        self.lane.published(held.id)
+        lane.published(held.id)
         return True
 
     def word(self, box: Box, word: ToBox) -> None:
@@ -262,6 +271,7 @@ class ClusterEngine(Engine):
         deadline_ns: int,
         start_by_ns: int,
         others: Collection[str] = (),
+        choice: Choice = ANY_BOX,
     ) -> tuple[ItemResult, Outcome]:
         """The answer to an item. Raises the error of the box, and `DeadlineExceeded` soon after the deadline.
 
@@ -284,6 +294,7 @@ class ClusterEngine(Engine):
             payload=payload,
             others=list(others),
             start_by_ns=start_by_ns,
+            choice=choice,
         )
         try:
             async with asyncio.timeout(deadline.remaining_s(deadline_ns) + GRACE_S):
@@ -328,7 +339,9 @@ class ClusterEngine(Engine):
             raise Unsupported(f"a sequence {NO_HOME}")
         began_ns = time.monotonic_ns()
         raw = bytes(bytes_of(payload))
-        result, outcome = await self._call(RUN, work, raw, scope.deadline_ns, scope.waits_until_ns)
+        result, outcome = await self._call(
+            RUN, work, raw, scope.deadline_ns, scope.waits_until_ns, choice=scope.choice
+        )
         answer = Answer(
             read_answer(outcome.result),
             memoryview(outcome.data),
@@ -343,10 +356,10 @@ class ClusterEngine(Engine):
         scope.ran(answer.worker, answer.timing, trace)
         return answer
 
-    async def ensure(self, model: str, deadline_ns: int, others: Collection[str]) -> None:
+    async def ensure(self, model: str, deadline_ns: int, others: Collection[str], choice: Choice) -> None:
         """Have a box load a model, or one of `others`. Raises why the model cannot be had, or not in time."""
         plan = Work(model, EncodeCall([], []), 0, 0, "")
-        await self._call(ENSURE, plan, b"", deadline_ns, deadline_ns, others)
+        await self._call(ENSURE, plan, b"", deadline_ns, deadline_ns, others, choice)
 
     @asynccontextmanager
     async def stream(

@@ -7,6 +7,7 @@
    counts as down, for `DOWN_S` at first and longer each time up to `max_down_s`, and every item that no box has claimed
    goes directly to a box.
 4. An item that waits while a box with its model has room goes directly, too (`dispatch`).
+5. Each pool has a stream. A gateway has a lane for each pool whose boxes it uses (`Queues`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import (
@@ -28,7 +30,7 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError, NotFoundError
 
-from frontend.cluster.broker import Broker
+from frontend.cluster.broker import Broker, lasting
 from frontend.cluster.bucket import LOST, TIMEOUT_S
 from ipc.logs import Seldom
 from ipc.settings import Cluster
@@ -106,6 +108,11 @@ class Maker:
         self.there = False
         self._wanted.set()
 
+    def aim(self, pool: str) -> None:
+        """Make stream and consumer of this pool from now on."""
+        self._cluster = msgspec.structs.replace(self._cluster, pool=pool)
+        self.again()
+
     async def run(self) -> None:
         """Wait for `again` and make stream and consumer, for ever."""
         while True:
@@ -181,3 +188,71 @@ class Lane:
         oldest_ns = next(iter(self._unconfirmed.values()), 0)
         if oldest_ns and self._now_ns() - oldest_ns > self._confirm_ns:
             self.trouble("unconfirmed")
+
+
+class Queues:
+    """The queues of all pools that one gateway uses, by pool."""
+
+    def __init__(self, broker: Broker, names: Names, cluster: Cluster) -> None:
+        self._broker, self._names, self._cluster = broker, names, cluster
+        self._lanes: dict[str, tuple[str, Lane, Maker, asyncio.Task[None]]] = {}
+        self.on_trouble: Callable[[str], None] = lambda reason: None
+        """Told of the trouble of any lane; see `Lane`."""
+        if cluster.lane != "direct":
+            broker.on_up.append(self._again)
+            broker.on_down.append(self._lost)
+
+    def lane(self, pool: str, bundle: str) -> Lane:
+        """The lane to a pool whose boxes all have one bundle; the first call begins to make the queue."""
+        known = self._lanes.get(pool)
+        if known is not None and known[0] == bundle:
+            return known[1]
+        self._end(pool)
+        mine = msgspec.structs.replace(self._cluster, pool=pool, bundle=bundle)
+        maker = Maker(self._broker, self._names, mine)
+        lane = Lane(mine, maker)
+        lane.on_trouble = self.on_trouble
+        task = asyncio.get_running_loop().create_task(lasting(maker.run))
+        self._lanes[pool] = bundle, lane, maker, task
+        if mine.lane != "direct":
+            maker.again()
+        return lane
+
+    def confirmed(self, pool: str, item: str, message: Msg) -> None:
+        """The broker has answered to an item of a pool."""
+        if pool in self._lanes:
+            self._lanes[pool][1].confirmed(item, message)
+
+    def tick(self) -> None:
+        """Look for items without a confirmation; call this often."""
+        for _, lane, _, _ in self._lanes.values():
+            lane.tick()
+
+    def _again(self) -> None:
+        for _, _, maker, _ in self._lanes.values():
+            maker.again()
+
+    def _lost(self) -> None:
+        for _, lane, _, _ in self._lanes.values():
+            lane.lost()
+
+    def _end(self, pool: str) -> None:
+        known = self._lanes.pop(pool, None)
+        if known is not None:
+            known[3].cancel()
+
+    async def drop(self, pool: str) -> None:
+        """A pool is gone: forget its lane, and remove its stream if the broker can."""
+        self._end(pool)
+        try:
+            manager = self._broker.client.jetstream(timeout=TIMEOUT_S)
+            await manager.delete_stream(self._names.stream(pool))
+        except NotFoundError:
+            return
+        except LOST as error:
+            log.warning("stream %s of a pool that is gone stays: %r", self._names.stream(pool), error)
+
+    def close(self) -> None:
+        """Make nothing any more."""
+        for pool in list(self._lanes):
+            self._end(pool)

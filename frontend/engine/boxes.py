@@ -3,12 +3,16 @@
 The counts are under the names of SIE's gateway and under our own.
 
 1. `finished` counts a request at its end. `machine_profile` is that of the box that answered, empty without one.
-2. `report`, twice a second, writes boxes and models, and what the engine has counted since the look before.
+2. Demand is the requests of the last `DEMAND_S` that no box of their machine profile was there for, also those that
+   another box served. Only profiles that the cluster knows are labels.
+3. `report`, twice a second, writes boxes and models, and what the engine has counted since the look before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 
 from frontend.engine.interface import BoxView, Counts, Models, WorkerView
 from frontend.scope import RequestScope
@@ -17,7 +21,8 @@ from ipc.machine import CPU, gpu_type
 from ipc.metrics.registry import GatewayMetrics
 
 BUNDLE = "default"
-"""The bundle of every request: no request can choose another one yet."""
+"""The bundle of a request that chooses none."""
+DEMAND_S = 120.0
 _REJECTIONS = {
     "QUEUE_FULL": "queue_full",
     "QUEUE_UNAVAILABLE": "no_broker",
@@ -39,6 +44,22 @@ def boxes_with(model: str, directory: Models) -> list[str]:
     )
 
 
+def known_profiles(configured: Sequence[str], directory: Models) -> list[str]:
+    """The machine profiles of the settings, else those of the boxes that take work."""
+    if configured:
+        return sorted(configured)
+    by_box = by_boxes(directory)
+    return sorted({gpu_of(box, by_box.get(box.name, ())) for box in directory.boxes() if box.healthy})
+
+
+def by_boxes(directory: Models) -> dict[str, list[WorkerView]]:
+    """The workers of each box by its name."""
+    by_box: dict[str, list[WorkerView]] = {}
+    for worker in directory.workers():
+        by_box.setdefault(worker.box, []).append(worker)
+    return by_box
+
+
 def gpu_of(box: BoxView, workers: Sequence[WorkerView]) -> str:
     """The machine profile of a box in lower case, else the type of its first device; `cpu` where nobody knows one."""
     if box.profile:
@@ -52,8 +73,19 @@ def gpu_of(box: BoxView, workers: Sequence[WorkerView]) -> str:
 class GatewayMeter:
     """Feeds the families of one frontend of a gateway."""
 
-    def __init__(self, metrics: GatewayMetrics, directory: Models, counts: Counts) -> None:
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        directory: Models,
+        counts: Counts,
+        configured: Sequence[str] = (),
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`configured` are the machine profiles that the settings name."""
         self._metrics, self._directory, self._counts = metrics, directory, counts
+        self._configured, self._now_s = configured, now_s
+        self._unmet: deque[tuple[float, tuple[str, str]]] = deque()
+        self._gauges: set[tuple[str, str, str]] = set()
         self._profiles: dict[str, str] = {}
         self._seen: dict[tuple[str, str], float] = {}
         self._models: set[str] = set()
@@ -64,25 +96,37 @@ class GatewayMeter:
         profile = self._profiles.get(scope.worker.partition("/")[0], "")
         self._metrics.requests.labels(scope.operation, status, profile).inc()
         self._metrics.latency.labels(scope.operation, profile).observe(scope.phases["total"] / 1000)
+        wanted = self._label(scope.choice.profile)
+        is_unmet = scope.error == "PROVISIONING" or (scope.worker and wanted not in ("", profile))
+        if is_unmet:
+            self._unmet.append((self._now_s(), (wanted, self._bundle(scope.choice.bundle))))
         if scope.error == "PROVISIONING":
-            self._metrics.provisioning.labels(profile).inc()
+            self._metrics.provisioning.labels(wanted).inc()
         elif scope.error in _REJECTIONS:
-            self._metrics.rejected.labels(profile, BUNDLE, _REJECTIONS[scope.error]).inc()
+            bundle = self._bundle(scope.choice.bundle)
+            self._metrics.rejected.labels(profile or wanted, bundle, _REJECTIONS[scope.error]).inc()
+
+    def _label(self, profile: str) -> str:
+        """A machine profile of the cluster, empty for any other text of a request."""
+        return profile if profile in self._configured or profile in self._profiles.values() else ""
+
+    def _bundle(self, bundle: str) -> str:
+        return bundle if any(box.bundle == bundle for box in self._directory.boxes()) else BUNDLE
 
     def report(self) -> None:
         """Write the gauges, and add to the counters what has happened since the last call."""
-        boxes, by_box = self._directory.boxes(), dict[str, list[WorkerView]]()
-        for worker in self._directory.workers():
-            by_box.setdefault(worker.box, []).append(worker)
+        boxes, by_box = self._directory.boxes(), by_boxes(self._directory)
         self._profiles = {box.name: gpu_of(box, by_box.get(box.name, ())) for box in boxes}
         healthy = sum(box.healthy for box in boxes)
         self._metrics.workers.labels("healthy").set(healthy)
         self._metrics.workers.labels("unhealthy").set(len(boxes) - healthy)
         self._report_models()
+        self._report_demand()
         for key, count in self._counts().items():
             what, label = key
             if what == "connected":
                 self._metrics.connected.set(count)
+            if what in ("connected", "leased"):
                 continue
             more = count - self._seen.get(key, 0)
             self._seen[key] = count
@@ -99,13 +143,27 @@ class GatewayMeter:
             self._metrics.model_workers.labels(model).set(0)
         self._models = models
 
+    def _report_demand(self) -> None:
+        """Requests without a box, and boxes that pools need, by machine profile and bundle."""
+        while self._unmet and self._unmet[0][0] < self._now_s() - DEMAND_S:
+            self._unmet.popleft()
+        now = Counter(("demand", *labels) for _, labels in self._unmet)
+        for (what, label), count in self._counts().items():
+            if what == "leased":
+                profile, bundle = label.split(" ")
+                now["leased", self._label(profile), bundle] += int(count)
+        # NOTE: the library cannot remove a series that several processes feed.
+        for gauge in self._gauges | now.keys():
+            getattr(self._metrics, gauge[0]).labels(*gauge[1:]).set(now[gauge])
+        self._gauges |= now.keys()
+
     def _count(self, what: str, label: str, more: float) -> None:
         metrics = self._metrics
         if what == "lane":
             metrics.lane.labels(label).inc(more)
             if label == "queue":
                 metrics.published.inc(more)
-        elif what in ("resent", "dropped", "beats_missed"):
+        elif what in ("resent", "dropped", "beats_missed", "pool_events"):
             getattr(metrics, what).labels(label).inc(more)
         elif what == "duplicate":
             metrics.duplicates.inc(more)

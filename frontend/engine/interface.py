@@ -20,7 +20,7 @@ from typing import Protocol, Self
 
 from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.events import Generation, Pace, Past
-from frontend.scope import RequestScope
+from frontend.scope import ANY_BOX, Choice, RequestScope
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.repository import Wish
 from ipc.errors import DependencyConflict, ModelLoadFailed, PenstockError, Unsupported
@@ -196,7 +196,8 @@ class BoxView:
     """A host with workers at one moment, as a gateway knows the host. `profile` is its machine profile, or empty.
 
     `alive`: signs of life arrive. A box that drains finishes its work and takes no more. `room_s` and `wait_s` are
-    those of its workers together, as `Credits` have them.
+    those of its workers together, as `Credits` have them. `pool` is the pool whose work the box takes, `home` that of
+    its settings.
     """
 
     name: str
@@ -207,6 +208,7 @@ class BoxView:
     room_s: float = 0.0
     wait_s: float = 0.0
     profile: str = ""
+    home: str = ""
 
     @property
     def healthy(self) -> bool:
@@ -291,8 +293,12 @@ class Models(ABC):
         """Wait until `done()`, looked at after every change. Raises `DeadlineExceeded`."""
 
     @abstractmethod
-    async def ensure_loaded(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> ModelStatus:
+    async def ensure_loaded(
+        self, model: str, deadline_ns: int, others: Collection[str] = (), choice: Choice = ANY_BOX
+    ) -> ModelStatus:
         """Wait until some worker has the model or one of `others`; ask for the model if no worker has it.
+
+        Of a cluster only workers count that the request's `choice` allows.
 
         Raises the reason if the model cannot be loaded, or not in time.
         """

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from frontend.engine.boxes import boxes_with, gpu_of
+from frontend.engine.boxes import boxes_with, by_boxes, gpu_of
 from frontend.engine.interface import BoxView, Models, WorkerView
 from frontend.status.stream import Feed
 from ipc.catalog.repository import VersionEntry
@@ -50,9 +50,7 @@ def worker_fields(box: BoxView, workers: Sequence[WorkerView]) -> dict[str, Any]
 
 def cluster_fields(directory: Models, qps: float = 0.0) -> dict[str, Any]:
     """The fields of a frame but its time; `qps` are requests a second of this gateway."""
-    by_box: dict[str, list[WorkerView]] = {}
-    for worker in directory.workers():
-        by_box.setdefault(worker.box, []).append(worker)
+    by_box = by_boxes(directory)
     workers = [worker_fields(box, by_box.get(box.name, ())) for box in directory.boxes()]
     healthy = [worker for worker in workers if worker["healthy"]]
     models = [_model(name, directory, by_box, workers) for name in _names(directory)]

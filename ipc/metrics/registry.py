@@ -51,6 +51,7 @@ from ipc.metrics.families import (
     WORKER,
     Family,
 )
+from ipc.metrics.pool_families import POOL_EVENTS, POOLS
 from ipc.processes.paths import RunPaths
 from ipc.wire.messages import LANES
 from ipc.wire.streams import FINISH_REASONS
@@ -280,7 +281,7 @@ class GatewayMetrics(_Families):
     """Families fed by frontends of a gateway."""
 
     def __init__(self) -> None:
-        super().__init__(GATEWAY)
+        super().__init__((*GATEWAY, *POOLS))
 
     def touch(self) -> None:
         """Make every series exist at zero from the first scrape on; those of models and profiles begin with boxes."""
@@ -296,6 +297,10 @@ class GatewayMetrics(_Families):
             self.lane.labels(lane)
         for reason in RESENT:
             self.resent.labels(reason)
+        for event in POOL_EVENTS:
+            self.pool_events.labels(event)
+        for gauge in (self.leased, self.demand):
+            gauge.labels("", "default").set(0)
         self.dropped.labels("unknown box"), self.beats_missed.labels("box")
 
 

@@ -243,7 +243,10 @@ class WorkerRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BoxRow(_Message, frozen=True, tag="box_row"):
-    """A box in the bucket of models: its workers and the ids of its models, whose rows have keys of their own."""
+    """A box in the bucket of models: its workers and the ids of its models, whose rows have keys of their own.
+
+    `pool` is that of its settings; `profile` is its machine profile, in lower case, empty where the settings name none.
+    """
 
     box: str
     life: str
@@ -252,6 +255,7 @@ class BoxRow(_Message, frozen=True, tag="box_row"):
     workers: list[WorkerRow]
     is_told: bool
     models: list[str]
+    profile: str = ""
 
 
 class ModelRow(_Message, frozen=True, tag="model_row"):

@@ -85,6 +85,11 @@ class Names:
         """Bucket of the models of all boxes."""
         return self._flat("penstock_models")
 
+    @property
+    def pools(self) -> str:
+        """Bucket of the pools."""
+        return self._flat("penstock_pools")
+
 
 def inbox(router: str) -> str:
     """Subjects of all answers to a gateway."""

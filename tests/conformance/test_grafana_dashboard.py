@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from ipc.metrics import families as metric_families
+from ipc.metrics import pool_families
 from tests.conformance.required_tool import required_tool
 from tests.conformance.test_prometheus_live import Prometheus, prometheus
 from tests.harness.server import Server, serving, wait_until
@@ -77,6 +78,7 @@ TABLES = (
     *metric_families.RUNS,
     *metric_families.TOOLS,
     *metric_families.GATEWAY,
+    *pool_families.POOLS,
 )
 
 

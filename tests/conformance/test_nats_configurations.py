@@ -29,6 +29,7 @@ from tools.source_tree import ROOT
 
 NATS = ROOT / "deploy" / "nats"
 PASSWORDS = {"PENSTOCK_GATEWAY_PASSWORD": "g-secret", "PENSTOCK_BRIDGE_PASSWORD": "b-secret"}
+ITEM = {"items": [{"text": "x"}]}
 LOGIN = {"gateway": "g-secret", "bridge": "b-secret"}
 
 
@@ -161,6 +162,10 @@ def test_nobody_comes_in_without_a_password(guarded: Broker) -> None:
         ("gateway", "sie.config.models._all"),
         ("gateway", "$JS.API.STREAM.DELETE.KV_penstock_models"),
         ("bridge", "$JS.API.STREAM.DELETE.KV_penstock_models"),
+        ("bridge", "$KV.penstock_pools.pools"),
+        ("bridge", "$JS.API.STREAM.CREATE.KV_penstock_pools"),
+        ("bridge", "$JS.API.STREAM.DELETE.KV_penstock_pools"),
+        ("gateway", "$JS.API.STREAM.DELETE.KV_penstock_pools"),
     ],
 )
 def test_a_user_may_not_say_what_is_for_others(guarded: Broker, user: str, subject: str) -> None:
@@ -239,6 +244,14 @@ def test_a_gateway_and_a_box_with_their_own_users_serve_without_a_refusal(
     ):
         wait_until(lambda: serves(near), what="the first answer of a box")
         assert near.encode("fake/echo", ["x"]).headers["x-sie-worker"] == "a/worker-0"
+        made = near.post("/v1/pools", {"name": "bench"})
+        assert made.status == 201, made.body
+        wait_until(
+            lambda: near.post("/v1/encode/fake/echo", ITEM, x_sie_pool="bench").status == 200,
+            what="an answer of the pool",
+        )
+        assert near.request("DELETE", "/v1/pools/bench").status == 200
+        wait_until(lambda: serves(near), what="the box in the pool of its settings")
         # Too large for a message, and without an address of its own: the bytes go through the broker in chunks.
         large = near.encode("fake/echo", ["x" * 2000] * 500)
         assert large.status == 200 and len(large.json()["items"]) == 500

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from frontend.engine.interface import BoxView, WorkerView
+from frontend.scope import ANY_BOX, Choice
 from ipc.wire.messages import Credits, ModelStatus
 from tests.fakes.engine import InProcessDirectory
 
@@ -18,6 +19,14 @@ class BoxesDirectory(InProcessDirectory):
         self._loaded_at = dict(loaded_at)
         self._boxes = {name: BoxView(name, "default", "default", True, False) for name in loaded_at}
         self.loaded = {model for models in loaded_at.values() for model in models}
+        self.choices: list[Choice] = []
+        """What requests have chosen that waited for a model."""
+
+    async def ensure_loaded(
+        self, model: str, deadline_ns: int, others: Collection[str] = (), choice: Choice = ANY_BOX
+    ) -> ModelStatus:
+        self.choices.append(choice)
+        return await super().ensure_loaded(model, deadline_ns, others, choice)
 
     def change(self, box: str, **fields: object) -> None:
         """A box has other fields from now on."""

@@ -21,7 +21,7 @@ from frontend.engine.interface import (
     always,
     bytes_of,
 )
-from frontend.scope import RequestScope
+from frontend.scope import ANY_BOX, Choice, RequestScope
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.repository import Wish
@@ -109,7 +109,9 @@ class InProcessDirectory(Models, Control):
         if not done():
             raise DeadlineExceeded("nothing changes by itself here")
 
-    async def ensure_loaded(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> ModelStatus:
+    async def ensure_loaded(
+        self, model: str, deadline_ns: int, others: Collection[str] = (), choice: Choice = ANY_BOX
+    ) -> ModelStatus:
         await self.load(model, True, deadline_ns)
         return self.status(model)
 

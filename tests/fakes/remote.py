@@ -31,7 +31,7 @@ from frontend.engine.interface import (
     WorkerView,
     bytes_of,
 )
-from frontend.scope import RequestScope
+from frontend.scope import ANY_BOX, Choice, RequestScope
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.errors import DeadlineExceeded, ModelNotLoaded, NoReplica, PenstockError, from_code
@@ -438,7 +438,9 @@ class RemoteModels(Models):
                 async with asyncio.timeout(deadline.remaining_s(deadline_ns)):
                     await self._link.changed.wait()
 
-    async def ensure_loaded(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> ModelStatus:
+    async def ensure_loaded(
+        self, model: str, deadline_ns: int, others: Collection[str] = (), choice: Choice = ANY_BOX
+    ) -> ModelStatus:
         if not self.is_loaded(model):
             left_s = deadline.remaining_s(deadline_ns)
             async with self._link.asking(lambda it: Ensure(it, model, list(others), left_s)) as (_, replies):

@@ -1,4 +1,4 @@
-"""The unmodified client of SIE against a gateway and a box: vectors, scores, models, capacity, the cluster's status.
+"""The unmodified client of SIE against a gateway and a box: vectors, scores, models, capacity, status, pools.
 
 The client comes by `pip install sie-sdk`, for Python 3.12 and later, in an environment that `TEST_SIE_PYTHON` names.
 """
@@ -46,7 +46,14 @@ with SIEClient(sys.argv[1]) as client:
         "waited": client.wait_for_capacity("cpu", model="fake/echo", timeout_s=30)["worker_count"],
         "frame": next(frames),
         "kind": client._detect_endpoint_type(),
-        "pool": tried(lambda: client.create_pool("bench")),
+        "before": tried(lambda: client.get_pool("bench")),
+        "made": tried(lambda: client.create_pool("Bench", {"cpu": 1}, minimum_worker_count=0)),
+        "pool": tried(lambda: client.get_pool("bench")),
+        "pooled": tried(lambda: client.encode("fake/echo", {"text": "one"}, gpu="bench/cpu")["dense"].tolist()),
+        "renewed": client._client.post("/v1/pools/bench/renew").status_code,
+        "deleted": tried(lambda: client.delete_pool("bench")),
+        "again": tried(lambda: client.delete_pool("bench")),
+        "bad": tried(lambda: client.create_pool("a b")),
         "unknown": tried(lambda: client.encode("no/such", {"text": "x"})),
     }
 print(json.dumps(found))
@@ -109,8 +116,22 @@ def test_a_frame_of_the_cluster_names_box_and_models(told: Any) -> None:
     assert states["fake/echo"] == ("loaded", 1)
 
 
-def test_the_client_is_told_what_is_not_built_and_what_is_unknown(told: Any) -> None:
-    assert "not built" in told["pool"]["text"]
+def test_the_client_makes_uses_renews_and_removes_a_pool(told: Any) -> None:
+    assert told["before"] is None and told["made"] is None
+    pool = told["pool"]
+    assert (pool["name"], pool["spec"]["gpus"], pool["spec"]["minimum_worker_count"]) == (
+        "bench",
+        {"cpu": 1},
+        0,
+    )
+    assert pool["status"]["state"] == "active"
+    assert [worker["name"] for worker in pool["status"]["assigned_workers"]] == ["a"]
+    np.testing.assert_allclose(told["pooled"], vector_of("one", 16), atol=1e-6)
+    assert (told["renewed"], told["deleted"], told["again"]) == (200, True, False)
+
+
+def test_the_client_is_told_what_is_wrong_and_what_is_unknown(told: Any) -> None:
+    assert told["bad"]["error"] == "PoolError" and "name: 'a b'" in told["bad"]["text"]
     assert "no/such" in told["unknown"]["text"]
 
 

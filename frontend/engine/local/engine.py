@@ -34,7 +34,7 @@ from frontend.engine.local.catalog import CatalogFollower
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
 from frontend.engine.local.delta_stream import LocalGeneration
-from frontend.scope import RequestScope
+from frontend.scope import ANY_BOX, Choice, RequestScope
 from frontend.server.drain import Drain
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
@@ -198,7 +198,9 @@ class LocalDirectory(Models, Control):
         """Wait until `done()`, looked at after every change. Raises `DeadlineExceeded`."""
         await self._client.wait(done, deadline_ns)
 
-    async def ensure_loaded(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> ModelStatus:
+    async def ensure_loaded(
+        self, model: str, deadline_ns: int, others: Collection[str] = (), choice: Choice = ANY_BOX
+    ) -> ModelStatus:
         """Wait until some worker has the model, at most `limits.load_wait_s` and `limits.restart_wait_s`."""
         # PERF: most requests find their model loaded, without a wait being made ready.
         if not routing.having(self._client.channels, model):

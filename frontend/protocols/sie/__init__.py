@@ -19,8 +19,9 @@ from frontend.protocols.sie.extract import ExtractResource, ExtractResponse
 from frontend.protocols.sie.render import EncodeResponse
 from frontend.protocols.sie.score import RerankResource, RerankResponse, ScoreResource, ScoreResponse
 from frontend.route_rows import JSON, MSGPACK, Parameter, Route, asking
+from frontend.scope import ANY_BOX
 from frontend.services import Services
-from ipc.errors import PenstockError, Provisioning, ResourceExhausted
+from ipc.errors import PenstockError, ResourceExhausted
 
 SCORE = "/v1/score"
 """A path of vLLM above routes of this contract, whose form of errors the path has."""
@@ -224,10 +225,8 @@ class SieProtocol:
             error.retry_after_s = self._exhausted_retry_s
         status, body, headers = _renderer(path)(error, req is not None and is_own_client(req))
         if self._is_gateway:
-            body.setdefault("message", error.message)
-            if isinstance(error, Provisioning):
-                profile = (req.get_header("X-SIE-Machine-Profile") if req is not None else None) or ""
-                body |= errors.provisioning(error, profile[:64].lower())
+            scope = getattr(req.context, "penstock", None) if req is not None else None
+            body = {**errors.of_gateway(error, scope.choice if scope is not None else ANY_BOX), **body}
         return status, body, headers
 
     def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:

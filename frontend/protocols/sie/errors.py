@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from frontend.engine.boxes import BUNDLE
-from ipc.errors import PenstockError
+from frontend.scope import Choice
+from ipc.errors import DependencyConflict, GpuNotConfigured, PenstockError, Provisioning
 
 _TABLE: dict[str, tuple[int, str]] = {
     "UNAUTHENTICATED": (401, "UNAUTHORIZED"),
@@ -76,7 +77,8 @@ class ErrorResponse(msgspec.Struct):
         str | msgspec.UnsetType, Meta(description="Of a gateway: the text of the error once more.")
     ] = msgspec.UNSET
     status: Annotated[
-        Literal["provisioning"] | msgspec.UnsetType, Meta(description="Of a gateway: no box is there yet.")
+        Literal["provisioning", "gpu_not_configured"] | msgspec.UnsetType,
+        Meta(description="Of a gateway: no box is there yet, or none of that profile will ever be."),
     ] = msgspec.UNSET
     gpu: Annotated[
         str | msgspec.UnsetType, Meta(description="Of a gateway: the machine profile that was asked for.")
@@ -86,6 +88,12 @@ class ErrorResponse(msgspec.Struct):
     ] = msgspec.UNSET
     estimated_wait_s: Annotated[
         int | msgspec.UnsetType, Meta(description="Of a gateway: seconds until a box may be there.")
+    ] = msgspec.UNSET
+    configured_gpu_types: Annotated[
+        list[str] | msgspec.UnsetType, Meta(description="Of a gateway: the machine profiles that there are.")
+    ] = msgspec.UNSET
+    compatible_bundles: Annotated[
+        list[str] | msgspec.UnsetType, Meta(description="Of a gateway: bundles that have the model.")
     ] = msgspec.UNSET
 
 
@@ -140,17 +148,18 @@ def render(error: PenstockError, own_client: bool = False) -> tuple[int, dict[st
     return status, body, _headers(error, status, code)
 
 
-def provisioning(error: PenstockError, gpu: str) -> dict[str, Any]:
-    """The fields beside `detail` by which clients of a gateway know that no box is there yet.
-
-    `gpu` is the machine profile that the request asks for, or empty.
-    """
-    return {
-        "status": "provisioning",
-        "gpu": gpu,
-        "bundle": BUNDLE,
-        "estimated_wait_s": int(error.retry_after_s or 0),
-    }
+def of_gateway(error: PenstockError, choice: Choice) -> dict[str, Any]:
+    """The fields beside `detail` by which clients of a gateway know what is missing, for a request with this choice."""
+    beside: dict[str, Any] = {"message": error.message}
+    if isinstance(error, Provisioning):
+        wait_s = int(error.retry_after_s or 0)
+        beside |= {"status": "provisioning", "gpu": choice.profile, "bundle": choice.bundle or BUNDLE}
+        beside |= {"estimated_wait_s": wait_s}
+    elif isinstance(error, GpuNotConfigured):
+        beside |= {"status": "gpu_not_configured", **error.detail}
+    elif isinstance(error, DependencyConflict) and "compatible_bundles" in error.detail:
+        beside["compatible_bundles"] = error.detail["compatible_bundles"]
+    return beside
 
 
 def render_model(

@@ -11,6 +11,7 @@ A route is one subclass of `InferenceResource`, which says how to check, plan an
 
 from __future__ import annotations
 
+import re
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from falcon.asgi import Request, Response
 from msgspec import Meta
 
 from frontend.engine.answer import Answer
+from frontend.engine.boxes import known_profiles
 from frontend.engine.planning import Resolved, cost_of, resolve, target_of
 from frontend.engine.planning import plan as plan_work
 from frontend.http.fields import model_in
@@ -40,11 +42,11 @@ from frontend.protocols.sie.schemas import (
     read_aside,
     unknown_fields,
 )
-from frontend.scope import RequestScope
+from frontend.scope import Choice, RequestScope
 from frontend.sending import Buffer, InferenceRoute, send_parts
 from frontend.services import Services
 from ipc.catalog.entries import ModelEntry
-from ipc.errors import InvalidInput, ModelNotFound, NoReplica, Unsupported, of_items
+from ipc.errors import GpuNotConfigured, InvalidInput, ModelNotFound, NoReplica, of_items
 from ipc.machine import CPU, UNKNOWN, gpu_type
 from ipc.settings import Server
 from ipc.wire.field_names import IN_PARAMS, FieldNames
@@ -59,24 +61,47 @@ R = TypeVar("R", bound=Body)
 POOL_HEADER = "X-SIE-Pool"
 
 
-def check_choice(req: Request, model: str, services: Services) -> None:
-    """Raise `Unsupported` at a gateway for a request that chooses another pool or a bundle, which are not built.
+_POOL = re.compile(r"[a-z0-9-]{1,63}")
+_SPOT = "-spot"
 
-    A machine profile without a pool is a wish: boxes of any profile serve.
+
+def choice_of(req: Request, services: Services) -> Choice:
+    """The boxes that a request chooses by its head, at a gateway: a pool, and a machine profile, perhaps in one header.
+
+    A machine profile is a wish: boxes of other profiles serve too. A bare type stands for its `-spot` form where only
+    that is there. Raises `InvalidInput` for what cannot be a pool, and `GpuNotConfigured` for a profile that the
+    settings do not name although they name some.
     """
-    if not services.settings.is_gateway:
-        return
-    own = services.settings.cluster.pool
-    profile = req.get_header(HEADER) or ""
-    pool = req.get_header(POOL_HEADER) or profile.rpartition("/")[0]
-    if pool and pool.strip().lower() != own:
-        raise Unsupported(
-            f"{POOL_HEADER}: {pool[:_SHOWN]!a}: not built: this gateway gives work to the pool {own!r} only"
-        )
-    if ":/" in model:
-        raise Unsupported(
-            f"model {model[:_SHOWN]!a}: not built: bundles cannot be chosen, name the model without one"
-        )
+    head, _, profile = (req.get_header(HEADER) or "").strip().lower().rpartition("/")
+    pool = (req.get_header(POOL_HEADER) or "").strip().lower()
+    for header, name in ((POOL_HEADER, pool), (HEADER, head)):
+        if name and not _POOL.fullmatch(name):
+            raise InvalidInput(
+                f"{header}: {name[:_SHOWN]!a} cannot be a pool: expected 1 to 63 characters of a-z, 0-9 and -"
+            )
+    if profile:
+        configured = services.settings.cluster.profiles
+        known = known_profiles(configured, services.directory)
+        if profile not in known and profile + _SPOT in known:
+            profile += _SPOT
+        if configured and profile not in known:
+            raise GpuNotConfigured(
+                f"{HEADER}: {profile[:_SHOWN]!a}: the machine profiles of this cluster are {', '.join(known)}",
+                gpu=profile[:_SHOWN],
+                configured_gpu_types=known,
+            )
+    return Choice(pool or head, profile[:_SHOWN])
+
+
+def without_bundle(scope: RequestScope, model: str) -> str:
+    """The model of `bundle:/model`, whose bundle joins the choice of the request. Raises `ModelNotFound`."""
+    bundle, mark, rest = model.partition(":/")
+    if not mark:
+        return model
+    if not bundle or not rest:
+        raise ModelNotFound(f"Model '{model[:_SHOWN]}' not found: expected bundle:/model")
+    scope.choice = msgspec.structs.replace(scope.choice, bundle=bundle.lower())
+    return rest
 
 
 def check_machine_profile(req: Request, services: Services) -> None:
@@ -316,9 +341,13 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         """
         if not model and (req.uri_template or "").endswith(PATH_MODEL):
             raise ModelNotFound("the path names no model")
-        scope.model, services = model, self.services
-        check_choice(req, model, services)
-        check_machine_profile(req, services)
+        services = self.services
+        if services.settings.is_gateway:
+            scope.choice = choice_of(req, services)
+            model = without_bundle(scope, model)
+        else:
+            check_machine_profile(req, services)
+        scope.model = model
         sent = "application/json" if self.always_json else req.content_type
         small = services.bodies.at_hand(req)
         if small is not None:
@@ -375,7 +404,8 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         if model:
             scope.model = model
         else:
-            scope.names(self.model_of(request))
+            named = self.model_of(request)
+            scope.names(without_bundle(scope, named) if self.services.settings.is_gateway else named)
         reply, plan, warnings = await self._run(req, request, unknown, large)
         with reply:
             began = time.perf_counter()
@@ -418,7 +448,7 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
             await check_all(self.images(request, inputs), settings.limits)
         options = getattr(self.params_of(request), "options", None)
         target = target_of(entry, options, services.catalog)
-        status = await directory.ensure_loaded(target.id, scope.deadline_ns)
+        status = await directory.ensure_loaded(target.id, scope.deadline_ns, (), scope.choice)
         plan = self.plan(request, entry, inputs, status)
         cost = cost_of(plan.call, status, settings.limits)
         warnings = None

@@ -12,6 +12,7 @@ import pytest
 
 from ipc import settings
 from ipc.metrics import families as metric_families
+from ipc.metrics import pool_families
 from tools.source_tree import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
@@ -151,6 +152,7 @@ def test_metrics_that_a_page_names_exist(page: Path) -> None:
         metric_families.SUPERVISOR,
         metric_families.TOOLS,
         metric_families.GATEWAY,
+        pool_families.POOLS,
     )
     families = [family for table in tables for family in table]
     known = {f"{one.name}{suffix}" for one in families for suffix in _SUFFIXES[one.kind]}

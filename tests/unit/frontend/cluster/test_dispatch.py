@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import pytest
 
@@ -49,7 +49,7 @@ class Stage:
             self.boxes,
             self,
             self._choose,
-            lambda model: Provisioning("none"),
+            lambda held: Provisioning("none"),
             WAIT_S,
             lambda: self.now_ns,
         )
@@ -60,8 +60,8 @@ class Stage:
         for name in boxes:
             self.beat(name)
 
-    def _choose(self, model: str, tried: Collection[str]) -> Box | None:
-        able = [box for box in self.boxes if box.open and box.life not in tried]
+    def _choose(self, held: Held) -> Box | None:
+        able = [box for box in self.boxes if box.open and box.life not in held.tried]
         return min(able, key=lambda box: (len(box.items), box.name), default=None)
 
     def beat(self, name: str, life: str = "1", *, draining: bool = False) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from frontend.scope import Choice
 from frontend.status.cluster import ClusterFeed, cluster_fields
-from ipc.errors import Provisioning
+from ipc.errors import DependencyConflict, Provisioning
 from tests.fakes.boxes import BoxesDirectory
 from tests.fakes.vector_server import DENSE, SCORE, VectorServer
 
@@ -18,8 +19,8 @@ JSON = {"Accept": "application/json"}
 class Gateway(VectorServer):
     """A gateway of two boxes: both have the dense model, one has the scorer."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root, server__engine="cluster", cluster__urls="nats://127.0.0.1:4222")
+    def __init__(self, root: Path, **settings: Any) -> None:
+        super().__init__(root, server__engine="cluster", cluster__urls="nats://127.0.0.1:4222", **settings)
         directory: Any = self.services.directory
         self.boxes = BoxesDirectory(directory, {"b1": [DENSE, SCORE], "b2": [DENSE]})
         self.services.directory = self.engine.directory = self.boxes
@@ -81,12 +82,8 @@ def test_a_machine_profile_names_the_gpu_of_a_box(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
-@pytest.mark.parametrize(
-    "path", ["/v1/pools", "/v1/pools/p", "/v1/pools/p/renew", "/v1/configs/models", "/v1/configs/a/b/status"]
-)
-def test_pools_and_configurations_say_that_they_are_not_built(
-    gateway: Gateway, method: str, path: str
-) -> None:
+@pytest.mark.parametrize("path", ["/v1/configs/models", "/v1/configs/a/b/status"])
+def test_configurations_say_that_they_are_not_built(gateway: Gateway, method: str, path: str) -> None:
     answer = gateway.client.simulate_request(method, path)
     assert answer.status_code == 501
     assert answer.json["detail"]["code"] == "UNSUPPORTED"
@@ -159,29 +156,74 @@ def test_answers_name_version_request_and_worker(gateway: Gateway) -> None:
     assert answer.headers.get("x-sie-worker", "worker-0") == "worker-0"
 
 
-@pytest.mark.parametrize(
-    ("path", "headers", "words"),
-    [
-        (f"/v1/encode/{DENSE}", {"X-SIE-Pool": "bench"}, "X-SIE-Pool: 'bench': not built"),
-        (f"/v1/encode/{DENSE}", {"X-SIE-MACHINE-PROFILE": "bench/l4"}, "X-SIE-Pool: 'bench': not built"),
-        (f"/v1/encode/{DENSE}", {"X-SIE-Pool": "p" * 5000}, "not built"),
-        (f"/v1/encode/other:/{DENSE}", {}, "bundles cannot be chosen"),
-    ],
-)
-def test_a_choice_that_is_not_built_is_refused_and_not_passed_over(
-    gateway: Gateway, path: str, headers: dict[str, str], words: str
-) -> None:
-    answer = gateway.client.simulate_post(path, json={"items": [{"text": "x"}]}, headers=headers)
-    assert answer.status_code == 501 and answer.json["detail"]["code"] == "UNSUPPORTED"
-    assert words in answer.json["message"] and len(answer.json["message"]) < 300
+def choice(gateway: Gateway, path: str = DENSE, **headers: str) -> Choice:
+    """What a served request has chosen."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    body = {"items": [{"text": "x"}]}
+    assert gateway.client.simulate_post(f"/v1/encode/{path}", json=body, headers=named).status_code == 200
+    return gateway.boxes.choices[-1]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{"X-SIE-Pool": "Default"}, {"X-SIE-MACHINE-PROFILE": "default/L4"}, {"X-SIE-MACHINE-PROFILE": "h100"}],
-)
-def test_the_own_pool_and_any_machine_profile_are_served(gateway: Gateway, headers: dict[str, str]) -> None:
+def test_a_request_chooses_pool_machine_profile_and_bundle(gateway: Gateway) -> None:
+    assert choice(gateway) == Choice()
+    assert choice(gateway, X_SIE_Pool=" Bench ") == Choice("bench")
+    assert choice(gateway, X_SIE_MACHINE_PROFILE="Bench/L4") == Choice("bench", "l4")
+    assert choice(gateway, X_SIE_Pool="other", X_SIE_MACHINE_PROFILE="bench/l4") == Choice("other", "l4")
+    assert choice(gateway, X_SIE_MACHINE_PROFILE="h100") == Choice("", "h100")
+    assert choice(gateway, f"Mine:/{DENSE}") == Choice("", "", "mine")
+
+
+def test_a_bundle_may_stand_in_the_body_of_embeddings(gateway: Gateway) -> None:
+    body = {"model": f"mine:/{DENSE}", "input": "x"}
+    assert gateway.client.simulate_post("/v1/embeddings", json=body).status_code == 200
+    assert gateway.boxes.choices[-1].bundle == "mine"
+
+
+def test_a_bare_machine_profile_stands_for_its_spot_form(gateway: Gateway) -> None:
+    gateway.boxes.change("b2", profile="h100-spot")
+    assert choice(gateway, X_SIE_MACHINE_PROFILE="H100").profile == "h100-spot"
+    assert choice(gateway, X_SIE_MACHINE_PROFILE="l4").profile == "l4"
+
+
+def test_a_machine_profile_that_no_setting_names_is_told_what_there_is(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path, cluster__profiles="l4,a100-80gb")
     answer = gateway.client.simulate_post(
-        f"/v1/encode/{DENSE}", json={"items": [{"text": "x"}]}, headers=headers
+        f"/v1/encode/{DENSE}", json={"items": [{"text": "x"}]}, headers={"X-SIE-MACHINE-PROFILE": "pool/H100"}
     )
-    assert answer.status_code == 200
+    assert (answer.status_code, answer.headers["x-sie-error-code"]) == (503, "GPU_NOT_CONFIGURED")
+    body = answer.json
+    assert (body["status"], body["gpu"]) == ("gpu_not_configured", "h100")
+    assert body["configured_gpu_types"] == ["a100-80gb", "l4"]
+    assert body["message"] == body["detail"]["message"] and body["detail"]["code"] == "GPU_NOT_CONFIGURED"
+    assert choice(gateway, X_SIE_MACHINE_PROFILE="L4").profile == "l4"
+
+
+@pytest.mark.parametrize("pool", ["a..b", "a b", ">", "*", "a.b", "__", "p" * 5000, "\u00e4"])
+@pytest.mark.parametrize("header", ["X-SIE-Pool", "X-SIE-MACHINE-PROFILE"])
+def test_what_cannot_be_a_pool_is_refused_by_name(gateway: Gateway, header: str, pool: str) -> None:
+    value = pool if header == "X-SIE-Pool" else f"{pool}/l4"
+    answer = gateway.client.simulate_post(
+        f"/v1/encode/{DENSE}",
+        json={"items": [{"text": "x"}]},
+        headers={header: value.encode("latin-1").decode("latin-1")},
+    )
+    assert answer.status_code == 400 and answer.json["detail"]["code"] == "INVALID_INPUT"
+    assert answer.json["message"].startswith(f"{header}: ") and len(answer.json["message"]) < 250
+
+
+def test_only_other_bundles_having_the_model_is_a_conflict_that_names_them(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def other_bundle(*_: Any, **__: Any) -> None:
+        raise DependencyConflict("not in this bundle", compatible_bundles=["a", "b"])
+
+    monkeypatch.setattr(gateway.boxes, "ensure_loaded", other_bundle)
+    answer = gateway.client.simulate_post(f"/v1/encode/x:/{DENSE}", json={"items": [{"text": "x"}]})
+    assert answer.status_code == 409 and answer.json["detail"]["code"] == "DEPENDENCY_CONFLICT"
+    assert answer.json["compatible_bundles"] == answer.json["detail"]["compatible_bundles"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("path", [f":/{DENSE}", "mine:/"])
+def test_half_a_bundle_is_no_model(gateway: Gateway, path: str) -> None:
+    answer = gateway.client.simulate_post(f"/v1/encode/{path}", json={"items": [{"text": "x"}]})
+    assert answer.status_code == 404 and answer.json["detail"]["code"] == "MODEL_NOT_FOUND"

@@ -1,6 +1,4 @@
-"""The routes that a gateway has and a single server lacks: the cluster's status, pools, configurations.
-
-Pools and configurations are not built: their paths say so, with 501. `/v1/config` and its folder are KServe's.
+"""The routes that a gateway has and a single server lacks: status of the cluster, pools. Configurations say 501.
 
 May be imported by `frontend.protocols.registry`.
 """
@@ -13,6 +11,7 @@ from typing import Any
 import falcon
 from falcon.asgi import Request, Response
 
+from frontend.protocols.gateway import pools
 from frontend.protocols.sie import errors
 from frontend.route_rows import Route
 from frontend.services import Services
@@ -21,7 +20,6 @@ from frontend.status.stream import StreamResource
 from ipc.errors import PenstockError, Unsupported
 
 STATUS = "/ws/cluster-status"
-_POOLS = "pools: a gateway of this version knows the pool of each box (cluster.pool) and no other pools"
 _CONFIGS = "configurations: boxes of this version read their models from their own catalogs (catalog.dirs)"
 
 
@@ -48,8 +46,7 @@ def _status(services: Services) -> StreamResource:
 
 ROUTES = (
     Route("get", STATUS, _status),
-    _not_built("/v1/pools", _POOLS),
-    _not_built("/v1/pools/{name:path}", _POOLS),
+    *pools.ROUTES,
     _not_built("/v1/configs", _CONFIGS),
     _not_built("/v1/configs/{name:path}", _CONFIGS),
 )
