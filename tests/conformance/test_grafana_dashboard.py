@@ -49,7 +49,7 @@ ONLY_AFTER_FAULTS = {
     **dict.fromkeys(
         (
             *("Requests of gateways", "Time of requests at gateways", "Boxes"),
-            *("Items by lane", "Items sent again", "Signs of life"),
+            *("Items by lane", "Items sent again", "Signs of life", "Pools", "Demand"),
         ),
         "the server is no gateway",
     ),
