@@ -5,7 +5,11 @@
    come, and send SIGKILL. Then read all streams to their ends, and wait until both workers have the model again.
 3. A frontend logs the parts of each gap: the time until the request had left for the other worker (resend), until its
    prompt was tokenized there (prepare), the wait for a place in a step, and the prefill, of the prompt and all written
-   tokens. What lacks to the gap that the client saw is the detection of the death, with the way of the token back.
+   tokens. A descriptor of the process tells here how long the kernel took to end the process (exit). What lacks to the
+   gap that the client saw is the detection of the death by the frontend, with the way of the token back.
+
+The gap ends with the first text that a client reads after the frontend has told that the text goes on. A later pause of
+the same stream, such as one beside the start of the next worker, is none of the death.
 """
 
 from __future__ import annotations
@@ -14,10 +18,13 @@ import json
 import os
 import random
 import re
+import select
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from statistics import median
 
 from benchmarks.chat_models import generator, letters
@@ -35,7 +42,7 @@ PROMPT, ANSWER = 256, 192
 """Tokens."""
 MOST_BESIDE_S = 1.0
 """The longest gap of a stream may be longer than its prefill by so much."""
-PARTS = ("detection", "resend", "prepare", "wait", "prefill")
+PARTS = ("exit", "detection", "resend", "prepare", "wait", "prefill")
 _FAILED = ("refused", "unkept", "failed")
 _POLL_S = 0.05
 _PATIENCE_S = 120.0
@@ -49,6 +56,7 @@ class Gap:
 
     kill: int
     gap_s: float
+    exit_s: float
     detection_s: float
     resend_s: float
     prepare_s: float
@@ -88,13 +96,44 @@ def _both_serve(server: Server) -> bool:
     return ready and _metric(server.address, "penstock_model_state", 'state="loaded"') == WORKERS
 
 
-def _parts(log: str, name: str) -> dict[str, float] | None:
-    """Seconds of the parts of a gap that a frontend has told; None for a stream that was not carried on."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a frontend has told of a gap: seconds of its parts, and when the text went on (Unix seconds)."""
+
+    parts: dict[str, float]
+    at: float
+
+
+class Exit:
+    """Kills a process, and waits beside for its end. Instants are of `time.perf_counter`."""
+
+    def __init__(self, pid: int) -> None:
+        self._pidfd = os.pidfd_open(pid)
+        self._ended_at = 0.0
+        self._thread = threading.Thread(target=self._wait)
+        self._thread.start()
+        self.killed_at, self.killed_unix_s = time.perf_counter(), time.time()
+        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _wait(self) -> None:
+        select.select([self._pidfd], [], [])
+        self._ended_at = time.perf_counter()
+
+    def seconds(self) -> float:
+        """From the signal to the end of the process."""
+        self._thread.join()
+        os.close(self._pidfd)
+        return self._ended_at - self.killed_at
+
+
+def _told(log: str, name: str) -> Told | None:
+    """What a frontend has told of a stream; None for a stream that was not carried on."""
     for line in log.splitlines():
         if line.startswith("{") and name in line:
             told = json.loads(line)
             if told.get("request_id") == name and (found := _LINE.search(told["message"])):
-                return {part: float(ms) / 1e3 for part, ms in _PART.findall(found[1])}
+                at = datetime.fromisoformat(told["time"]).timestamp()
+                return Told({part: float(ms) / 1e3 for part, ms in _PART.findall(found[1])}, at)
     return None
 
 
@@ -109,29 +148,28 @@ def _killed(server: Server, kill: int, draw: random.Random) -> list[Gap]:
             readers.send(_named(chat(MODEL, text, ANSWER, ignore_eos=True), name))
         while readers.are_running and sum(len(each.arrivals) for each in readers.streams) < enough:
             readers.look()
-        os.kill(sorted(worker_pids(server))[kill % WORKERS], signal.SIGKILL)
-        killed_at = time.perf_counter()
+        death = Exit(sorted(worker_pids(server))[kill % WORKERS])
         while readers.are_running:
             readers.look()
         if any(stream.tokens != ANSWER for stream in readers.streams):
             raise ServerFailed("a stream has lost tokens or has too many")
-        told = server.log
-        gaps = []
-        for name, stream in zip(names, readers.streams, strict=True):
-            if (parts := _parts(told, name)) is not None:
-                gaps.append(_gap(kill, stream, killed_at, parts))
-    return gaps
+        log, exit_s = server.log, death.seconds()
+        found = zip(readers.streams, [_told(log, name) for name in names], strict=True)
+        return [_gap(kill, stream, death, exit_s, told) for stream, told in found if told is not None]
 
 
-def _gap(kill: int, stream: Streamed, killed_at: float, parts: dict[str, float]) -> Gap:
-    """The longest time between two tokens that ended after the kill; tokens of the dead worker may still arrive."""
-    pairs = zip(stream.arrivals, stream.arrivals[1:], strict=False)
-    _, after = max((pair for pair in pairs if pair[1] > killed_at), key=lambda pair: pair[1] - pair[0])
-    gap_s = after - killed_at
+def _gap(kill: int, stream: Streamed, death: Exit, exit_s: float, told: Told) -> Gap:
+    """The time from the kill to the text behind the one that went on; tokens of the dead worker may still arrive."""
+    # NOTE: logs tell milliseconds, cut off. The text is read after the frontend has told.
+    resumed_at = death.killed_at + (told.at - death.killed_unix_s)
+    after = next(arrival for arrival in stream.arrivals if arrival >= resumed_at)
+    gap_s = after - death.killed_at
+    parts = told.parts
     return Gap(
         kill,
         gap_s,
-        gap_s - sum(parts.values()),
+        exit_s,
+        gap_s - exit_s - sum(parts.values()),
         parts["resend"],
         parts["prepare"],
         parts["wait"],
