@@ -40,8 +40,8 @@ def read(directory: Path) -> tuple[str, Mapping[str, Any]]:
 
     Raises `DamagedFile` for a file that is no object of JSON.
     """
-    nested = _read(directory, PROCESSOR).get(_NESTED)
-    name, stored = (PROCESSOR, nested) if nested is not None else (IMAGES, _read(directory, IMAGES))
+    nested = read_object(directory, PROCESSOR).get(_NESTED)
+    name, stored = (PROCESSOR, nested) if nested is not None else (IMAGES, read_object(directory, IMAGES))
     if not isinstance(stored, Mapping):
         raise DamagedFile(f"{name}: {_NESTED} is {_shown(stored)}, an object is needed")
     return name, stored
@@ -91,8 +91,8 @@ def trying(name: str) -> Iterator[None]:
         ) from error
 
 
-def _read(directory: Path, name: str) -> Mapping[str, Any]:
-    """The object in a file; empty without the file."""
+def read_object(directory: Path, name: str) -> Mapping[str, Any]:
+    """The object in a file of JSON; empty without the file. Raises `DamagedFile`."""
     try:
         found = json.loads((directory / name).read_bytes())
     except FileNotFoundError:

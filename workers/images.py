@@ -54,6 +54,11 @@ def limit_pixels(pixels: int) -> None:
     _max_pixels = pixels
 
 
+def most_pixels() -> int:
+    """The most pixels of an image in this process."""
+    return _max_pixels
+
+
 def upright_size(data: bytes) -> tuple[int, int]:
     """(height, width) of what `decoded` gives. Raises `RefusedImage`.
 

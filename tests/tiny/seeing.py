@@ -25,11 +25,11 @@ from tests.tiny.models import SEED, write_json
 CONTEXT = 4096
 _GAIN, _LOGITS = 1.3, 4.0
 """Spread of the weights of unit-sized inputs, and of the logits."""
-_CLIP = {
+CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
-_HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 _STEPS = {
     "do_resize": True,
     "do_rescale": True,
@@ -38,7 +38,7 @@ _STEPS = {
     "do_convert_rgb": True,
 }
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-_TEXT = {
+TEXT = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
@@ -47,13 +47,13 @@ _TEXT = {
     "head_dim": 16,
     "max_position_embeddings": CONTEXT,
 }
-_PLAIN = {**_TEXT, "rope_parameters": _ROPE}
-_QWEN2 = {name: value for name, value in _PLAIN.items() if name != "head_dim"} | {"model_type": "qwen2"}
-_TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-_SIGLIP = {**_TOWER, "model_type": "siglip_vision_model", "patch_size": 8, "vision_use_head": False}
-_CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+PLAIN = {**TEXT, "rope_parameters": _ROPE}
+QWEN2 = {name: value for name, value in PLAIN.items() if name != "head_dim"} | {"model_type": "qwen2"}
+TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIGLIP = {**TOWER, "model_type": "siglip_vision_model", "patch_size": 8, "vision_use_head": False}
+CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
-_CHATML_ROLES = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+CHATML_ROLES = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 _QWEN_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 _QWEN_TOWER = {
     "hidden_size": 32,
@@ -80,13 +80,13 @@ def qwen2_5_vl(directory: Path) -> None:
     rope = {**_ROPE, "mrope_section": [2, 3, 3]}
     sight = {"window_size": 64, "fullatt_block_indexes": [1], "depth": 2}
     config = transformers.Qwen2_5_VLConfig(
-        text_config=_text(tokenizer, {**_QWEN2, "rope_parameters": rope}, model_type=None),
+        text_config=text_options(tokenizer, {**QWEN2, "rope_parameters": rope}, model_type=None),
         vision_config={**_QWEN_TOWER, **sight},
         tie_word_embeddings=False,
         **_qwen_ids(tokenizer),
     )
     pixels = {"min_pixels": 1024, "max_pixels": 16384}
-    _qwen(directory, tokenizer, config, "Qwen2_5_VL", {**pixels, **_CLIP})
+    _qwen(directory, tokenizer, config, "Qwen2_5_VL", {**pixels, **CLIP})
 
 
 def qwen3_vl(directory: Path) -> None:
@@ -95,13 +95,13 @@ def qwen3_vl(directory: Path) -> None:
     rope = {**_ROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
     sight = {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1], "depth": 3}
     config = transformers.Qwen3VLConfig(
-        text_config=_text(tokenizer, {**_TEXT, "rope_parameters": rope}),
+        text_config=text_options(tokenizer, {**TEXT, "rope_parameters": rope}),
         vision_config={**_QWEN_TOWER, **sight},
         tie_word_embeddings=False,
         **_qwen_ids(tokenizer),
     )
     size = {"shortest_edge": 1024, "longest_edge": 16384}
-    _qwen(directory, tokenizer, config, "Qwen3VL", {"size": size, **_HALF})
+    _qwen(directory, tokenizer, config, "Qwen3VL", {"size": size, **HALF})
 
 
 def gemma3(directory: Path) -> None:
@@ -113,21 +113,21 @@ def gemma3(directory: Path) -> None:
     }
     roles = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
     special = (*roles.values(), "<start_of_turn>", "<end_of_turn>", *named.values())
-    tokenizer = _tokenizer("gemma3", directory, special, named, **roles)
+    tokenizer = make_tokenizer("gemma3", directory, special, named, **roles)
     image, begin, end = tokenizer.convert_tokens_to_ids(list(named.values()))
     layers = ["sliding_attention", "full_attention", "sliding_attention"]
     more = {"query_pre_attn_scalar": 16, "sliding_window": 24, "layer_types": layers}
     config = transformers.Gemma3Config(
-        text_config=_text(tokenizer, _TEXT, **more),
-        vision_config={**_SIGLIP, "image_size": 64},
+        text_config=text_options(tokenizer, TEXT, **more),
+        vision_config={**SIGLIP, "image_size": 64},
         mm_tokens_per_image=16,
         image_token_index=image,
         boi_token_index=begin,
         eoi_token_index=end,
     )
     empty = dict.fromkeys(("do_convert_rgb", "do_pan_and_scan", "pan_and_scan_max_num_crops"))
-    images = {"image_seq_length": 16, "size": {"height": 64, "width": 64}, "resample": 2, **_HALF, **empty}
-    _finish(directory, tokenizer, config, "Gemma3", images, {"image_seq_length": 16})
+    images = {"image_seq_length": 16, "size": {"height": 64, "width": 64}, "resample": 2, **HALF, **empty}
+    finish(directory, tokenizer, config, "Gemma3", images, {"image_seq_length": 16})
 
 
 def smolvlm(directory: Path) -> None:
@@ -142,12 +142,12 @@ def idefics3(directory: Path) -> None:
 
 def llava_onevision(directory: Path) -> None:
     """LLaVA-OneVision: the best of nine canvases, more than four tiles are shrunk, padding rows are cut away."""
-    tokenizer = _tokenizer("llava_onevision", directory, (*_CHATML, "<image>", "<video>"), **_CHATML_ROLES)
+    tokenizer = make_tokenizer("llava_onevision", directory, (*CHATML, "<image>", "<video>"), **CHATML_ROLES)
     image, video = tokenizer.convert_tokens_to_ids(["<image>", "<video>"])
     canvases = [[height, width] for height in (32, 64, 96) for width in (32, 64, 96)]
     config = transformers.LlavaOnevisionConfig(
-        text_config=_text(tokenizer, _QWEN2),
-        vision_config={**_SIGLIP, "image_size": 32},
+        text_config=text_options(tokenizer, QWEN2),
+        vision_config={**SIGLIP, "image_size": 32},
         image_token_index=image,
         video_token_index=video,
         image_grid_pinpoints=canvases,
@@ -157,7 +157,7 @@ def llava_onevision(directory: Path) -> None:
         tie_word_embeddings=False,
     )
     size = {"height": 32, "width": 32}
-    images = {"size": size, "image_grid_pinpoints": canvases, "do_pad": True, "resample": 3, **_HALF}
+    images = {"size": size, "image_grid_pinpoints": canvases, "do_pad": True, "resample": 3, **HALF}
     processor = {
         "num_image_tokens": 16,
         "vision_feature_select_strategy": "full",
@@ -165,7 +165,7 @@ def llava_onevision(directory: Path) -> None:
         "video_token": "<video>",
         "vision_aspect_ratio": "anyres_max_4",
     }
-    _finish(directory, tokenizer, config, "LlavaOnevision", images, processor)
+    finish(directory, tokenizer, config, "LlavaOnevision", images, processor)
 
 
 def mistral3(directory: Path) -> None:
@@ -180,10 +180,10 @@ def mistral3(directory: Path) -> None:
         "[/SYSTEM_PROMPT]",
     )
     roles = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    tokenizer = _tokenizer("mistral3", directory, (*roles.values(), *special), **roles)
-    sight = {**_TOWER, "model_type": "pixtral", "head_dim": 16, "image_size": 96, "patch_size": 8}
+    tokenizer = make_tokenizer("mistral3", directory, (*roles.values(), *special), **roles)
+    sight = {**TOWER, "model_type": "pixtral", "head_dim": 16, "image_size": 96, "patch_size": 8}
     config = transformers.Mistral3Config(
-        text_config=_text(tokenizer, {**_PLAIN, "model_type": "mistral", "sliding_window": None}),
+        text_config=text_options(tokenizer, {**PLAIN, "model_type": "mistral", "sliding_window": None}),
         vision_config={**sight, "hidden_act": "silu", "rope_parameters": dict(_ROPE)},
         image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"),
         spatial_merge_size=2,
@@ -192,7 +192,7 @@ def mistral3(directory: Path) -> None:
         tie_word_embeddings=False,
     )
     patch = {"height": 8, "width": 8}
-    images = {"size": {"longest_edge": 96}, "patch_size": patch, "resample": 3, **_CLIP}
+    images = {"size": {"longest_edge": 96}, "patch_size": patch, "resample": 3, **CLIP}
     processor = {
         "patch_size": 8,
         "spatial_merge_size": 2,
@@ -200,7 +200,7 @@ def mistral3(directory: Path) -> None:
         "image_break_token": "[IMG_BREAK]",
         "image_end_token": "[IMG_END]",
     }
-    _finish(directory, tokenizer, config, "Pixtral", images, processor)
+    finish(directory, tokenizer, config, "Pixtral", images, processor)
 
 
 def internvl(directory: Path) -> None:
@@ -211,10 +211,10 @@ def internvl(directory: Path) -> None:
         "context_image_token": "<IMG_CONTEXT>",
         "video_token": "<video>",
     }
-    tokenizer = _tokenizer("internvl", directory, (*_CHATML, *named.values()), named, **_CHATML_ROLES)
-    sight = {**_TOWER, "image_size": [32, 32], "patch_size": [8, 8], "attention_bias": True}
+    tokenizer = make_tokenizer("internvl", directory, (*CHATML, *named.values()), named, **CHATML_ROLES)
+    sight = {**TOWER, "image_size": [32, 32], "patch_size": [8, 8], "attention_bias": True}
     config = transformers.InternVLConfig(
-        text_config=_text(tokenizer, _QWEN2),
+        text_config=text_options(tokenizer, QWEN2),
         vision_config=sight,
         image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
         image_seq_length=4,
@@ -224,8 +224,8 @@ def internvl(directory: Path) -> None:
         tie_word_embeddings=False,
     )
     tiles = {"crop_to_patches": False, "min_patches": 1, "max_patches": 6}
-    images = {"size": {"height": 32, "width": 32}, "resample": 3, **tiles, **_CLIP}
-    _finish(directory, tokenizer, config, "InternVL", images, {"image_seq_length": 4}, image_class="GotOcr2")
+    images = {"size": {"height": 32, "width": 32}, "resample": 3, **tiles, **CLIP}
+    finish(directory, tokenizer, config, "InternVL", images, {"image_seq_length": 4}, image_class="GotOcr2")
 
 
 def llama4(directory: Path) -> None:
@@ -244,7 +244,7 @@ def llama4(directory: Path) -> None:
         "eos_token": "<|eot|>",
         "pad_token": "<|finetune_right_pad|>",
     }
-    tokenizer = _tokenizer("llama4", directory, (*roles.values(), *turns, *marks), **roles)
+    tokenizer = make_tokenizer("llama4", directory, (*roles.values(), *turns, *marks), **roles)
     begin, end, patch = tokenizer.convert_tokens_to_ids([*marks[:2], marks[3]])
     experts = {"num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2}
     chunks = {
@@ -254,9 +254,9 @@ def llama4(directory: Path) -> None:
         "intermediate_size_mlp": 96,
     }
     widths = dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 64)
-    sight = {**_TOWER, **widths, "intermediate_size": 128, "image_size": 32, "patch_size": 8}
+    sight = {**TOWER, **widths, "intermediate_size": 128, "image_size": 32, "patch_size": 8}
     config = transformers.Llama4Config(
-        text_config=_text(tokenizer, _PLAIN, **experts, **chunks),
+        text_config=text_options(tokenizer, PLAIN, **experts, **chunks),
         vision_config={**sight, "pixel_shuffle_ratio": 0.5, "rope_parameters": dict(_ROPE)},
         image_token_index=patch,
         boi_token_index=begin,
@@ -264,8 +264,8 @@ def llama4(directory: Path) -> None:
         tie_word_embeddings=False,
     )
     tiles = {"max_patches": 6, "resize_to_max_canvas": False}
-    images = {"size": {"height": 32, "width": 32}, "resample": 2, **tiles, **_HALF}
-    _finish(directory, tokenizer, config, "Llama4", images, {"patch_size": 8, "pixel_shuffle_ratio": 0.5})
+    images = {"size": {"height": 32, "width": 32}, "resample": 2, **tiles, **HALF}
+    finish(directory, tokenizer, config, "Llama4", images, {"patch_size": 8, "pixel_shuffle_ratio": 0.5})
 
 
 FAMILIES: dict[str, Callable[[Path], None]] = {
@@ -285,7 +285,7 @@ FAMILIES: dict[str, Callable[[Path], None]] = {
 
 
 def _qwen_tokenizer(family: str, directory: Path) -> Any:
-    return _tokenizer(family, directory, (*_CHATML, *_QWEN_MARKS), **_CHATML_ROLES)
+    return make_tokenizer(family, directory, (*CHATML, *_QWEN_MARKS), **CHATML_ROLES)
 
 
 def _qwen_ids(tokenizer: Any) -> dict[str, int]:
@@ -296,12 +296,12 @@ def _qwen_ids(tokenizer: Any) -> dict[str, int]:
 
 def _qwen(directory: Path, tokenizer: Any, config: Any, name: str, pixels: Mapping[str, Any]) -> None:
     sizes = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 2, "resample": 3}
-    _finish(directory, tokenizer, config, name, {**sizes, **pixels}, {}, image_class="Qwen2VL")
+    finish(directory, tokenizer, config, name, {**sizes, **pixels}, {}, image_class="Qwen2VL")
 
 
 def _idefics(directory: Path, family: str, begin: str, config_class: Any, name: str) -> None:
     special = (
-        *_CHATML,
+        *CHATML,
         "<|begin_of_text|>",
         "<fake_token_around_image>",
         "<image>",
@@ -310,10 +310,10 @@ def _idefics(directory: Path, family: str, begin: str, config_class: Any, name: 
         *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
     )
     roles = {"bos_token": begin, "eos_token": "<end_of_utterance>", "pad_token": "<|endoftext|>"}
-    tokenizer = _tokenizer(family, directory, special, **roles)
+    tokenizer = make_tokenizer(family, directory, special, **roles)
     config = config_class(
-        text_config=_text(tokenizer, {**_PLAIN, "model_type": "llama"}),
-        vision_config={**_TOWER, "image_size": 32, "patch_size": 8},
+        text_config=text_options(tokenizer, {**PLAIN, "model_type": "llama"}),
+        vision_config={**TOWER, "image_size": 32, "patch_size": 8},
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         scale_factor=2,
         pad_token_id=tokenizer.pad_token_id,
@@ -325,12 +325,12 @@ def _idefics(directory: Path, family: str, begin: str, config_class: Any, name: 
         "do_image_splitting": True,
         "do_pad": True,
         "resample": 1,
-        **_HALF,
+        **HALF,
     }
-    _finish(directory, tokenizer, config, name, images, {"image_seq_len": 4})
+    finish(directory, tokenizer, config, name, images, {"image_seq_len": 4})
 
 
-def _tokenizer(
+def make_tokenizer(
     family: str,
     directory: Path,
     special: Sequence[str],
@@ -356,7 +356,7 @@ def _tokenizer(
     return tokenizer
 
 
-def _text(tokenizer: Any, sizes: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def text_options(tokenizer: Any, sizes: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """Options of the text model."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     given = copy.deepcopy({**sizes, **more}) | {"vocab_size": len(tokenizer)}
@@ -364,7 +364,7 @@ def _text(tokenizer: Any, sizes: Mapping[str, Any], **more: Any) -> dict[str, An
     return {name: value for name, value in given.items() if name != "model_type" or value is not None}
 
 
-def _finish(
+def finish(
     directory: Path,
     tokenizer: Any,
     config: Any,
@@ -397,7 +397,11 @@ def _spread(model: Any, tokenizer: Any) -> Any:
     generator = torch.Generator().manual_seed(SEED)
     tied = bool(getattr(model.config, "tie_word_embeddings", False))
     width = model.config.get_text_config().hidden_size
-    unreadable = [number for number in range(len(tokenizer)) if not _is_readable(tokenizer, number)]
+    # PERF: the tokenizer makes the whole table anew each time.
+    added = set(tokenizer.added_tokens_decoder)
+    unreadable = [
+        number for number in range(len(tokenizer)) if number in added or not _is_readable(tokenizer, number)
+    ]
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
             drawn = torch.randn(weight.shape, generator=generator)
@@ -432,4 +436,4 @@ def _drawn(name: str, weight: torch.Tensor, drawn: torch.Tensor, tied: bool) -> 
 
 def _is_readable(tokenizer: Any, number: int) -> bool:
     text = tokenizer.decode([number])
-    return number not in tokenizer.added_tokens_decoder and text.isprintable() and "\ufffd" not in text
+    return text.isprintable() and "\ufffd" not in text

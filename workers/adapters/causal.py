@@ -5,7 +5,8 @@
 3. The strategy `workers.strategies.generation` runs the engine.
 
 Any model that transformers' `AutoModelForCausalLM` loads is served, and GGUF files of some architectures. So is a model
-that `AutoModelForImageTextToText` loads; the model sees where a family of `workers.generation.pictures` reads pictures.
+that `AutoModelForImageTextToText` loads: the model sees where a family of `workers.generation.pictures` reads pictures,
+and where transformers' own processor does, which costs the packed steps.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class CausalAdapter(Adapter):
     def image_tokens(self) -> int:
         """Tokens of a picture of a usual size; 0 for a model that does not see."""
         reader = self.engine.reader
-        return 0 if reader is None else reader.family.usual_tokens
+        return 0 if reader is None else reader.usual_tokens
 
     @property
     def memory_bytes(self) -> int:
@@ -241,14 +242,14 @@ class CausalAdapter(Adapter):
         """Token ids and text of the prompt, and its pictures without inputs."""
         if call.messages is not None:
             functions = call.tools.functions if call.tools is not None else None
+            given = functions, call.variables, self._answers.wrapper
+            reader = self.engine.reader
             if not call.images:
-                prompt = self._template.prompt(
-                    call.messages, functions, call.variables, self._answers.wrapper
-                )
-                return SeenPrompt(prompt, ())
-            if (reader := self.engine.reader) is None:
+                texts = self._template.prompt if reader is None else reader.texts
+                return SeenPrompt(texts(call.messages, *given), ())
+            if reader is None:
                 raise InvalidInput("messages: the model takes text only, no images", param="messages")
-            return reader.prompt(call.messages, call.images, functions, call.variables, self._answers.wrapper)
+            return reader.prompt(call.messages, call.images, *given)
         return SeenPrompt(self._plain(call), ())
 
     def _plain(self, call: GenerateCall) -> Prompt:

@@ -5,7 +5,8 @@
 2. On CUDA norms and gates get kernels, each proven against its module (`workers.generation.fused`).
 3. The cache gets the bytes of the settings, else a part of the memory that is free, but never more than all sequences
    of the longest length need (`cache_blocks`).
-4. A model that does not pass the proof generates with its own cache, one request at a time (`PlainEngine`).
+4. A model that does not pass the proof generates with its own cache, one request at a time (`PlainEngine`). So does a
+   model whose pictures transformers' own processor reads.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from workers.generation.engine import Engine
 from workers.generation.features import FeatureStore
 from workers.generation.flights import Drawer, Masks, Sampler
 from workers.generation.fused import fuse
-from workers.generation.pictures.reading import PictureReader
+from workers.generation.pictures.reading import PictureReader, PromptReader
 from workers.generation.plain import PlainEngine
-from workers.generation.proof import Earlier, packs
+from workers.generation.proof import Earlier, obstacle, packs
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler
 from workers.generation.scheduler import Output
@@ -57,7 +58,7 @@ def build(
     masks: Masks,
     make_output: Callable[[GenerationRequest, int], Output],
     earlier: Earlier | None = None,
-    reader: PictureReader | None = None,
+    reader: PromptReader | None = None,
 ) -> Engine:
     """The engine of `model`, whose longest sequence has `context_tokens` tokens.
 
@@ -68,12 +69,12 @@ def build(
     scored = scored_tokens(model.config.get_text_config().vocab_size)
     max_sequences = settings.max_sequences or _SEQUENCES[kind]
     store = FeatureStore(settings.picture_cache_bytes or FEATURE_NBYTES[kind])
-    tower = None if reader is None else Tower(model, reader, store)
-    if not packs(model, attention, earlier, tower):
-        log.warning(
-            "%s cannot run in packed steps; requests run one by one, with transformers' own cache",
-            type(model).__name__,
-        )
+    tower = Tower(model, reader, store) if isinstance(reader, PictureReader) else None
+    reader = _proven(model, reader)
+    by_generate = reader is not None and not reader.in_steps
+    if by_generate or not packs(model, attention, earlier, tower):
+        why = "sees with generate() alone" if by_generate else "cannot run in packed steps"
+        log.warning("%s %s; requests run one by one, with transformers' own cache", type(model).__name__, why)
         return PlainEngine(
             model, context_tokens, sampler, masks, make_output, scored_tokens=scored, reader=reader
         )
@@ -108,6 +109,17 @@ def build(
         tower=tower,
         drawer=_drawer(sampler, settings, kind),
     )
+
+
+def _proven(model: Any, reader: PromptReader | None) -> PromptReader | None:
+    """The reader, unless `generate()` takes none of its pictures, which the log says.
+
+    What packed steps see is part of their proof.
+    """
+    if reader is None or reader.in_steps or not (why := obstacle(model, reader)):
+        return reader
+    log.warning("%s is served without pictures: generate() takes none: %s", type(model).__name__, why)
+    return None
 
 
 def runs_ahead(settings: Generation, kind: str) -> bool:

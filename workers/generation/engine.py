@@ -33,7 +33,7 @@ from workers.generation.captured import CapturedSteps
 from workers.generation.flights import Drawer, Entry, Flight, Masks, Reading, Sampler, some_of
 from workers.generation.lora_rows import StepLoras, StepRows, rows_of
 from workers.generation.pictures.family import Picture
-from workers.generation.pictures.reading import PictureReader
+from workers.generation.pictures.reading import PromptReader
 from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.scheduler import Output, Scheduler, Span, Spoiled
 from workers.generation.scheduler import Sequence as Choice
@@ -96,7 +96,7 @@ class Engine:
         return features + (0 if self.attention is None else self.capacity * self.attention.token_nbytes())
 
     @property
-    def reader(self) -> PictureReader | None:
+    def reader(self) -> PromptReader | None:
         """Reads prompts with pictures; None for a model that does not see."""
         return None if self.tower is None else self.tower.reader
 

@@ -3,7 +3,8 @@
 transformers' `generate()` runs in a greenlet. The run stops at every step with the logits of the next token, and goes
 on with the token that the engine's sampler has chosen. Another sequence, and tokens that a grammar forces, begin a new
 run over all tokens so far. Where the positions of a model depend on the length of the text, a run gets the tokens
-behind the prompt one by one.
+behind the prompt one by one. So does a run of a model whose pictures transformers' own processor reads, which knows
+the arguments of the prompt alone.
 
 Log probabilities of a prompt come from passes over the whole prompt, each of which computes the logits of some tokens.
 """
@@ -27,8 +28,8 @@ from workers.generation.blocks import BlockPool
 from workers.generation.engine import Engine
 from workers.generation.flights import Masks, Sampler
 from workers.generation.lora_rows import StepRows, whole
-from workers.generation.pictures.family import Family, Picture
-from workers.generation.pictures.reading import PictureReader
+from workers.generation.pictures.family import Picture
+from workers.generation.pictures.reading import PromptReader
 from workers.generation.request import GenerationRequest
 from workers.generation.rope import depends_on_length, forget_lengths
 from workers.generation.scheduler import Output, Span
@@ -38,7 +39,6 @@ from workers.generation.scoring import scored
 log = logging.getLogger(__name__)
 
 _BLOCK_TOKENS = 16
-_TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 
 
 class PlainEngine(Engine):
@@ -53,7 +53,7 @@ class PlainEngine(Engine):
         make_output: Callable[[GenerationRequest, int], Output],
         *,
         scored_tokens: int = 512,
-        reader: PictureReader | None = None,
+        reader: PromptReader | None = None,
     ) -> None:
         """`capacity` is the longest sequence in tokens; one pass has logits of `scored_tokens` tokens of a prompt.
 
@@ -78,7 +78,7 @@ class PlainEngine(Engine):
         self._reader = reader
 
     @property
-    def reader(self) -> PictureReader | None:
+    def reader(self) -> PromptReader | None:
         """Reads prompts with pictures; None for a model that does not see."""
         return self._reader
 
@@ -95,7 +95,7 @@ class PlainEngine(Engine):
             picture if picture.inputs else self._reader.processed(picture)
             for picture in sequence.request.pictures
         ]
-        return seen_arguments(self.model, self._reader.family, len(tokens), pictures)
+        return self._reader.arguments(self.model, len(tokens), pictures)
 
     def _adapters(self, spans: list[Span]) -> tuple[list[Span], StepRows | None]:
         """All rows of the model's own passes are of the one sequence."""
@@ -110,7 +110,12 @@ class PlainEngine(Engine):
         if run is None or not run.continues(span):
             if run is not None:
                 run.close()
-            run = self._run = Run(self._bare, span.sequence, partial(self._arguments, span.sequence))
+            run = self._run = Run(
+                self._bare,
+                span.sequence,
+                partial(self._arguments, span.sequence),
+                singly=self._reader is not None and not self._reader.in_steps,
+            )
         try:
             return run.logits(span.sequence.tokens)
         except BaseException:
@@ -159,11 +164,16 @@ class Run:
         model: Any,
         sequence: Choice,
         seen: Callable[[list[int]], dict[str, Any]] = lambda tokens: {},
+        *,
+        singly: bool = False,
     ) -> None:
-        """`model` has no settings of its own (`without_settings`); `seen` are its arguments for pictures."""
+        """`model` has no settings of its own (`without_settings`); `seen` are its arguments for pictures.
+
+        `singly`: tokens behind the prompt are computed one by one, also where positions do not depend on lengths.
+        """
         self._model, self._sequence, self._seen = model, sequence, seen
         self._greenlet = greenlet.greenlet(self._generate)
-        self._computed, self._singly = 0, depends_on_length(model)
+        self._computed, self._singly = 0, singly or depends_on_length(model)
 
     def continues(self, span: Span) -> bool:
         """Whether the run can compute a span: the next single token of its sequence."""
@@ -208,20 +218,6 @@ class Run:
             logits_processor=LogitsProcessorList([_Chosen()]),
             **self._seen(tokens),
         )
-
-
-def seen_arguments(
-    model: Any, family: Family, length: int, pictures: Sequence[Picture]
-) -> dict[str, torch.Tensor]:
-    """What a whole model takes for the pictures of a text of so many tokens, beside the ids.
-
-    Types of tokens are 1 at placeholders.
-    """
-    types = torch.zeros(1, length, dtype=torch.long, device=model.device)
-    for picture in pictures:
-        types[0, torch.from_numpy(picture.places).to(model.device)] = 1
-    names = inspect.signature(model.forward).parameters
-    return family.joined(model, pictures) | {name: types for name in _TOKEN_TYPES if name in names}
 
 
 class _Chosen(LogitsProcessor):

@@ -33,6 +33,7 @@ import torch
 
 from ipc.wire.messages import GenerateCall
 from ipc.wire.streams import TokenLogprob
+from workers import foreign
 from workers.device.findings import Proof
 from workers.device.oom import end_if_broken, is_out_of_memory
 from workers.generation.attention import PagedAttention, attend_with, packed_pass
@@ -40,8 +41,8 @@ from workers.generation.blocks import BlockPool
 from workers.generation.decoder import Decoder
 from workers.generation.engine import Engine
 from workers.generation.pictures.family import Picture
-from workers.generation.pictures.reading import PictureReader
-from workers.generation.plain import Run, seen_arguments, without_settings
+from workers.generation.pictures.reading import PictureReader, PromptReader
+from workers.generation.plain import Run, without_settings
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.rope import LengthRope, Unfollowed, forget_lengths, length_rope
 from workers.generation.scheduler import Sequence as Choice
@@ -63,6 +64,7 @@ _CODE = sorted(Path(__file__).parent.rglob("*.py"))
 _STRETCH = 12
 """Tokens of a row at far positions."""
 _QUESTION = {"type": "text", "text": "What do you see?"}
+_ASKED = [{"role": "user", "content": [{"type": "image"}, _QUESTION]}]
 _PIXELS = (72, 56)
 """Width and height of the picture of the proof."""
 WAYS = {
@@ -149,6 +151,26 @@ def packs(
     return False
 
 
+def obstacle(model: Any, reader: PromptReader) -> str:
+    """Why `generate()` takes no picture of a reader; empty if it does.
+
+    Raises the error of memory that is short.
+    """
+    try:
+        found = reader.prompt(_ASKED, [_gradient()])
+        pictures = [reader.processed(picture) for picture in found.pictures]
+        ids = found.prompt.ids
+        seen = reader.arguments(model, len(ids), pictures)
+        logits = _generated(model, [*ids, ids[-1]], 1, lambda tokens: seen)
+    except BaseException as raised:
+        end_if_broken(raised)
+        error = foreign.error_of(raised)
+        if is_out_of_memory(error):
+            raise
+        return foreign.line_of(error)
+    return "" if bool(logits.isfinite().all()) else "the logits are not finite"
+
+
 def _facts(model: Any, attention: PagedAttention, tower: Tower | None) -> Any:
     """All that decides a proof beside `Earlier.identity`; None for a model whose code is not that of transformers."""
     if not type(model).__module__.startswith("transformers."):
@@ -211,12 +233,12 @@ def _plain(model: Any, tokens: list[int], **seen: Any) -> torch.Tensor:
 
 def _pictured(model: Any, reader: PictureReader) -> _Text:
     """A conversation with a picture. The answer repeats the last words of the prompt."""
-    found = reader.prompt([{"role": "user", "content": [{"type": "image"}, _QUESTION]}], [_gradient()])
+    found = reader.prompt(_ASKED, [_gradient()])
     pictures = [reader.processed(picture) for picture in found.pictures]
     ids = found.prompt.ids
     behind = len(ids) - int(pictures[-1].places[-1]) - 1
     tokens = ids + [ids[-1 - number % behind] for number in range(_CONTINUED)]
-    seen = seen_arguments(model, reader.family, len(tokens) - 1, pictures)
+    seen = reader.arguments(model, len(tokens) - 1, pictures)
     return _Text(tokens, _plain(model, tokens, **seen), pictures)
 
 
@@ -229,11 +251,16 @@ def _gradient() -> bytes:
     return out.getvalue()
 
 
-def _generated(model: Any, tokens: list[int]) -> torch.Tensor:
-    """The logits of `generate()`, which chooses the last tokens."""
-    request = GenerationRequest(0, tokens[:-_CONTINUED], GenerateCall(), _CONTINUED, frozenset())
-    run = Run(without_settings(model), Choice(request, 0, 0, _Some()))
-    ends = range(len(tokens) - _CONTINUED, len(tokens))
+def _generated(
+    model: Any,
+    tokens: list[int],
+    continued: int = _CONTINUED,
+    seen: Callable[[list[int]], dict[str, Any]] = lambda tokens: {},
+) -> torch.Tensor:
+    """The logits of `generate()`, which chooses the last tokens; `seen` are its arguments for pictures."""
+    request = GenerationRequest(0, tokens[:-continued], GenerateCall(), continued, frozenset())
+    run = Run(without_settings(model), Choice(request, 0, 0, _Some()), seen)
+    ends = range(len(tokens) - continued, len(tokens))
     with torch.no_grad():
         logits = torch.cat([run.logits(tokens[:end]).float() for end in ends])
     run.close()

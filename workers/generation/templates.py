@@ -35,8 +35,9 @@ MAX_INPUT = MAX_CHARACTERS // 16
 """Characters of all strings of a request together."""
 MAX_DEPTH = 64
 """Nesting of the parts of a request."""
-_BEGIN, _END = "\ufdd0", "\ufdd1"
-_ESCAPED = {r"\ufdd0": _BEGIN, r"\ufdd1": _END}
+BEGIN, END = "\ufdd0", "\ufdd1"
+"""The marks around a control token that stands as text."""
+_ESCAPED = {r"\ufdd0": BEGIN, r"\ufdd1": END}
 _MARK = re.compile("[\ufdd0\ufdd1]")
 _WANTS_NINE = re.compile(r"\bid\s*\|\s*length\s*!=\s*9\b")
 """A template that refuses ids of calls without nine characters, which is what Mistral's models write."""
@@ -232,7 +233,7 @@ class Marking:
         self._begun = re.compile(
             f"({'|'.join(map(re.escape, sorted(beginnings, key=len, reverse=True))) or '(?!)'})(?=\\s*$)"
         )
-        self.marked = re.compile(f"{_BEGIN}({self._whole.pattern}){_END}|[{_BEGIN}{_END}]")
+        self.marked = re.compile(f"{BEGIN}({self._whole.pattern}){END}|[{BEGIN}{END}]")
         self._tails = frozenset(beginning[-1] for beginning in beginnings)
 
     def mark(self, value: Any) -> Any:
@@ -246,17 +247,17 @@ class Marking:
         return value
 
     def _mark_text(self, text: str) -> str:
-        text = self._whole.sub(f"{_BEGIN}\\g<0>{_END}", _MARK.sub("", text))
+        text = self._whole.sub(f"{BEGIN}\\g<0>{END}", _MARK.sub("", text))
         # PERF: the search for a beginning looks at the end of a text, and only where a beginning can end so.
         if text.rstrip()[-1:] in self._tails:
             tail = text[-256:]
-            text = text[: len(text) - len(tail)] + self._begun.sub(f"\\g<0>{_END}", tail, count=1)
+            text = text[: len(text) - len(tail)] + self._begun.sub(f"\\g<0>{END}", tail, count=1)
         return text
 
 
 def pieces_between(word: str, text: str) -> list[str]:
     """The pieces of a rendered text with marks between the places where the template itself has written `word`."""
-    return re.split(f"(?<!{_BEGIN}){re.escape(word)}", text)
+    return re.split(f"(?<!{BEGIN}){re.escape(word)}", text)
 
 
 def switch_off_limits(tokenizer: Any) -> None:

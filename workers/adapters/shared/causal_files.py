@@ -24,9 +24,10 @@ from workers.adapters.shared.linears import GENERATED_ROWS, lay_out_linears
 from workers.adapters.shared.quantizing import Quantizer
 from workers.generation.decoder import Decoder
 from workers.generation.joined import join
-from workers.generation.pictures import families
+from workers.generation.pictures import families, foreign
 from workers.generation.pictures.family import Family
-from workers.generation.pictures.reading import PictureReader
+from workers.generation.pictures.foreign import Foreign, ForeignReader
+from workers.generation.pictures.reading import PictureReader, PromptReader
 from workers.generation.templates import ChatTemplate
 from workers.image_settings import NotServed
 from workers.loading.gguf_file import read_model
@@ -73,26 +74,26 @@ class CausalFiles:
             lay_out_linears(model, GENERATED_ROWS, tell, context.findings)
         return model
 
-    def family(self, tokenizer: Any) -> Family | None:
+    def family(self, tokenizer: Any) -> Family | Foreign | None:
         """What reads pictures for the model; None for a model that does not see, which the log says.
 
-        Raises ValueError for options that the model does not have, and `DamagedFile` for files that make no image
-        processor.
+        transformers' own processor reads the pictures of a model without a family. Raises ValueError for options that
+        the model does not have, and `DamagedFile` for files that make no image processor.
         """
         context = self._context
         pixels = families.pixels_of(self._config, context.options)
         if not is_seeing(self._config):
             return None
-        trust = context.trust_remote_code
+        directory, config, trust = context.directory, self._config, context.trust_remote_code
         try:
-            return families.load(
-                context.directory, self._config, tokenizer, trust_remote_code=trust, pixels=pixels
-            )
+            if getattr(config, "model_type", "") not in families.FAMILIES:
+                return foreign.load(directory, config, tokenizer, trust_remote_code=trust)
+            return families.load(directory, config, tokenizer, trust_remote_code=trust, pixels=pixels)
         except (NotServed, OSError, ImportError) as error:
             log.warning("%s is served without pictures: %s", type(self._config).__name__, error)
             return None
 
-    def template(self, tokenizer: Any, family: Family | None) -> ChatTemplate:
+    def template(self, tokenizer: Any, family: Family | Foreign | None) -> ChatTemplate:
         """The chat template of the options, else the one that is stored for pictures, else that of the tokenizer."""
         chosen = str(self._context.options.get("chat_template", ""))
         if family is None:
@@ -101,9 +102,13 @@ class CausalFiles:
             tokenizer, chosen or families.stored_template(self._context.directory), family.words
         )
 
-    def reader(self, family: Family, template: ChatTemplate) -> PictureReader | None:
+    def reader(self, family: Family | Foreign, template: ChatTemplate) -> PromptReader | None:
         """The reader of prompts with pictures; None if the chat template shows none, which the log says."""
-        reader = PictureReader(family, template)
+        reader = (
+            ForeignReader(family, template)
+            if isinstance(family, Foreign)
+            else PictureReader(family, template)
+        )
         try:
             reader.check()
         except ValueError as error:

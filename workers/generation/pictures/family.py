@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,11 @@ import torch
 from workers.image_settings import IMAGES, NotServed
 from workers.images import load_image_processor, require_vision
 
-_USUAL_SIZE = (768, 1024)
+USUAL_SIZE = (768, 1024)
 """Height and width in pixels."""
 _TRIED_SIZE = (64, 48)
 """Width and height in pixels."""
+_TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 
 
 class Layout(NamedTuple):
@@ -119,7 +121,7 @@ class Family(ABC):
     @property
     def usual_tokens(self) -> int:
         """Placeholders of a picture of a usual size, for estimates."""
-        return sum(self.layout(*_USUAL_SIZE, alone=True).runs)
+        return sum(self.layout(*USUAL_SIZE, alone=True).runs)
 
     def try_out(self) -> None:
         """Lay out and process a small picture, alone and in company. Raises what the image processor raises.
@@ -185,6 +187,20 @@ class Family(ABC):
             if found is not None:
                 return int(found)
         raise NotServed("the configuration of the model names no token for pictures (image_token_id)")
+
+
+def arguments_of(
+    model: Any, family: Family, length: int, pictures: Sequence[Picture]
+) -> dict[str, torch.Tensor]:
+    """What a whole model takes for the pictures of a text of so many tokens, beside the ids.
+
+    Types of tokens are 1 at placeholders.
+    """
+    types = torch.zeros(1, length, dtype=torch.long, device=model.device)
+    for picture in pictures:
+        types[0, torch.from_numpy(picture.places).to(model.device)] = 1
+    names = inspect.signature(model.forward).parameters
+    return family.joined(model, pictures) | {name: types for name in _TOKEN_TYPES if name in names}
 
 
 def shared_out(
