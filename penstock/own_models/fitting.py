@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 from penstock.own_models.files import CannotTell, ModelFiles, number_of, shown
 from workers.loading import quantized_files, stored_files
+from workers.loading.quantized_numbers import refuse_numbers
+from workers.loading.quantized_parts import QuantizedRefused
 
 _UNCOMPARED = {"auto_map", "quantization_config"}
 _CONFIG = re.compile(r"(?:[^/]+/)?config\.json")
@@ -90,8 +92,10 @@ def refuse_unfitting(name: str, files: ModelFiles) -> None:
 def refuse_unfitting_quantized(name: str, files: ModelFiles) -> None:
     """Raise `CannotTell` for quantised weights, all of them here, that do not fit their format."""
     try:
-        quantized_files.read_plan(files.root)
-    except quantized_files.QuantizedRefused as error:
+        plan = quantized_files.read_plan(files.root)
+        if plan is not None:
+            refuse_numbers(plan)
+    except QuantizedRefused as error:
         raise CannotTell(f"{name}: {error}") from error
     except OSError as error:
         raise CannotTell(f"{name}: quantised weights cannot be read: {error.strerror}") from error

@@ -41,7 +41,8 @@ from workers.adapters.shared.sentence_transformers_layout import (
     read_static_layout,
     resolve_modes,
 )
-from workers.loading.quantized_files import QuantizedRefused, read_scheme
+from workers.loading.quantized_files import read_scheme
+from workers.loading.quantized_parts import QuantizedRefused
 
 _ENCODER_CONFIG = "encoder_config/config.json"
 _HEADS = ("sparse_linear.pt", "colbert_linear.pt")

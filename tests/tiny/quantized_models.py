@@ -1,4 +1,6 @@
-"""A tiny Llama in the layouts of GPTQ, AWQ and FP8: `write(root, layout)` gives the model that the files stand for.
+"""Tiny models in the layouts of GPTQ, AWQ and FP8: `write(root, layout)` gives the model that the files stand for.
+
+The model is a Llama, or a mixture of experts, whose files name each expert apart.
 
 Integers, zero points and scales are drawn. The numbers that they stand for are computed here one group or block at a
 time, and words are packed one value at a time, as the documents of the formats say.
@@ -7,6 +9,7 @@ time, and words are packed one value at a time, as the documents of the formats 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,13 +55,40 @@ LAYOUTS = {
 }
 
 
-def write(root: Path, layout: Layout, tensors: dict[str, torch.Tensor | None] | None = None) -> Any:
+FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {}),
+    "mixtral": (
+        transformers.MixtralConfig,
+        transformers.MixtralForCausalLM,
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "qwen3_moe": (
+        transformers.Qwen3MoeConfig,
+        transformers.Qwen3MoeForCausalLM,
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "head_dim": 32},
+    ),
+}
+"""Configuration and model of a family, and what a mixture states."""
+_EXPERTS = {
+    "mixtral": ("block_sparse_moe.experts", ("w1", "w3"), "w2"),
+    "qwen3_moe": ("mlp.experts", ("gate_proj", "up_proj"), "down_proj"),
+}
+"""What files call experts, the two halves of their first product, and their second."""
+
+
+def write(
+    root: Path,
+    layout: Layout,
+    tensors: dict[str, torch.Tensor | None] | None = None,
+    family: str = "llama",
+) -> Any:
     """Write the model and its tokenizer, and return transformers' model of the numbers.
 
     `tensors` replaces tensors of the file, None leaves one out.
     """
     tokenizer = chat_tokenizers.build("chatml")
-    config = transformers.LlamaConfig(
+    configuration, factory, more = FAMILIES[family]
+    config = configuration(
         hidden_size=128,
         intermediate_size=160,
         num_hidden_layers=2,
@@ -69,14 +99,23 @@ def write(root: Path, layout: Layout, tensors: dict[str, torch.Tensor | None] | 
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **more,
     )
     torch.manual_seed(_SEED)
-    model: Any = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+    model: Any = factory(config).eval().requires_grad_(False)
     draw, stored = np.random.default_rng(_SEED), dict[str, torch.Tensor]()
     for name, weight in model.named_parameters():
+        if weight.ndim > 2:
+            for base, part in _experts(family, name, weight):
+                write_layer = {"gptq": _gptq, "awq": _awq, "fp8": _fp8}[layout.method]
+                parts, numbers = write_layer(layout, draw, *part.shape)
+                stored |= {f"{base}.{end}": each for end, each in parts.items()}
+                part.copy_(torch.from_numpy(numbers))
+            continue
         if "_proj." not in name:
             weight.normal_(0, 0.3 if weight.ndim > 1 else 1.0)
-            stored[name] = weight.clone()
+            apart = name.replace(".mlp.gate.", ".block_sparse_moe.gate.") if family == "mixtral" else name
+            stored[apart] = weight.clone()
             continue
         base = name.removesuffix(".weight")
         write_layer = {"gptq": _gptq, "awq": _awq, "fp8": _fp8}[layout.method]
@@ -91,11 +130,23 @@ def write(root: Path, layout: Layout, tensors: dict[str, torch.Tensor | None] | 
     save_file({name: part.contiguous() for name, part in stored.items()}, root / "model.safetensors")
     described = {
         **config.to_dict(),
-        "architectures": ["LlamaForCausalLM"],
+        "architectures": [factory.__name__],
         "quantization_config": stated(layout),
     }
     (root / "config.json").write_text(json.dumps(described))
     return model
+
+
+def _experts(family: str, name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of all experts of a layer, each by the name that files give it without its end."""
+    path, halves, second = _EXPERTS[family]
+    layer = name.partition(".mlp.")[0]
+    for number, expert in enumerate(weight):
+        base = f"{layer}.{path}.{number}"
+        if name.endswith("gate_up_proj"):
+            yield from zip((f"{base}.{half}" for half in halves), expert.chunk(2), strict=True)
+        else:
+            yield f"{base}.{second}", expert
 
 
 def stated(layout: Layout) -> dict[str, Any]:

@@ -32,7 +32,8 @@ from workers.adapters.base import Adapter
 from workers.device.devices import Device
 from workers.loading.gguf_file import read_model
 from workers.loading.program_files import external_files, nbytes_of
-from workers.loading.quantized_files import QuantizedRefused, plain_plan, read_plan
+from workers.loading.quantized_files import plain_plan, read_plan
+from workers.loading.quantized_parts import QuantizedRefused
 from workers.loading.stored_files import weight_files
 
 TRIM_AFTER_BYTES = 128 << 20

@@ -1,8 +1,8 @@
 """Checkpoints of quantised weights: what config.json and the headers of the weight files say of each weight.
 
-1. `read_scheme` reads `quantization_config`: the format (GPTQ, AWQ, FP8), bits and size of groups.
+1. `read_scheme` reads `quantization_config`: the format (GPTQ, AWQ, FP8, compressed-tensors), bits and size of groups.
 2. `plan` finds the tensors that make up each quantised weight, and holds every shape and type against the scheme. No
-   tensor is read and no model library is imported, so a start can refuse what a load would refuse.
+   weight is read and no model library is imported, so a start can refuse what a load would refuse.
 
 Let a linear layer have `inner` inputs and `outer` outputs, and let a group be a run of inputs with the same scale:
 
@@ -13,67 +13,45 @@ Let a linear layer have `inner` inputs and `outer` outputs, and let a group be a
   order 0 2 4 6 1 3 5 7; `scales` [groups, outer].
 - FP8: `weight` float8 [outer, inner] with one `weight_scale` or `weight_scale_inv`, or with a `weight_scale_inv` for
   each block of `weight_block_size`. Both are factors of the stored numbers.
-
-A file may come from anybody: a message names format, tensor and numbers.
+- compressed-tensors: `workers.loading.compressed_tensors`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workers.loading.stored_files import DamagedWeightsError, StoredTensor, stored_tensors
+from workers.loading import compressed_tensors
+from workers.loading.quantized_parts import (
+    FLOATS,
+    Layer,
+    Part,
+    QuantizedRefused,
+    Scheme,
+    Weight,
+    group_of,
+    is_size,
+    one_of,
+    short,
+)
+from workers.loading.stored_files import DamagedWeightsError, placed_tensors
 
 OWN_WAY = ("mxfp4",)
 """Formats that transformers turns into numbers itself."""
-_SERVED = "gptq, awq (version gemm), fp8"
+_SERVED = "gptq, awq (version gemm), fp8, compressed-tensors"
 _WORD_BITS = 32
-_FLOATS = ("F16", "BF16", "F32")
-_UNUSED = (".input_scale", ".activation_scale", ".k_scale", ".v_scale")
-"""Ends of scales of activations and of caches, which numbers of the model's own precision do without."""
+_UNUSED = tuple(
+    f".{what}_{end}"
+    for what in ("input", "output", "activation", "q", "k", "v")
+    for end in ("scale", "zero_point")
+)
+"""Ends of what belongs to activations and caches, which numbers of the model's own precision do without."""
+_SMALL = ("I8", "U8", "F8_E4M3", "F8_E5M2")
+"""Types of weights that need a scale."""
 _MOST_CONFIG_BYTES = 16 << 20
-_MOST_SHOWN = 100
-
-
-class QuantizedRefused(ValueError):
-    """Quantised weights are of a form that is not read, or damaged; the message names format and tensor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scheme:
-    """How the weights of a checkpoint are quantised.
-
-    `group` is the number of inputs of a group, 0 for one group of all; `block` has the rows and columns of a block of
-    FP8, and is empty for one scale a tensor. `ordered` weights of GPTQ have a `g_idx`. `zero_offset` is added to stored
-    zero points.
-    """
-
-    method: str
-    bits: int
-    group: int = 0
-    block: tuple[int, ...] = ()
-    ordered: bool = False
-    zero_offset: int = 0
-
-
-class Part(NamedTuple):
-    """A tensor of a file."""
-
-    name: str
-    file: Path
-    shape: list[int]
-    kind: str
-
-
-class Weight(NamedTuple):
-    """A quantised weight: its tensors by the end of their names, and its shape [outer, inner] as numbers."""
-
-    parts: dict[str, Part]
-    shape: tuple[int, int]
 
 
 class Plan(NamedTuple):
@@ -102,77 +80,52 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme | None:
     if stated is None:
         return None
     if not isinstance(stated, dict):
-        raise QuantizedRefused(f"config.json: quantization_config: expected an object, got {_short(stated)}")
+        raise QuantizedRefused(f"config.json: quantization_config: expected an object, got {short(stated)}")
     method = stated.get("quant_method")
     if method in OWN_WAY:
         return None
-    readers = {"gptq": _gptq, "awq": _awq, "fp8": _fp8}
+    readers = {"gptq": _gptq, "awq": _awq, "fp8": _fp8, compressed_tensors.METHOD: compressed_tensors.read}
     if not isinstance(method, str) or method not in readers:
         raise QuantizedRefused(
-            f"config.json: quantization_config.quant_method {_short(method)} is not read; read are {_SERVED}. Name the "
+            f"config.json: quantization_config.quant_method {short(method)} is not read; read are {_SERVED}. Name the "
             "model that was quantised, or the same model in GGUF"
         )
     return readers[method](stated)
 
 
 def _gptq(stated: Mapping[str, Any]) -> Scheme:
-    bits = _one_of("gptq", stated, "bits", (4, 8))
-    form = _one_of("gptq", {"checkpoint_format": "gptq", **stated}, "checkpoint_format", ("gptq", "gptq_v2"))
+    bits = one_of("gptq", stated, "bits", (4, 8))
+    form = one_of("gptq", {"checkpoint_format": "gptq", **stated}, "checkpoint_format", ("gptq", "gptq_v2"))
     dynamic = stated.get("dynamic") or {}
     differing = [name for name in dynamic if not str(name).startswith("-:")]
     if differing:
         raise QuantizedRefused(
             f"gptq: quantization_config.dynamic: layers with bits of their own are not read, first "
-            f"{_short(differing[0])}"
+            f"{short(differing[0])}"
         )
-    ordered = _one_of("gptq", {"desc_act": False, **stated}, "desc_act", (False, True))
-    return Scheme("gptq", bits, _group("gptq", stated, "group_size"), (), ordered, int(form == "gptq"))
+    ordered = one_of("gptq", {"desc_act": False, **stated}, "desc_act", (False, True))
+    return Scheme("gptq", bits, group_of("gptq", stated, "group_size"), (), ordered, int(form == "gptq"))
 
 
 def _awq(stated: Mapping[str, Any]) -> Scheme:
-    bits = _one_of("awq", stated, "bits" if "bits" in stated else "w_bit", (4,))
+    bits = one_of("awq", stated, "bits" if "bits" in stated else "w_bit", (4,))
     version = stated.get("version", "gemm")
     if str(version).lower() != "gemm":
-        raise QuantizedRefused(
-            f"awq: quantization_config.version {_short(version)} is not read; read is gemm"
-        )
-    _one_of("awq", {"zero_point": True, **stated}, "zero_point", (True,))
+        raise QuantizedRefused(f"awq: quantization_config.version {short(version)} is not read; read is gemm")
+    one_of("awq", {"zero_point": True, **stated}, "zero_point", (True,))
     return Scheme(
-        "awq", bits, _group("awq", stated, "group_size" if "group_size" in stated else "q_group_size")
+        "awq", bits, group_of("awq", stated, "group_size" if "group_size" in stated else "q_group_size")
     )
 
 
 def _fp8(stated: Mapping[str, Any]) -> Scheme:
-    _one_of("fp8", {"fmt": "e4m3", **stated}, "fmt", ("e4m3", "float8_e4m3fn"))
+    one_of("fp8", {"fmt": "e4m3", **stated}, "fmt", ("e4m3", "float8_e4m3fn"))
     block = stated.get("weight_block_size") or ()
-    if block and not (isinstance(block, list) and len(block) == 2 and all(map(_is_size, block))):
+    if block and not (isinstance(block, list) and len(block) == 2 and all(map(is_size, block))):
         raise QuantizedRefused(
-            f"fp8: quantization_config.weight_block_size: expected two numbers from 1 on, got {_short(block)}"
+            f"fp8: quantization_config.weight_block_size: expected two numbers from 1 on, got {short(block)}"
         )
     return Scheme("fp8", 8, block=tuple(block))
-
-
-def _one_of(method: str, stated: Mapping[str, Any], field: str, known: tuple[Any, ...]) -> Any:
-    value = stated.get(field)
-    if not any(type(value) is type(each) and value == each for each in known):
-        listed = ", ".join(map(str, known))
-        raise QuantizedRefused(
-            f"{method}: quantization_config.{field} {_short(value)} is not read; read are {listed}"
-        )
-    return value
-
-
-def _group(method: str, stated: Mapping[str, Any], field: str) -> int:
-    size: Any = stated.get(field)
-    if size != -1 and not _is_size(size):
-        raise QuantizedRefused(
-            f"{method}: quantization_config.{field}: expected -1 or a number from 1 on, got {_short(size)}"
-        )
-    return 0 if size == -1 else int(size)
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 < value < 1 << 31
 
 
 def read_plan(directory: Path) -> Plan | None:
@@ -203,10 +156,13 @@ def _parts(files: list[Path]) -> dict[str, Part]:
     parts: dict[str, Part] = {}
     for file in files:
         try:
-            stored: dict[str, StoredTensor] = stored_tensors(file)
+            stored, start = placed_tensors(file)
         except DamagedWeightsError as error:
             raise QuantizedRefused(str(error)) from error
-        parts |= {name: Part(name, file, found.shape, found.kind) for name, found in stored.items()}
+        parts |= {
+            name: Part(name, file, found.shape, found.kind, start + found.begin)
+            for name, found in stored.items()
+        }
     return parts
 
 
@@ -216,21 +172,25 @@ def plan(scheme: Scheme, files: list[Path]) -> Plan:
     quantized: dict[str, Weight] = {}
     used: set[str] = set()
     # NOTE: an incomplete layer may lack any of its tensors, so each of them leads to the layer.
-    ends = ("weight",) if scheme.method == "fp8" else ("qweight", "qzeros", "scales", "g_idx")
-    for base in sorted({name.rpartition(".")[0] for name in parts if name.rpartition(".")[2] in ends}):
-        if scheme.method == "fp8" and not parts[f"{base}.weight"].kind.startswith("F8_"):
-            continue
-        weight = _CHECKS[scheme.method](_Layer(scheme, base, parts))
+    ends, check = _LAYERS[scheme.method]
+    for base in sorted(
+        {
+            name.rpartition(".")[0]
+            for name, part in parts.items()
+            if name.rpartition(".")[2] in ends or (name.endswith(".weight") and part.kind in _SMALL)
+        }
+    ):
+        weight = check(Layer(scheme, base, parts))
         quantized[f"{base}.weight"] = weight
         used |= {part.name for part in weight.parts.values()}
         used |= {f"{base}.g_idx"} if scheme.method == "gptq" else set()
     plain = {name: part for name, part in parts.items() if name not in used and not name.endswith(_UNUSED)}
-    strange = next((part for part in plain.values() if part.kind.startswith("F8_")), None)
+    strange = next((part for part in plain.values() if part.kind in _SMALL), None)
     if strange is not None:
-        raise QuantizedRefused(f"{scheme.method}: {_short(strange.name)} is {strange.kind} without a scale")
+        raise QuantizedRefused(f"{scheme.method}: {short(strange.name)} is {strange.kind} without a scale")
     twice = sorted(quantized.keys() & plain.keys())
     if twice:
-        raise QuantizedRefused(f"{scheme.method}: {_short(twice[0])} stands beside its quantised form")
+        raise QuantizedRefused(f"{scheme.method}: {short(twice[0])} stands beside its quantised form")
     if not quantized:
         raise QuantizedRefused(
             f"{scheme.method}: none of the {len(parts)} tensors in safetensors files is a quantised weight, though "
@@ -239,60 +199,26 @@ def plan(scheme: Scheme, files: list[Path]) -> Plan:
     return Plan(scheme, quantized, plain)
 
 
-class _Layer:
-    """The tensors of one linear layer, taken by the end of their names."""
-
-    def __init__(self, scheme: Scheme, base: str, parts: Mapping[str, Part]) -> None:
-        self.scheme, self._base, self._parts = scheme, base, parts
-
-    def has(self, end: str) -> bool:
-        """Whether there is such a tensor."""
-        return f"{self._base}.{end}" in self._parts
-
-    def take(self, end: str, kinds: tuple[str, ...], axes: int | None = 2) -> Part:
-        """A tensor of one of these types, with `axes` sizes from 1 on, None for any. Raises `QuantizedRefused`."""
-        name, method = f"{self._base}.{end}", self.scheme.method
-        part = self._parts.get(name)
-        if part is None:
-            raise QuantizedRefused(f"{method}: the tensor {_short(name)} is missing")
-        if part.kind not in kinds:
-            raise QuantizedRefused(
-                f"{method}: {_short(name)} is of {_short(part.kind)}; expected {' or '.join(kinds)}"
-            )
-        if axes is not None and (len(part.shape) != axes or 0 in part.shape):
-            raise QuantizedRefused(
-                f"{method}: {_short(name)} is {part.shape}; expected {axes} sizes from 1 on"
-            )
-        return part
-
-    def fit(self, part: Part, *shapes: list[int]) -> None:
-        """Raise `QuantizedRefused` unless a tensor has one of the shapes."""
-        if part.shape not in shapes:
-            expected = " or ".join(map(str, shapes))
-            raise QuantizedRefused(
-                f"{self.scheme.method}: {_short(part.name)} is {part.shape}; expected {expected}"
-            )
-
-    def packed(self, shape: Callable[[int, int, int], tuple[int, int]]) -> Weight:
-        """A weight of packed integers; `shape` gives outer and inner by those of `qweight` and the values of a word."""
-        scheme = self.scheme
-        words = self.take("qweight", ("I32",))
-        zeros, scales = self.take("qzeros", ("I32",)), self.take("scales", _FLOATS)
-        each = _WORD_BITS // scheme.bits
-        outer, inner = shape(words.shape[0], words.shape[1], each)
-        groups = -(-inner // scheme.group) if scheme.group else 1
-        if outer % each:
-            raise QuantizedRefused(
-                f"{scheme.method}: {_short(words.name)} is {words.shape}: {outer} outputs are no multiple of the "
-                f"{each} zero points of {scheme.bits} bits in a word"
-            )
-        self.fit(scales, [groups, outer])
-        self.fit(zeros, [groups, outer // each])
-        return Weight({"qweight": words, "qzeros": zeros, "scales": scales}, (outer, inner))
+def _packed(layer: Layer, shape: Callable[[int, int, int], tuple[int, int]]) -> Weight:
+    """A weight of packed integers; `shape` gives outer and inner by those of `qweight` and the values of a word."""
+    scheme = layer.scheme
+    words = layer.take("qweight", ("I32",))
+    zeros, scales = layer.take("qzeros", ("I32",)), layer.take("scales", FLOATS)
+    each = _WORD_BITS // scheme.bits
+    outer, inner = shape(words.shape[0], words.shape[1], each)
+    groups = -(-inner // scheme.group) if scheme.group else 1
+    if outer % each:
+        raise QuantizedRefused(
+            f"{scheme.method}: {short(words.name)} is {words.shape}: {outer} outputs are no multiple of the "
+            f"{each} zero points of {scheme.bits} bits in a word"
+        )
+    layer.fit(scales, [groups, outer])
+    layer.fit(zeros, [groups, outer // each])
+    return Weight({"qweight": words, "qzeros": zeros, "scales": scales}, (outer, inner), scheme)
 
 
-def _check_gptq(layer: _Layer) -> Weight:
-    weight = layer.packed(lambda rows, columns, each: (columns, rows * each))
+def _check_gptq(layer: Layer) -> Weight:
+    weight = _packed(layer, lambda rows, columns, each: (columns, rows * each))
     if layer.scheme.ordered or layer.has("g_idx"):
         order = layer.take("g_idx", ("I32", "I64"), axes=1)
         layer.fit(order, [weight.shape[1]])
@@ -300,28 +226,29 @@ def _check_gptq(layer: _Layer) -> Weight:
     return weight
 
 
-def _check_awq(layer: _Layer) -> Weight:
-    return layer.packed(lambda rows, columns, each: (columns * each, rows))
+def _check_awq(layer: Layer) -> Weight:
+    return _packed(layer, lambda rows, columns, each: (columns * each, rows))
 
 
-def _check_fp8(layer: _Layer) -> Weight:
+def _check_fp8(layer: Layer) -> Weight:
     weight = layer.take("weight", ("F8_E4M3",))
     outer, inner = weight.shape
     block = layer.scheme.block
     end = "weight_scale_inv" if block or layer.has("weight_scale_inv") else "weight_scale"
     if block:
-        scale = layer.take(end, _FLOATS)
+        scale = layer.take(end, FLOATS)
         layer.fit(scale, [-(-outer // block[0]), -(-inner // block[1])])
     else:
-        scale = layer.take(end, _FLOATS, axes=None)
+        scale = layer.take(end, FLOATS, axes=None)
         layer.fit(scale, [], [1], [1, 1])
-    return Weight({"weight": weight, "scale": scale}, (outer, inner))
+    return Weight({"weight": weight, "scale": scale}, (outer, inner), layer.scheme)
 
 
-_CHECKS: dict[str, Callable[[_Layer], Weight]] = {"gptq": _check_gptq, "awq": _check_awq, "fp8": _check_fp8}
-
-
-def _short(value: Any) -> str:
-    """A value of a file that may come from anybody, in a message."""
-    text = value if isinstance(value, str) and value.isprintable() else ascii(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+_ENDS = ("qweight", "qzeros", "scales", "g_idx")
+_LAYERS: dict[str, tuple[tuple[str, ...], Callable[[Layer], Weight]]] = {
+    "gptq": (_ENDS, _check_gptq),
+    "awq": (_ENDS, _check_awq),
+    "fp8": ((), _check_fp8),
+    compressed_tensors.METHOD: (compressed_tensors.ENDS, compressed_tensors.check),
+}
+"""By format the ends of tensors that lead to a layer, and what finds its weight."""

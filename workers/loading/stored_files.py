@@ -154,12 +154,12 @@ def tensor_shapes(path: Path) -> dict[str, list[int]]:
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file, by its header. Raises DamagedWeightsError."""
-    return _read_header(path)[0]
+    return placed_tensors(path)[0]
 
 
 def _refuse_damaged(path: Path) -> None:
     """Raise DamagedWeightsError unless the file has the size that its header promises."""
-    tensors, start = _read_header(path)
+    tensors, start = placed_tensors(path)
     promised, size = start + max((tensor.end for tensor in tensors.values()), default=0), path.stat().st_size
     if promised != size:
         raise DamagedWeightsError(
@@ -167,7 +167,7 @@ def _refuse_damaged(path: Path) -> None:
         )
 
 
-def _read_header(path: Path) -> tuple[dict[str, StoredTensor], int]:
+def placed_tensors(path: Path) -> tuple[dict[str, StoredTensor], int]:
     """What the header of a safetensors file says of each tensor, and where the tensors begin.
 
     Raises DamagedWeightsError.

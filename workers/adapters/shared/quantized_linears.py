@@ -264,7 +264,7 @@ class Int4Linear(QuantizedLinear):
         self, stored: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__(stored, bias, dtype, device)
-        self._group = stored.group
+        self._group = _packed_group(stored)
         if device.type == "cpu":
             # PERF: packing takes int32, of a tile of outputs here.
             packed = stored.values.new_empty(self.out_features, self.in_features // 2, dtype=torch.uint8)
@@ -280,8 +280,9 @@ class Int4Linear(QuantizedLinear):
         self.register_buffer("_packed", packed, persistent=False)
         scales = stored.scales
         # The form computes (value - 8) * scale + offset.
-        offset = torch.zeros_like(scales) if stored.zeros is None else (8 - stored.zeros) * scales
-        both = torch.stack([scales, offset], -1).transpose(0, 1).contiguous()
+        offset = 8 * scales if stored.zeros is None else (8 - stored.zeros) * scales
+        both = torch.stack([scales, offset], -1).transpose(0, 1)
+        both = both.repeat_interleave(stored.group // self._group, 0).contiguous()
         self.register_buffer("_scales", both.to(device, torch.bfloat16), persistent=False)
 
     def product(self, rows: Tensor) -> Tensor:
@@ -388,8 +389,16 @@ def layer_of(
 def _packs(stored: QuantizedWeight, device: torch.device) -> bool:
     """Whether torch's packed form takes a weight of 4 bits."""
     outer, inner = stored.shape
-    fits = stored.group in PACKED_GROUPS and inner % stored.group == 0 and outer % _OUTPUTS == 0
+    fits = _packed_group(stored) > 0 and outer % _OUTPUTS == 0
     return fits and (device.type == "cpu" or inner % _CUDA_INPUTS == 0)
+
+
+def _packed_group(stored: QuantizedWeight) -> int:
+    """The largest group of the packed form that makes up a group of the weight; 0 without one."""
+    inner = stored.shape[1]
+    if inner % stored.group:
+        return 0
+    return max((size for size in PACKED_GROUPS if stored.group % size == 0), default=0)
 
 
 def _states(stored: QuantizedWeight, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -24,14 +24,19 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from workers.adapters.base import LoadContext
-from workers.adapters.shared import checkpoint
+from workers.adapters.shared import checkpoint, compressed_weights
 from workers.adapters.shared.building import BUILDING, WeightCount
 from workers.adapters.shared.quantized_linears import FP8, INT4, INT8, QuantizedWeight
 from workers.adapters.shared.quantizing import Quantizer
-from workers.loading.quantized_files import Part, Plan, QuantizedRefused, Scheme, Weight
+from workers.loading import compressed_tensors
+from workers.loading.quantized_files import Plan
+from workers.loading.quantized_numbers import refuse_numbers
+from workers.loading.quantized_parts import Part, QuantizedRefused, Scheme, Weight, short
 from workers.loading.reading import safe_open
 
 _BITS_INT4 = 4
+_NO_NUMBER = 0x7F
+"""The bits of a float8 that is no number, but for its sign."""
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs stands in each four bits of a word, from the lowest on."""
 
@@ -62,6 +67,7 @@ def load(
     transformers_logging.disable_progress_bar()
     checkpoint.refuse_layers_without_weights(config, context.directory)
     if plan.scheme is not None:
+        refuse_numbers(plan)
         del config.quantization_config
     count, turn = WeightCount(plan.values, context.progress), threading.Lock()
     with BUILDING:
@@ -70,9 +76,7 @@ def load(
     for name, weight in plan.quantized.items():
         # A name that the model does not have is one that transformers changes; experts become one tensor.
         keeps = name in chosen or (bool(known) and name not in known and ".experts." not in name)
-        assert plan.scheme is not None
-        layer = quantizer if keeps else None
-        made[name] = _Numbers(name, plan.scheme, weight, context.dtype, count, turn, layer)
+        made[name] = _Numbers(name, weight, context.dtype, count, turn, quantizer if keeps else None)
     # What a quantised checkpoint leaves as numbers, its maker has left so on purpose.
     plain = quantizer if plan.scheme is None else None
     for name, part in plan.plain.items():
@@ -140,14 +144,13 @@ class _Numbers:
     def __init__(
         self,
         name: str,
-        scheme: Scheme,
         weight: Weight,
         dtype: torch.dtype,
         count: WeightCount,
         turn: threading.Lock,
         quantizer: Quantizer | None,
     ) -> None:
-        self._name, self._scheme, self._weight, self._dtype = name, scheme, weight, dtype
+        self._name, self._weight, self._dtype = name, weight, dtype
         self._count, self._turn, self._quantizer = count, turn, quantizer
 
     def __getitem__(self, index: Any) -> torch.Tensor:
@@ -157,9 +160,9 @@ class _Numbers:
     def _made(self) -> torch.Tensor:
         quantizer = self._quantizer
         if quantizer is None:
-            return dequantized(self._scheme, self._weight).to(self._dtype)
-        kept = as_stored(self._scheme, self._weight, quantizer.kind_of(self._name))
-        return quantizer.hold(self._name, dequantized(self._scheme, self._weight) if kept is None else kept)
+            return dequantized(self._weight).to(self._dtype)
+        kept = as_stored(self._weight, quantizer.kind_of(self._name))
+        return quantizer.hold(self._name, dequantized(self._weight) if kept is None else kept)
 
 
 def _read(part: Part) -> torch.Tensor:
@@ -168,12 +171,14 @@ def _read(part: Part) -> torch.Tensor:
     return tensor
 
 
-def dequantized(scheme: Scheme, weight: Weight) -> torch.Tensor:
-    """The numbers of a weight, float32 [outer, inner]. Raises `QuantizedRefused` for a group that does not exist."""
-    tensors = {end: _read(part) for end, part in weight.parts.items()}
+def dequantized(weight: Weight) -> torch.Tensor:
+    """The numbers of a weight, float32 [outer, inner]. Raises `QuantizedRefused` for float8 that is no number."""
+    scheme, tensors = weight.scheme, _tensors(weight)
+    if scheme.method == compressed_tensors.METHOD:
+        return compressed_weights.numbers(weight, tensors)
     if scheme.method == "fp8":
         return _from_fp8(tensors["weight"], tensors["scale"].float(), scheme.block)
-    packed = _integers(scheme, weight, tensors)
+    packed = _integers(weight, tensors)
     # PERF: in place, so that a weight takes twice its float32 numbers at most.
     result = packed.values.float()
     packed.values = torch.empty(0)
@@ -192,8 +197,8 @@ class _Integers:
     groups: torch.Tensor
 
 
-def _integers(scheme: Scheme, weight: Weight, tensors: dict[str, torch.Tensor]) -> _Integers:
-    """Raises `QuantizedRefused` for a group that does not exist."""
+def _integers(weight: Weight, tensors: dict[str, torch.Tensor]) -> _Integers:
+    scheme = weight.scheme
     zeros = _unpacked(tensors["qzeros"], scheme.bits)
     if scheme.method == "awq":
         numbers, zeros = (_in_order(each) for each in (_unpacked(tensors["qweight"], 4), zeros))
@@ -205,27 +210,25 @@ def _integers(scheme: Scheme, weight: Weight, tensors: dict[str, torch.Tensor]) 
     groups = tensors.get("g_idx")
     if groups is None:
         groups = torch.arange(inner) // (scheme.group or inner)
-    else:
-        groups = groups.long()
-        least, most = int(groups.min()), int(groups.max())
-        if least < 0 or most >= zeros.shape[0]:
-            raise QuantizedRefused(
-                f"{scheme.method}: {weight.parts['g_idx'].name} has groups from {least} to {most}, and there are "
-                f"{zeros.shape[0]} groups"
-            )
-    return _Integers(numbers, zeros.float(), tensors["scales"].float(), groups)
+    return _Integers(numbers, zeros.float(), tensors["scales"].float(), groups.long())
 
 
-def as_stored(scheme: Scheme, weight: Weight, kind: str) -> QuantizedWeight | None:
-    """A weight with the integers or float8 of the file; None where the file has another kind, or unequal groups."""
-    if kind != {"fp8": FP8}.get(scheme.method, INT4 if scheme.bits == _BITS_INT4 else INT8):
+def as_stored(weight: Weight, kind: str) -> QuantizedWeight | None:
+    """A weight with the integers or float8 of the file; None where the file has another kind, or unequal groups.
+
+    Raises `QuantizedRefused` for float8 that is no number.
+    """
+    scheme = weight.scheme
+    if kind != _kind(scheme):
         return None
-    tensors, (outer, inner) = {end: _read(part) for end, part in weight.parts.items()}, weight.shape
+    tensors, (outer, inner) = _tensors(weight), weight.shape
+    if scheme.method == compressed_tensors.METHOD:
+        return compressed_weights.stored(weight, tensors, kind)
     if kind == FP8:
         scales = tensors["scale"].float().reshape(-1, 1 if not scheme.block else tensors["scale"].shape[-1])
         scales = scales.repeat_interleave(scheme.block[0] if scheme.block else outer, 0)[:outer]
         return QuantizedWeight(FP8, tensors["weight"], scales, scheme.block[1] if scheme.block else inner)
-    packed, size = _integers(scheme, weight, tensors), scheme.group or inner
+    packed, size = _integers(weight, tensors), scheme.group or inner
     order = torch.argsort(packed.groups, stable=True)
     if not torch.equal(packed.groups[order], torch.arange(inner) // size):
         return None
@@ -237,6 +240,25 @@ def as_stored(scheme: Scheme, weight: Weight, kind: str) -> QuantizedWeight | No
     if kind == INT8 and not zeros.any():
         return QuantizedWeight(kind, values, scales, size, None, None if is_ordered else order)
     return QuantizedWeight(kind, values, scales, size, zeros, None if is_ordered else order)
+
+
+def _kind(scheme: Scheme) -> str:
+    if scheme.method == "fp8" or scheme.floats:
+        return FP8
+    return INT4 if scheme.bits == _BITS_INT4 else INT8
+
+
+def _tensors(weight: Weight) -> dict[str, torch.Tensor]:
+    """The tensors of a weight by the end of their names. Raises `QuantizedRefused` for float8 that is no number."""
+    tensors = {end: _read(part) for end, part in weight.parts.items()}
+    if (stored := tensors.get("weight")) is not None and stored.dtype == torch.float8_e4m3fn:
+        wrong = int((stored.view(torch.uint8) & _NO_NUMBER == _NO_NUMBER).sum())
+        if wrong:
+            raise QuantizedRefused(
+                f"{weight.scheme.method}: {short(weight.parts['weight'].name)} has {wrong} of {stored.numel()} values "
+                "that are no numbers"
+            )
+    return tensors
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:

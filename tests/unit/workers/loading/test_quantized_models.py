@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ipc.wire.messages import Ending, GenerateCall, Sampling
 from penstock.own_models.files import CannotTell
@@ -122,10 +123,69 @@ def test_a_group_that_does_not_exist_is_refused_by_the_load(group: int, tmp_path
     order = torch.zeros(128).int()
     order[5] = group
     quantized_models.write(tmp_path, LAYOUTS["gptq"], {f"{BASE}.g_idx": order})
-    with pytest.raises(
-        QuantizedRefused, match=rf"{BASE}\.g_idx has groups from .* {max(0, group)}, .* are 4 groups"
-    ):
+    why = rf"{BASE}\.g_idx has groups from .* {max(0, group)}, .* are 4 groups"
+    with pytest.raises(CannotTell, match=why):
+        find(str(tmp_path))
+    with pytest.raises(QuantizedRefused, match=why):
         model_of(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("layout", "end", "shape"),
+    [
+        ("gptq", "scales", (4, 160)),
+        ("awq", "scales", (4, 160)),
+        ("fp8 in blocks", "weight_scale_inv", (2, 1)),
+        ("fp8, weight_scale", "weight_scale", (1,)),
+    ],
+)
+def test_scales_that_are_not_finite_are_refused_before_the_start_and_by_the_load(
+    layout: str, end: str, shape: tuple[int, ...], dtype: torch.dtype, wrong: float, tmp_path: Path
+) -> None:
+    scales = torch.ones(shape, dtype=dtype)
+    scales.view(-1)[-1] = wrong
+    quantized_models.write(tmp_path, LAYOUTS[layout], {f"{BASE}.{end}": scales})
+    method, last = layout.partition(" ")[0].rstrip(","), ", ".join(str(size - 1) for size in shape)
+    why = f"{method}: {BASE}.{end} has 1 of {scales.numel()} numbers that are not finite, first [{last}]"
+    with pytest.raises(CannotTell) as told:
+        find(str(tmp_path))
+    assert why in str(told.value)
+    with pytest.raises(QuantizedRefused) as refused:
+        model_of(tmp_path)
+    assert str(refused.value) == why
+
+
+@pytest.mark.parametrize("layout", ["fp8 in blocks", "fp8, weight_scale"])
+def test_float8_that_is_no_number_is_refused_by_the_load(layout: str, tmp_path: Path) -> None:
+    quantized_models.write(tmp_path, LAYOUTS[layout])
+    stored = load_file(tmp_path / "model.safetensors")
+    stored[f"{BASE}.weight"].view(torch.uint8)[3, 5] = 0xFF
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(QuantizedRefused, match=rf"{BASE}\.weight has 1 of 20480 values that are no numbers"):
+        model_of(tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["gptq", "awq", "fp8 in blocks"])
+def test_a_file_that_is_cut_off_is_refused_before_the_start(layout: str, tmp_path: Path) -> None:
+    quantized_models.write(tmp_path, LAYOUTS[layout])
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-64])
+    with pytest.raises(CannotTell, match=r"model\.safetensors (is cut off|is damaged)"):
+        find(str(tmp_path))
+
+
+@pytest.mark.parametrize("layout", ["gptq", "gptq of 8 bits", "awq", "fp8 in blocks"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_mixtures_of_experts_have_the_weights_of_their_format(
+    family: str, layout: str, tmp_path: Path
+) -> None:
+    wanted = quantized_models.write(tmp_path, LAYOUTS[layout], family=family)
+    assert find(str(tmp_path)).entry["adapter"] == "causal"
+    found, known = model_of(tmp_path).state_dict(), wanted.state_dict()
+    assert found.keys() == known.keys()
+    assert [name for name in known if not torch.equal(found[name], known[name])] == []
 
 
 def test_a_weight_of_another_size_than_the_model_s_is_refused_by_the_load(tmp_path: Path) -> None:
@@ -154,7 +214,8 @@ def test_a_weight_of_another_size_than_the_model_s_is_refused_by_the_load(tmp_pa
         ({"quant_method": "fp8", "weight_block_size": [128]}, "fp8: quantization_config.weight_block_size: expected"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8: quantization_config.fmt e5m2 is not read"),
         ({"quant_method": "bitsandbytes"}, "quant_method bitsandbytes is not read"),
-        ({"quant_method": "compressed-tensors"}, "quant_method compressed-tensors is not read"),
+        ({"quant_method": "compressed-tensors"}, "compressed-tensors: quantization_config.format None is not read"),
+        ({"quant_method": "hqq"}, "quant_method hqq is not read; read are gptq, awq (version gemm), fp8, compressed"),
         ({"quant_method": ["gptq"]}, "quant_method ['gptq'] is not read"),
         ({"quant_method": "fp8"}, "fp8: none of the"),
     ],
