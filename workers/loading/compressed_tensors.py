@@ -101,7 +101,8 @@ def _group(where: str, stated: Any, form: Any) -> Scheme:
     symmetric = chosen("symmetric", (True,) if floats else (True, False), True)
     chosen("dynamic", (False,), False)
     chosen("actorder", _ORDERS)
-    size, block = stated.get("group_size"), stated.get("block_structure")
+    size: Any = stated.get("group_size")
+    block: Any = stated.get("block_structure")
     default = "tensor" if size is None else "channel" if size == -1 else "group"
     strategy = chosen("strategy", _STRATEGIES, default) if stated.get("strategy") is not None else default
     if strategy == "group" and not is_size(size):
