@@ -356,6 +356,26 @@ class MadeLinear(QuantizedLinear):
         return numbers
 
 
+class QuantizedTable(nn.Module):
+    """A table of embeddings in int8 with one scale a row. `weight` has shape and type of the numbers, and no data."""
+
+    values: Tensor
+    scales: Tensor
+
+    def __init__(self, stored: QuantizedWeight, dtype: torch.dtype) -> None:
+        """`stored` has one scale for each output, which is a row here; rows are given in `dtype`."""
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = stored.shape
+        self._dtype = dtype
+        self.weight = torch.empty(stored.shape, dtype=dtype, device="meta")
+        self.register_buffer("values", stored.values, persistent=False)
+        self.register_buffer("scales", stored.scales.to(dtype), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids int64 [...] to their rows [..., embedding_dim]."""
+        return self.values[ids].to(self._dtype).mul_(self.scales[ids])
+
+
 def layer_of(
     name: str, stored: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, device: torch.device
 ) -> QuantizedLinear:

@@ -32,6 +32,7 @@ from workers.adapters.shared.quantized_linears import (
     Int8Linear,
     MadeLinear,
     QuantizedLinear,
+    QuantizedTable,
     quantize,
 )
 from workers.adapters.shared.quantizing import Quantizer
@@ -213,12 +214,29 @@ def test_packed_steps_may_differ_by_what_the_layers_round(
     assert isinstance(load(tmp_path, kind, "model.gguf").engine, PlainEngine)
 
 
-def test_a_head_that_shares_the_table_of_embeddings_stays_and_one_of_its_own_has_int8(tmp_path: Path) -> None:
-    gguf_models.write(tmp_path / "tied.gguf", "qwen3", "F32")
+@pytest.mark.parametrize("kind", [INT8, INT4, FP8])
+def test_a_table_of_embeddings_that_is_the_head_too_has_int8(kind: str, tmp_path: Path) -> None:
+    wanted = gguf_models.write(tmp_path / "tied.gguf", "qwen3", "F32")
+    adapter = load(tmp_path, kind, "tied.gguf")
+    model, numbers = adapter.engine.model, rounded(wanted, kind)
+    table = model.get_input_embeddings()
+    if kind == FP8:
+        assert model.lm_head.weight is table.weight
+    else:
+        assert type(model.lm_head) is Int8Linear and type(table) is QuantizedTable
+        assert table.weight.shape == wanted.model.embed_tokens.weight.shape
+        stored = quantize(numbers.model.embed_tokens.weight, INT8).numbers()
+        numbers.model.embed_tokens.weight.copy_(stored)
+        ids = torch.tensor([[3, 1], [0, 9]])
+        torch.testing.assert_close(table(ids), stored[ids])
+    assert is_near(adapter, numbers) < 4e-2
+    assert is_written(adapter)
+
+
+def test_a_head_of_its_own_has_int8_and_its_table_stays(tmp_path: Path) -> None:
     gguf_models.write(tmp_path / "own.gguf", "llama", "F32")
-    tied, own = (load(tmp_path, INT4, f"{name}.gguf") for name in ("tied", "own"))
-    head = tied.engine.model.lm_head
-    assert not isinstance(head, QuantizedLinear)
+    own = load(tmp_path, INT4, "own.gguf")
+    assert type(own.engine.model.get_input_embeddings()) is nn.Embedding
     assert layers_of(own)["lm_head"].kind == INT8
     assert layers_of(own)["model.layers.0.mlp.up_proj"].kind == INT4
 
