@@ -5,11 +5,14 @@ May be imported by `frontend.protocols.registry`. Imports no other protocol.
 
 from __future__ import annotations
 
+from falcon.asgi import Request
+
 from frontend.generation.errors import ErrorAnswer
-from frontend.generation.protocol import TextProtocol
+from frontend.generation.protocol import Rendered, TextProtocol
 from frontend.protocols.agent.resources import ApprovalAnswer, ApprovalBody, ApprovalResource, SessionResource
 from frontend.protocols.agent.serialized import SerializedSession
 from frontend.route_rows import TEXT, Route, asking
+from ipc.errors import PenstockError
 
 PROTOCOL = "agent"
 _SESSION = "/v1/sessions/{session_id:path}"
@@ -69,7 +72,15 @@ ROUTES = (
 
 
 class AgentProtocol(TextProtocol):
-    """Routes of sessions and approvals. Errors of sessions are plain text, which their resource writes."""
+    """Routes of sessions and approvals. Errors of sessions are plain text, which their resource writes.
+
+    What is refused before the resource, such as an id that no path may have, has the form of all routes.
+    """
 
     def __init__(self) -> None:
         super().__init__(PROTOCOL, ROUTES)
+
+    def render_error(self, error: PenstockError, path: str, req: Request | None = None) -> Rendered:
+        """The form of an error on `path`; an import that is wrong is 400, whatever is wrong."""
+        status, body, headers = super().render_error(error, path, req)
+        return 400 if status == 422 and req is not None and req.method == "PUT" else status, body, headers
