@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +84,26 @@ def test_without_bubblewrap_the_devices_and_shared_memory_of_the_host_cannot_be_
 def test_a_shell_starts_without_the_packages_of_the_interpreter() -> None:
     assert "-S" in command(made(), "shell")
     assert "-S" not in command(made(), "python")
+
+
+def test_the_start_of_a_shell_imports_no_module_that_takes_long() -> None:
+    allows_all = "060000000000ff7f"
+    near, far = socket.socketpair()
+    flags = ("-I", "-S", "-X", "importtime")
+    given = ("probe", str(far.fileno()), "", "nofile=99", "", "", "", allows_all)
+    with near, far:
+        run = subprocess.run(
+            [sys.executable, *flags, str(layers.INNER), *given],
+            pass_fds=(far.fileno(),),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert near.recv(5)[4:] == b"R"
+    imported = {line.rpartition("|")[2].strip() for line in run.stderr.splitlines()}
+    assert {"_ctypes", "resource"} <= imported
+    assert imported.isdisjoint({"ctypes", "enum", "json", "re", "site", "struct"})
 
 
 def script(path: Path, text: str) -> Path:
