@@ -85,7 +85,7 @@ def answer_json(resp: Response, answer: Any) -> None:
 def send_parts(resp: Response, parts: Sequence[Buffer], answer: Answer, services: Services) -> None:
     """Send `parts` of an answer whose context is open. A body up to one slice is joined here.
 
-    A larger body reads the answer's memory while it leaves, so the answer is handed over to it.
+    The writer of a larger body reads the answer's memory while the body leaves, and ends the answer's lease.
     """
     arena = services.settings.arena
     if sum(len(part) for part in parts) <= arena.slice_bytes:

@@ -138,7 +138,7 @@ class _Handle(ctypes.Structure):
 
 
 class CudaMemory:
-    """One allocation of another process, open until nobody holds this or a tensor of it."""
+    """One allocation of another process, open until nobody holds this object or one of its tensors."""
 
     def __init__(self, handle: bytes, device: torch.device) -> None:
         """Open it in the context of `device`. Raises `InvalidInput` when that cannot be done."""
@@ -240,7 +240,7 @@ class OpenRegion:
         return isinstance(self._source, CudaMemory)
 
     def view(self) -> memoryview:
-        """All of it, read-only and without a copy; what the client writes meanwhile shows. Only where it is `mapped`.
+        """The whole region, read-only and without a copy; what the client writes meanwhile shows. Only where `mapped`.
 
         Raises `InvalidInput` when the object has shrunk.
 

@@ -355,7 +355,9 @@ class Gate:
                 self.meter.spend(number, entry.requests_per_s, entry.allowed_burst)
 
     def admit(self, scope: dict[str, Any], need: Need) -> bool:
-        """Check a scope once, whose path has this `need`, and keep the decision in it; returns whether it was let in.
+        """Decide once whether a request comes in, by the `need` of its path; keep the decision in the ASGI scope.
+
+        Returns whether the request is let in.
 
         A preflight never carries a key, and its answer holds no data, so a preflight is let in as on an open path.
         """

@@ -143,7 +143,7 @@ class Answer:
         return [slice(*span) for span in pairwise(accumulate(self.rows(name), initial=0))]
 
     def repeat(self, firsts: Sequence[int]) -> None:
-        """Give each item the rows of item `firsts[index]`, in private copies; the lease is the caller's to end then.
+        """Give each item the rows of item `firsts[index]`, in private copies. The caller ends the lease then.
 
         Any thread may call this. Raises `LeaseRevoked` if the worker has taken the memory back.
         """

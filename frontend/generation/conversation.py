@@ -448,7 +448,7 @@ def end_variables(add_generation_prompt: bool | None, continue_final_message: bo
 
 def _reasoning(message: ChatMessage, where: str) -> str | None:
     """The reasoning under either name; clients that send back what they got may have both."""
-    told, alias = message.reasoning_content, message.reasoning
-    if told and alias and told != alias:
+    reasoning, alias = message.reasoning_content, message.reasoning
+    if reasoning and alias and reasoning != alias:
         raise InvalidField(f"{where}.reasoning", "is a duplicate of reasoning_content: send one of them")
-    return told or alias
+    return reasoning or alias

@@ -163,7 +163,7 @@ class Method:
     (not of streams) a function that tells the scope from the request: small requests are then parsed before the key is
     checked, and large ones need `admin`. `raw_field` is the number of the request's large bytes field: its values are
     in `Call.raw` then, and perhaps not in the request. `check` looks at the rest of a large request before it is
-    parsed, and raises what is wrong with it; without one its fields are counted.
+    parsed, and raises the first error; without `check` the fields of the request are counted.
     `failed` makes the response that says an error itself, where the contract has one; it gets None for a request that
     is no message. Without it, or where it gives None, the rpc ends with a gRPC status. `ordered` streams answer in the
     order of their requests, others as answers come; `Several` answers to one message are written as they come.

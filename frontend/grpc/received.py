@@ -8,8 +8,8 @@ Messages with large byte fields are taken apart (`split`) and put together (`par
 
 The protobuf library copies a bytes field when it parses, again when it is read, and twice more on the way out. Here a
 message is split into what is left for the library and views of the received bytes, and joined once from its parts.
-A field of two bytes can become a message of eighty, so a message has at most `MAX_FIELDS` of them, at its top and one
-level below, before anything is made of it.
+A field of two bytes can become a message of eighty. So a message with more than `MAX_FIELDS` fields, at its top and one
+level below, is refused before the library parses the message.
 Wire format: https://protobuf.dev/programming-guides/encoding/
 """
 

@@ -3,7 +3,7 @@
 grpc.aio serves each rpc by two tasks and four rounds through its queue of events. A unary rpc here has one task, from
 its message to its reply, and most have three rounds (ADR 46):
 
-1. Receive the message. It must come in time.
+1. Receive the message, which has a limit of time.
 2. Run the method in a task, which gives the `Reply`.
 3. Send the reply, and wait for the end of the call in the same operation.
 
@@ -310,7 +310,7 @@ class ServedUnary:
             self._timer = asyncio.get_running_loop().call_later(self._within_s, self.cut_off)
 
     def cut_off(self) -> None:
-        """End the rpc at once; its client hears no reply, or not all of it."""
+        """End the rpc at once. The client gets no reply, or a part of the reply."""
         for batch in (self._batch, self._closing):
             if batch is not None:
                 batch.drop()

@@ -142,7 +142,7 @@ class Unary:
         call.finish(None)
 
     def _count_failure(self, call: Call, error: BaseException) -> None:
-        """Count a request that did not succeed. Raises a `PenstockError` in the place of what is no error of ours."""
+        """Count a request that failed. Raises a `PenstockError` in place of an error that is none."""
         if isinstance(error, asyncio.CancelledError):
             call.finish(call.ended_early())
         elif isinstance(error, PenstockError):
@@ -202,7 +202,7 @@ class Unary:
         return Reply(None, (*call.trailers, *trailers(error)), status, message)
 
     def told(self, call: Call, received: Received, error: PenstockError) -> Answer | None:
-        """The message that says an error, where the contract has one for it."""
+        """The response that says an error; None where the contract has no message for errors."""
         tracebacks.forget(error)
         failed = self.method.failed
         if failed is None:
@@ -234,8 +234,8 @@ def _forget(error: BaseException, _: object) -> None:
 class UntakenAnswer:
     """An answer that its client has not taken yet, until `end`: the bytes that this frontend holds, and for how long.
 
-    gRPC takes an answer whole and does not tell how much of the answer has left, so the answer counts whole until
-    all of it has left.
+    gRPC takes an answer whole and does not tell how much of the answer has left, so the whole answer counts until
+    the last byte has left.
 
     1. Nothing is counted for `arena.lease_copy_after_s`.
     2. Afterwards the answer takes its size of `arena.copy_out_bytes`, beside the slow readers of HTTP. Without room the

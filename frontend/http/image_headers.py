@@ -116,7 +116,7 @@ def _webp(data: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg(data: bytes) -> tuple[int, int] | None:
-    """What the frame header states that stands last before the first scan; decoders go by that one."""
+    """The size in the last frame header before the first scan, which is the header that decoders read."""
     at, size = 2, None
     for _ in range(_JPEG_SEGMENTS):
         at = data.find(b"\xff", at, at + _JPEG_JUNK_NBYTES)

@@ -179,10 +179,10 @@ async def refuse(
         await send({"type": "websocket.close"})
         return
     given = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _IDS}
-    made = scope_of_ids(given.get(_IDS[0], ""), given.get(_IDS[1], ""), settings.limits)
-    logs.request_id.set(made.request_id)
+    ids = scope_of_ids(given.get(_IDS[0], ""), given.get(_IDS[1], ""), settings.limits)
+    logs.request_id.set(ids.request_id)
     status, body, fields = unknown()
-    fields = {**fields, "Content-Length": str(len(body)), **common_headers(made, settings.server)}
+    fields = {**fields, "Content-Length": str(len(body)), **common_headers(ids, settings.server)}
     if handshake:
         fields["Connection"] = "close"
     headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields.items()]

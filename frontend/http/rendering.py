@@ -140,7 +140,7 @@ async def off_loop_if(long: bool, work: Callable[P, T], *args: P.args, **kwargs:
 
 
 async def in_steps(steps: Steps[T], line: Line = RENDERING) -> T:
-    """The result of `steps`, some of which are taken at a time in one of the threads, in turn with others' work."""
+    """The result of `steps`. A thread runs some of the steps, then some of the next request's, in turn."""
 
     def advance() -> tuple[T] | None:
         until = time.monotonic() + PIECE_S

@@ -9,7 +9,8 @@ On SIGTERM (reload, stop), or when a request count is used up:
    the server stops for `answer_until_s`. Then streams end with an error, and requests without an answer get 503;
 4. the application shuts down, the process exits with 0.
 
-A further SIGTERM means that the server stops after the reload, or that too many frontends drain: this one ends now.
+A further SIGTERM means that the server stops after the reload, or that too many frontends drain: this frontend ends
+now.
 
 SIGINT and SIGQUIT cut all connections and exit as soon as the application has shut down.
 

@@ -152,10 +152,10 @@ class SkillStore:
         draft: Draft,
         default: bool,
     ) -> Version:
-        found = connection.execute(
+        row = connection.execute(
             "SELECT counted FROM skills WHERE owner = ? AND id = ?", (owner, id_)
         ).fetchone()
-        if found is None:
+        if row is None:
             raise _not_found(id_)
         query = "SELECT count(*), (SELECT total(nbytes) FROM versions) FROM versions WHERE skill = ?"
         count, nbytes = connection.execute(query, (id_,)).fetchone()
@@ -166,7 +166,7 @@ class SkillStore:
                 f"all skills may have {self._bounds.max_skills_bytes} bytes (state.max_skills_bytes), which this "
                 "version would exceed"
             )
-        number, now = found[0] + 1, time.time()
+        number, now = row[0] + 1, time.time()
         version = Version(
             id_, number, now, files.name, files.description, files.directory, draft.name, draft.nbytes
         )
@@ -280,8 +280,8 @@ class SkillStore:
             owned = connection.execute(_OWNED, (owner, id)).fetchone()
             values = (id, number)
             query = "SELECT content FROM versions WHERE skill = ? AND version = ?"
-            found = connection.execute(query, values).fetchone() if owned else None
-            if found is None:
+            row = connection.execute(query, values).fetchone() if owned else None
+            if row is None:
                 raise _not_found(id, number)
             connection.execute("DELETE FROM versions WHERE skill = ? AND version = ?", values)
             query = "SELECT max(version) FROM versions WHERE skill = ?"
@@ -291,7 +291,7 @@ class SkillStore:
             else:
                 change = "UPDATE skills SET chosen = iif(chosen = ?1, ?2, chosen), updated = ?3 WHERE id = ?4"
                 connection.execute(change, (number, newest, time.time(), id))
-            return list(found)
+            return list(row)
 
         await self._delete(write)
 
@@ -301,9 +301,9 @@ class SkillStore:
         def write(connection: sqlite3.Connection) -> list[str]:
             if not connection.execute("DELETE FROM skills WHERE owner = ? AND id = ?", (owner, id)).rowcount:
                 raise _not_found(id)
-            found = connection.execute("SELECT content FROM versions WHERE skill = ?", (id,)).fetchall()
+            rows = connection.execute("SELECT content FROM versions WHERE skill = ?", (id,)).fetchall()
             connection.execute("DELETE FROM versions WHERE skill = ?", (id,))
-            return [content for (content,) in found]
+            return [content for (content,) in rows]
 
         await self._delete(write)
 

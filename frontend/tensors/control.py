@@ -2,8 +2,8 @@
 
 Each load and unload is one row of the server's store (`ipc.store.wishes`), which frontends and workers follow.
 
-1. `load` has the workers read the repository anew and wishes the model loaded. It waits until every version that the
-   policy chooses is loaded from its present files, and until the workers have told all frontends of it.
+1. `load` has the workers read the repository anew and writes the wish. Then `load` waits until every version that
+   the policy chooses is loaded from its present files, and all frontends know.
 2. A load may bring a configuration and files (`change`). A worker looks for mistakes in them before anything changes.
    Then they are in force by the row of the load, and all workers that answer follow at once.
 3. A load that fails restores the row of before, unless somebody has unloaded the model meanwhile.
@@ -130,7 +130,7 @@ class RepositoryControl:
             versions = list(await self._services.tensor_models.told_versions(model, deadline_ns))
             name = model_of(versions[0][1])
         except NoReplica:
-            # No worker has said yet which models there are. Those that come heed the wish.
+            # No worker has said yet which models there are. Workers that start later read the wish.
             pass
         except UnavailableModel:
             if self.wishes.get(model) is None:

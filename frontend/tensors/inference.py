@@ -77,7 +77,7 @@ class TensorInference:
     async def find(
         self, scope: RequestScope, name: str, version: int | None, timeout_us: int = 0
     ) -> TensorModel:
-        """The model that was asked for, once it is loaded; a loaded model is found without waiting.
+        """The model of a request, once the model is loaded; a loaded model comes without waiting.
 
         `timeout_us` is the request's own timeout, if it is known already. Raises as `TensorModels.ready`, and
         `TimeoutExpired`.
@@ -95,7 +95,7 @@ class TensorInference:
         return model
 
     async def run(self, scope: RequestScope, model: TensorModel, request: TensorRequest) -> TensorResult:
-        """The result; its answer is the caller's to close. The inputs are in no use any more when this ends.
+        """The result, whose answer the caller closes. When `run` has ended, nobody reads the inputs any more.
 
         Raises:
             UnavailableModel: the model was taken away since it was found.
@@ -135,7 +135,7 @@ class TensorInference:
     ) -> None:
         """Keep the plan of a request that was run, for requests with the same head and as many bytes behind.
 
-        `wanted` is the protocol's own. Inputs that travel in shared memory have no plan.
+        `wanted` is what the protocol keeps beside the plan. Inputs that travel in shared memory have no plan.
         """
         if behind_nbytes <= self.inputs.inline_nbytes:
             program_calls.keep(model, head, behind_nbytes, request, wanted)

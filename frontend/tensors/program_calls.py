@@ -102,10 +102,10 @@ class ProgramCalls:
         return self._regions.holding(names) if names else nullcontext()
 
     def _call(self, checked: CheckedRequest, starts: list[int], step: Step | None) -> InferCall:
-        request, wanted = checked.request, checked.request.outputs
+        request, outputs = checked.request, checked.request.outputs
         return InferCall(
             inputs=[self._input(tensor, at) for tensor, at in zip(request.inputs, starts, strict=True)],
-            outputs=checked.model.every_output if wanted is None else [self._output(one) for one in wanted],
+            outputs=checked.model.every_output if outputs is None else [self._output(one) for one in outputs],
             rows=checked.rows,
             parameters=request.parameters,
             step=step,
@@ -144,7 +144,7 @@ def outputs_of(answer: Answer, in_regions: Collection[str] = ()) -> list[OutputT
 
 def regions_of(request: TensorRequest) -> set[str]:
     """The names of the outputs that are wanted in regions of the client."""
-    return {wanted.name for wanted in request.outputs or () if wanted.region is not None}
+    return {output.name for output in request.outputs or () if output.region is not None}
 
 
 class Upload:

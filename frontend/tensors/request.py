@@ -55,10 +55,9 @@ class Recipe(Protocol):
 class InputTensor:
     """One input as it was sent.
 
-    `shape` includes the batch dimension. `data` are its raw bytes (`ipc.memory.datatypes`), None when they are in
-    `region`.
-    With a `recipe` they are what it is made of once there is room for it; dimensions that only the recipe can tell are
-    -1 until then. `content_type` is the codec of MLServer that the client named ("": none); catalog models read it.
+    `shape` includes the batch dimension. `data` are the raw bytes (`ipc.memory.datatypes`), None for an input in
+    `region`. With a `recipe` the raw bytes are made of `data` once there is room; dimensions that only the recipe knows
+    are -1 until then. `content_type` is the codec of MLServer that the client named ("": none), for catalog models.
     """
 
     name: str
@@ -98,8 +97,8 @@ class TensorRequest:
 
     `version` None is the latest that is ready. `outputs` None are all. `batch_size` is what a protocol states apart
     from the shapes (None: it does not). `priority` 0 is the default and 1 the highest; `timeout_us` 0 is none.
-    `parameters` are those that go to the model. `block` is where inputs were received (`uploading.Body.block`): `data`
-    that are slices of it are read there.
+    `parameters` go to the model. `block` is the memory in which inputs arrived (`uploading.Body.block`): workers read
+    `data` there that are slices of the block.
     """
 
     model: str

@@ -54,7 +54,7 @@ REQUESTS_OF_PIXELS = 4
 
 @dataclass(slots=True, frozen=True)
 class Body:
-    """A body: the first bytes of it, and all that follow. `block` is where `data` lie, None when they are private.
+    """A body: its first bytes, and `data`, the bytes behind. `block` is the memory of `data`, None for private memory.
 
     A block may go on behind `data`, with room for what the head holds.
     """
@@ -86,7 +86,7 @@ class Receiving:
         self._arriving: Arriving | None = None
 
     async def __aenter__(self) -> Body:
-        """The body, once all of it has arrived."""
+        """The body, once the last byte has arrived."""
         memory = self._memory
         raw_nbytes = (self._req.content_length or 0) - self._head_nbytes
         too_large = raw_nbytes > memory.bodies.limits.max_body_bytes
@@ -100,7 +100,7 @@ class Receiving:
         return Body(body[: self._head_nbytes], memoryview(body)[self._head_nbytes :], None)
 
     async def _reserve(self, raw_nbytes: int) -> Block | None:
-        """A block for the raw bytes, and for what the head may hold where there is room for it without waiting."""
+        """A block for the raw bytes; with room for what the head may hold, if such a block is free without waiting."""
         room, beside = self._memory.room, min(HEAD_GROWTH * self._head_nbytes, max(raw_nbytes, MIN_BESIDE))
         block = await room.take(raw_nbytes + beside)
         return block or await room.reserve(raw_nbytes, self._deadline_ns)
@@ -163,7 +163,7 @@ class Arriving:
             block.release()
 
     def body(self) -> Body:
-        """All of it, once it has arrived."""
+        """The body, which has arrived."""
         if self._block is None:
             return Body(bytes(self._head), memoryview(self._private), None)
         data = self._block.buffer[: self._filled_nbytes]
@@ -248,7 +248,7 @@ class InputMemory:
 
 
 class InputRoom:
-    """Blocks of the engine, for whoever may wait for one: in line, so that small inputs do not pass large ones."""
+    """Blocks of the engine for requests that wait in line, so that small inputs do not pass large ones."""
 
     def __init__(self, inputs: Blocks, patience_s: float) -> None:
         """A body that still arrives `patience_s` after it began gives its block to others who need room."""

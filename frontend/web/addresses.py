@@ -81,7 +81,7 @@ def is_local_name(host: str) -> bool:
 
 
 class FetchFailed(InvalidInput):
-    """What a URL names cannot be fetched. The message is for whoever named the URL, and tells no address."""
+    """A URL cannot be fetched. The message is for the caller who named the URL, and tells no address."""
 
 
 class AddressRefused(OSError):

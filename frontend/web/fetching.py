@@ -89,13 +89,13 @@ class Fetched:
 
     async def beginning(self, nbytes: int) -> bytes:
         """The first bytes of the body; the rest is not read."""
-        kept, length = [], 0
+        pieces, length = [], 0
         async for piece in self.pieces():
-            kept.append(piece)
+            pieces.append(piece)
             length += len(piece)
             if length >= nbytes:
                 break
-        return b"".join(kept)[:nbytes]
+        return b"".join(pieces)[:nbytes]
 
 
 class _Inflater:
@@ -133,9 +133,9 @@ class _Resolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """The addresses of a host. Raises `OSError`, and `AddressRefused` if any of them is refused."""
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, _addresses, host, port, family)
+        answers = await loop.run_in_executor(self._threads, _addresses, host, port, family)
         if self._guard is not None:
-            self._guard.check_name(host, [str(sockaddr[0]) for *_, sockaddr in found])
+            self._guard.check_name(host, [str(sockaddr[0]) for *_, sockaddr in answers])
         return [
             ResolveResult(
                 hostname=host,
@@ -145,7 +145,7 @@ class _Resolver(AbstractResolver):
                 proto=protocol,
                 flags=socket.AI_NUMERICHOST,
             )
-            for kind, _, protocol, _, sockaddr in found
+            for kind, _, protocol, _, sockaddr in answers
         ]
 
     async def close(self) -> None:

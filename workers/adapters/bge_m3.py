@@ -104,14 +104,14 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
 
     def encode(self, batch: TextBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
         """The wanted heads over one forward pass."""
-        found = self._found(batch, outputs)
+        representations = self._representations(batch, outputs)
         results: dict[str, torch.Tensor | SparseRows] = {}
         if "dense" in outputs:
-            results["dense"] = found.dense()
+            results["dense"] = representations.dense()
         if "multivector" in outputs:
-            results["multivector"] = found.tokens.whole()
+            results["multivector"] = representations.tokens.whole()
         if "sparse" in outputs:
-            results["sparse"] = found.sparse(self._dropped)
+            results["sparse"] = representations.sparse(self._dropped)
         return results
 
     @torch.inference_mode()
@@ -119,45 +119,47 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
         """fp32 [pairs] on the device. Only heads that some pair of the batch asks for run."""
         queries = len(batch.query_rows)
         weights = torch.from_numpy(np.stack(batch.extras))
-        wanted = weights.any(dim=0).tolist()
-        found = self._found(
-            batch.sides, [name for name, any_of in zip(_OUTPUTS, wanted, strict=True) if any_of]
+        weighted = weights.any(dim=0).tolist()
+        representations = self._representations(
+            batch.sides, [name for name, any_of in zip(_OUTPUTS, weighted, strict=True) if any_of]
         )
         device = self._text.encoder.device
         dense, sparse, tokens = weights.to(device).unbind(dim=1)
         scores = torch.zeros(len(batch.owners), device=device)
-        if wanted[0]:
-            vectors = found.dense()
+        if weighted[0]:
+            vectors = representations.dense()
             asked = vectors.index_select(0, torch.from_numpy(batch.owners).to(device))
             scores += dense * (asked * vectors[queries:]).sum(dim=1)
-        if wanted[1]:
-            terms = found.sparse(self._dropped)
+        if weighted[1]:
+            terms = representations.sparse(self._dropped)
             asking = SparseRows(terms.indices[:queries], terms.values[:queries])
             asked_of = SparseRows(terms.indices[queries:], terms.values[queries:])
             dots = paired_dots(asking, asked_of, batch.owners, len(self._dropped))
             scores += sparse * torch.from_numpy(dots).to(device)
-        if wanted[2]:
+        if weighted[2]:
             counts = torch.from_numpy(batch.query_rows[batch.owners]).to(device)
-            scores += tokens * max_sim(found.tokens.whole(), batch) / counts.clamp(min=1)
+            scores += tokens * max_sim(representations.tokens.whole(), batch) / counts.clamp(min=1)
         return batch.given_order(scores)
 
     @torch.inference_mode()
-    def _found(self, batch: TextBatch, outputs: Collection[str]) -> _Found:
+    def _representations(self, batch: TextBatch, outputs: Collection[str]) -> _Representations:
         """The results of the heads of `outputs` for a batch."""
-        found = _Found(batch)
+        representations = _Representations(batch)
         for row, packed, rows in self._text.run(batch):
             if "dense" in outputs:
                 first = packed.layout.first.index_select(0, packed.restore)
-                found.first.append(rows.index_select(0, first).float())
+                representations.first.append(rows.index_select(0, first).float())
             if "multivector" in outputs:
-                found.tokens.add(F.normalize(self._tokens(self._text.picked(row, rows)).float(), dim=-1))
+                representations.tokens.add(
+                    F.normalize(self._tokens(self._text.picked(row, rows)).float(), dim=-1)
+                )
             if "sparse" in outputs:
                 weights = torch.relu(self._sparse(rows.float())).squeeze(-1).cpu().numpy()
-                found.terms.append((row.packed.ids[0].numpy(), weights, _token_owners(row)))
-        return found
+                representations.terms.append((row.packed.ids[0].numpy(), weights, _token_owners(row)))
+        return representations
 
 
-class _Found:
+class _Representations:
     """Results of the heads for a batch, row by row, and the outputs of the batch.
 
     first   fp32 [windows, width], the vector of each window's first token

@@ -183,21 +183,21 @@ class WordTokenizer:
         At most `most_words`, and no more than the model has positions for behind the tokens of a prompt.
         """
         words = list(self._processor.words_splitter(text))
-        kept = words[-most_words:] if from_end else words[:most_words]
-        ids, owners = self._tokens([word for word, _, _ in kept])
+        part = words[-most_words:] if from_end else words[:most_words]
+        ids, owners = self._tokens([word for word, _, _ in part])
         if self.limit is not None:
-            counts = np.bincount(owners, minlength=len(kept))
+            counts = np.bincount(owners, minlength=len(part))
             taken = np.cumsum(counts[::-1] if from_end else counts)
             fitting = int(np.searchsorted(taken, self.limit - len(prompt), side="right"))
-            first, end = (len(kept) - fitting, len(kept)) if from_end else (0, fitting)
-            kept, ids = kept[first:end], ids[(owners >= first) & (owners < end)]
+            first, end = (len(part) - fitting, len(part)) if from_end else (0, fitting)
+            part, ids = part[first:end], ids[(owners >= first) & (owners < end)]
         return Words(
             text,
-            [word for word, _, _ in kept],
-            [start for _, start, _ in kept],
-            [end for _, _, end in kept],
+            [word for word, _, _ in part],
+            [start for _, start, _ in part],
+            [end for _, _, end in part],
             len(prompt) + len(ids),
-            len(kept) < len(words),
+            len(part) < len(words),
             wanted,
             ids,
             prompt,

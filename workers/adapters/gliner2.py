@@ -144,17 +144,17 @@ class Gliner2Adapter(ExtractAdapter):
         text = self._processor._normalize_text(text)
         record = self._transformed(text, labels, self._limit)
         words = sum(1 for _ in self._processor.word_splitter(text, True))
-        kept = min(words, self._limit)
+        whole_words = min(words, self._limit)
         if (tokens := len(record.input_ids)) > self._limit:
             ends = [*record.text_word_first_positions[1:], tokens]
-            kept = sum(1 for end in ends if end <= self._limit)
-            if not kept:
+            whole_words = sum(1 for end in ends if end <= self._limit)
+            if not whole_words:
                 raise InputTooLong(
                     f"params.labels: {record.text_word_first_positions[0]} tokens, the model takes {self._limit} with "
                     "the first word of the text"
                 )
-            record = self._transformed(text, labels, kept)
-        return record, kept < words
+            record = self._transformed(text, labels, whole_words)
+        return record, whole_words < words
 
     def _transformed(self, text: str, labels: Sequence[str], words: int) -> Any:
         given = {"text": text, "schema": {"entities": dict.fromkeys(labels, "")}}
@@ -246,5 +246,5 @@ def _likeliest(scores: torch.Tensor) -> torch.Tensor:
     """`scores` with 0 for all but the likeliest spans."""
     if scores.numel() <= _MOST_CANDIDATES:
         return scores
-    kept = torch.topk(scores.flatten(), _MOST_CANDIDATES)
-    return torch.zeros(scores.numel()).scatter_(0, kept.indices, kept.values).view(scores.shape)
+    best = torch.topk(scores.flatten(), _MOST_CANDIDATES)
+    return torch.zeros(scores.numel()).scatter_(0, best.indices, best.values).view(scores.shape)

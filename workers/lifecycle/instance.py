@@ -231,7 +231,7 @@ class Instance(LifeCycle):
     def left_s(self) -> int:
         """Whole seconds that the load is still expected to take, at least 1; 0 without a load, or if nothing is known.
 
-        A load that takes longer than expected is told by the part of it that is not done.
+        For a load that takes longer than expected, the seconds are those of the part that is not done.
         """
         if self.state != "loading" or not self.load_s:
             return 0

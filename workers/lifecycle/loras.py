@@ -37,7 +37,7 @@ from workers.lifecycle.model_states import LoadLine, ModelStates
 from workers.lifecycle.proof import prove
 from workers.loading import lora_files
 from workers.loading.failure import LoadFailure
-from workers.scheduling.table import JobTable
+from workers.scheduling.job_table import JobTable
 
 log = logging.getLogger(__name__)
 

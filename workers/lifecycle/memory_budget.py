@@ -7,7 +7,7 @@ states. On CPU the parameters and buffers count.
 Which model has to leave the memory (`order`, `victims`):
 
 1. Pinned models stay.
-2. Models without open work go before models with work; among equals the one that was used longest ago.
+2. Models without open work go before models with work; among equals the least recently used model goes first.
 3. The last loaded model stays, unless the caller says that even it may go.
 """
 

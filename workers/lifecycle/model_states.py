@@ -43,7 +43,7 @@ from workers.lifecycle.instance import Instance
 from workers.lifecycle.memory_budget import Budget
 from workers.repository.entries import RepositoryEntry
 from workers.repository.layout import ModelRefused
-from workers.scheduling.table import JobTable
+from workers.scheduling.job_table import JobTable
 
 log = logging.getLogger(__name__)
 

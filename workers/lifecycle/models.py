@@ -45,7 +45,7 @@ from workers.lifecycle.memory_budget import budget_of, keep_freed_memory
 from workers.lifecycle.model_states import ModelStates
 from workers.repository.catalog_files import EVERY_S
 from workers.scheduling.context import Context
-from workers.scheduling.table import JobTable
+from workers.scheduling.job_table import JobTable
 
 log = logging.getLogger(__name__)
 

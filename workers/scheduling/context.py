@@ -11,8 +11,8 @@ from workers.device.stepping import Activity
 from workers.endpoint.endpoint import Endpoint
 from workers.scheduling.bound import ModelBudgets
 from workers.scheduling.job import BatchCounts
+from workers.scheduling.job_table import JobTable
 from workers.scheduling.queue import WaitingLine, WorkQueue
-from workers.scheduling.table import JobTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,8 +24,8 @@ from workers.scheduling.batcher import UNKNOWN_PACE
 from workers.scheduling.bound import ModelBudgets
 from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, BatchLog, Job, Piece, collate
+from workers.scheduling.job_table import JobTable
 from workers.scheduling.queue import Call, WorkQueue
-from workers.scheduling.table import JobTable
 
 CLOSE_S = 2.0
 

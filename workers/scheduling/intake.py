@@ -24,9 +24,9 @@ from workers.inputs import NOTHING, ClientMemory, Payload
 from workers.operations import operation_of
 from workers.scheduling.context import Context
 from workers.scheduling.job import Job
+from workers.scheduling.job_table import arena_full, plan_output, reserve_output
 from workers.scheduling.preparing import Preparer, fail_unready, is_short, place_of_endpoint
 from workers.scheduling.queue import Reason
-from workers.scheduling.table import arena_full, plan_output, reserve_output
 
 FAIL_EARLY_NS = 250_000_000
 

@@ -6,8 +6,8 @@ item. A single text may be longer than any chunk: of several threads one leaves 
 
 1. `PreparingLine` gives queries before bulk work, which gets a turn now and then however many queries come.
 2. Jobs whose next text is long, or that need a grammar or pictures of a conversation, stand apart: they get every
-   second turn of bulk work, and none on the thread that is kept for short ones. When their turn comes to that thread,
-   the next other thread makes up for it.
+   second turn of bulk work, and none on the thread that is kept for short jobs. When the turn of long jobs comes to
+   that thread, the next other thread takes the turn.
 3. `chunk_end` says how much of a request is prepared in one go: items, pictures, characters to tokenize.
 """
 
@@ -31,7 +31,7 @@ from workers.device.stepping import running, vital_thread
 from workers.operations import operation_of
 from workers.scheduling.context import Context
 from workers.scheduling.job import Job, Piece
-from workers.scheduling.table import JobTable, write_results
+from workers.scheduling.job_table import JobTable, write_results
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ class PreparingLine:
         """Add `job` at the end of its lane. `is_long`: the next chunk of the job takes long to prepare."""
         with self._changed:
             self._lanes["long" if is_long else job.work.lane].append(job)
-            # NOTE: a single thread that is woken might be the one that takes no long jobs.
+            # NOTE: with one thread woken, the woken thread might be the thread that takes no long jobs.
             self._changed.notify_all() if is_long else self._changed.notify()
 
     def get(self, quick: bool = False) -> Job | None:
@@ -245,7 +245,7 @@ class PreparingLine:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._waiting(quick))
             interactive, others = self._lanes["interactive"], self._others(quick)
-            # NOTE: the turns of all threads count, and what this one may not take waits all the same.
+            # NOTE: the turns of all threads count, and a job that this thread may not take waits all the same.
             bulk, long = self._lanes["bulk"], self._lanes["long"]
             self._turns = self._turns + 1 if interactive and (bulk or long) else 0
             if others and (not interactive or self._turns >= BULK_EVERY or (self._owed and others is long)):

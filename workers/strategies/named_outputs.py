@@ -21,7 +21,7 @@ from workers.adapters.shared.named_tensors import TensorFacts, host_array
 from workers.inputs import OpenRegion
 from workers.operations.items import NamedOutput
 from workers.scheduling.job import Output, Piece
-from workers.scheduling.table import JobTable, PlacedPart
+from workers.scheduling.job_table import JobTable, PlacedPart
 
 Raw = bytes | np.ndarray | torch.Tensor
 """An output of one request before it is placed: bytes, or values whose bytes are wanted."""
@@ -149,7 +149,7 @@ def _frame(refs: Sequence[TensorRef], raws: Sequence[tuple[str, Raw]], nbytes: i
 
 
 def _copy(place: np.ndarray, raw: Raw) -> None:
-    """Into `place`, uint8 [nbytes]; from the device without waiting for it."""
+    """Copy a tensor to `place`, uint8 [nbytes]. A copy from the device is only begun here."""
     if not place.nbytes:
         return
     copies.count("place", place.nbytes)

@@ -64,7 +64,7 @@ class Streams(Strategy):
         self._context, self._activity = context, context.activity
         self._table, self._queue, self._line = context.jobs, context.queue, context.line
         self._placer = Placer(context.jobs, context.settings.arena.inline_bytes)
-        # NOTE: steps of one model take milliseconds or seconds. Nothing that is known of it tells which comes next.
+        # NOTE: steps of one model take milliseconds or seconds. The steps before do not say how long the next takes.
         self._step_limit_s = batch_limit_s(context.settings.worker.hang_timeout_s, 0.0)
         self._most_resting = context.settings.queue.max_resting_streams
         self._over: deque[Job] = deque()

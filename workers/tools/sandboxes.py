@@ -276,7 +276,7 @@ class Sandbox:
             await process.end()
             self._shell_at_work = None
         with contextlib.suppress(Broken):
-            # A start that fails is the next call's to tell; this one has its result.
+            # The next call tells of a start that fails: the present call has its result.
             self._next_shell = self._start_shell()
         return _shell_result(seen, process.ended.result(), stdout, stderr, timed_out)
 

@@ -151,7 +151,7 @@ class LocalDirectory(Models, Control):
         return (self.catalog[model].replicas or 1) if model in self.catalog else 1
 
     def status(self, model: str) -> ModelStatus:
-        """State of a model over all workers. One that this frontend has asked for is loading at once."""
+        """State of a model over all workers. A model that this frontend has asked for counts as loading at once."""
         statuses = self._statuses(model)
         if len(statuses) == 1 and statuses[0].state == "loaded":
             return statuses[0]

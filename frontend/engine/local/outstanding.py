@@ -52,11 +52,11 @@ class Outstanding:
 
     @property
     def seconds(self) -> float:
-        """Predicted time of the device for all of it, as far as the worker knows the models."""
+        """Predicted time of the device for all requests, as far as the worker knows the models."""
         return sum(lane.all.seconds(self._price) for lane in self._lanes.values())
 
     def before(self, lane: str) -> float:
-        """Seconds of it that go before a new request of a lane."""
+        """Predicted seconds of the requests that go before a new request of a lane."""
         return self._lanes[lane].all.seconds(self._price) if lane == "interactive" else self.seconds
 
     def _price(self, model: str) -> float:
@@ -74,7 +74,7 @@ class Outstanding:
     def allows(self, work: Work) -> bool:
         """Whether the worker may take more of such work. One request of each model is always allowed, and more tokens.
 
-        The worker has the last word. This only keeps from it what it would refuse.
+        The worker has the last word. A request that the worker would refuse is not sent.
         """
         lane = self._lanes[work.lane]
         if not _name(work) or lane.all.tokens.get(work.model, 0) <= self._floor:

@@ -128,12 +128,12 @@ class PoisonList:
     def refresh(self) -> None:
         """Read the rows of other frontends, and drop rows past their time. Raises `OSError`."""
         oldest = time.time() - self._ttl_s
-        self._own = {name: found for name, found in self._own.items() if found.at >= oldest}
-        rows = {name: found.verdict for name, found in self._table.rows().items() if found.at >= oldest}
+        self._own = {name: row for name, row in self._own.items() if row.at >= oldest}
+        rows = {name: row.verdict for name, row in self._table.rows().items() if row.at >= oldest}
         own = {
-            name: found.verdict
-            for name, found in self._own.items()
-            if name not in rows or _RANK[found.verdict] > _RANK[rows[name]]
+            name: row.verdict
+            for name, row in self._own.items()
+            if name not in rows or _RANK[row.verdict] > _RANK[rows[name]]
         }
         self._known = rows | own
 
@@ -376,14 +376,14 @@ class Retries:
             attempts.avoid = {channel.slot}
             await self._workers.change(NEWS_S)
             return True
-        told = attempts.next_error(error, channel.slot, self._budget)
+        final = attempts.next_error(error, channel.slot, self._budget)
         work = attempts.work
-        if isinstance(told, WorkerCrashed):
+        if isinstance(final, WorkerCrashed):
             self._poison.add(work.model, work.call, bytes_of(attempts.payload))
-        elif told is not None and error.suspect:
+        elif final is not None and error.suspect:
             self.suspect_input(work, attempts.payload, error.alone)
-        if told is not None:
-            raise told from error
+        if final is not None:
+            raise final from error
         self._on_retry("suspect" if error.suspect else "bystander")
         return True
 

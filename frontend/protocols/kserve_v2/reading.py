@@ -44,9 +44,10 @@ _PREFIX = "[request id: "
 
 @dataclass(slots=True)
 class InferRequest:
-    """A request, and how its answer is wanted: `binary` by output where it says so, `binary_default` elsewhere.
+    """A request, and which outputs its client wants as binary data.
 
-    `id` is the client's, "" when it gave none.
+    `binary` has the outputs whose parameters say yes or no; `binary_default` holds for all others. `id` is the client's
+    name for the request, empty without any.
     """
 
     request: TensorRequest

@@ -96,8 +96,8 @@ class NamedEvents:
 
     def taken(self) -> bytes:
         """All events since the last call."""
-        made, self._made = self._made, []
-        return b"".join(made)
+        events, self._made = self._made, []
+        return b"".join(events)
 
 
 class ResponseStream:
@@ -124,8 +124,8 @@ class ResponseStream:
                 yield self.open()
                 async for events in generation:
                     self._output.take(events)
-                    if made := self._named.taken():
-                        yield made
+                    if lines := self._named.taken():
+                        yield lines
             except (asyncio.CancelledError, GeneratorExit, Cancelled):
                 whole = resource.cancelled(self._begun, self._output)
                 self._keeper.keep_soon(self._begun, self._failed(self._drained) if self._drained else whole)
@@ -333,8 +333,8 @@ async def _following(
         known += len(pieces)
         if row.whole is not None:
             break
-        if made := named.taken():
-            yield made
+        if events := named.taken():
+            yield events
         pause_s = LEAST_PAUSE_S if pieces else min(pause_s * 1.5, MOST_PAUSE_S)
         await asyncio.sleep(pause_s)
     output.close()

@@ -2,8 +2,8 @@
 
 1. The row is stored before the client learns of the response. Then the task loads the model and generates.
 2. Every `BEAT_S` one write keeps the new events of all runs, and tells which of the runs were cancelled
-   or deleted meanwhile, at whichever frontend. Those are ended.
-3. A drain waits for the runs (`frontend.services`). What is not done by the end of the drain ends as failed.
+   or deleted meanwhile, at whichever frontend. The tasks of these runs end.
+3. A drain waits for the runs (`frontend.services`). A run that goes on at the end of the drain ends as failed.
 4. The request is counted when its run ends.
 5. Every `LOOK_EVERY_S` a look finds runs whose frontend has died. One frontend adopts such a run, and goes on behind
    the events that are kept, at most `generation.continuations` times in the life of a response. A run with tools of
@@ -107,7 +107,7 @@ async def asked_by(services: Services, store: ResponseStore, req: Request, scope
     limits = services.settings.limits
     plan = await receive(services, req, partial(parse, limits=limits, offer=offer_of(services)))
     history, is_long = await _history(store, plan.previous, scope.grant.caller)
-    # NOTE: few items may be long: pictures of theirs are decoded from base64.
+    # NOTE: a few items may take long, too: their pictures are decoded from base64.
     long = is_long or plan.is_long or len(history) + len(plan.items) > MANY_ITEMS
     call, agent = await off_loop_if(long, plan.call_after, history, limits)
     keeper = Keeper(store, services.background, scope.grant.caller, history, plan.items, plan.stores)
@@ -126,7 +126,7 @@ async def _history(store: ResponseStore, previous: str | None, owner: str) -> tu
 
 
 class Movable(msgspec.Struct, frozen=True):
-    """A request that another frontend can go on with. `deadline_ns` is the one that the caller named, 0 without any."""
+    """A request that another frontend can go on with. `deadline_ns` is the caller's deadline, 0 without any."""
 
     model: str
     call: GenerateCall

@@ -2,12 +2,13 @@
 
 1. A response is stored when it has ended. A response in the background is stored when it is asked for: its row names
    the process that runs it, and its neutral events are kept beside it.
-2. The end of a response is written only while its row is unfinished. So whoever ends a response first decides: a late
-   end never replaces a cancellation.
+2. The end of a response is written only while its row is unfinished. So the first end counts: a late end never
+   replaces a cancellation.
 3. A response whose process is dead is adopted by another process of the same server: one write names the new process,
    and only the first of these writes finds the dead one. A process that has lost its response writes nothing more.
    The row keeps the request until the end, and each piece of events a mark (`frontend.engine.events`).
-   A response that nobody can go on with, or whose server has ended, is ended as failed by whoever looks.
+   Where no process can go on with a response, or its server has ended, the process that looks ends the response as
+   failed.
 4. Each row has an owner, the public id of an API key. To everybody else the response does not exist.
 5. Each new row deletes what is too old, too many or too much, oldest first, but nothing that still runs.
 
@@ -213,7 +214,7 @@ class Stored:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing of it will change any more."""
+        """Whether the response has ended: its row will not change any more."""
         return self.status not in resource.UNFINISHED
 
     @property

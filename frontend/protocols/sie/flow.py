@@ -380,7 +380,7 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         return unknown_fields(body, sent, params, at_top=params is request)
 
     def _name(self, scope: RequestScope, model: str, body: bytes, sent: str | None) -> None:
-        """A refused body counts for the model of the path, else for the one that the body names."""
+        """A refused body counts for the model of the path, else for the model that the body names."""
         named = model or self.known_name(model_in(body, binary=is_msgpack(sent)) or "")
         if named:
             scope.names(named)

@@ -248,8 +248,8 @@ def attach(
 def header_of(result: TensorResult, request_id: int) -> pb.InferResponseHeader:
     """The complete header, class results included; dims leave out the batch dimension, and are [1] where none is left.
 
-    NOTE: nothing that is younger than release 1.0 may be in it. Clients parse it as text by the schema that they were
-    built with, and refuse it whole for one field that they do not know.
+    NOTE: the header may have no field that is younger than release 1.0. Clients parse the header as text by the schema
+    that they were built with, and refuse the whole header for one unknown field.
     """
     header = pb.InferResponseHeader(
         model_name=result.model, model_version=result.version, batch_size=result.rows, id=request_id

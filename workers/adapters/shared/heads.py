@@ -42,14 +42,14 @@ def pool(
     all.
     """
     first, last = layout.first, layout.last
-    kept = last + 1 - first
+    lengths = last + 1 - first
     if skips is not None:
-        skips = torch.where(skips < kept, skips, 0)
-        first, kept = first + skips, kept - skips
+        skips = torch.where(skips < lengths, skips, 0)
+        first, lengths = first + skips, lengths - skips
     if not _SUMMING.intersection(modes):
         picked = {"cls": first, "lasttoken": last}
         return torch.cat([rows[picked[mode]].float() for mode in modes], dim=1)
-    segments = _Segments(rows.float(), layout, first, kept, skips)
+    segments = _Segments(rows.float(), layout, first, lengths, skips)
     return torch.cat([segments.pooled(mode) for mode in modes], dim=1)
 
 
@@ -194,10 +194,10 @@ def max_per_id(
 
     ids, weights and owners (the item of each token) are [T].
     """
-    kept = (weights > 0) & ~dropped[ids]
-    keys = owners[kept] * len(dropped) + ids[kept]
+    is_counted = (weights > 0) & ~dropped[ids]
+    keys = owners[is_counted] * len(dropped) + ids[is_counted]
     order = np.argsort(keys, kind="stable")
-    keys, weights = keys[order], weights[kept][order]
+    keys, weights = keys[order], weights[is_counted][order]
     starts = np.flatnonzero(np.diff(keys, prepend=-1))
     values = np.maximum.reduceat(weights, starts) if starts.size else weights
     return _split(keys[starts] // len(dropped), keys[starts] % len(dropped), values, items)
@@ -215,8 +215,8 @@ def strongest(indices: np.ndarray, values: np.ndarray, limit: int) -> tuple[np.n
     """The `limit` largest values of one sparse vector, still in ascending order of their indices."""
     if len(values) <= limit:
         return indices, values
-    kept = np.sort(np.argpartition(values, len(values) - limit)[len(values) - limit :])
-    return indices[kept], values[kept]
+    places = np.sort(np.argpartition(values, len(values) - limit)[len(values) - limit :])
+    return indices[places], values[places]
 
 
 def paired_dots(

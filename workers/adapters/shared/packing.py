@@ -298,6 +298,6 @@ def padding_share(tokens: int, places: int) -> float:
 
 def masked_share(masks: Iterable[torch.Tensor], beside: int = 0) -> float:
     """Share of padding in masks on the host that are 1 at tokens; `beside` more tokens run without padding."""
-    kept = list(masks)
-    tokens, places = sum(int(mask.sum()) for mask in kept), sum(mask.numel() for mask in kept)
+    every_mask = list(masks)
+    tokens, places = sum(int(mask.sum()) for mask in every_mask), sum(mask.numel() for mask in every_mask)
     return padding_share(tokens + beside, places + beside)

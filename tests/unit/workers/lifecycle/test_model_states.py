@@ -35,7 +35,7 @@ from workers.loading.failure import LoadFailure
 from workers.repository.catalog_files import CatalogWatch
 from workers.repository.entries import RepositoryEntry
 from workers.scheduling.bound import ModelBudgets
-from workers.scheduling.table import JobTable
+from workers.scheduling.job_table import JobTable
 
 ENTRY = ModelEntry("org/m", DirectorySource("/weights"), adapter="tests.fakes.weighing:WeighingAdapter")
 

@@ -16,8 +16,8 @@ from tests.fakes.jobs import replan
 from tests.unit.workers.scheduling.test_batcher import job
 from workers.endpoint.endpoint import Endpoint
 from workers.scheduling.job import Job, Output, Piece
+from workers.scheduling.job_table import JobTable
 from workers.scheduling.queue import WorkQueue
-from workers.scheduling.table import JobTable
 
 HOUR_NS = 3600 * 10**9
 

@@ -21,8 +21,8 @@ from tests.fakes.jobs import adapter, make_job
 from tests.fakes.pipeline import placing
 from workers.adapters.base import Prepared
 from workers.runtime import Runtime
+from workers.scheduling.job_table import JobTable
 from workers.scheduling.queue import Reason, WorkQueue
-from workers.scheduling.table import JobTable
 from workers.strategies import named_outputs
 from workers.strategies.named_outputs import Placer
 

@@ -1,10 +1,10 @@
 """The table of open jobs, which posts their answers: each job enters once, and ends once, whoever ends the job.
 
-A job ends by completion of all its items, by a failure, or by cancellation. Ending it posts the answer to the
-endpoint's thread and counts its cost out of the queue. Its memory is given back when nothing works with it any more.
+A job ends by completion of all its items, by a failure, or by cancellation. The end posts the answer to the endpoint's
+thread and counts the job's cost out of the queue. The job's memory is given back when no thread uses the memory.
 
 Answers of models with `preserve_ordering` leave in the order in which their requests came: an answer that is ready
-before an earlier one waits for it. A request without an answer (a cancelled one) holds nobody up.
+before an earlier answer waits for the earlier one. A request without an answer (a cancelled one) holds nobody up.
 
 Results are written to a block of the arena, or to private bytes if they are small:
 
