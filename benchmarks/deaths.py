@@ -5,8 +5,8 @@
    come, and send SIGKILL. Then read all streams to their ends, and wait until both workers have the model again.
 3. A frontend logs the parts of each gap: the time until the request had left for the other worker (resend), until its
    prompt was tokenized there (prepare), the wait for a place in a step, and the prefill, of the prompt and all written
-   tokens. A descriptor of the process tells here how long the kernel took to end the process (exit). What lacks to the
-   gap that the client saw is the detection of the death by the frontend, with the way of the token back.
+   tokens. What lacks to the gap that the client saw is the detection of the death by the frontend, with the way of the
+   token back. How long the kernel took to end the process (exit) stands beside: frontends do not wait for that end.
 
 The gap ends with the first text that a client reads after the frontend has told that the text goes on. A later pause of
 the same stream, such as one beside the start of the next worker, is none of the death.
@@ -169,7 +169,7 @@ def _gap(kill: int, stream: Streamed, death: Exit, exit_s: float, told: Told) ->
         kill,
         gap_s,
         exit_s,
-        gap_s - exit_s - sum(parts.values()),
+        gap_s - sum(parts.values()),
         parts["resend"],
         parts["prepare"],
         parts["wait"],

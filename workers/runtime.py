@@ -19,7 +19,7 @@ from ipc.catalog.entries import Catalog
 from ipc.errors import Draining
 from ipc.memory.arena import Arena, LeaseTable
 from ipc.metrics.registry import WorkerMetrics
-from ipc.processes.liveness import start_ticks
+from ipc.processes.liveness import lasting_thread, start_ticks
 from ipc.processes.starting import Notifier
 from ipc.settings import Settings
 from ipc.wire.messages import VERSION, Credits, Leaving, Load, Models, Submit, Welcome
@@ -187,6 +187,7 @@ class Runtime:
             self.models.preloaded,
             self.models.free_bytes,
             self._device.uuid,
+            lasting_thread(),
         )
 
     def load(self, message: Load) -> None:

@@ -4,6 +4,8 @@
 - `lock_on`: an flock around one change of shared state, awaited without blocking the event loop.
 - `open_pidfd`: a descriptor that becomes readable when the process dies, checked against its start time so that a
   recycled pid is never taken for the old process.
+- `lasting_thread`: a thread that lives as long as its process. Its end is the first that others may see of a death: the
+  process ends only when the kernel has taken all of its memory back, for gigabytes of a model a second or more later.
 - `own_identity`: a process that other processes can ask after, by pid, start time and boot.
 - `kill_sandboxes`: ends what a dead tool host may have left.
 - `life_pipe`: EOF on the read end comes exactly when every holder of the write end is gone.
@@ -12,9 +14,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,6 +28,10 @@ from ipc import deadline
 from ipc.errors import PenstockError
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PIDFD_THREAD = os.O_EXCL
+"""The flag of pidfd_open(2) for a thread."""
+_lasting = 0, 0
+"""The process and the id of its lasting thread."""
 LOOK_EVERY_S = 0.02
 """Pause between two tries of a lock that another process holds."""
 
@@ -165,13 +173,40 @@ def age_ns(pid: int) -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**9 // _TICKS_PER_S if ticks else 0
 
 
-def open_pidfd(pid: int, ticks: int) -> int:
-    """Descriptor that becomes readable when `pid` (started at `ticks`) dies. Raises `ProcessLookupError`."""
-    fd = os.pidfd_open(pid)
+def lasting_thread() -> int:
+    """Id of the thread of this process that lasts; started by the first call, and anew after a fork."""
+    global _lasting
+    if _lasting[0] != os.getpid():
+        thread = threading.Thread(target=threading.Event().wait, name="lasting", daemon=True)
+        thread.start()
+        assert thread.native_id is not None
+        _lasting = os.getpid(), thread.native_id
+    return _lasting[1]
+
+
+def open_pidfd(pid: int, ticks: int, thread: int = 0) -> int:
+    """Descriptor that becomes readable when `pid` (started at `ticks`) dies. Raises `ProcessLookupError`.
+
+    With its lasting `thread` the descriptor becomes readable as soon as the kernel has stopped the process, on Linux
+    6.9 and later.
+    """
+    fd = _thread_pidfd(pid, thread) if thread else os.pidfd_open(pid)
     if ticks and start_ticks(pid) != ticks:
         os.close(fd)
         raise ProcessLookupError(pid)
     return fd
+
+
+def _thread_pidfd(pid: int, thread: int) -> int:
+    """Descriptor of a thread, or of its process where the kernel has none for threads."""
+    if Path(f"/proc/{pid}/task/{thread}").exists():
+        try:
+            return os.pidfd_open(thread, _PIDFD_THREAD)
+        except OSError as error:
+            if error.errno == errno.ESRCH:
+                raise ProcessLookupError(pid) from None
+            # An older kernel says EINVAL, a filter of system calls what it likes.
+    return os.pidfd_open(pid)
 
 
 def kill_sandboxes(work: Path) -> None:

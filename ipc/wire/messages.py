@@ -508,7 +508,10 @@ class Credits(Wire, frozen=True, tag="credits"):
 
 
 class Welcome(Wire, frozen=True, tag="welcome"):
-    """The worker accepts a registration and says where its arena is; `uuid` names its device."""
+    """The worker accepts a registration and says where its arena is; `uuid` names its device.
+
+    `thread` is one that lives as long as the worker (`ipc.processes.liveness.lasting_thread`), 0 without one.
+    """
 
     version: int
     epoch: str
@@ -522,6 +525,7 @@ class Welcome(Wire, frozen=True, tag="welcome"):
     preloaded: bool = True
     free_bytes: int = 0
     uuid: str = ""
+    thread: int = 0
 
 
 class Models(Wire, frozen=True, tag="models"):

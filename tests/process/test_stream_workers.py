@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -63,6 +65,22 @@ def use(running: Workers, work: Work) -> None:
             assert all(not channel.streams for channel in client.channels)
 
     asyncio.run(run())
+
+
+def test_a_client_watches_the_thread_of_its_worker_that_ends_first(running: Workers) -> None:
+    def look(pidfd: int) -> None:
+        told = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+        watched = int(told.partition("Pid:")[2].split()[0])
+        assert Path(f"/proc/{running.processes[0].pid}/task/{watched}").exists()
+        with contextlib.suppress(OSError):
+            os.close(os.pidfd_open(os.getpid(), os.O_EXCL))
+            assert watched != running.processes[0].pid, "a kernel that has descriptors of threads"
+
+    async def watch(client: Client) -> None:
+        [channel] = client.channels
+        look(channel._pidfd)
+
+    use(running, watch)
 
 
 async def until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:

@@ -3,7 +3,8 @@
     absent -> connecting -> ready -> (leaving) -> absent
 
 1. `tick` sends `Hello` until `Welcome` answers, then pings.
-2. `Welcome` brings the worker's pid and arena: a pidfd is watched and the arena mapped.
+2. `Welcome` brings the worker's pid and arena: a pidfd is watched and the arena mapped. The pidfd is that of a thread
+   which ends when the kernel stops the process, before the kernel takes the memory of the process back.
 3. `submit` sends a request and returns a future of its `Delivery`, from which the caller makes an `Answer`.
 4. When the pidfd fires, every pending future fails with `WorkerLost`; requests named in the arena's flight record are
    suspects, the others bystanders. The channel starts again from the beginning.
@@ -425,7 +426,7 @@ class Channel:
                 raise ProtocolError(
                     f"worker {self.slot} speaks version {message.version}, this frontend {VERSION}"
                 )
-            self._pidfd = open_pidfd(message.pid, message.start_ticks)
+            self._pidfd = open_pidfd(message.pid, message.start_ticks, message.thread)
             self._loop.add_reader(self._pidfd, self._died)
             self._arena = await asyncio.to_thread(ArenaView, Path(message.arena), message.epoch)
         except (OSError, ProtocolError) as error:

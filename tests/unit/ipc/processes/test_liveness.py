@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -18,6 +19,7 @@ from ipc.processes.liveness import (
     SlotTaken,
     age_ns,
     is_held,
+    lasting_thread,
     life_pipe,
     lowest_free_slot,
     open_pidfd,
@@ -25,6 +27,18 @@ from ipc.processes.liveness import (
 )
 
 WAIT = "import sys; print('up', flush=True); sys.stdin.read()"
+LAST = (
+    "import sys; from ipc.processes.liveness import lasting_thread; "
+    "assert lasting_thread() == lasting_thread(); print(lasting_thread(), flush=True); sys.stdin.read()"
+)
+LEAVE = (
+    "import sys, threading\n"
+    "thread = threading.Thread(target=sys.stdin.buffer.raw.read, args=(1,), daemon=True)\n"
+    "thread.start()\n"
+    "print(thread.native_id, flush=True)\n"
+    "threading.Event().wait()"
+)
+"""A process with a thread that ends when something is written, and goes on."""
 HOLD = (
     f"import pathlib, sys; from ipc.processes.liveness import SlotLock; "
     f"held = SlotLock(pathlib.Path(sys.argv[1])); {WAIT}"
@@ -125,6 +139,83 @@ def test_a_pidfd_tells_death_at_once(sleeper: subprocess.Popen[bytes]) -> None:
     os.kill(sleeper.pid, signal.SIGKILL)
     assert is_readable(fd, 20)
     os.close(fd)
+
+
+def started(code: str) -> tuple[subprocess.Popen[bytes], int]:
+    """A Python process, and the number that it has written."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[4],
+    )
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def knows_threads() -> bool:
+    """Whether the kernel has descriptors of threads."""
+    try:
+        os.close(os.pidfd_open(os.getpid(), os.O_EXCL))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kernel", ["this", "older"])
+def test_a_lasting_thread_tells_the_death_of_its_process(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, thread = started(LAST)
+    pidfd_open = os.pidfd_open
+
+    def older(pid: int, flags: int = 0) -> int:
+        if flags:
+            raise OSError(errno.EINVAL, "no such flag")
+        return pidfd_open(pid)
+
+    if kernel == "older":
+        monkeypatch.setattr(os, "pidfd_open", older)
+    assert thread != process.pid
+    fd = open_pidfd(process.pid, start_ticks(process.pid), thread)
+    assert not is_readable(fd, 0)
+    process.kill()
+    assert is_readable(fd, 20)
+    os.close(fd)
+    process.communicate()
+
+
+@pytest.mark.skipif(not knows_threads(), reason="descriptors of threads need Linux 6.9")
+def test_the_end_of_the_thread_is_told_while_the_process_still_ends() -> None:
+    process, thread = started(LEAVE)
+    ticks = start_ticks(process.pid)
+    fd, whole = open_pidfd(process.pid, ticks, thread), open_pidfd(process.pid, ticks)
+    assert process.stdin is not None
+    process.stdin.write(b"x")
+    process.stdin.flush()
+    assert is_readable(fd, 20)
+    assert not is_readable(whole, 0)
+    os.close(fd)
+    os.close(whole)
+    end(process)
+
+
+def test_a_thread_of_another_process_is_not_watched(sleeper: subprocess.Popen[bytes]) -> None:
+    fd = open_pidfd(sleeper.pid, start_ticks(sleeper.pid), os.getpid())
+    sleeper.kill()
+    assert is_readable(fd, 20)
+    os.close(fd)
+
+
+def test_a_forked_process_has_a_lasting_thread_of_its_own() -> None:
+    own = lasting_thread()
+    assert Path(f"/proc/self/task/{own}").exists() and own != os.getpid()
+    code = (
+        "import os; from ipc.processes.liveness import lasting_thread; own = lasting_thread(); child = os.fork(); "
+        "ok = lasting_thread() != own and os.path.exists(f'/proc/self/task/{lasting_thread()}') if not child else "
+        "os.waitpid(child, 0)[1] == 0; os._exit(0 if ok else 1)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_recycled_pid_is_not_taken_for_the_old_process(sleeper: subprocess.Popen[bytes]) -> None:
