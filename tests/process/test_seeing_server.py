@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.conformance.hostile_images import FAILED, animated_gif, rotated, saved
+from tests.conformance.hostile_images import FAILED, USED, animated_gif, rotated, saved, vast_png
 from tests.fakes.seeing import TOKENS, Chat, Seeing
 from tests.fakes.web import HERE, Site, answer, serving_site
 from tests.harness.later import anthropic, openai
@@ -179,6 +179,58 @@ def test_a_torn_picture_is_an_error_of_its_field(server: Server, name: str) -> N
     found = server.post("/v1/messages", {"model": QWEN, "max_tokens": 4, "messages": turn})
     assert found.status == 400 and found.json()["error"]["type"] == "invalid_request_error"
     assert found.json()["error"]["message"].startswith("messages[0].content[0].source.data: ")
+
+
+BAD = {
+    "nothing": b"",
+    "an SVG": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+    "a promise of pixels": vast_png(60_000, 60_000),
+    "a strip": FAILED["a strip"],
+    "JPEG cut in half": FAILED["JPEG cut in half"],
+    "frame larger than its GIF": FAILED["frame larger than its GIF"],
+}
+
+
+def in_dialects(model: str, data: bytes, kind: str) -> dict[str, dict[str, Any]]:
+    """A question about a picture by path."""
+    encoded_data = base64.b64encode(data).decode()
+    image = {"type": "input_image", "image_url": data_url(data, kind)}
+    source = {"type": "base64", "media_type": f"image/{kind}", "data": encoded_data}
+    text, user = {"type": "text", "text": "what is this"}, "user"
+    return {
+        "/v1/chat/completions": {"messages": shown(data_url(data, kind)), "max_tokens": 4},
+        "/v1/responses": {
+            "input": [{"role": user, "content": [image, {"type": "input_text", "text": "what is this"}]}],
+            "max_output_tokens": 4,
+        },
+        "/v1/messages": {
+            "messages": [{"role": user, "content": [{"type": "image", "source": source}, text]}],
+            "max_tokens": 4,
+        },
+    }
+
+
+@pytest.mark.parametrize("model", [QWEN, LLAVA])
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_picture_is_refused_with_its_field_in_every_dialect(
+    server: Server, model: str, name: str
+) -> None:
+    for path, body in in_dialects(model, BAD[name], "png").items():
+        found = server.post(path, {"model": model, **body})
+        assert found.status == (400 if path == "/v1/messages" else 422), (path, found.body)
+        assert "content[0]" in found.json()["error"]["message"], (path, found.body)
+    for path, body in in_dialects(BLIND, BAD[name], "png").items():
+        found = server.post(path, {"model": BLIND, **body})
+        assert found.status == (400 if path == "/v1/messages" else 422), (path, found.body)
+
+
+@pytest.mark.parametrize("model", [QWEN, LLAVA])
+def test_an_unusual_picture_is_read_in_every_dialect(server: Server, model: str) -> None:
+    for name in ("one pixel", "CMYK", "on its side", "animated WebP", "palette with alpha"):
+        data, _ = USED[name]
+        for path, body in in_dialects(model, data, "png").items():
+            found = server.post(path, {"model": model, **body})
+            assert found.status == 200, (name, path, found.body)
 
 
 def test_twenty_large_pictures_are_refused(server: Server) -> None:
