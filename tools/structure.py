@@ -40,12 +40,11 @@ FLOORS = {
         ("tensors",),
         ("services",),
         ("cluster",),
-        ("bridge",),
         ("assembly", "grpc", "sending", "status"),
         ("generation",),
         ("agent",),
         ("protocols",),
-        ("arbiter", "lifespan"),
+        ("arbiter", "bridge", "lifespan"),
         ("app",),
     ),
     "workers": (

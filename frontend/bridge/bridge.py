@@ -19,6 +19,7 @@ import time
 
 from nats.aio.msg import Msg
 
+from frontend.bridge.foreign import ForeignItems
 from frontend.bridge.intake import Intake
 from frontend.bridge.pooling import Membership
 from frontend.bridge.pulling import Puller
@@ -35,6 +36,7 @@ from ipc.wire.cluster import (
     BoxBeat,
     BoxRow,
     GatewayBeat,
+    Item,
     ModelRow,
     Row,
     WorkerRow,
@@ -85,6 +87,8 @@ class Bridge:
             lambda: self.broker.inline_nbytes,
             self.transfers,
         )
+        self._foreign = ForeignItems(settings, engine, models, self.broker.say)
+        self.intake.on_foreign = self._take_foreign
         self._writer = Writer(self.broker, self._names)
         self._numbers, self._seldom = itertools.count(1), Seldom(log)
         self._tasks: list[asyncio.Task[None]] = []
@@ -131,9 +135,10 @@ class Bridge:
 
     async def drain(self) -> None:
         """Finish what runs, within `worker.drain_timeout_s`, and leave."""
-        self.intake.draining = True
+        self.intake.draining = self._foreign.draining = True
         self._live_now()
-        await self.intake.ended(self._settings.worker.drain_timeout_s, CONFIRMED_S)
+        drain_s = self._settings.worker.drain_timeout_s
+        await asyncio.gather(self.intake.ended(drain_s, CONFIRMED_S), self._foreign.ended(drain_s))
         for task in self._tasks:
             task.cancel()
         await self.transfers.close()
@@ -155,6 +160,10 @@ class Bridge:
         while True:
             await asyncio.sleep(self._cluster.extend_every_s)
             self.intake.extend()
+            self._foreign.extend()
+
+    def _take_foreign(self, item: Item, data: bytes, ack: str, aged_s: float) -> None:
+        self._foreign.take(item, data, ack, aged_s, self.broker.inline_nbytes)
 
     def _wanted(self) -> int:
         """Items that this box could have beside those that run."""
@@ -163,7 +172,7 @@ class Bridge:
             return 0
         if not any(worker.credits.room_s > 0 for worker in open_):
             return 0
-        return max(0, ITEMS_EACH * len(open_) - len(self.intake))
+        return max(0, ITEMS_EACH * len(open_) - len(self.intake) - len(self._foreign))
 
     def _pull(self) -> None:
         if self.broker.up and self._maker.there:

@@ -61,7 +61,7 @@ from ipc.wire.cluster import (
     read_to_box,
     read_work,
 )
-from ipc.wire.cluster_names import INBOX, results, words
+from ipc.wire.cluster_names import results, words
 from ipc.wire.messages import GenerateCall, Result, Timing, Work
 
 log = logging.getLogger(__name__)
@@ -134,6 +134,8 @@ class Intake:
         self._confirmed = asyncio.Event()
         self.on_end: Callable[[], None] = lambda: None
         """An item has ended, so there may be room for another one."""
+        self.on_foreign: Callable[[Item, bytes, str, float], None] = lambda item, data, ack, aged_s: None
+        """An item of another producer, as it came, with the arguments of `take`."""
         self.draining = False
         self._seldom = Seldom(log)
         self.counts: Counter[str] = Counter()
@@ -184,18 +186,10 @@ class Intake:
             self._end(ack, TERM)
             return
         if carried is None:
-            self._refuse_foreign(item)
-            self._end(ack, TERM)
+            self.counts["foreign"] += 1
+            self.on_foreign(item, data, ack, aged_s)
             return
         self._begin(item, carried, ack, aged_s)
-
-    def _refuse_foreign(self, item: Item) -> None:
-        """Items of other producers are answered in SIE's form that they are not run yet."""
-        self.counts["foreign"] += 1
-        refusal = Unsupported("items without the part `penstock` are not run yet")
-        self._seldom.warning("an item of another producer was refused", refusal.message)
-        if item.reply_subject.startswith(f"{INBOX}.") and not set(item.reply_subject) & set("*> \t\r\n"):
-            self._send(item.reply_subject, encode(self._failed(item, 0, refusal)))
 
     def _end(self, ack: str, word: bytes) -> None:
         """Tell the queue what became of a delivery."""

@@ -372,6 +372,16 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
             del body
             await self._answer(req, resp, scope, model, request, unknown, large=large)
 
+    async def answered(self, scope: RequestScope, model: str, body: bytes) -> bytes:
+        """The msgpack answer to a msgpack body that came another way than by HTTP. Raises a `PenstockError`."""
+        request = await read_aside(body, falcon.MEDIA_MSGPACK, self.body, self.services.settings.limits)
+        scope.operation, scope.model, scope.started = self.operation, model, time.perf_counter()
+        reply, plan, _ = await self._run(scope, request, None, is_large(body))
+        with reply:
+            if reply.errors:
+                raise of_items(reply.errors)
+            return b"".join(await self.render(reply, plan, request, scope, Form(False, {})))
+
     def _unknown(self, req: Request, request: R, body: bytes, sent: str | None) -> list[str] | None:
         """Names of fields that are no parameters, None where the request does not ask for warnings."""
         params = self.params_of(request)
@@ -406,7 +416,7 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         else:
             named = self.model_of(request)
             scope.names(without_bundle(scope, named) if self.services.settings.is_gateway else named)
-        reply, plan, warnings = await self._run(req, request, unknown, large)
+        reply, plan, warnings = await self._run(scope, request, unknown, large)
         with reply:
             began = time.perf_counter()
             if reply.errors and not (self.itemized and asks(req, self.params_of(request), "item_errors")):
@@ -430,10 +440,10 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         return Form(self.always_json or wants_json(req.get_header("Accept")), beside)
 
     async def _run(
-        self, req: Request, request: R, unknown: list[str] | None, large: bool
+        self, scope: RequestScope, request: R, unknown: list[str] | None, large: bool
     ) -> tuple[Answer, P, list[str] | None]:
         """The result, how to render it, and warnings where the request asks for them; the body was `large`."""
-        services, scope = self.services, req.context.penstock
+        services = self.services
         directory, settings = services.directory, services.settings
         if large:
             await off_loop(self.examine, request)

@@ -442,37 +442,20 @@ def test_a_delivery_is_given_back_by_a_box_that_leaves_and_ended_where_nobody_wa
         stage.intake.word(encode(Drop(VERSION, ROUTER, [f"{ROUTER}.1"])))
         stage.intake.take(stage.item(1), "$JS.ACK.1")
         stage.intake.take(b"\xc1", "$JS.ACK.2")
-        stage.intake.take(encode(Item("x", "q", "encode", "m", "p", "z", "_INBOX.sie.1")), "$JS.ACK.3")
+        foreign: list[tuple[Item, str, float]] = []
+        stage.intake.on_foreign = lambda item, data, ack, aged_s: foreign.append((item, ack, aged_s))
+        sent = Item("x", "q", "encode", "m", "p", "z", "_INBOX.sie.1")
+        stage.intake.take(encode(sent), "$JS.ACK.3", 1.5)
         stage.intake.draining = True
         stage.intake.take(stage.item(4), "$JS.ACK.4")
         await stage.turn()
         assert [each for each in stage.said if each[0].startswith("$JS.ACK.")] == [
             ("$JS.ACK.1", ACK),
             ("$JS.ACK.2", TERM),
-            ("$JS.ACK.3", TERM),
             ("$JS.ACK.4", NAK),
         ]
         assert not stage.engine.runs
-        (foreign,) = [read_result(data)[0] for subject, data in stage.said if subject == "_INBOX.sie.1"]
-        assert foreign.error_code == "UNSUPPORTED" and foreign.work_item_id == "x"
-
-    played(scene)
-
-
-def test_an_item_of_another_producer_is_answered_in_an_inbox_or_not_at_all() -> None:
-    async def scene(stage: Stage) -> None:
-        for reply in (
-            "sie.work.m.p",
-            "penstock.beat.box.a",
-            "_INBOX",
-            "_INBOX.>",
-            "_INBOX.*.x",
-            "_INBOX.a b",
-            "",
-        ):
-            stage.intake.take(encode(Item("x", "q", "encode", "m", "p", "z", reply)))
-        await stage.turn()
-        assert not stage.said and stage.intake.counts["foreign"] == 7
+        assert foreign == [(sent, "$JS.ACK.3", 1.5)], "who runs such items also tells the queue"
 
     played(scene)
 

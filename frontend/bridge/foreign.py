@@ -1,0 +1,151 @@
+"""Items of other producers than our gateways, run from their SIE fields and answered in SIE's form.
+
+1. Whoever published such an item waits on the reply subject of the item, and speaks none of our words: no claim, no
+   sign of life, no cancelling. The queue gives the item to another box if this one dies.
+2. The item passes through the checks of the HTTP route of its operation. Its result, or its error, is published once,
+   then the delivery is acknowledged. Meanwhile the queue is told that the item needs more time.
+3. Another delivery of an item that runs is acknowledged with the first one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from frontend.access.gate import Gate
+from frontend.bridge.intake import ACK, NAK, WORKING, Send
+from frontend.engine.interface import Engine, Models
+from frontend.protocols.sie.encode import EncodeResource
+from frontend.protocols.sie.errors import contract_code
+from frontend.protocols.sie.extract import ExtractResource
+from frontend.protocols.sie.flow import InferenceResource
+from frontend.protocols.sie.score import ScoreResource
+from frontend.scope import RequestScope, scope_of_ids
+from frontend.services import Services
+from ipc import deadline
+from ipc.errors import PenstockError, ResourceExhausted
+from ipc.settings import Settings
+from ipc.wire.cluster import Item, ItemResult, encode
+from ipc.wire.cluster_names import INBOX
+from ipc.wire.foreign_items import LOAD, body_of, part_of, read_foreign
+
+log = logging.getLogger(__name__)
+
+SLACK_NBYTES = 2048
+"""Room for the fields of a result beside its bytes."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    task: asyncio.Task[None]
+    acks: list[str] = field(default_factory=list)
+
+
+def may_hear(subject: str) -> bool:
+    """Whether a result may be published on a subject: an inbox, without wildcards."""
+    return subject.startswith(f"{INBOX}.") and subject.isprintable() and not set(subject) & set("*> ")
+
+
+class ForeignItems:
+    """The items of other producers that one life of a bridge has."""
+
+    def __init__(self, settings: Settings, engine: Engine, models: Models, send: Send) -> None:
+        self._settings, self._models, self._send = settings, models, send
+        services = Services(settings, models.catalog, Gate(), engine=engine, directory=models)
+        self._resources: dict[str, InferenceResource[Any, Any]] = {
+            resource.operation: resource(services)
+            for resource in (EncodeResource, ScoreResource, ExtractResource)
+        }
+        self._running: dict[str, _Running] = {}
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def take(self, item: Item, data: bytes, ack: str, aged_s: float, most_nbytes: int) -> None:
+        """An item has arrived, as `data`; its result may have `most_nbytes`. See `Intake.take` for the others."""
+        known = self._running.get(item.work_item_id)
+        if known is not None:
+            known.acks += [ack] if ack else []
+        elif self.draining and ack:
+            self._send(ack, NAK)
+        elif not may_hear(item.reply_subject):
+            log.warning("an item of another producer names no inbox to answer to, and was dropped")
+            self._settle([ack], ACK)
+        else:
+            task = asyncio.get_running_loop().create_task(self._run(item, data, aged_s, most_nbytes))
+            self._running[item.work_item_id] = _Running(task, [ack] if ack else [])
+
+    def extend(self) -> None:
+        """Tell the queue that all that runs needs more time; call each `extend_every_s`."""
+        for running in self._running.values():
+            self._settle(running.acks, WORKING)
+
+    async def ended(self, running_s: float) -> None:
+        """Wait for what runs, at most `running_s` seconds."""
+        if self._running:
+            await asyncio.wait([running.task for running in self._running.values()], timeout=running_s)
+
+    def _settle(self, acks: list[str], word: bytes) -> None:
+        for ack in filter(None, acks):
+            self._send(ack, word)
+
+    async def _run(self, item: Item, data: bytes, aged_s: float, most_nbytes: int) -> None:
+        began, limits = time.monotonic(), self._settings.limits
+        scope = scope_of_ids(item.request_id, "", limits)
+        scope.deadline_ns = deadline.after(limits.request_timeout_s - aged_s)
+        result, error = b"", None
+        try:
+            result = await self._answer(scope, data)
+            if len(result) > most_nbytes - SLACK_NBYTES:
+                raise ResourceExhausted(f"the result has {len(result)} bytes, more than a message may have")
+        except PenstockError as failure:
+            result, error = b"", failure
+        except Exception:
+            log.exception("item %.100s of another producer failed", item.work_item_id)
+            result, error = b"", PenstockError("internal error")
+        finally:
+            running = self._running.pop(item.work_item_id)
+        spent_ms = (time.monotonic() - began) * 1e3
+        self._send(item.reply_subject, encode(self._told(item, scope, result, error, aged_s, spent_ms)))
+        self._settle(running.acks, ACK)
+
+    async def _answer(self, scope: RequestScope, data: bytes) -> bytes:
+        asked = read_foreign(data)
+        if asked.operation == LOAD:
+            entry = self._models.find(asked.model)
+            await self._models.ensure_loaded(entry.id, scope.deadline_ns)
+            return b""
+        body = body_of(asked)
+        answer = await self._resources[asked.operation].answered(scope, asked.model, body)
+        return part_of(asked.operation, answer)
+
+    def _told(
+        self,
+        item: Item,
+        scope: RequestScope,
+        result: bytes,
+        error: PenstockError | None,
+        aged_s: float,
+        spent_ms: float,
+    ) -> ItemResult:
+        phases = scope.phases
+        box = self._settings.cluster.box_name
+        return ItemResult(
+            item.work_item_id,
+            item.request_id,
+            error is None,
+            f"{box}/{scope.worker}" if scope.worker else box,
+            item.item_index,
+            result,
+            "" if error is None else error.message,
+            "" if error is None else contract_code(error, own_client=True)[1],
+            phases.get("device", 0.0),
+            aged_s * 1e3 + phases.get("queue", 0.0),
+            spent_ms,
+            phases.get("tokenize", 0.0),
+            phases.get("copy", 0.0),
+        )
