@@ -507,6 +507,7 @@ class Cluster(Section, frozen=True):
     max_down_s: Seconds = 5.0
     keep_results_s: Seconds = 30.0
     keep_result_bytes: Positive = 256 << 20
+    dead_letter_bodies: bool = False
 
     @property
     def on(self) -> bool:

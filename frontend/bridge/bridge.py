@@ -19,6 +19,7 @@ import time
 
 from nats.aio.msg import Msg
 
+from frontend.bridge.dead_letters import DeadLetters
 from frontend.bridge.foreign import ForeignItems
 from frontend.bridge.intake import Intake
 from frontend.bridge.pooling import Membership
@@ -89,6 +90,8 @@ class Bridge:
         )
         self._foreign = ForeignItems(settings, engine, models, self.broker.say)
         self.intake.on_foreign = self._take_foreign
+        self._dead_letters = DeadLetters(self._cluster, self.broker, self._names)
+        self.intake.on_dead = self._foreign.on_dead = self._dead_letters.keep
         self._writer = Writer(self.broker, self._names)
         self._numbers, self._seldom = itertools.count(1), Seldom(log)
         self._tasks: list[asyncio.Task[None]] = []
@@ -117,7 +120,8 @@ class Bridge:
         """Connect."""
         self.broker.start()
         loop = asyncio.get_running_loop()
-        loops = (self._tick, self._live, self._write, self._extend, self._maker.run, *self._membership.loops)
+        own = (self._tick, self._live, self._write, self._extend, self._maker.run, self._dead_letters.run)
+        loops = (*own, *self._membership.loops)
         self._tasks = [loop.create_task(self.transfers.start())]
         self._tasks += [loop.create_task(lasting(run)) for run in loops]
 
@@ -162,6 +166,11 @@ class Bridge:
             self.intake.extend()
             self._foreign.extend()
 
+    @property
+    def items(self) -> int:
+        """Items that run."""
+        return len(self.intake) + len(self._foreign)
+
     def _take_foreign(self, item: Item, data: bytes, ack: str, aged_s: float) -> None:
         self._foreign.take(item, data, ack, aged_s, self.broker.inline_nbytes)
 
@@ -172,7 +181,7 @@ class Bridge:
             return 0
         if not any(worker.credits.room_s > 0 for worker in open_):
             return 0
-        return max(0, ITEMS_EACH * len(open_) - len(self.intake) - len(self._foreign))
+        return max(0, ITEMS_EACH * len(open_) - self.items)
 
     def _pull(self) -> None:
         if self.broker.up and self._maker.there:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frontend.access.gate import Gate
-from frontend.bridge.intake import ACK, NAK, WORKING, Send
+from frontend.bridge.intake import ACK, NAK, POISON, WORKING, Dead, Send
 from frontend.engine.interface import Engine, Models
 from frontend.protocols.sie.encode import EncodeResource
 from frontend.protocols.sie.errors import contract_code
@@ -60,6 +60,7 @@ class ForeignItems:
             for resource in (EncodeResource, ScoreResource, ExtractResource)
         }
         self._running: dict[str, _Running] = {}
+        self.on_dead: Dead = lambda reason, data, item, error: None
         self.draining = False
 
     def __len__(self) -> int:
@@ -104,6 +105,8 @@ class ForeignItems:
                 raise ResourceExhausted(f"the result has {len(result)} bytes, more than a message may have")
         except PenstockError as failure:
             result, error = b"", failure
+            if failure.code == POISON:
+                self.on_dead("poison", data, item, failure.message)
         except Exception:
             log.exception("item %.100s of another producer failed", item.work_item_id)
             result, error = b"", PenstockError("internal error")

@@ -74,6 +74,10 @@ ACK, NAK, TERM, WORKING = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
 LEAVING = Draining("this box is shutting down", retry_after_s=1)
 Send = Callable[[str, bytes], bool]
 """Publish on a subject what may be lost; false without a broker."""
+Dead = Callable[[str, bytes, Item | None, str], None]
+"""Told of what was given up: reason, bytes, the item if the bytes are one, and the error."""
+POISON = "WORKER_CRASHED"
+"""Code of an item that killed workers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +126,8 @@ class Intake:
         """`most_inline`: bytes that a result may take inside a message."""
         self._settings, self._engine, self._models = settings, engine, models
         self._box, self._life = settings.cluster.box_name, life
+        self.on_dead: Dead = lambda reason, data, item, error: None
+        """An item, or bytes that are none, was given up."""
         self._send, self._most_inline, self._now_ns = send, most_inline, now_ns
         self._transfers = transfers
         self._cluster = settings.cluster
@@ -183,6 +189,7 @@ class Intake:
         except ProtocolError as error:
             self.counts["unreadable"] += 1
             self._seldom.warning("an item was dropped", error.message)
+            self.on_dead("unreadable", data, None, error.message)
             self._end(ack, TERM)
             return
         if carried is None:
@@ -255,6 +262,8 @@ class Intake:
             result = await self._answer(running, item, carried, aged_s)
         except PenstockError as error:
             result = self._failed(item, carried.attempt, error)
+            if error.code == POISON:
+                self.on_dead("poison", encode(item), item, error.message)
         except Exception:
             log.exception("item %s failed", item.work_item_id)
             result = self._failed(item, carried.attempt, PenstockError("internal error"))

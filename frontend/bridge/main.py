@@ -78,7 +78,7 @@ async def _serve(config: Settings) -> None:
     notifier.send(ready=1)
     while not stopping.is_set():
         status = "joined a broker" if bridge.broker.up else "no broker can be reached"
-        has = f"{len(bridge.intake)} items, {bridge.intake.kept} answers kept"
+        has = f"{bridge.items} items, {bridge.intake.kept} answers kept"
         notifier.send(watchdog=1, status=f"{status}, {has}")
         try:
             async with asyncio.timeout(BEAT_EVERY_S):

@@ -85,6 +85,20 @@ class Names:
         """Bucket of the models of all boxes."""
         return self._flat("penstock_models")
 
+    def dead(self, model: str) -> str:
+        """Subject of dead letters about a model. Raises `InvalidInput` as `token_of` does."""
+        return self._subject("sie", "dlq", token_of(model))
+
+    @property
+    def dead_any(self) -> str:
+        """Subjects of all dead letters."""
+        return self._subject("sie", "dlq", "*")
+
+    @property
+    def dead_letters(self) -> str:
+        """Stream of dead letters."""
+        return self._flat("DEAD_LETTERS")
+
     @property
     def pools(self) -> str:
         """Bucket of the pools."""

@@ -15,7 +15,7 @@ from frontend.cluster.transfers import Transfers
 from frontend.engine.answer import Answer
 from frontend.engine.interface import Payload
 from frontend.scope import RequestScope
-from ipc.errors import QueueFull
+from ipc.errors import QueueFull, WorkerCrashed
 from ipc.memory.tensors import layout
 from ipc.settings import Cluster, Settings
 from ipc.wire.cluster import (
@@ -494,5 +494,25 @@ def test_a_large_answer_is_offered_until_the_gateway_has_it_and_counts_as_kept()
         stage.intake.take(stage.item(2))
         await stage.turn()
         assert stage.results[1].error_code == "RESOURCE_EXHAUSTED" and stage.transfers.offered == 0
+
+    played(scene)
+
+
+def test_what_is_no_item_and_what_kills_workers_is_told_as_given_up() -> None:
+    async def scene(stage: Stage) -> None:
+        told: list[tuple[str, str]] = []
+        stage.intake.on_dead = lambda reason, data, item, error: told.append(
+            (reason, (item and item.model_id) or "")
+        )
+        stage.intake.take(b"\xc1", "$JS.ACK.1")
+        stage.engine.error = WorkerCrashed("two workers died")
+        stage.engine.free.set()
+        stage.intake.take(stage.item(1))
+        await stage.turn()
+        stage.engine.error = QueueFull("busy")
+        stage.intake.take(stage.item(2))
+        await stage.turn()
+        assert told == [("unreadable", ""), ("poison", "m")]
+        assert [result.error_code for result in stage.results] == ["WORKER_CRASHED", "QUEUE_FULL"]
 
     played(scene)

@@ -1,0 +1,113 @@
+"""Dead letters: what was given up at a box, told to a stream at the brokers, where operators find it for a day.
+
+1. A letter is about bytes that are no item, or about an item that killed workers twice. The item itself is answered as
+   ever; a letter that cannot be sent is lost.
+2. A letter holds no input, unless `cluster.dead_letter_bodies` is set.
+3. `run` makes the stream after each connect. Who reads the stream removes nothing; the oldest letters go first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import time
+
+import msgspec
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import APIError
+
+from frontend.cluster.broker import Broker
+from frontend.cluster.bucket import LOST, TIMEOUT_S
+from frontend.cluster.queue import STREAM_EXISTS
+from ipc.errors import InvalidInput
+from ipc.logs import Seldom
+from ipc.settings import Cluster
+from ipc.wire.cluster import Item
+from ipc.wire.cluster_names import Names
+
+log = logging.getLogger(__name__)
+
+KEPT_S = 86_400
+MOST_LETTERS = 10_000
+MOST_NBYTES = 64 << 20
+TRY_AGAIN_S = 5.0
+UNKNOWN = "unknown"
+_UNMADE = "the stream of dead letters cannot be made"
+_NAMED = ("work_item_id", "request_id", "model_id", "operation", "pool_name")
+_SHOWN = 256
+
+
+class Letter(msgspec.Struct, frozen=True):
+    """What was given up. `nbytes` are those of the message, `body` is its base64 where bodies are kept."""
+
+    reason: str
+    box: str
+    timestamp: float
+    nbytes: int
+    work_item_id: str = ""
+    request_id: str = ""
+    model_id: str = ""
+    operation: str = ""
+    pool_name: str = ""
+    error: str = ""
+    body: str = ""
+
+
+class DeadLetters:
+    """The letters of one box."""
+
+    def __init__(self, cluster: Cluster, broker: Broker, names: Names) -> None:
+        self._cluster, self._broker, self._names = cluster, broker, names
+        self._wanted, self._seldom = asyncio.Event(), Seldom(log)
+        broker.on_up.append(self._wanted.set)
+
+    def keep(self, reason: str, data: bytes, item: Item | None = None, error: str = "") -> None:
+        """Tell of `data` that was given up, which is `item` where it could be read."""
+        fields: dict[str, str] = {}
+        if item is not None:
+            fields = {name: getattr(item, name)[:_SHOWN] for name in _NAMED}
+        body = ""
+        if self._cluster.dead_letter_bodies and len(data) < self._broker.inline_nbytes // 2:
+            body = base64.b64encode(data).decode()
+        now, box = time.time(), self._cluster.box_name
+        letter = Letter(reason, box, now, len(data), error=error[:_SHOWN], body=body, **fields)
+        self._broker.say(self._subject(fields.get("model_id", "")), msgspec.json.encode(letter))
+
+    def _subject(self, model: str) -> str:
+        try:
+            return self._names.dead(model)
+        except InvalidInput:
+            return self._names.dead(UNKNOWN)
+
+    async def run(self) -> None:
+        """Make the stream after each connect, for ever."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                await self._make()
+                self._seldom.over(_UNMADE)
+            except LOST as error:
+                self._seldom.warning(_UNMADE, repr(error))
+                await asyncio.sleep(TRY_AGAIN_S)
+                self._wanted.set()
+
+    async def _make(self) -> None:
+        client = self._broker.client
+        stream = StreamConfig(
+            name=self._names.dead_letters,
+            subjects=[self._names.dead_any],
+            retention=RetentionPolicy.LIMITS,
+            storage=StorageType.FILE,
+            num_replicas=3 if len(client.servers) >= 3 else 1,
+            max_age=KEPT_S,
+            max_msgs=MOST_LETTERS,
+            max_bytes=MOST_NBYTES,
+            discard=DiscardPolicy.OLD,
+        )
+        try:
+            await client.jetstream(timeout=TIMEOUT_S).add_stream(stream)
+        except APIError as error:
+            if error.err_code != STREAM_EXISTS:
+                raise
