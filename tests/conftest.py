@@ -9,18 +9,20 @@
 4. Imports of the tests' modules happen without the garbage collector, which took a third of the time of collecting.
    What is alive at the end of a file is left out of later collections, which else cost up to a second each.
 5. `--dist loadgroup` gives a process whole files. All tests of a shared server go to one process, so that the server
-   starts once.
+   starts once. Every second process begins with the last files: tests that wait run beside tests that compute.
 6. Processes of servers are forked from two that have imported what they need, unless a test asks for `fresh` ones
-   (`tests/harness/lives.py`): imports were most of what a server costs.
+   (`tests/harness/lives.py`): imports were most of what a server costs. So are the processes of pytest-xdist.
 7. The end of a run tells how many servers were started; `--processor-times` adds the processor time of each file.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,8 @@ from _pytest.nodeid import NodeId
 from hypothesis import HealthCheck, settings
 
 from tests.harness import accounting
+
+ROOT = Path(__file__).resolve().parents[1]
 
 gc.disable()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -116,14 +120,43 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Fork the test processes; their servers come from the same nurseries, unless each is to count its own."""
+    if Path.cwd() != ROOT:
+        return
+    import execnet
+
+    from tests.harness import lives
+
+    python = lives.fork_tests()
+    specs[:] = [
+        execnet.XSpec(f"{spec}//id={spec.id}//python={python}") if spec.popen else spec for spec in specs
+    ]
+    if not config.getoption("processor_times") and any("unit" not in Path(one).parts for one in config.args):
+        lives.share()
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Tests of a shared server by its name, all other tests by file."""
     if config.getoption("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadGroupScheduling
 
-    class GroupOrFile(LoadGroupScheduling):
+    class FromBothEnds(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return str(super()._split_scope(nodeid)).split("::")[0]
 
-    return GroupOrFile(config, log)
+        def _assign_work_unit(self, node: Any) -> None:
+            is_from_the_end = int(node.gateway.id.removeprefix("gw")) % 2 == 1
+            scope, unit = self.workqueue.popitem(last=is_from_the_end)
+            self.assigned_work.setdefault(node, {})[scope] = unit
+            # PERF: pytest-xdist looks for each test in the list of all, which is half of the controller's time.
+            node.send_runtest_some([self._places[nodeid] for nodeid, is_done in unit.items() if not is_done])
+
+        @functools.cached_property
+        def _places(self) -> dict[str, int]:
+            """Places of all tests in the lists of all processes, which are the same."""
+            return {nodeid: place for place, nodeid in enumerate(self.collection or ())}
+
+    return FromBothEnds(config, log)

@@ -5,6 +5,7 @@
 2. `arbiter` starts a whole server so. Arbiter and supervisor run with `Popen` of the nurseries in place of that of
    `subprocess`, for the processes that they start: all else is what `gunicorn -c gunicorn.conf.py` runs.
 3. `Worker` is a worker without a supervisor, `live` the life of any program.
+4. `share` makes nurseries for all test processes of a run, `fork_tests` forks these processes from another nursery.
 
 A process that is forked here is what becomes of a spare: the libraries are there, and all else happens after the fork.
 """
@@ -24,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from frontend import protocols
+from tests import tiny
 from tests.harness import accounting
 from tests.harness.nursery import Forked, Order, marked, start
 from tests.harness.server import PATIENCE_S, ROOT
@@ -48,6 +50,9 @@ WORKERS = (
     "workers.images",
     "tests.fakes.program",
 )
+TESTS = (*(f"tests.tiny.{found.name}" for found in pkgutil.iter_modules(tiny.__path__)), *FRONTENDS, *WORKERS)
+"""What many test modules import; transformers comes whole, as a worker's import would leave parts out."""
+MODULES = {"frontends": FRONTENDS, "workers": WORKERS, "tests": TESTS}
 _PLACES = "TEST_NURSERIES"
 """Variable that names the directory of the sockets to arbiters and supervisors."""
 
@@ -64,8 +69,10 @@ def _nursery(name: str) -> Path:
     path = _directory() / name
     if _PLACES not in os.environ:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
-        environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **QUIET}
-        process = start(path, FRONTENDS if name == "frontends" else WORKERS, environment)
+        environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        if name != "tests":
+            environment |= {"HF_HUB_OFFLINE": "1", **QUIET}
+        process = start(path, MODULES[name], environment)
         accounting.follow(process.pid)
         atexit.register(_close, process)
     return path
@@ -75,6 +82,18 @@ def _close(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     process.stdin.close()
     process.wait(PATIENCE_S)
+
+
+def share() -> None:
+    """The test processes that this process starts have their servers forked from its nurseries."""
+    for name in ("frontends", "workers"):
+        _nursery(name)
+    os.environ[_PLACES] = str(_directory())
+
+
+def fork_tests() -> str:
+    """The command that stands in for `python` of test processes, which are forked with their imports."""
+    return f"{sys.executable} -m tests.harness.forked_python {_nursery('tests')}"
 
 
 def arbiter(arguments: Sequence[str], environment: Mapping[str, str], output: int, mark: str) -> Forked:

@@ -3,7 +3,8 @@
 An import of torch takes two processor seconds, one of the frontend's modules half a second. A nursery imports once, and
 forks as often as it is asked on its socket, by any process that knows the path of the socket:
 
-1. The client sends what to run, as JSON (`Order`), with descriptors: standard output and those the process inherits.
+1. The client sends what to run, as JSON (`Order`), with descriptors: standard output and those the process inherits, or
+   all standard streams.
 2. The nursery forks. The child takes over arguments, environment and descriptors, leads a session of its own, and runs
    the module as `python -m` does. The nursery answers with the pid.
 3. When the child has ended, the nursery answers with its exit code, and counts its processor time among its own.
@@ -60,6 +61,8 @@ class Order:
     """A function, as `module:name`, that is called before."""
     mark: str = ""
     """What the process belongs to: `marked` finds all of a mark."""
+    has_streams: bool = False
+    """The descriptors are standard input, output and error."""
 
 
 class Forked:
@@ -68,7 +71,10 @@ class Forked:
     def __init__(
         self, nursery: Path | str, order: Order, output: int = 1, inherited: Sequence[int] = ()
     ) -> None:
-        """`output` becomes standard output and error; `inherited` are those behind `--life-fd`, in their order."""
+        """`output` becomes standard output and error; `inherited` are those behind `--life-fd`, in their order.
+
+        Of an order with streams, `output` is standard input, and `inherited` are standard output and error.
+        """
         self.returncode: int | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_ORDER_BYTES)
@@ -234,12 +240,15 @@ def _tell(client: socket.socket, *numbers: int) -> None:
 
 def _become(order: Order, descriptors: array.array[int]) -> None:
     os.setsid()
-    output, *inherited = descriptors
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+    if order.has_streams:
+        streams, inherited = descriptors, []
+    else:
+        output, *inherited = descriptors
+        streams = [os.open(os.devnull, os.O_RDONLY), output, output]
+    for target, source in enumerate(streams):
         os.dup2(source, target)
-    os.close(nothing)
-    os.close(output)
+    for source in set(streams):
+        os.close(source)
     os.chdir(order.cwd)
     os.environ.clear()
     os.environ.update(order.environment)
