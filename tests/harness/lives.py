@@ -111,6 +111,19 @@ def arbiter(arguments: Sequence[str], environment: Mapping[str, str], output: in
     return Forked(_nursery("frontends"), order, output)
 
 
+def python(
+    nursery: str, command: Sequence[str], environment: Mapping[str, str], output: int, prelude: str = ""
+) -> Forked:
+    """Run `python COMMAND` in the root of the repository: `-m` and a module or `-c` and a program, and arguments."""
+    kind, subject, *arguments = command
+    order = Order(dict(environment), arguments, str(ROOT), prelude=prelude)
+    if kind == "-m":
+        order.module = subject
+    else:
+        order.program = subject
+    return Forked(_nursery(nursery), order, output)
+
+
 def sessions(mark: str) -> set[int]:
     """The sessions of all processes with the mark."""
     return marked(_nursery("frontends"), mark) | marked(_nursery("workers"), mark)

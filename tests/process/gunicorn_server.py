@@ -1,4 +1,4 @@
-"""A real Gunicorn with the fake ASGI application, and raw-socket clients for it."""
+"""A real Gunicorn with the fake ASGI application, forked with its imports, and raw-socket clients for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,10 +17,11 @@ from typing import Any
 
 import psutil
 
+from tests.harness import lives
 from tests.harness.accounting import count_server
+from tests.harness.nursery import Forked
 from tests.harness.server import wait_until
 
-_ROOT = Path(__file__).resolve().parents[2]
 _START_S = 60.0
 
 _CONFIG = """
@@ -123,7 +123,7 @@ def request(target: str = "/echo", body: bytes = b"", fields: str = "") -> bytes
 class Server:
     """A running Gunicorn."""
 
-    process: subprocess.Popen[bytes]
+    process: Forked
     log: Path
     events_file: Path
     port: int = 0
@@ -172,13 +172,15 @@ def serving(
         _CONFIG.format(limits=limits or {}, log=str(log), max_draining=max_draining) + "\n".join(lines) + "\n"
     )
     count_server()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gunicorn", "-c", str(config)],
-        cwd=_ROOT,
-        env={**os.environ, "ASGI_APP_EVENTS": str(events), "PYTHONPATH": str(_ROOT)},
-        stdout=(tmp_path / "out").open("wb"),
-        stderr=subprocess.STDOUT,
-    )
+    environment = {**os.environ, "ASGI_APP_EVENTS": str(events)}
+    with (tmp_path / "out").open("wb") as output:
+        process = lives.python(
+            "frontends",
+            ["-m", "gunicorn", "-c", str(config)],
+            environment,
+            output.fileno(),
+            "tests.harness.lives:fork_from_here_on",
+        )
     server = Server(process, log, events)
     try:
         server.port = int(wait_until(lambda: _find_port(server), _START_S))
