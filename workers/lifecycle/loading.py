@@ -30,7 +30,7 @@ from ipc.settings import Settings
 from ipc.wire import codec
 from workers.adapters.base import Adapter, LoadContext
 from workers.adapters.registry import BUILT_IN, building, resolve
-from workers.adapters.shared.building import BUILDING, resolve_dtype
+from workers.adapters.shared.building import BUILDING, resolve_dtype, tensors_ahead
 from workers.adapters.shared.program import ProgramAdapter
 from workers.device.devices import Device, batch_tokens
 from workers.device.findings import Findings, Proof, Values
@@ -170,7 +170,13 @@ class Loader:
             findings=Findings(self._settings.findings_root),
             proof=proof,
         )
-        progress("libraries", 0.0)
+        plain = dtype == torch.float32 and context.device.type == "cpu" and not context.quantization
+        with tensors_ahead(directory / context.gguf if plain and context.gguf else None) as ahead:
+            return self._built(entry, replace(context, ahead=ahead))
+
+    def _built(self, entry: ModelEntry, context: LoadContext) -> Adapter:
+        directory, dtype = context.directory, context.dtype
+        context.progress("libraries", 0.0)
         with BUILDING:
             family = resolve(entry.adapter, files=context.trust_remote_code)
         _check_names(entry, family.spec.options)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -90,6 +90,14 @@ class GgufModel(NamedTuple):
     def values(self) -> int:
         """Numbers in all tensors."""
         return sum(prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def kind(self) -> str:
+        """The block type of most numbers of tensors with several dimensions, such as Q4_1."""
+        counts = Counter[str]()
+        for tensor in self.tensors.values():
+            counts[tensor.kind] += prod(tensor.shape) * (len(tensor.shape) > 1)
+        return max(counts, key=counts.__getitem__, default="")
 
     def get(self, field: str, otherwise: Any = None) -> Any:
         """A field of the architecture, such as `block_count`."""

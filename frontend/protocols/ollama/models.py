@@ -2,7 +2,8 @@
 
 1. A model is listed if the other routes can use it: it generates text, or gives dense vectors. A name without a profile
    is told with the tag `:latest`, which some clients expect.
-2. Facts of a model that frontends do not know are empty: the number of its parameters, the size of its files.
+2. A worker tells of a loaded model that generates text how many parameters it has, its architecture, and what its
+   weights are. Other facts that frontends do not know are empty, as the size of files.
 3. Routes that change which models there are answer with what to do on the server's machine.
 """
 
@@ -30,6 +31,8 @@ from ipc.version import VERSION
 from ipc.wire.messages import ModelStatus
 
 _DENSE = "dense"
+_PRECISIONS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""Types of weights in ollama's words."""
 _FOREVER_S = 100 * 365 * 86400
 """How far behind the start of the frontend the end of a model lies that stays in memory."""
 
@@ -39,10 +42,12 @@ class OllamaDetails(msgspec.Struct):
 
     parent_model: Annotated[str, Meta(description="The model of a profile.")]
     format: Annotated[str, Meta(description="`gguf`, or empty.")]
-    family: Annotated[str, Meta(description="Family of the model in Penstock's words.")]
+    family: Annotated[str, Meta(description="Architecture of a loaded text model, else Penstock's family.")]
     families: Annotated[list[str], Meta(description="The family.")]
-    parameter_size: Annotated[str, Meta(description="Always empty.")]
-    quantization_level: Annotated[str, Meta(description="Precision, where the catalog says so.")]
+    parameter_size: Annotated[str, Meta(description="Of a loaded text model, such as `134.52M`.")]
+    quantization_level: Annotated[
+        str, Meta(description="Of a GGUF file, such as `Q4_1`; else the precision.")
+    ]
 
 
 class OllamaModel(msgspec.Struct, kw_only=True):
@@ -94,11 +99,12 @@ class OllamaShown(msgspec.Struct):
 
     details: Annotated[OllamaDetails, Meta(description="Facts of its files.")]
     model_info: Annotated[
-        dict[str, Any], Meta(description="`general.architecture`; length and width as GGUF files name them.")
+        dict[str, Any],
+        Meta(description="Facts of the model, named as in GGUF files."),
     ]
     capabilities: Annotated[
         list[str],
-        Meta(description="`completion`, `embedding`, and `tools` of a loaded model that takes functions."),
+        Meta(description="`completion`, `embedding`; of a loaded model `tools` and `vision`."),
     ]
     modified_at: Annotated[str, Meta(description="Time since which the model is known, as RFC 3339.")]
 
@@ -121,20 +127,30 @@ def _facts(name: str, entry: ModelEntry, status: ModelStatus, services: Services
         "modified_at": instant(services.started_at),
         "size": status.memory_bytes,
         "digest": hashlib.sha256(f"{entry.id}\n{status.revision}".encode()).hexdigest(),
-        "details": _details(entry),
+        "details": _details(entry, status),
     }
 
 
-def _details(entry: ModelEntry) -> OllamaDetails:
+def _details(entry: ModelEntry, status: ModelStatus) -> OllamaDetails:
     base, _, profile = entry.id.partition(":")
+    family = status.architecture or entry.adapter
+    precision = status.precision or entry.precision or ""
     return OllamaDetails(
         parent_model=base if profile else "",
         format="gguf" if gguf_of(entry) else "",
-        family=entry.adapter,
-        families=[entry.adapter],
-        parameter_size="",
-        quantization_level=entry.precision or "",
+        family=family,
+        families=[family],
+        parameter_size=_short(status.parameters),
+        quantization_level=status.stored or _PRECISIONS.get(precision, precision),
     )
+
+
+def _short(count: int) -> str:
+    """A number of parameters as ollama writes it: 1.5B, 134.52M, 260K; empty for none."""
+    for unit, name, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 2)):
+        if count >= unit:
+            return f"{count / unit:.{digits if count % unit else 0}f}{name}"
+    return str(count or "")
 
 
 class TagsResource:
@@ -195,19 +211,25 @@ class ShowResource:
         req.context.penstock.names(name)
         entry = services.directory.find(name)
         status = services.directory.status(entry.id)
-        info: dict[str, Any] = {"general.architecture": entry.adapter}
+        family = status.architecture or entry.adapter
+        info: dict[str, Any] = {"general.architecture": family}
+        if status.parameters:
+            info["general.parameter_count"] = status.parameters
         length = status.max_sequence_length or entry.max_sequence_length
         width = status.dims.get(_DENSE) or (entry.outputs[_DENSE].dims if _DENSE in entry.outputs else None)
         for key, value in (("context_length", length), ("embedding_length", width)):
             if value:
-                info[f"{entry.adapter}.{key}"] = value
+                info[f"{family}.{key}"] = value
         has = {
             "completion": TEXT in entry.outputs,
             "tools": status.tools not in ("", "none"),
             "embedding": _DENSE in entry.outputs,
+            "vision": status.sees,
         }
         capabilities = [name for name, offered in has.items() if offered]
-        answer_json(resp, OllamaShown(_details(entry), info, capabilities, instant(services.started_at)))
+        answer_json(
+            resp, OllamaShown(_details(entry, status), info, capabilities, instant(services.started_at))
+        )
 
 
 def _parsed(body: bytes) -> OllamaShowRequest:

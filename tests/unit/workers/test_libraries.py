@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+from tests.tiny import gguf_models
 
 HEAVY = ("scipy.optimize", "torch._dynamo", "torch.distributed.tensor", "sympy")
 
@@ -71,3 +74,39 @@ with masking_utils.TransformGetItemToIndex():
     print(bool(torch.vmap(lambda at: mask[at, 0])(torch.arange(2)).all()))
 """
     assert run(program) == ["True"]
+
+
+def test_the_names_of_models_are_those_that_transformers_finds_by_itself() -> None:
+    program = """
+from workers.libraries import import_transformers
+import_transformers()
+import transformers
+from transformers.utils import import_utils
+place = transformers.models.__file__
+quick = {form: import_utils.define_import_structure(*form) for form in ((place,), (place, "models"))}
+fetch, scan = import_utils.fetch__all__, import_utils.create_import_structure_from_path
+print(fetch.__module__ == scan.__module__ == import_utils.__name__)
+scan.cache_clear()
+slow = {form: import_utils.define_import_structure.__wrapped__(*form) for form in quick}
+print(slow == quick, len(next(iter(slow.values()))) > 3)
+"""
+    assert run(program) == ["True", "True", "True"]
+
+
+def test_the_model_of_a_gguf_file_is_built_without_sympy(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    gguf_models.write(path)
+    program = f"""
+import sys
+from pathlib import Path
+from workers.adapters.registry import building, resolve
+resolve("causal")
+from workers.adapters.shared import gguf_weights
+from workers.loading.gguf_file import read_model
+import torch
+stored = read_model(Path({str(path)!r}))
+with building("causal"):
+    gguf_weights.load(stored, gguf_weights.config_of(stored), torch.float32, lambda phase, part: None)
+print("sympy" in sys.modules)
+"""
+    assert run(program) == ["False"]

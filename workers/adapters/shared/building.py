@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ipc.catalog.entries import QUANTIZED
+from workers.adapters.shared.gguf_blocks import Ahead
 from workers.adapters.shared.quantized_linears import QuantizedLinear
+from workers.loading.gguf_file import read_model
 
 BUILDING = threading.RLock()
 """Held while an adapter is imported and its model is built."""
@@ -54,10 +57,27 @@ def parameter_bytes(*modules: torch.nn.Module) -> int:
     return sum(tensors.values()) + packed
 
 
+def parameter_count(model: torch.nn.Module) -> int:
+    """The number of weights and biases of a model, quantised ones too; shared ones count once."""
+    quantised = (part for part in model.modules() if isinstance(part, QuantizedLinear))
+    packed = sum(part.weight.numel() + (0 if part.bias is None else part.bias.numel()) for part in quantised)
+    return packed + sum(parameter.numel() for parameter in model.parameters())
+
+
 def precision_of(model: Any) -> str:
     """What the linear layers of a model are in memory: the kinds of quantised layers, else the type of the numbers."""
     kinds = {layer.kind for layer in model.modules() if isinstance(layer, QuantizedLinear)}
     return "+".join(sorted(kinds)) or str(model.dtype).removeprefix("torch.")
+
+
+@contextmanager
+def tensors_ahead(file: Path | None) -> Iterator[Ahead | None]:
+    """Numbers of a GGUF file, which a thread makes in this block; none without a file. Raises as `read_model`."""
+    if file is None:
+        yield None
+        return
+    with closing(Ahead(read_model(file).tensors.values())) as ahead:
+        yield ahead
 
 
 class WeightCount:

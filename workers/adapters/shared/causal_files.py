@@ -18,8 +18,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from workers.adapters.base import LoadContext
+from workers.adapters.base import Held, LoadContext
 from workers.adapters.shared import checkpoint, quantized_weights
+from workers.adapters.shared.building import parameter_count
 from workers.adapters.shared.linears import GENERATED_ROWS, lay_out_linears
 from workers.adapters.shared.quantizing import Quantizer
 from workers.generation.decoder import Decoder
@@ -51,6 +52,8 @@ class CausalFiles:
         self._config = None if context.gguf else checkpoint.read_config(context)
         kind = context.quantization
         self._quantizer = Quantizer(kind, context.dtype, context.device) if kind else None
+        self.described = Held()
+        """What `model` has loaded, without memory."""
 
     def tokenizer(self) -> Any:
         """transformers' tokenizer, with the chat template."""
@@ -67,6 +70,11 @@ class CausalFiles:
         """The model in eval mode on the device, whose generation settings name all tokens that end an answer."""
         context = self._context
         model = self._from_checkpoint() if self._stored is None else self._from_gguf()
+        self.described = Held(
+            architecture=str(model.config.model_type),
+            parameters=parameter_count(model),
+            stored=self._stored.kind if self._stored is not None else "",
+        )
         if context.device.type == "cpu":
             tell = partial(context.progress, "linear layers")
             if Decoder.knows(model):
@@ -135,7 +143,9 @@ class CausalFiles:
         assert stored is not None
         transformers_logging.disable_progress_bar()
         config = gguf_weights.config_of(stored)
-        model = gguf_weights.load(stored, config, context.dtype, context.progress, self._quantizer)
+        model = gguf_weights.load(
+            stored, config, context.dtype, context.progress, self._quantizer, context.ahead
+        )
         model.config.use_cache = False
         model.generation_config.eos_token_id = gguf_weights.end_ids(stored) or None
         context.progress("weights", 1.0)

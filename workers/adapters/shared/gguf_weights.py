@@ -18,8 +18,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,7 +47,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 
 from ipc import extras
 from workers.adapters.shared.building import BUILDING, WeightCount
-from workers.adapters.shared.gguf_blocks import AS_STORED, read_blocks, read_tensor
+from workers.adapters.shared.gguf_blocks import AS_STORED, Ahead, read_blocks, read_tensor
 from workers.adapters.shared.quantized_linears import INT4, INT8, quantize
 from workers.adapters.shared.quantizing import Quantizer
 from workers.libraries import replaced
@@ -78,6 +81,8 @@ _EXPERTS = {
     "mlp.experts.down_proj": ("ffn_down_exps",),
 }
 """Parameters that hold all experts of a layer, with the tensors that make them up."""
+_ROTARY = "RotaryEmbedding"
+"""How classes of rotary embeddings end in transformers."""
 _FLOATS = ("F32", "F16", "BF16")
 
 Fix = Callable[[torch.Tensor], torch.Tensor]
@@ -200,17 +205,18 @@ def load(
     dtype: torch.dtype,
     progress: Callable[[str, float], None],
     quantizer: Quantizer | None = None,
+    ahead: Ahead | None = None,
 ) -> Any:
     """The model in eval mode on CPU; progress of the phase "weights" is the part of the numbers that are made.
 
-    With a quantizer linear layers stay quantised, and are already on the device of the quantizer.
+    With a quantizer linear layers stay quantised, and are already on the device of the quantizer. Without one `ahead`
+    has the tensors that were made before.
 
     Raises `GgufRefused` for tensors that have no place in the model, for missing ones and for other shapes.
     """
     factory: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    with BUILDING:
-        # PERF: random numbers without memory bring in torch's compiler.
-        with torch.device("meta"), no_init_weights():
+    with BUILDING, _made_without_sympy(factory):
+        with torch.device("meta"):
             empty = factory(config)
         shapes = {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
         weights = dict(_weights(model, config, shapes, dtype))
@@ -226,6 +232,8 @@ def load(
         count = WeightCount(model.values, progress)
         for weight in weights.values():
             weight.made = count.make
+            if ahead is not None and quantizer is None:
+                weight.ahead = ahead.take
         if quantizer is not None:
             held = _Held(model.name, quantizer)
             for name in quantizer.names(empty) & weights.keys():
@@ -238,6 +246,34 @@ def load(
             held.tell()
             quantizer.finish(loaded)
     return loaded
+
+
+@contextlib.contextmanager
+def _made_without_sympy(factory: Any) -> Iterator[None]:
+    """In this block a model of the class `factory` that is made without memory is made without torch's compiler.
+
+    PERF: torch makes random numbers and the factors of rotary embeddings without memory in Python, with sympy, whose
+    import takes a third of a second. All weights come from the file; rotary embeddings are small, and have memory.
+    """
+    kinds = [kind for name, kind in vars(sys.modules[factory.__module__]).items() if name.endswith(_ROTARY)]
+    with contextlib.ExitStack() as places:
+        places.enter_context(replaced([factory], "__init__", _within(no_init_weights, factory.__init__)))
+        for kind in kinds:
+            places.enter_context(
+                replaced([kind], "__init__", _within(partial(torch.device, "cpu"), kind.__init__))
+            )
+        yield
+
+
+def _within(place: Callable[[], Any], make: Callable[..., None]) -> Callable[..., None]:
+    """`make`, run inside of the context that `place` gives."""
+
+    @functools.wraps(make)
+    def made(*arguments: Any, **named: Any) -> None:
+        with place():
+            make(*arguments, **named)
+
+    return made
 
 
 class _Held:
@@ -281,6 +317,7 @@ class _Weight:
     axis: int = 1
     made: Callable[[Callable[[], torch.Tensor]], torch.Tensor] = lambda numbers: numbers()
     hold: Callable[[_Weight], torch.Tensor] | None = None
+    ahead: Callable[[StoredTensor], torch.Tensor] | None = None
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         hold = self.hold
@@ -290,7 +327,8 @@ class _Weight:
         """The parameter as numbers."""
         # NOTE: Gemma's norms are stored as float32 beside one; the one goes before the number is rounded.
         exact = torch.float32 if self.fix is not None else dtype
-        parts = [read_tensor(part, exact) for part in self.parts]
+        early = self.ahead if exact == torch.float32 else None
+        parts = [read_tensor(part, exact) if early is None else early(part) for part in self.parts]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, self.axis)
         return (whole if self.fix is None else self.fix(whole)).reshape(self.shape).to(dtype)
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from ipc.catalog.entries import DirectorySource, ModelEntry, OutputSpec
 from ipc.settings import Run, Settings, Worker
@@ -52,9 +53,13 @@ def test_the_setting_quantises_a_model_that_generates_and_its_status_tells_what_
 ) -> None:
     plain, told, whole = load(model, tmp_path, "auto")
     assert (told.precision, told.weight_bytes) == ("float32", plain.memory_bytes - told.cache_bytes)
+    reference = AutoModelForCausalLM.from_pretrained(model)
+    described = ("llama", sum(parameter.numel() for parameter in reference.parameters()), "")
+    assert (told.architecture, told.parameters, told.stored) == described
     for precision in ("int8", "int4"):
         adapter, status, foreseen = load(model, tmp_path, precision)
         assert precision in status.precision.split("+")
+        assert (status.architecture, status.parameters, status.stored) == described
         assert 0 < status.weight_bytes < told.weight_bytes and foreseen < whole
         assert status.weight_bytes + status.cache_bytes == adapter.memory_bytes
         assert adapter.engine is not None and status.cache_tokens == adapter.engine.capacity

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +224,56 @@ def test_any_blocks_give_the_bits_of_the_package(kind: str, dtype: torch.dtype, 
     assert torch.equal(made.isnan(), ~defined)
     assert torch.equal(made.view(bits)[defined], wanted.view(bits)[defined])
     assert defined.sum() > 0.8 * defined.numel()
+
+
+def test_tensors_made_ahead_give_the_same_model_and_are_given_once(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    wanted = gguf_models.write(path, "llama", "Q4_1")
+    stored = read_model(path)
+    with closing(gguf_blocks.Ahead(stored.tensors.values())) as ahead:
+        config = gguf_weights.config_of(stored)
+        model = gguf_weights.load(stored, config, torch.float32, lambda phase, part: None, None, ahead)
+        assert_same(model, wanted)
+        one = stored.tensors["blk.0.attn_v.weight"]
+        assert torch.equal(ahead.take(one), ahead.take(one)), "made anew where it is asked for again"
+
+
+def test_a_load_that_ends_early_ends_the_thread_that_makes_tensors_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    gguf_models.write(path)
+    tensors = list(read_model(path).tensors.values())
+    begun, goes_on, made = threading.Event(), threading.Event(), list[StoredTensor]()
+    read = gguf_blocks.read_tensor
+
+    def slow(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
+        made.append(stored)
+        begun.set()
+        assert goes_on.wait(60)
+        return read(stored, dtype)
+
+    monkeypatch.setattr(gguf_blocks, "read_tensor", slow)
+    ahead = gguf_blocks.Ahead(tensors)
+    assert begun.wait(60)
+    closing_thread = threading.Thread(target=ahead.close)
+    closing_thread.start()
+    while ahead._left:
+        assert closing_thread.is_alive()
+    goes_on.set()
+    closing_thread.join(60)
+    assert not closing_thread.is_alive() and made == tensors[:1]
+
+
+def test_who_takes_a_tensor_ahead_gets_the_error_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    gguf_models.write(path)
+    stored = read_model(path)
+    os.truncate(path, 100)
+    with closing(gguf_blocks.Ahead(stored.tensors.values())) as ahead:
+        for tensor in stored.tensors.values():
+            with pytest.raises(OSError, match="cut off while the model was read"):
+                ahead.take(tensor)
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q5_1"])

@@ -12,8 +12,10 @@ import pytest
 from frontend.engine.events import Called, Ended, Finished, Reasoning, Started, Text
 from ipc.errors import InferenceFailed, QueueFull
 from ipc.version import VERSION
+from ipc.wire.messages import ModelStatus
 from ipc.wire.streams import TokenLogprob
 from tests.fakes import generation_server, vector_server
+from tests.fakes.engine import InProcessDirectory
 from tests.fakes.generation import Step
 from tests.fakes.generation_server import CHAT, ENDED, RecordedServer
 from tests.fakes.vector_server import VectorServer
@@ -193,6 +195,38 @@ def test_models_are_listed_shown_and_found_by_their_tag(server: RecordedServer, 
     assert shown.capabilities == ["completion"] and shown.modelinfo["dense.context_length"] == 64
     answer = clients.call(lambda client: client.chat(**(HI | {"model": "tiny/chat:latest"})))
     assert (answer.model, server.engine.works[-1].model) == ("tiny/chat:latest", CHAT)
+
+
+def test_what_a_worker_tells_of_a_loaded_model_is_shown(
+    server: RecordedServer, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(**told: Any) -> Any:
+        status = ModelStatus(CHAT, "loaded", max_sequence_length=8192, **told)
+        directory = InProcessDirectory(server.services.catalog, [status])
+        directory.loaded.add(CHAT)
+        monkeypatch.setattr(server.services, "directory", directory)
+        return clients.call(lambda client: client.show(CHAT))
+
+    file = shown(
+        precision="float32",
+        architecture="llama",
+        parameters=134515008,
+        stored="Q4_1",
+        tools="template",
+        sees=True,
+    )
+    assert (file.details.family, file.details.families) == ("llama", ["llama"])
+    assert (file.details.parameter_size, file.details.quantization_level) == ("134.52M", "Q4_1")
+    told = {
+        "general.architecture": "llama",
+        "general.parameter_count": 134515008,
+        "llama.context_length": 8192,
+    }
+    assert file.modelinfo == told and file.capabilities == ["completion", "tools", "vision"]
+    sizes = {8_030_261_248: "8.0B", 2 * 10**9: "2B", 1500: "1.50K", 7: "7", 0: ""}
+    for count, size in sizes.items():
+        details = shown(precision="bfloat16", architecture="qwen3", parameters=count).details
+        assert (details.parameter_size, details.quantization_level) == (size, "BF16")
 
 
 def test_errors_have_a_status_and_a_text(server: RecordedServer, clients: Clients) -> None:
