@@ -15,7 +15,7 @@ from frontend.access_log import HttpCounts
 from frontend.engine.answer import CopyBudget
 from frontend.engine.boxes import GatewayMeter
 from frontend.engine.caching import CachingEngine, Front
-from frontend.engine.interface import Counts, Engine, Models
+from frontend.engine.interface import Counts, Engine, Models, Times, no_times
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
 from frontend.engine.pools import Pools
@@ -27,7 +27,7 @@ from frontend.tensors import extensions
 from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModels
 from frontend.tensors.uploading import InputMemory
-from ipc.metrics.registry import FrontendMetrics, GatewayMetrics
+from ipc.metrics.registry import FrontendMetrics
 from ipc.store.store import Store
 
 
@@ -42,6 +42,7 @@ class Backend:
     counts: Counts = dict
     """Of a gateway: how often things have happened so far, by what and a label."""
     pools: Pools | None = None
+    times: Times = no_times
 
 
 def local(services: Services) -> Backend:
@@ -71,10 +72,18 @@ def local(services: Services) -> Backend:
 def cluster(services: Services) -> Backend:
     """The boxes of a cluster. A process without a cluster does not import the client of the brokers."""
     from frontend.cluster.gateway import Gateway
+    from frontend.cluster.pieces import CuttingEngine
 
     gateway = Gateway(services.settings, services.catalog, services.drain)
+    engine = CuttingEngine(gateway.engine, services.settings, lambda: len(gateway.boxes.by_name))
     return Backend(
-        gateway.engine, gateway.models, gateway.begin, gateway.leave, gateway.counts, gateway.pools
+        engine,
+        gateway.models,
+        gateway.begin,
+        gateway.leave,
+        gateway.counts,
+        gateway.pools,
+        gateway.times,
     )
 
 
@@ -99,8 +108,8 @@ def assemble(
         services.engine = Front(backend.engine, services.recorder)
     services.finisher = Finisher.opened(settings, name, services.recorder)
     if settings.is_gateway:
-        services.meter = GatewayMeter(
-            GatewayMetrics(), backend.models, backend.counts, settings.cluster.profiles
+        services.meter = GatewayMeter.made(
+            backend.models, backend.counts, settings.cluster.profiles, backend.times
         )
         services.finisher.gateway = services.meter.finished
     if settings.server.metrics or settings.log.access:

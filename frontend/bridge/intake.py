@@ -18,10 +18,11 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
+from frontend.bridge.meter import Meter
+from frontend.bridge.results import EMPTY, Results
 from frontend.cluster.broker import readable
 from frontend.cluster.transfers import TransferFailed, Transfers
 from frontend.engine.answer import shifted
@@ -31,6 +32,8 @@ from ipc import deadline
 from ipc.errors import (
     DependencyConflict,
     Draining,
+    ModelNotFound,
+    ModelNotLoaded,
     NoReplica,
     PenstockError,
     ProtocolError,
@@ -62,7 +65,7 @@ from ipc.wire.cluster import (
     read_work,
 )
 from ipc.wire.cluster_names import results, words
-from ipc.wire.messages import GenerateCall, Result, Timing, Work
+from ipc.wire.messages import GenerateCall, Work
 
 log = logging.getLogger(__name__)
 
@@ -122,14 +125,16 @@ class Intake:
         most_inline: Callable[[], int],
         transfers: Transfers,
         now_ns: Callable[[], int] = time.monotonic_ns,
+        meter: Meter | None = None,
     ) -> None:
         """`most_inline`: bytes that a result may take inside a message."""
         self._settings, self._engine, self._models = settings, engine, models
         self._box, self._life = settings.cluster.box_name, life
         self.on_dead: Dead = lambda reason, data, item, error: None
         """An item, or bytes that are none, was given up."""
+        self._results = Results(self._box, life)
         self._send, self._most_inline, self._now_ns = send, most_inline, now_ns
-        self._transfers = transfers
+        self._transfers, self._meter = transfers, meter
         self._cluster = settings.cluster
         self._running: dict[str, Running] = {}
         self._kept: OrderedDict[str, Running] = OrderedDict()
@@ -183,7 +188,9 @@ class Intake:
             self._seldom.warning("an item was refused", error.message)
             if error.reply:
                 refused = Item(error.item, "", "", "", "", "", error.reply)
-                self._send(error.reply, encode(self._failed(refused, 0, DependencyConflict(error.message))))
+                self._send(
+                    error.reply, encode(self._results.failed(refused, 0, DependencyConflict(error.message)))
+                )
             self._end(ack, ACK)
             return
         except ProtocolError as error:
@@ -196,12 +203,16 @@ class Intake:
             self.counts["foreign"] += 1
             self.on_foreign(item, data, ack, aged_s)
             return
+        if ack and self._meter is not None:
+            self._meter.delivered(item.model_id, aged_s)
         self._begin(item, carried, ack, aged_s)
 
     def _end(self, ack: str, word: bytes) -> None:
         """Tell the queue what became of a delivery."""
         if ack:
             self._send(ack, word)
+            if self._meter is not None and word != WORKING:
+                (self._meter.naked if word == NAK else self._meter.acked).inc()
 
     def _begin(self, item: Item, carried: Carried, ack: str, aged_s: float) -> None:
         name = item.work_item_id
@@ -225,6 +236,8 @@ class Intake:
             self._end(ack, NAK)
             return
         self.counts["taken"] += 1
+        if self._meter is not None:
+            self._meter.inflight.inc()
         running = self._running[name] = Running(name, carried.router, acks=[ack] if ack else [])
         gateway.items.add(name)
         self._claim(carried.router, name, ack)
@@ -256,17 +269,22 @@ class Intake:
             self._forget(name)
 
     async def _run(self, running: Running, item: Item, carried: Carried, aged_s: float) -> None:
+        began_ns = time.monotonic_ns()
         try:
             if self.draining:
                 raise LEAVING
             result = await self._answer(running, item, carried, aged_s)
         except PenstockError as error:
-            result = self._failed(item, carried.attempt, error)
+            result = self._results.failed(item, carried.attempt, error)
             if error.code == POISON:
                 self.on_dead("poison", encode(item), item, error.message)
+            if self._meter is not None and isinstance(error, (ModelNotFound, ModelNotLoaded)):
+                self._meter.lacks(item.model_id)
         except Exception:
             log.exception("item %s failed", item.work_item_id)
-            result = self._failed(item, carried.attempt, PenstockError("internal error"))
+            result = self._results.failed(item, carried.attempt, PenstockError("internal error"))
+        if self._meter is not None:
+            self._meter.ended(item.model_id, item.operation, (time.monotonic_ns() - began_ns) / 1e9)
         self._finish(running, encode(result))
 
     async def _answer(self, running: Running, item: Item, carried: Carried, aged_s: float) -> ItemResult:
@@ -280,20 +298,38 @@ class Intake:
         if carried.start_left_ms < carried.left_ms:
             scope.start_by_ns = start_by_ns
         deadline.check(scope.deadline_ns, "before a box had the request")
+        if self._meter is not None and not self._models.is_loaded(work.model):
+            self._meter.loads(work.model)
         if carried.kind == ENSURE:
             await self._models.ensure_loaded(work.model, scope.deadline_ns, carried.others)
-            return self._answered(item, EMPTY, self._outcome(carried, "cpu", encode(EMPTY)), "")
+            return self._results.answered(
+                item, EMPTY, self._results.outcome(carried, "cpu", encode(EMPTY)), ""
+            )
         _check(carried.kind, work)
         with await self._engine.run(scope, work, payload or None) as answer:
             result, *views = answer.parts()
-            data, loose = map(bytes, views)
+            trace = None if result.trace is None else shifted(result.trace, -arrived_ns)
+            plain = msgspec.structs.replace(result, block=None, trace=trace)
+            parts, sizes = self._copied([memoryview(encode(plain)), *views])
             answer.check()
-        trace = None if result.trace is None else shifted(result.trace, -arrived_ns)
-        plain = msgspec.structs.replace(result, block=None, trace=trace)
-        outcome = await self._told(running, carried, [encode(plain), data, loose], answer.uuid)
-        return self._answered(item, plain, outcome, answer.worker)
+        outcome = await self._told(running, carried, parts, sizes, answer.uuid)
+        return self._results.answered(item, plain, outcome, answer.worker)
 
-    async def _inputs(self, carried: Carried) -> tuple[bytes, bytes]:
+    def _copied(self, parts: list[memoryview]) -> tuple[list[bytes], list[int]]:
+        """Copies of the parts of an answer, of large ones a single copy of all; and the sizes of the parts.
+
+        Raises `ResourceExhausted` for more than this box keeps.
+        """
+        sizes, keeps = [part.nbytes for part in parts], self._cluster.keep_result_bytes
+        if sum(sizes) <= self._most_inline():
+            return list(map(bytes, parts)), sizes
+        if sum(sizes) > keeps - SLACK_NBYTES:
+            raise ResourceExhausted(
+                f"the answer has {sum(sizes)} bytes; cluster.keep_result_bytes is {keeps}"
+            )
+        return [b"".join(parts)], sizes
+
+    async def _inputs(self, carried: Carried) -> tuple[bytes | memoryview, bytes | memoryview]:
         """(work, payload) of an item. Raises `NoReplica` where they are too large for a message and do not come."""
         large = carried.large
         if large is None:
@@ -305,57 +341,16 @@ class Intake:
             raise NoReplica(f"the inputs did not come: {error.message}", retry_after_s=1) from error
         return whole[: carried.work_nbytes], whole[carried.work_nbytes :]
 
-    async def _told(self, running: Running, carried: Carried, parts: list[bytes], uuid: str) -> Outcome:
-        """The answer, of which result, data and loose data are `parts`; large ones are offered to the gateway."""
-        nbytes, keeps = sum(map(len, parts)), self._cluster.keep_result_bytes
-        if nbytes <= self._most_inline():
-            return self._outcome(carried, uuid, *parts)
-        if nbytes > keeps - SLACK_NBYTES:
-            raise ResourceExhausted(f"the answer has {nbytes} bytes; cluster.keep_result_bytes is {keeps}")
-        running.large = await self._transfers.offer(parts, running.router)
-        bare = self._outcome(carried, uuid)
-        return msgspec.structs.replace(
-            bare, large=running.large, result_nbytes=len(parts[0]), data_nbytes=len(parts[1])
-        )
-
-    def _outcome(
-        self, carried: Carried, uuid: str, result: bytes = b"", data: bytes = b"", loose: bytes = b""
+    async def _told(
+        self, running: Running, carried: Carried, parts: list[bytes], sizes: list[int], uuid: str
     ) -> Outcome:
-        return Outcome(VERSION, self._box, self._life, carried.attempt, uuid, result, data, loose)
-
-    def _answered(self, item: Item, result: Result, outcome: Outcome, worker: str) -> ItemResult:
-        timing = result.timing
-        return ItemResult(
-            item.work_item_id,
-            item.request_id,
-            True,
-            f"{self._box}/{worker}" if worker else self._box,
-            item.item_index,
-            inference_ms=timing.device_ns / 1e6,
-            queue_ms=timing.queue_ns / 1e6,
-            tokenization_ms=timing.prepare_ns / 1e6,
-            postprocessing_ms=timing.copy_ns / 1e6,
-            penstock=outcome,
-        )
-
-    def _failed(self, item: Item, attempt: int, error: PenstockError) -> ItemResult:
-        outcome = Outcome(
-            VERSION,
-            self._box,
-            self._life,
-            attempt,
-            retry_after_s=error.retry_after_s,
-            detail=_sayable(error.detail),
-        )
-        return ItemResult(
-            item.work_item_id,
-            item.request_id,
-            False,
-            self._box,
-            item.item_index,
-            error=error.message,
-            error_code=error.code,
-            penstock=outcome,
+        """The answer, of which result, data and loose data are `parts`; a single part is offered to the gateway."""
+        if len(parts) > 1:
+            return self._results.outcome(carried, uuid, *parts)
+        running.large = await self._transfers.offer(parts, running.router)
+        bare = self._results.outcome(carried, uuid)
+        return msgspec.structs.replace(
+            bare, large=running.large, result_nbytes=sizes[0], data_nbytes=sizes[1]
         )
 
     def _finish(self, running: Running, result: bytes) -> None:
@@ -363,6 +358,8 @@ class Intake:
         del self._running[name]
         running.task, running.result, running.ended_ns = None, result, self._now_ns()
         self._kept[name] = running
+        if self._meter is not None:
+            self._meter.inflight.inc(-1)
         self.kept_nbytes += running.nbytes
         self._send(results(running.router), result)
         self._settle(running, ACK)
@@ -372,7 +369,7 @@ class Intake:
 
     def _settle(self, running: Running, word: bytes) -> None:
         for ack in running.acks:
-            self._send(ack, word)
+            self._end(ack, word)
         if word != WORKING:
             running.acks.clear()
 
@@ -382,7 +379,11 @@ class Intake:
             self._settle(running, WORKING)
 
     def _forget(self, name: str) -> None:
-        running = self._running.pop(name, None) or self._kept.pop(name, None)
+        running = self._running.pop(name, None)
+        if running is None:
+            running = self._kept.pop(name, None)
+        elif self._meter is not None:
+            self._meter.inflight.inc(-1)
         if running is None:
             return
         self._settle(running, ACK)
@@ -458,21 +459,9 @@ class Intake:
             self._dropped.popitem(last=False)
 
 
-EMPTY = Result(0, None, [], [], [], [], Timing())
-
-
 def _check(kind: str, work: Work) -> None:
     """Raise `Unsupported` for what a bridge does not run."""
     if kind != RUN:
         raise Unsupported(f"items of the kind {kind[:32]!a} are not known to this box")
     if isinstance(work.call, GenerateCall) or work.parts or work.step is not None:
         raise Unsupported("generated text, answers in parts and sequences do not run between hosts yet")
-
-
-def _sayable(detail: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an error that a message can hold."""
-    try:
-        msgspec.msgpack.encode(detail)
-    except (OverflowError, RecursionError, TypeError, ValueError):
-        return {}
-    return detail

@@ -12,13 +12,18 @@ import logging
 import signal
 import sys
 
+import uvloop
+
 from frontend.bridge.bridge import Bridge
+from frontend.bridge.meter import Meter
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
 from frontend.server.drain import Drain
 from ipc import brokers, logs, settings, sweep
 from ipc.catalog.reading import load_served
 from ipc.errors import ConfigError
+from ipc.metrics import registry as metrics
+from ipc.metrics.cluster import BridgeMetrics
 from ipc.processes import starting as processes
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import prepare_run_dir
@@ -45,7 +50,11 @@ def main() -> int:
         prepare_run_dir(config.paths)
         with SlotLock(config.paths.lock(NAME)):
             sweep.sweep_inputs(config.paths, NAME)
-            asyncio.run(_serve(config))
+            metrics.configure(config.paths, NAME)
+            try:
+                uvloop.run(_serve(config))
+            finally:
+                metrics.retire(config.paths, NAME)
     except (ConfigError, SlotTaken) as error:
         if logging.getLogger().handlers:
             log.critical("%s", error.message)
@@ -68,10 +77,14 @@ async def _serve(config: Settings) -> None:
     store = Store(config.paths)
     client = Client(config.paths, config, NAME, store)
     engine = LocalEngine(config, catalog, client, Drain())
-    bridge = Bridge(config, engine, engine.directory)
+    families = BridgeMetrics()
+    families.touch(catalog)
+    families.tally.follow(loop)
+    bridge = Bridge(config, engine, engine.directory, Meter(families, engine.directory.catalog))
     client.start()
     client.demand.replicas = engine.directory.replicas
     client.workers.follow = engine.directory.follow
+    bridge.on_refusal = stopping.set
     bridge.begin()
     log.info("box %s begins, life %s", bridge.box, bridge.life)
     notifier = processes.Notifier()
@@ -89,3 +102,5 @@ async def _serve(config: Settings) -> None:
     await bridge.drain()
     await client.close()
     store.close()
+    if bridge.refusal:
+        raise ConfigError(bridge.refusal)

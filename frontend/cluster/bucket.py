@@ -5,6 +5,7 @@
 2. After every connect, and each `READ_EVERY_S`, a gateway reads the whole bucket: messages about rows, also about
    removed ones, may have been lost meanwhile.
 3. A bridge whose bucket is gone makes the bucket again and writes all rows.
+4. The broker forgets a row that nobody has written for `ROWS_S`, so rows of a box that is gone for ever go, too.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ipc.wire.cluster_names import Names
 log = logging.getLogger(__name__)
 
 READ_EVERY_S = 60.0
+ROWS_S = 600.0
 TRY_AGAIN_S = 2.0
 TIMEOUT_S = 2.0
 _UNREADABLE, _UNWRITABLE = "the bucket of models cannot be read", "the bucket of models cannot be written"
@@ -152,6 +154,10 @@ class Writer:
                 self._broker.say(subjects(self._names)[:-1] + key, data[key])
             return False
 
+    def forget(self) -> None:
+        """Write all rows with the next `write`."""
+        self._written = dict.fromkeys(self._written, b"")
+
     async def _put(self, bucket: KeyValue, key: str, value: bytes) -> None:
         revision = await bucket.put(key, value)
         if revision <= self._revision:
@@ -165,11 +171,17 @@ class Writer:
         stream = self._broker.client.jetstream(timeout=TIMEOUT_S)
         self._revision = 0
         try:
-            return await stream.key_value(self._names.models)
+            bucket = await stream.key_value(self._names.models)
+            config = (await bucket.status()).stream_info.config
+            if config.max_age != ROWS_S:
+                window_s = min(config.duplicate_window or ROWS_S, ROWS_S)
+                await stream.update_stream(config.evolve(max_age=ROWS_S, duplicate_window=window_s))
+            return bucket
         except BucketNotFoundError:
             pass
         count = max(1, len(self._broker.client.servers))
-        config = KeyValueConfig(
-            bucket=self._names.models, history=1, storage=StorageType.FILE, replicas=3 if count >= 3 else 1
+        replicas = 3 if count >= 3 else 1
+        wanted = KeyValueConfig(
+            bucket=self._names.models, history=1, ttl=ROWS_S, storage=StorageType.FILE, replicas=replicas
         )
-        return await stream.create_key_value(config)
+        return await stream.create_key_value(wanted)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from frontend.cluster.boxes import Box, Boxes
@@ -31,9 +31,10 @@ from ipc.errors import (
 )
 from ipc.logs import Seldom
 from ipc.machine import CPU, gpu_type
-from ipc.wire.cluster import BoxRow, ModelRow, Row
+from ipc.wire.cluster import BoxHealth, BoxRow, ModelRow, Row
 from ipc.wire.cluster_names import row_key
 from ipc.wire.messages import Credits, ModelStatus
+from ipc.wire.stats import Stats
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class ClusterModels(Models):
         self._pool = pool
         self._rows: dict[str, Rows] = {}
         self._seldom = Seldom(log)
+        self._figures: dict[str, BoxHealth] = {}
         self._version, self._is_read, self._changed = 0, False, asyncio.Event()
         self.ensure: Ensure | None = None
         """Set before the first request."""
@@ -130,6 +132,15 @@ class ClusterModels(Models):
             self._seldom.warning("a row of the bucket of models has the key of another", f"{key:.80}")
         else:
             self._rows.setdefault(box, Rows()).put(key, row)
+
+    def told(self, health: BoxHealth) -> None:
+        """The figures of a box have arrived."""
+        if self._boxes.is_alive(health.life):
+            self._figures[health.box] = health
+
+    def _stats(self, box: Box) -> Mapping[str, Stats]:
+        figures = self._figures.get(box.name)
+        return figures.workers if figures is not None and figures.life == box.life else {}
 
     def read(self, rows: dict[str, Row]) -> None:
         """Take in the whole bucket: rows of before that `rows` lacks were removed."""
@@ -151,6 +162,8 @@ class ClusterModels(Models):
                 entry: ModelEntry | None = None if row is None else row.version or row.entry
                 if entry is not None:
                     entries.setdefault(model, entry)
+        for name in self._figures.keys() - self._boxes.by_name.keys():
+            del self._figures[name]
         sources = tuple(entries.values())
         if sources != self.catalog.sources:
             self.catalog.replace(Catalog(sources, names=names))
@@ -287,7 +300,7 @@ class ClusterModels(Models):
                         worker.threads,
                         models,
                         Credits(0.0, 0.0, 0.0),
-                        None,
+                        self._stats(box).get(worker.name),
                         box=box.name,
                     )
                 )

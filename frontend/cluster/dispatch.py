@@ -26,6 +26,8 @@ from ipc.wire.cluster import MOST_IDS, VERSION, Ask, Claims, Drop, Got, ItemResu
 
 MOST_LOSSES = 2
 LOOK_AGAIN_NS = 200_000_000
+GOT_AFTER_S = 0.02
+"""Boxes hear so much later that their answers have come, of all answers of that time at once."""
 OLD_NS = 200_000_000
 """An item that waits in the queue for so long while a box with its model has room goes directly."""
 BUSY = frozenset(
@@ -135,7 +137,7 @@ class Dispatch:
             lives |= {box.life for box in self._boxes if box.alive}
         for life in lives:
             self._forget(life, held)
-            self._later(self._dropped, life, held.id)
+            self._drop(life, held.id)
 
     def _direct(self, held: Held) -> None:
         box = self._choose(held)
@@ -195,7 +197,7 @@ class Dispatch:
         for item, ack in zip(claims.ids, claims.acks, strict=True):
             held = self.items.get(item)
             if held is None:
-                self._later(self._dropped, claims.life, item)
+                self._drop(claims.life, item)
                 continue
             self.counts["claims", ""] += 1
             held.boxes.add(claims.life)
@@ -235,9 +237,17 @@ class Dispatch:
             return
         held.future.set_result((result, outcome))
 
-    def got(self, life: str, item: str) -> None:
-        """Tell a life that this gateway has the whole answer to an item, so that the box forgets the answer."""
-        self._later(self._got, life, item)
+    def got(self, life: str, item: str, *, large: bool = False) -> None:
+        """Tell a life that this gateway has the whole answer to an item, so that the box forgets the answer.
+
+        A `large` answer takes memory of the box: the word leaves with this turn of the event loop.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._got:
+            loop.call_later(GOT_AFTER_S, self.say_got)
+        self._got.setdefault(life, []).append(item)
+        if large:
+            loop.call_soon(self.say_got)
 
     def retake(self, held: Held, error: PenstockError) -> None:
         """The bytes of an answer did not come: the item runs again, and ends with `error` after two such answers."""
@@ -347,15 +357,19 @@ class Dispatch:
         except QueueUnavailable:
             return
 
-    def _later(self, ids: dict[str, list[str]], life: str, item: str) -> None:
+    def _drop(self, life: str, item: str) -> None:
         """Note the id of an item for a life: the notes of one turn of the event loop leave in one message."""
-        if not self._got and not self._dropped:
-            asyncio.get_running_loop().call_soon(self._say)
-        ids.setdefault(life, []).append(item)
+        if not self._dropped:
+            asyncio.get_running_loop().call_soon(self._say_dropped)
+        self._dropped.setdefault(life, []).append(item)
 
-    def _say(self) -> None:
-        got, dropped, self._got, self._dropped = self._got, self._dropped, {}, {}
-        for life, items in got.items():
-            self._tell(life, Got, items)
+    def _say_dropped(self) -> None:
+        dropped, self._dropped = self._dropped, {}
         for life, items in dropped.items():
             self._tell(life, Drop, items)
+
+    def say_got(self) -> None:
+        """Tell all boxes now which of their answers have come."""
+        got, self._got = self._got, {}
+        for life, items in got.items():
+            self._tell(life, Got, items)

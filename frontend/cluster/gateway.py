@@ -4,8 +4,8 @@
 2. `run` makes an item of the planned work and holds it (`dispatch`) until its answer is there or its deadline passed.
 3. Each `TICK_S` silent boxes are ended and silent items asked for; each `beat_s` the gateway says that it lives.
 
-A request is one item. Generated text, answers in parts and sequences need a home, which this engine does not give yet:
-they are refused.
+A request is one item; a large one has been cut before (`pieces`). Generated text, answers in parts and sequences need a
+home, which this engine does not give yet: they are refused.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import msgspec
 from nats.aio.msg import Msg
 
 from frontend.cluster.boxes import Box, Boxes
@@ -57,6 +56,7 @@ from ipc.wire.cluster import (
     read_answer,
     read_beat,
     read_from_box,
+    read_health,
     read_result,
 )
 from ipc.wire.cluster_names import Names, inbox, results
@@ -65,6 +65,8 @@ from ipc.wire.messages import EncodeCall, Work
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
+MOST_TIMES = 50_000
+"""Times that wait for the metrics, which are written twice a second."""
 GRACE_S = 0.2
 """A box tells of a passed deadline before the gateway gives up."""
 SLACK_NBYTES = 2048
@@ -118,18 +120,41 @@ class Gateway:
         self.pools = self._state.pools
         self.broker.listen(inbox(self.router), self._answered)
         self.broker.listen(self.names.box_beat("*"), self._beat)
+        self.broker.listen(self.names.box_health("*"), self._health)
         self.broker.on_up.append(self.dispatch.resume)
         self.queues = Queues(self.broker, self.names, cluster)
         self.queues.on_trouble = self.dispatch.leave_queue
         self.pools.on_removed, self.pools.on_left = self.dispatch.leave_pool, self._pool_left
         self.transfers = Transfers(cluster, self.router, f"gateway {self.router}")
         self._seldom = Seldom(log)
+        self._unreadable = self.offloads = 0
+        self._times: list[tuple[str, str, float]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     def counts(self) -> dict[tuple[str, str], float]:
         """How often things have happened so far, by what and a label; `connected` is 1 while there is a broker."""
-        beats = {("connected", ""): self.broker.up, ("beats_missed", "box"): self.boxes.beats_missed}
-        return {**self.dispatch.counts, **beats, **self.pools.counts()}
+        counts = self.dispatch.counts
+        return {
+            **counts,
+            **self.pools.counts(),
+            ("connected", ""): self.broker.up,
+            ("beats_missed", "box"): self.boxes.beats_missed,
+            ("skips", ""): counts["duplicate", ""] + counts["dropped", "unknown box"] + self._unreadable,
+            ("unconfirmed", ""): self.queues.unconfirmed,
+            ("offloads", ""): self.offloads,
+            ("transferred", "in"): self.transfers.got_nbytes,
+            ("transferred", "out"): self.transfers.sent_nbytes,
+        }
+
+    def took(self, what: str, label: str, seconds: float) -> None:
+        """Note how long something has taken; `what` is an attribute of `GatewayMetrics`."""
+        if len(self._times) < MOST_TIMES:
+            self._times.append((what, label, seconds))
+
+    def times(self) -> Sequence[tuple[str, str, float]]:
+        """What has been noted since the last call."""
+        times, self._times = self._times, []
+        return times
 
     def begin(self) -> None:
         """Connect."""
@@ -144,6 +169,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         self.queues.close()
+        self.dispatch.say_got()
         await self.transfers.close()
         await self.broker.close()
 
@@ -162,7 +188,7 @@ class Gateway:
 
     async def _live(self) -> None:
         for number in itertools.count(1):
-            beat = encode(GatewayBeat(VERSION, self.router, number))
+            beat = encode(GatewayBeat(VERSION, self.router, number, self.transfers.address))
             self.broker.say(self.names.gateway_beat(self.router), beat)
             await asyncio.sleep(self._beat_s)
 
@@ -171,12 +197,19 @@ class Gateway:
         if isinstance(beat, BoxBeat) and message.subject == self.names.box_beat(beat.box):
             self.boxes.take(beat)
 
+    def _health(self, message: Msg) -> None:
+        health = readable(read_health, message.data, self._seldom, "figures of a box were dropped")
+        if health is not None and message.subject == self.names.box_health(health.box):
+            self.models.told(health)
+
     def _answered(self, message: Msg) -> None:
         _, _, kind = message.subject.split(".", 2)
         if kind == "results":
             answer = readable(read_result, message.data, self._seldom, "a result was dropped")
             if answer is not None:
                 self.dispatch.answered(*answer)
+            else:
+                self._unreadable += 1
         elif kind == "words":
             word = readable(read_from_box, message.data, self._seldom, "a word of a box was dropped")
             if isinstance(word, Claims):
@@ -185,7 +218,9 @@ class Gateway:
                 self.dispatch.missing(word.life, word.ids)
         elif kind.startswith("queued."):
             _, pool, item = kind.split(".", 2)
-            self.queues.confirmed(pool, item, message)
+            waited_ns = self.queues.confirmed(pool, item, message)
+            if waited_ns is not None:
+                self.took("publish", "", waited_ns / 1e9)
         elif kind.startswith("sent.") and (message.headers or {}).get("Status") == "503":
             _, life, item = kind.split(".", 2)
             self.dispatch.gone(life, item)
@@ -209,7 +244,7 @@ class Gateway:
             Item(
                 sent.id,
                 plan.request_id,
-                type(plan.call).__name__.removesuffix("Call").lower(),
+                operation_of(plan),
                 plan.model,
                 self.models.pool_of(sent.choice),
                 self.router,
@@ -223,6 +258,7 @@ class Gateway:
     async def offer(self, sent: _Sent) -> None:
         """Keep the inputs of an item that are too large for a message; any box that has the item may get them."""
         if len(sent.work) + len(sent.payload) + SLACK_NBYTES > self.broker.inline_nbytes:
+            self.offloads += 1
             sent.large = await self.transfers.offer([sent.work, sent.payload], "")
             sent.work = sent.payload = b""
 
@@ -272,8 +308,10 @@ class ClusterEngine(Engine):
         start_by_ns: int,
         others: Collection[str] = (),
         choice: Choice = ANY_BOX,
-    ) -> tuple[ItemResult, Outcome]:
-        """The answer to an item. Raises the error of the box, and `DeadlineExceeded` soon after the deadline.
+    ) -> tuple[ItemResult, Outcome, memoryview | None]:
+        """The answer to an item, and the bytes that its outcome offers.
+
+        Raises the error of the box, and `DeadlineExceeded` soon after the deadline.
 
         Raises `InvalidInput` for work with a value that no message can hold.
         """
@@ -303,21 +341,23 @@ class ClusterEngine(Engine):
                 while True:
                     result, outcome = await sent.future
                     if outcome.large is None:
-                        return result, outcome
-                    got = await self._got(sent, outcome, outcome.large)
-                    if got is not None:
-                        return result, got
+                        return result, outcome, None
+                    whole = await self._got(sent, outcome, outcome.large)
+                    if whole is not None:
+                        return result, outcome, whole
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before a box answered", retry_after_s=1) from None
         finally:
             gateway.dispatch.end(sent)
             gateway.transfers.withdraw(sent.large)
 
-    async def _got(self, sent: _Sent, outcome: Outcome, large: Offer) -> Outcome | None:
-        """The outcome with the bytes that it offers; None if the item has to run again, since they did not come."""
+    async def _got(self, sent: _Sent, outcome: Outcome, large: Offer) -> memoryview | None:
+        """The bytes that an outcome offers; None if the item has to run again, since they did not come."""
         gateway = self._gateway
         try:
+            began_ns = time.monotonic_ns()
             whole = await gateway.transfers.get(large, outcome.life, MOST_NBYTES, gateway.boxes.is_alive)
+            gateway.took("transfers", "", (time.monotonic_ns() - began_ns) / 1e9)
         except TransferFailed as error:
             log.warning("the answer to an item did not come: %s", error.message)
             gateway.dispatch.retake(
@@ -325,30 +365,27 @@ class ClusterEngine(Engine):
             )
             return None
         except asyncio.CancelledError:
-            gateway.dispatch.got(outcome.life, sent.id)
+            gateway.dispatch.got(outcome.life, sent.id, large=True)
             raise
-        gateway.dispatch.got(outcome.life, sent.id)
-        at, end = outcome.result_nbytes, outcome.result_nbytes + outcome.data_nbytes
-        return msgspec.structs.replace(
-            outcome, result=whole[:at], data=whole[at:end], loose=whole[end:], large=None
-        )
+        gateway.dispatch.got(outcome.life, sent.id, large=True)
+        return whole
 
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
         """Run planned work on a box; see `Engine.run`. The answer lies in private memory."""
         if work.step is not None:
             raise Unsupported(f"a sequence {NO_HOME}")
-        began_ns = time.monotonic_ns()
         raw = bytes(bytes_of(payload))
-        result, outcome = await self._call(
+        began_ns = time.monotonic_ns()
+        result, outcome, whole = await self._call(
             RUN, work, raw, scope.deadline_ns, scope.waits_until_ns, choice=scope.choice
         )
-        answer = Answer(
-            read_answer(outcome.result),
-            memoryview(outcome.data),
-            memoryview(outcome.loose),
-            worker=result.worker_id,
-            uuid=outcome.uuid,
-        )
+        at, end = outcome.result_nbytes, outcome.result_nbytes + outcome.data_nbytes
+        if whole is None:
+            found, data, loose = (memoryview(part) for part in (outcome.result, outcome.data, outcome.loose))
+        else:
+            found, data, loose = whole[:at], whole[at:end], whole[end:]
+        answer = Answer(read_answer(found), data, loose, worker=result.worker_id, uuid=outcome.uuid)
+        self._gateway.took("result_wait", operation_of(work), (time.monotonic_ns() - began_ns) / 1e9)
         answer.tensors()  # Raises for an answer whose table of tensors and bytes disagree.
         trace = answer.trace
         if trace is not None and scope.span is not None:
@@ -380,6 +417,11 @@ class ClusterEngine(Engine):
     def ready(self) -> tuple[bool, str]:
         """Whether this process accepts requests: it waits neither for boxes nor for brokers."""
         return (False, "draining") if self._drain.draining else (True, "ok")
+
+
+def operation_of(work: Work) -> str:
+    """The operation of work, as SIE's fields and metrics name it."""
+    return type(work.call).__name__.removesuffix("Call").lower()
 
 
 def _left_ms(deadline_ns: int) -> int:

@@ -143,7 +143,8 @@ class Lane:
         self._down_until_ns, self._down_s = 0, DOWN_S
         self.on_trouble: Callable[[str], None] = lambda reason: None
         """Called with the name of each trouble: items that no box has claimed should go directly to boxes."""
-        self.troubles = 0
+        self.troubles = self.unconfirmed = 0
+        """Times in trouble; items that no broker has confirmed."""
 
     @property
     def usable(self) -> bool:
@@ -156,17 +157,22 @@ class Lane:
         """An item is on its way to the broker."""
         self._unconfirmed[item] = self._now_ns()
 
-    def confirmed(self, item: str, message: Msg) -> None:
-        """The broker has answered to an item."""
-        if self._unconfirmed.pop(item, None) is None:
-            return
+    def confirmed(self, item: str, message: Msg) -> int | None:
+        """The broker has answered to an item; returns after how many nanoseconds it confirmed the item, else None."""
+        published_ns = self._unconfirmed.pop(item, None)
+        if published_ns is None:
+            return None
         if (message.headers or {}).get("Status") == "503":
             self._maker.again()
+            self.unconfirmed += 1
             self.trouble("no stream")
         elif b'"error"' in message.data:
+            self.unconfirmed += 1
             self.trouble("refused")
         else:
             self._down_s = DOWN_S
+            return self._now_ns() - published_ns
+        return None
 
     def lost(self) -> None:
         """The broker is away, and its streams in memory may be gone."""
@@ -175,6 +181,7 @@ class Lane:
 
     def trouble(self, reason: str) -> None:
         """Leave the queue alone for a while."""
+        self.unconfirmed += len(self._unconfirmed)
         self._unconfirmed.clear()
         if self._now_ns() >= self._down_until_ns:
             log.warning("the queue has trouble (%s): work goes directly for %g s", reason, self._down_s)
@@ -196,6 +203,7 @@ class Queues:
     def __init__(self, broker: Broker, names: Names, cluster: Cluster) -> None:
         self._broker, self._names, self._cluster = broker, names, cluster
         self._lanes: dict[str, tuple[str, Lane, Maker, asyncio.Task[None]]] = {}
+        self._former = 0
         self.on_trouble: Callable[[str], None] = lambda reason: None
         """Told of the trouble of any lane; see `Lane`."""
         if cluster.lane != "direct":
@@ -218,10 +226,14 @@ class Queues:
             maker.again()
         return lane
 
-    def confirmed(self, pool: str, item: str, message: Msg) -> None:
-        """The broker has answered to an item of a pool."""
-        if pool in self._lanes:
-            self._lanes[pool][1].confirmed(item, message)
+    def confirmed(self, pool: str, item: str, message: Msg) -> int | None:
+        """The broker has answered to an item of a pool; see `Lane.confirmed`."""
+        return self._lanes[pool][1].confirmed(item, message) if pool in self._lanes else None
+
+    @property
+    def unconfirmed(self) -> int:
+        """Items of all pools that no broker has confirmed."""
+        return self._former + sum(lane.unconfirmed for _, lane, _, _ in self._lanes.values())
 
     def tick(self) -> None:
         """Look for items without a confirmation; call this often."""
@@ -239,6 +251,7 @@ class Queues:
     def _end(self, pool: str) -> None:
         known = self._lanes.pop(pool, None)
         if known is not None:
+            self._former += known[1].unconfirmed
             known[3].cancel()
 
     async def drop(self, pool: str) -> None:

@@ -13,7 +13,6 @@ A wrong secret, peer or place is answered with an empty chunk, whatever was wron
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import logging
 import secrets
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field
 from nats.aio.msg import Msg
 
 from frontend.cluster.broker import Broker, readable
-from frontend.cluster.transfer_http import Getter, Listener
+from frontend.cluster.transfer_http import Getter, Leaves, Listener
 from ipc.errors import PenstockError, QueueUnavailable
 from ipc.logs import Seldom
 from ipc.settings import Cluster
@@ -37,7 +36,6 @@ WINDOW = 4
 AGAIN_S = 0.5
 TRIES = 10
 """So often a chunk is asked for before the bytes count as lost."""
-OFF_LOOP_NBYTES = 1 << 20
 
 
 class TransferFailed(PenstockError):
@@ -54,15 +52,6 @@ class _Offered:
     def is_for(self, peer: str) -> bool:
         """Whether a peer may have the bytes."""
         return hmac.compare_digest(self.peer or peer, peer)
-
-
-def _digest(data: bytes | memoryview | bytearray) -> bytes:
-    return hashlib.blake2b(data, digest_size=32).digest()
-
-
-async def digest_of(data: bytes | memoryview | bytearray) -> bytes:
-    """BLAKE2b-256 of the bytes; in a thread where that takes a while."""
-    return await asyncio.to_thread(_digest, data) if len(data) > OFF_LOOP_NBYTES else _digest(data)
 
 
 class Transfers:
@@ -88,8 +77,13 @@ class Transfers:
     async def close(self) -> None:
         """Leave."""
         await self._listener.close()
-        await self._getter.close()
+        self._getter.close()
         await self.broker.close()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT where other hosts get large bytes, empty without a listener."""
+        return self._listener.address
 
     @property
     def offered(self) -> int:
@@ -103,10 +97,11 @@ class Transfers:
 
     async def offer(self, parts: Sequence[bytes | memoryview], peer: str) -> Offer:
         """Offer the bytes of `parts`, one behind another, to a peer; "" for whoever has the secret."""
-        data = b"".join(parts)
-        digest = await digest_of(data)
+        (data,) = parts if len(parts) == 1 else (b"".join(parts),)
+        data = memoryview(data)
+        digest = await Leaves(data).digest()
         secret = secrets.token_hex(32)
-        self._offers[secret] = _Offered(peer, memoryview(data))
+        self._offers[secret] = _Offered(peer, data)
         return Offer(secret, len(data), digest, self._listener.address)
 
     def withdraw(self, offer: Offer | None) -> None:
@@ -149,8 +144,8 @@ class Transfers:
         owner: str,
         most_nbytes: int,
         is_alive: Callable[[str], bool] = lambda owner: True,
-    ) -> bytes:
-        """The bytes that `owner` offers, while `is_alive(owner)`.
+    ) -> memoryview:
+        """The bytes that `owner` offers, read-only, while `is_alive(owner)`.
 
         Raises `TransferFailed` for bytes that do not come, are others than offered, or would be more than
         `most_nbytes`.
@@ -159,13 +154,13 @@ class Transfers:
             raise TransferFailed(f"{offer.nbytes} bytes are offered, {most_nbytes} are the limit")
         async with self._turns:
             data = await self._getter.get(offer)
-            if data is None or not hmac.compare_digest(await digest_of(data), offer.digest):
+            if data is None:
                 data = await self._in_chunks(offer, owner, is_alive)
         self.got_nbytes += len(data)
         return data
 
-    async def _in_chunks(self, offer: Offer, owner: str, is_alive: Callable[[str], bool]) -> bytes:
-        data, step = bytearray(offer.nbytes), min(MOST_CHUNK_NBYTES, self.broker.inline_nbytes)
+    async def _in_chunks(self, offer: Offer, owner: str, is_alive: Callable[[str], bool]) -> memoryview:
+        data, step = memoryview(bytearray(offer.nbytes)), min(MOST_CHUNK_NBYTES, self.broker.inline_nbytes)
         places = iter(range(0, offer.nbytes, step))
 
         async def some() -> None:
@@ -183,9 +178,9 @@ class Transfers:
                     group.create_task(some())
         except* TransferFailed as failed:
             raise failed.exceptions[0] from None
-        if not hmac.compare_digest(await digest_of(data), offer.digest):
+        if await Leaves(data).digest() != offer.digest:
             raise TransferFailed("the bytes are others than those that were offered")
-        return bytes(data)
+        return data.toreadonly()
 
     async def _one(
         self, offer: Offer, owner: str, offset: int, nbytes: int, is_alive: Callable[[str], bool]

@@ -193,8 +193,16 @@ class Answer:
         `timing` and `uuid` are those of the work that computed some of the items, or empty.
         """
         rows = {name: [len(own[name]) for own in items] for name in ragged}
-        answer = cls(Result(0, None, [], tokens, truncated, [], timing, rows=rows), EMPTY, uuid=uuid)
-        answer._copies = {name: np.concatenate([own[name] for own in items]) for name in items[0]}
+        copies = {name: np.concatenate([own[name] for own in items]) for name in items[0]}
+        return cls.of(Result(0, None, [], tokens, truncated, [], timing, rows=rows), copies, uuid=uuid)
+
+    @classmethod
+    def of(
+        cls, result: Result, copies: dict[str, np.ndarray], *, worker: str = "", uuid: str = "cpu"
+    ) -> Self:
+        """An answer whose tensors are the arrays of this process in `copies`, by name; `result` names none."""
+        answer = cls(result, EMPTY, worker=worker, uuid=uuid)
+        answer._copies = copies
         return answer
 
     def check(self) -> None:

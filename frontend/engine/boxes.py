@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
-from frontend.engine.interface import BoxView, Counts, Models, WorkerView
+from frontend.engine.interface import BoxView, Counts, Models, Times, WorkerView, no_times
 from frontend.scope import RequestScope
 from ipc.catalog.repository import VersionEntry
 from ipc.machine import CPU, gpu_type
-from ipc.metrics.registry import GatewayMetrics
+from ipc.metrics.cluster import GatewayMetrics
 
 BUNDLE = "default"
 """The bundle of a request that chooses none."""
@@ -80,16 +81,23 @@ class GatewayMeter:
         counts: Counts,
         configured: Sequence[str] = (),
         now_s: Callable[[], float] = time.monotonic,
+        times: Times = no_times,
     ) -> None:
         """`configured` are the machine profiles that the settings name."""
-        self._metrics, self._directory, self._counts = metrics, directory, counts
+        self._metrics, self._directory, self._counts, self._times = metrics, directory, counts, times
         self._configured, self._now_s = configured, now_s
         self._unmet: deque[tuple[float, tuple[str, str]]] = deque()
         self._gauges: set[tuple[str, str, str]] = set()
+        self._boxes: set[tuple[str, str, str]] = set()
         self._profiles: dict[str, str] = {}
         self._seen: dict[tuple[str, str], float] = {}
         self._models: set[str] = set()
         metrics.touch()
+
+    @classmethod
+    def made(cls, directory: Models, counts: Counts, configured: Sequence[str], times: Times) -> Self:
+        """A meter with the families of this process."""
+        return cls(GatewayMetrics(), directory, counts, configured, times=times)
 
     def finished(self, scope: RequestScope, status: str) -> None:
         """A request has ended with this HTTP status."""
@@ -122,6 +130,10 @@ class GatewayMeter:
         self._metrics.workers.labels("unhealthy").set(len(boxes) - healthy)
         self._report_models()
         self._report_demand()
+        self._report_boxes(boxes, by_box)
+        for what, label, seconds in self._times():
+            family = getattr(self._metrics, what)
+            (family.labels(label) if label else family).observe(seconds)
         for key, count in self._counts().items():
             what, label = key
             if what == "connected":
@@ -132,6 +144,20 @@ class GatewayMeter:
             self._seen[key] = count
             if more > 0:
                 self._count(what, label, more)
+
+    def _report_boxes(self, boxes: Sequence[BoxView], by_box: Mapping[str, Sequence[WorkerView]]) -> None:
+        """Write what waits at each box, and the memory that its devices use."""
+        seen = set[tuple[str, str, str]]()
+        for box in boxes:
+            key = box.name, self._profiles[box.name], box.bundle
+            seen.add(key)
+            stats = [worker.stats for worker in by_box.get(box.name, ()) if worker.stats is not None]
+            self._metrics.box_queue.labels(*key).set(sum(q.items for each in stats for q in each.queues))
+            self._metrics.box_memory.labels(*key).set(sum(each.memory_used for each in stats))
+        for key in self._boxes - seen:
+            # NOTE: the library cannot remove a series that several processes feed.
+            self._metrics.box_queue.labels(*key).set(0), self._metrics.box_memory.labels(*key).set(0)
+        self._boxes = seen
 
     def _report_models(self) -> None:
         entries = self._directory.catalog.entries
@@ -163,9 +189,11 @@ class GatewayMeter:
             metrics.lane.labels(label).inc(more)
             if label == "queue":
                 metrics.published.inc(more)
-        elif what in ("resent", "dropped", "beats_missed", "pool_events"):
+        elif what in ("resent", "dropped", "beats_missed", "pool_events", "transferred"):
             getattr(metrics, what).labels(label).inc(more)
         elif what == "duplicate":
             metrics.duplicates.inc(more)
+        elif what in ("offloads", "skips", "unconfirmed"):
+            getattr(metrics, what).inc(more)
         elif what == "claims":
             metrics.claims.inc(more)

@@ -54,7 +54,7 @@ _RESOLVED = frozenset(
     }
 )
 """Options that a worker does not read. Other fields of a call hold their values, or the frontend shapes the answer."""
-_OF_ITEMS = (InvalidInput, InferenceFailed, ResourceExhausted)
+ITEM_ERRORS = (InvalidInput, InferenceFailed, ResourceExhausted)
 """Errors that name the place of an item. A request whose items all fail raises the error of one item."""
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _UNSAYABLE = (OverflowError, RecursionError, TypeError, ValueError)
@@ -315,7 +315,7 @@ class CachingEngine(Front):
                     return None
                 fresh = await off_loop_if(part.lane == "bulk", rows_of, answer)
                 timing, uuid = answer.timing, answer.uuid
-        except _OF_ITEMS:
+        except ITEM_ERRORS:
             return None
         self._keep([keys[at] for at in missing], fresh, meter)
         rows = list(found)

@@ -117,6 +117,13 @@ def always() -> bool:
 
 Counts = Callable[[], Mapping[tuple[str, str], float]]
 """How often things have happened so far at a gateway, by what and a label; `connected`: whether a broker is joined."""
+Times = Callable[[], Sequence[tuple[str, str, float]]]
+"""How long things have taken at a gateway since the last call: what, a label, seconds."""
+
+
+def no_times() -> Sequence[tuple[str, str, float]]:
+    """Of an engine that measures none."""
+    return ()
 
 
 class Engine(ABC):

@@ -300,8 +300,8 @@ def is_long(work: Work) -> bool:
 
 
 def part_of(work: Work, places: Sequence[int], settings: Settings) -> Work:
-    """The work of some items of an encode call; each has a share of the estimated cost by its characters."""
-    assert isinstance(work.call, EncodeCall)
+    """The work of some items of a call; each has a share of the estimated cost by its characters."""
+    assert isinstance(work.call, (EncodeCall, ScoreCall, ExtractCall))
     sizes = [characters // 4 + 2 for characters in characters_of(work.call)]
     cost = max(1, work.cost * sum([sizes[at] for at in places]) // sum(sizes))
     call = msgspec.structs.replace(work.call, items=[work.call.items[at] for at in places])

@@ -39,6 +39,7 @@ def worker_fields(box: BoxView, workers: Sequence[WorkerView]) -> dict[str, Any]
         "loaded_models": sorted(loaded) if box.alive else [],
         "queue_depth": sum(queue.items for each in stats for queue in each.queues),
         "pending_cost": sum(each.admitted for each in stats),
+        "inflight_batches": sum(each.busy > 0 for each in stats),
         "memory_used_bytes": sum(each.memory_used for each in stats),
         "memory_total_bytes": sum(each.memory_total for each in stats),
         "healthy": box.healthy,

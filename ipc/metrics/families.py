@@ -418,39 +418,6 @@ TOOLS = (
         "layer", "penstock_tool_sandbox_layer", "1 when this layer of the sandbox is active.", "layer", LATEST
     ),
 )
-GATEWAY = (
-    counter("requests", "sie_gateway_requests", "Requests by outcome.", "endpoint status machine_profile"),
-    histogram(
-        "latency",
-        "sie_gateway_request_latency_seconds",
-        "Time of requests, answered or not.",
-        "endpoint machine_profile",
-        LATENCY_BUCKETS,
-    ),
-    counter(
-        "provisioning",
-        "sie_gateway_provisioning_responses",
-        "Requests that no box was there for.",
-        "machine_profile",
-    ),
-    counter(
-        "rejected",
-        "sie_gateway_rejected_requests",
-        "Requests that were refused, by why.",
-        "machine_profile bundle reason",
-    ),
-    gauge("workers", "sie_gateway_workers", "Boxes that take work, and the others.", "status", HIGHEST),
-    gauge("model_workers", "sie_gateway_model_workers", "Boxes that have a model ready.", "model", HIGHEST),
-    gauge("connected", "sie_gateway_nats_connected", "1 while a broker is joined.", "", HIGHEST),
-    counter("published", "sie_gateway_queue_items_published", "Items given to the queue."),
-    counter("lane", "penstock_cluster_lane", "Items by how they went to a box.", "lane"),
-    counter("resent", "penstock_cluster_resent", "Items that were sent again, by why.", "reason"),
-    counter("duplicates", "penstock_cluster_duplicate_results", "Answers that came a second time."),
-    counter("claims", "penstock_cluster_claims", "Items that boxes said to have."),
-    counter("dropped", "penstock_cluster_dropped", "Messages of boxes that were dropped, by why.", "reason"),
-    counter("beats_missed", "penstock_cluster_beats_missed", "Signs of life that did not come.", "peer"),
-)
-"""Of frontends of a gateway."""
 SUPERVISOR = (
     counter("restarts", "penstock_worker_restarts", "Workers started again, by cause.", "worker reason"),
     gauge("quarantined", "penstock_quarantined", "1 when a slot is no longer restarted.", "worker", HIGHEST),
@@ -460,8 +427,6 @@ PHASES = ("queue", "tokenize", "device", "copy", "encode", "total")
 STATES = ("available", "loading", "loaded", "unloading", "failed")
 SEQUENCE_STATES = ("active", "waiting")
 REJECTIONS = ("queue_full", "no_worker", "loading", "deadline", "too_long", "draining")
-GATEWAY_REJECTIONS = ("queue_full", "no_broker", "deadline", "loading")
-RESENT = ("missing", "busy", "nobody", "silence", "reconnect", "box died", "pool")
 GENERATION_STATES = ("running", "waiting")
 DIRECTIONS = ("in", "out")
 NO_KEY = "-"

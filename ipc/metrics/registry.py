@@ -28,8 +28,6 @@ from ipc.metrics.families import (
     CONTINUATIONS,
     DIRECTIONS,
     FRONTEND,
-    GATEWAY,
-    GATEWAY_REJECTIONS,
     GENERATION_STATES,
     GPU_GAUGES,
     LOADS,
@@ -37,7 +35,6 @@ from ipc.metrics.families import (
     PHASES,
     REASONS,
     REJECTIONS,
-    RESENT,
     REVOCATIONS,
     RUNS,
     SEQUENCE_STATES,
@@ -51,7 +48,6 @@ from ipc.metrics.families import (
     WORKER,
     Family,
 )
-from ipc.metrics.pool_families import POOL_EVENTS, POOLS
 from ipc.processes.paths import RunPaths
 from ipc.wire.messages import LANES
 from ipc.wire.streams import FINISH_REASONS
@@ -82,7 +78,7 @@ def retire(paths: RunPaths, slot: str) -> None:
     multiprocess.mark_process_dead(slot, str(paths.metrics()))  # type: ignore[no-untyped-call]
 
 
-class _Families:
+class Families:
     """The families of one table, as attributes."""
 
     def __init__(self, table: tuple[Family, ...]) -> None:
@@ -110,13 +106,13 @@ def _make(family: Family, registry: Any) -> Any:
     return Histogram(family.name, family.text, family.labels, registry=registry, buckets=family.buckets)
 
 
-def _touched(models: Iterable[str]) -> list[str]:
+def touched(models: Iterable[str]) -> list[str]:
     """PERF: a model has some 300 series. 2,000 models would take 100 MB of files and a minute for each scrape."""
     names = list(models)
     return names if len(names) <= MOST_TOUCHED else []
 
 
-class FrontendMetrics(_Families):
+class FrontendMetrics(Families):
     """Families fed by frontends."""
 
     def __init__(self) -> None:
@@ -151,7 +147,7 @@ class FrontendMetrics(_Families):
 
     def touch_models(self, models: Iterable[str]) -> None:
         """Make the series of these models exist, which stay as they are where they exist already."""
-        for model in _touched(models):
+        for model in touched(models):
             self._touch_infer(*split_id(model))
             self._touch_requests(model)
 
@@ -197,7 +193,7 @@ class FrontendMetrics(_Families):
                 self.tokens_by_key.labels(name, direction)
 
 
-class WorkerMetrics(_Families):
+class WorkerMetrics(Families):
     """Families fed by workers."""
 
     def __init__(self, worker: str) -> None:
@@ -209,7 +205,7 @@ class WorkerMetrics(_Families):
 
         `device` is the uuid of the device.
         """
-        models = _touched(models)
+        models = touched(models)
         w, self.device = self.worker, device
         self.model_budget.labels(w).set(0)
         self.shm_used.labels(w).set(0), self.shm_leases.labels(w).set(0)
@@ -270,41 +266,14 @@ class WorkerMetrics(_Families):
         return [getattr(self, f"sie_oom_{name}") for name in names]
 
 
-class SupervisorMetrics(_Families):
+class SupervisorMetrics(Families):
     """Families fed by the embedded supervisor."""
 
     def __init__(self) -> None:
         super().__init__(SUPERVISOR)
 
 
-class GatewayMetrics(_Families):
-    """Families fed by frontends of a gateway."""
-
-    def __init__(self) -> None:
-        super().__init__((*GATEWAY, *POOLS))
-
-    def touch(self) -> None:
-        """Make every series exist at zero from the first scrape on; those of models and profiles begin with boxes."""
-        for operation in ("encode", "score", "extract"):
-            self.requests.labels(operation, "200", ""), self.latency.labels(operation, "")
-        self.provisioning.labels("")
-        for reason in GATEWAY_REJECTIONS:
-            self.rejected.labels("", "default", reason)
-        for status in ("healthy", "unhealthy"):
-            self.workers.labels(status).set(0)
-        self.connected.set(0)
-        for lane in ("queue", "direct"):
-            self.lane.labels(lane)
-        for reason in RESENT:
-            self.resent.labels(reason)
-        for event in POOL_EVENTS:
-            self.pool_events.labels(event)
-        for gauge in (self.leased, self.demand):
-            gauge.labels("", "default").set(0)
-        self.dropped.labels("unknown box"), self.beats_missed.labels("box")
-
-
-class ToolsMetrics(_Families):
+class ToolsMetrics(Families):
     """Families fed by the tool host."""
 
     def __init__(self) -> None:

@@ -20,6 +20,7 @@ from ipc.catalog.repository import VersionEntry
 from ipc.errors import ProtocolError
 from ipc.wire.cluster_names import is_id, results
 from ipc.wire.messages import ModelStatus, Result, Work
+from ipc.wire.stats import Stats
 
 VERSION = 1
 RUN, ENSURE = "run", "ensure"
@@ -224,10 +225,20 @@ class BoxBeat(_Message, frozen=True, tag="box"):
 
 
 class GatewayBeat(_Message, frozen=True, tag="gateway"):
-    """A gateway lives."""
+    """A gateway lives. `address` (HOST:PORT) is that of its large bytes, empty without one."""
 
     router: str
     number: int
+    address: str = ""
+
+
+class BoxHealth(_Message, frozen=True, tag="health"):
+    """The figures of a box, by the names of its workers, without batches. `address` as in `GatewayBeat`."""
+
+    box: str
+    life: str
+    workers: dict[str, Stats]
+    address: str = ""
 
 
 class WorkerRow(msgspec.Struct, array_like=True, frozen=True):
@@ -283,6 +294,7 @@ _from_box: msgspec.msgpack.Decoder[FromBox] = msgspec.msgpack.Decoder(FromBox)
 _to_box: msgspec.msgpack.Decoder[ToBox] = msgspec.msgpack.Decoder(ToBox)
 _beat: msgspec.msgpack.Decoder[BoxBeat | GatewayBeat] = msgspec.msgpack.Decoder(BoxBeat | GatewayBeat)
 _want = msgspec.msgpack.Decoder(Want)
+_health = msgspec.msgpack.Decoder(BoxHealth)
 _row: msgspec.msgpack.Decoder[Row] = msgspec.msgpack.Decoder(Row)
 
 
@@ -392,6 +404,11 @@ def read_beat(data: bytes) -> BoxBeat | GatewayBeat:
     if not all(map(is_id, names)):
         raise ProtocolError("a sign of life of a name that cannot be one")
     return beat
+
+
+def read_health(data: bytes) -> BoxHealth:
+    """The figures of a box. Raises `ProtocolError`."""
+    return _read_message(_health, data, "figures of a box")
 
 
 def read_row(data: bytes) -> Row:

@@ -76,6 +76,10 @@ class Names:
         """Subject of signs of life of a box; `*` for all boxes."""
         return self._subject("penstock", "beat", "box", box)
 
+    def box_health(self, box: str) -> str:
+        """Subject of the figures of a box; `*` for all boxes."""
+        return self._subject("sie", "health", box)
+
     def gateway_beat(self, router: str) -> str:
         """Subject of signs of life of a gateway; `*` for all gateways."""
         return self._subject("penstock", "beat", "gateway", router)

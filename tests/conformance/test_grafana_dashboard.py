@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ipc.metrics import cluster as cluster_families
 from ipc.metrics import families as metric_families
 from ipc.metrics import pool_families
 from tests.conformance.required_tool import required_tool
@@ -50,6 +51,9 @@ ONLY_AFTER_FAULTS = {
         (
             *("Requests of gateways", "Time of requests at gateways", "Boxes"),
             *("Items by lane", "Items sent again", "Signs of life", "Pools", "Demand"),
+            *("Queue of gateways", "Failures of the queue", "Large bytes between hosts"),
+            *("Queues of boxes", "Memory of boxes", "Items at bridges"),
+            *("Times at bridges", "Models at bridges"),
         ),
         "the server is no gateway",
     ),
@@ -77,8 +81,9 @@ TABLES = (
     *metric_families.SUPERVISOR,
     *metric_families.RUNS,
     *metric_families.TOOLS,
-    *metric_families.GATEWAY,
+    *cluster_families.GATEWAY,
     *pool_families.POOLS,
+    *cluster_families.BRIDGE,
 )
 
 

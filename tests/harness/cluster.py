@@ -7,6 +7,7 @@ workers.
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import socket
 import subprocess
@@ -52,6 +53,12 @@ class Box:
                     if line.startswith("STATUS="):
                         self._status = line.removeprefix("STATUS=")
         return self._status
+
+    @property
+    def items(self) -> int:
+        """Items that the bridge holds, as it told last."""
+        found = re.search(r"(\d+) items", self.status)
+        return int(found[1]) if found else 0
 
     @property
     def log(self) -> str:

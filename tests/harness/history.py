@@ -1,7 +1,8 @@
 """A history of every call and answer of many clients, and what must hold of it afterwards.
 
 1. Each client has one connection to one gateway, and encodes one text after another, each text once in the whole run.
-   A call notes the digest of its input, and the digest of the input that its answer belongs to.
+   Each `LARGE_EACH` calls there are `LARGE_ITEMS` texts more, so that the gateway cuts the request into pieces. A call
+   notes the digest of its input, and the digest of the input that its answer belongs to.
 2. The one who injects faults notes the spans in which calls may fail: `broker` (503 `QUEUE_UNAVAILABLE` with
    Retry-After) and `gateway NAME` (the connection breaks, nobody listens, or a new gateway has yet to hear of boxes).
 3. `violations` tells every call that was answered wrongly, twice, never, or that failed outside of such a span.
@@ -27,6 +28,7 @@ PATIENCE_S = 30.0
 AFTER_S = 2.0
 """For so long after a fault has ended calls may fail in its way: gateways look for a broker again, sockets open."""
 PAUSE_S = 0.02
+LARGE_EACH, LARGE_ITEMS = 8, 150
 
 
 def digest_of_input(text: str) -> str:
@@ -156,15 +158,18 @@ class Clients:
             call = Call(gateway, digest_of_input(text), time.monotonic())
             with self._lock:
                 self._history.calls.append(call)
-            if not self._call(connection, text, call):
+            texts = [text] + [
+                f"{text} item {at}" for at in range(LARGE_ITEMS if turn % LARGE_EACH == 0 else 0)
+            ]
+            if not self._call(connection, texts, call):
                 connection.close()
                 connection = None
             self._end.wait(PAUSE_S)
 
     @staticmethod
-    def _call(connection: http.client.HTTPConnection, text: str, call: Call) -> bool:
+    def _call(connection: http.client.HTTPConnection, texts: list[str], call: Call) -> bool:
         """Make a call; returns whether the connection can be used again."""
-        body = json.dumps({"items": [{"text": text}]}).encode()
+        body = json.dumps({"items": [{"text": text} for text in texts]}).encode()
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         try:
             connection.request("POST", "/v1/encode/fake/echo", body, headers)
@@ -175,9 +180,12 @@ class Clients:
             return False
         call.status, call.retry_after = response.status, response.getheader("Retry-After", "")
         if call.status == 200:
-            values = value["items"][0]["dense"]["values"]
-            call.answer = digest_of_answer(values)
-            call.right = bool(np.allclose(values, vector_of(text, len(values)), atol=1e-6))
+            rows = [item["dense"]["values"] for item in value["items"]]
+            call.answer = digest_of_answer(rows[0])
+            call.right = len(rows) == len(texts) and all(
+                np.allclose(row, vector_of(text, len(row)), atol=1e-6)
+                for row, text in zip(rows, texts, strict=True)
+            )
         else:
             detail = value.get("detail", {})
             call.code, call.error = detail.get("code", ""), detail.get("message", "")

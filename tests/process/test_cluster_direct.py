@@ -13,9 +13,10 @@ import nats
 import numpy as np
 import pytest
 
+from frontend.cluster.pieces import MOST_ITEMS
 from tests.fakes.adapter import vector_of
 from tests.fakes.holding import holding
-from tests.harness.broker import Broker, broker
+from tests.harness.broker import PATIENCE_S, Broker, broker
 from tests.harness.cluster import Box, box, gateway, gateway_over, held, in_flight, is_cut_off, living, serves
 from tests.harness.load import Load
 from tests.harness.server import Answer, Server, wait_until
@@ -124,6 +125,23 @@ def test_bytes_of_strangers_harm_nobody(near: Server, one_broker: Broker, boxes:
     assert living(near) == {"a", "b"}
 
 
+def test_one_large_request_is_computed_by_several_boxes(
+    near: Server, boxes: tuple[Box, Box], tmp_path: Path
+) -> None:
+    with holding(tmp_path) as hold, ThreadPoolExecutor(1) as pool:
+        # One text of each piece holds its box, so that both boxes are seen with a piece of the request.
+        texts = [f"#hold {hold} {at}" if at % MOST_ITEMS == 0 else f"{at}" for at in range(4 * MOST_ITEMS)]
+        asked = pool.submit(near.encode, "fake/echo", texts)
+        wait_until(lambda: all(one.items > 0 for one in boxes), what="pieces at both boxes")
+        hold.unlink()
+        answer = asked.result()
+    for at, text in enumerate(texts):
+        assert np.allclose(vector(answer, at), vector_of(text, 16), atol=1e-6)
+    failed = near.encode("fake/echo", [*texts[1:MOST_ITEMS], *texts[1:MOST_ITEMS], "#raise"])
+    # The message names the place in the request, not in a piece.
+    assert failed.status == 500 and f"item {2 * MOST_ITEMS - 2}:" in failed.body.decode()
+
+
 def test_a_killed_box_costs_no_request(near: Server, boxes: tuple[Box, Box], tmp_path: Path) -> None:
     """Each box holds a request when box a dies: both are answered, the one of box a by box b."""
     with holding(tmp_path) as hold, ThreadPoolExecutor(4) as pool:
@@ -171,6 +189,20 @@ def test_a_box_that_stands_still_is_left_and_comes_back(near: Server, boxes: tup
         wait_until(lambda: living(near) == {"a", "b"}, what="box a again")
         outcome = load.stop()
     assert not outcome.failed, (outcome.statuses, outcome.broken, outcome.bodies, outcome.wrong)
+
+
+def test_a_second_host_with_the_name_of_a_box_is_refused_in_words(
+    place: Path, one_broker: Broker, near: Server
+) -> None:
+    second = Box(place / "second-a", "a", [one_broker.url])
+    try:
+        second.start()
+        assert second.bridge is not None
+        assert second.bridge.wait(PATIENCE_S) == 3
+        assert "cluster.box: another host joined these brokers as 'a' before" in second.log
+        assert living(near) == {"a", "b"} and serves(near)
+    finally:
+        second.kill()
 
 
 def test_requests_in_flight_outlive_the_broker_and_new_ones_are_told_to_come_again(

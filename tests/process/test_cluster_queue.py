@@ -14,6 +14,8 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.api import StorageType, StreamConfig
 
+from ipc.metrics.files import MetricFiles
+from ipc.processes.paths import RunPaths
 from tests.fakes.holding import holding
 from tests.harness.broker import PATIENCE_S, Broker, broker
 from tests.harness.cluster import Box, box, gateway, gateway_over, held, in_flight, is_cut_off, living, serves
@@ -21,6 +23,18 @@ from tests.harness.load import Load
 from tests.harness.server import Server, wait_until
 
 STREAM = "WORK_POOL_default"
+MOVED_AT_GATEWAY = (
+    "sie_gateway_queue_publish_seconds_count",
+    "sie_gateway_queue_result_wait_seconds_count",
+    "sie_gateway_worker_memory_used_bytes",
+)
+MOVED_AT_BRIDGE = (
+    "sie_pull_loop_items_fetched_sum",
+    "sie_pull_loop_queue_wait_seconds_sum",
+    "sie_pull_loop_batch_process_seconds_sum",
+    "sie_worker_messages_received_total",
+    "sie_worker_messages_acked_total",
+)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +106,20 @@ def test_items_go_through_one_stream_in_memory_whatever_it_was_before(
         wait_until(lambda: load.done > 60, what="traffic")
         assert not load.stop().failed
     wait_until(lambda: not asked(one_broker, lambda s: s.stream_info(STREAM)).state.messages, what="all acks")
+
+
+def test_counts_of_gateway_and_bridges_move_with_the_items(near: Server, boxes: tuple[Box, Box]) -> None:
+    wait_until(
+        lambda: all(near.metric(name) > 0 for name in MOVED_AT_GATEWAY), what="the counts of the gateway"
+    )
+    paths = [RunPaths(one.server.run_dir, "", Path("/dev/shm")) for one in boxes]
+    wait_until(
+        lambda: all(
+            any(series.name == name for path in paths for series in MetricFiles(path).series("sie_"))
+            for name in MOVED_AT_BRIDGE
+        ),
+        what="the counts of the bridges",
+    )
 
 
 def test_a_killed_box_gives_its_items_to_another(

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from ipc import settings
+from ipc.metrics import cluster as cluster_families
 from ipc.metrics import families as metric_families
 from ipc.metrics import pool_families
 from tools.source_tree import ROOT
@@ -151,8 +152,9 @@ def test_metrics_that_a_page_names_exist(page: Path) -> None:
         metric_families.WORKER,
         metric_families.SUPERVISOR,
         metric_families.TOOLS,
-        metric_families.GATEWAY,
+        cluster_families.GATEWAY,
         pool_families.POOLS,
+        cluster_families.BRIDGE,
     )
     families = [family for table in tables for family in table]
     known = {f"{one.name}{suffix}" for one in families for suffix in _SUFFIXES[one.kind]}

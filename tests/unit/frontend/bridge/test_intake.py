@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.bridge.bridge import aged_s
 from frontend.bridge.intake import ACK, NAK, TERM, WORKING, Intake
+from frontend.bridge.meter import Meter
 from frontend.cluster.transfers import Transfers
 from frontend.engine.answer import Answer
 from frontend.engine.interface import Payload
@@ -69,7 +69,7 @@ class Engine:
 class Stage:
     """An intake whose messages are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter | None = None) -> None:
         self.now_ns, self.engine = 10**12, Engine()
         self.said: list[tuple[str, bytes]] = []
         self.inline = 50_000
@@ -83,6 +83,7 @@ class Stage:
             lambda: self.inline,
             self.transfers,
             lambda: self.now_ns,  # type: ignore[arg-type]
+            meter=meter,
         )
         self.ensured: list[str] = []
 
@@ -109,6 +110,9 @@ class Stage:
                 penstock=carried,
             )
         )
+
+    def is_loaded(self, model: str) -> bool:
+        return False
 
     @property
     def claims(self) -> list[Claims | Missing]:
@@ -467,16 +471,6 @@ def test_time_in_the_queue_is_no_time_for_the_work() -> None:
         assert stage.results[0].error_code == "DEADLINE_EXCEEDED" and not stage.engine.runs
 
     played(scene)
-
-
-def test_the_age_of_a_delivery_is_read_from_its_subject_and_bounded() -> None:
-    sent_ns = 10**18
-    short = f"$JS.ACK.WORK.consumer.1.2.3.{sent_ns}.0"
-    long = f"$JS.ACK.domain.hash.WORK.consumer.1.2.3.{sent_ns}.0.token"
-    for ack in (short, long):
-        assert aged_s(ack, sent_ns + 10**9) == 1.0
-        assert aged_s(ack, sent_ns - 10**9) == 0.0 and aged_s(ack, sent_ns + 10**12) == 5.0
-    assert aged_s("", 1) == aged_s("$JS.ACK.a.b.c.d.e.f.g", 1) == 0.0
 
 
 def test_a_large_answer_is_offered_until_the_gateway_has_it_and_counts_as_kept() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import msgspec
 import nats
 import pytest
+import uvloop
 
-from frontend.cluster.transfer_http import Listener
+from frontend.cluster.transfer_http import LEAF_NBYTES, Leaves, Listener
 from frontend.cluster.transfers import TransferFailed, Transfers
 from ipc.settings import Cluster
 from ipc.wire.cluster import MOST_CHUNK_NBYTES, VERSION, Want, encode
@@ -19,6 +21,7 @@ from tests.harness.broker import Broker, broker
 from tests.harness.server import eventually
 
 DATA = secrets.token_bytes(3 * MOST_CHUNK_NBYTES + 17)
+LARGE = secrets.token_bytes(3 * LEAF_NBYTES + 17)
 MOST = 1 << 30
 
 
@@ -49,7 +52,7 @@ def played(one: Broker, scene: Callable[[Transfers, Transfers], Awaitable[None]]
             for end in ends:
                 await end.close()
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, MOST_CHUNK_NBYTES, len(DATA)])
@@ -125,17 +128,35 @@ LOOPBACK = "127.0.0.1:0"
 
 def test_bytes_come_by_http_and_each_peer_gets_them_once(one_broker: Broker) -> None:
     async def scene(here: Transfers, there: Transfers) -> None:
-        for data in (DATA, DATA[:5], b""):
+        for data in (DATA, DATA[:5], b"", LARGE):
             offer = await here.offer([data], "there")
             assert await there.get(offer, "here", MOST) == data
-        assert here.by_http == 3 and here.sent_nbytes == len(DATA) + 5
+        assert here.by_http == 4 and here.sent_nbytes == len(DATA) + 5 + len(LARGE) and there.kept == 1
         again = await here.offer([DATA], "")
         assert await there.get(again, "here", MOST) == DATA
-        assert here.by_http == 4
+        assert here.by_http == 5
         assert await there.get(again, "here", MOST) == DATA
-        assert here.by_http == 4 and here.refused == 1
+        assert here.by_http == 5 and here.refused == 1
 
     played(one_broker, scene, LOOPBACK)
+
+
+def test_a_digest_is_that_of_the_bytes_in_whatever_pieces_they_arrive() -> None:
+    async def digest(data: bytes, *steps: int) -> bytes:
+        leaves = Leaves(memoryview(data))
+        for step in steps:
+            leaves.grown(step)
+        return await leaves.digest()
+
+    async def scene() -> None:
+        leaves = [LARGE[at : at + LEAF_NBYTES] for at in range(0, len(LARGE), LEAF_NBYTES)]
+        expected = hashlib.blake2b(b"".join(hashlib.sha256(leaf).digest() for leaf in leaves), digest_size=32)
+        assert await digest(LARGE) == expected.digest()
+        assert await digest(LARGE, 0, 1, LEAF_NBYTES, 2 * LEAF_NBYTES + 9, len(LARGE)) == expected.digest()
+        found = {await digest(data) for data in (b"", b"x", LARGE[:-1], LARGE[:LEAF_NBYTES], LARGE)}
+        assert len(found) == 5
+
+    asyncio.run(scene())
 
 
 def test_connections_to_a_host_that_has_gone_are_ended_with_the_next_transfer(one_broker: Broker) -> None:

@@ -68,7 +68,7 @@ def bridge(workers: Callable[[], Any] = list, **settings: Any) -> Bridge:
     models = SimpleNamespace(workers=workers, catalog=SimpleNamespace(sources=()), version=1)
     cluster = Cluster(urls=("nats://127.0.0.1:1",), box="a", **settings)
     one = Bridge(Settings(cluster=cluster), Holding(), models)  # type: ignore[arg-type]
-    one.broker.up = True
+    one.broker.up = one._namesakes.is_alone = True
     return one
 
 
@@ -138,6 +138,34 @@ def test_a_bridge_hears_a_gateway_on_the_subject_of_that_gateway_alone(post: Pos
     assert not heard
     post.bring("penstock.beat.gateway.*", beat, f"penstock.beat.gateway.{ROUTER}")
     assert heard == [ROUTER]
+
+
+def test_a_bridge_says_nothing_under_its_name_before_nobody_else_was_heard(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        one, refused = bridge(beat_s=0.001, missing_beats=2), list[str]()
+        one._namesakes.is_alone = False
+        one.on_refusal = lambda: refused.append(one.refusal)
+        one._live_now()
+        assert not post.sent
+        one._joined()
+
+        async def lives() -> bool:
+            return any(subject == "penstock.beat.box.a" for subject, _ in post.sent)
+
+        await eventually(lives, "the first sign of life")
+        assert not refused
+        for number in (900, 901):
+            post.bring(
+                "penstock.beat.box.a", BoxBeat(VERSION, "a", "other", "default", number, False, 1.0, 0.0)
+            )
+        assert len(refused) == 1 and "cluster.box" in refused[0]
+        post.sent.clear()
+        one._live_now()
+        assert not post.sent
+
+    asyncio.run(scene())
 
 
 def test_a_gateway_hears_a_box_on_the_subject_of_that_box_alone(post: Post) -> None:

@@ -1,0 +1,166 @@
+"""The metric families of a cluster: those of gateways and of bridges, and the objects that feed these families.
+
+SIE's gateway and worker have the names that begin with `sie_`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ipc.metrics.families import HIGHEST, LATENCY_BUCKETS, counter, gauge, histogram
+from ipc.metrics.pool_families import POOL_EVENTS, POOLS
+from ipc.metrics.registry import Families, Tally, touched
+
+GATEWAY = (
+    counter("requests", "sie_gateway_requests", "Requests by outcome.", "endpoint status machine_profile"),
+    histogram(
+        "latency",
+        "sie_gateway_request_latency_seconds",
+        "Time of requests, answered or not.",
+        "endpoint machine_profile",
+        LATENCY_BUCKETS,
+    ),
+    counter(
+        "provisioning",
+        "sie_gateway_provisioning_responses",
+        "Requests that no box was there for.",
+        "machine_profile",
+    ),
+    counter(
+        "rejected",
+        "sie_gateway_rejected_requests",
+        "Requests that were refused, by why.",
+        "machine_profile bundle reason",
+    ),
+    gauge("workers", "sie_gateway_workers", "Boxes that take work, and the others.", "status", HIGHEST),
+    gauge("model_workers", "sie_gateway_model_workers", "Boxes that have a model ready.", "model", HIGHEST),
+    gauge("connected", "sie_gateway_nats_connected", "1 while a broker is joined.", "", HIGHEST),
+    counter("published", "sie_gateway_queue_items_published", "Items given to the queue."),
+    histogram(
+        "publish",
+        "sie_gateway_queue_publish_seconds",
+        "Time until the broker confirmed an item of the queue.",
+        "",
+        LATENCY_BUCKETS,
+    ),
+    histogram(
+        "result_wait",
+        "sie_gateway_queue_result_wait_seconds",
+        "Time of an item until its answer.",
+        "operation",
+        LATENCY_BUCKETS,
+    ),
+    counter("offloads", "sie_gateway_queue_payload_offloads", "Items whose inputs went beside the queue."),
+    counter(
+        "skips", "sie_gateway_queue_inbox_skips", "Results that nobody waited for, or nobody could read."
+    ),
+    counter("unconfirmed", "sie_gateway_queue_ack_failures", "Items that the broker did not confirm."),
+    gauge(
+        "box_queue",
+        "sie_gateway_worker_queue_depth",
+        "Inputs that wait at a box.",
+        "worker machine_profile bundle",
+        HIGHEST,
+    ),
+    gauge(
+        "box_memory",
+        "sie_gateway_worker_memory_used_bytes",
+        "Memory of the devices of a box that is used.",
+        "worker machine_profile bundle",
+        HIGHEST,
+    ),
+    counter("transferred", "penstock_cluster_transfer_bytes", "Large bytes between hosts.", "way"),
+    histogram(
+        "transfers", "penstock_cluster_transfer_seconds", "Time of one transfer to here.", "", LATENCY_BUCKETS
+    ),
+    counter("lane", "penstock_cluster_lane", "Items by how they went to a box.", "lane"),
+    counter("resent", "penstock_cluster_resent", "Items that were sent again, by why.", "reason"),
+    counter("duplicates", "penstock_cluster_duplicate_results", "Answers that came a second time."),
+    counter("claims", "penstock_cluster_claims", "Items that boxes said to have."),
+    counter("dropped", "penstock_cluster_dropped", "Messages of boxes that were dropped, by why.", "reason"),
+    counter("beats_missed", "penstock_cluster_beats_missed", "Signs of life that did not come.", "peer"),
+)
+"""Of frontends of a gateway."""
+BRIDGE = (
+    histogram(
+        "fetched",
+        "sie_pull_loop_items_fetched",
+        "Items of a model that came in one turn.",
+        "model",
+        tuple(2.0**n for n in range(9)),
+    ),
+    histogram(
+        "processed",
+        "sie_pull_loop_batch_process_seconds",
+        "Time of an item at its box.",
+        "model operation",
+        LATENCY_BUCKETS,
+    ),
+    histogram(
+        "waited",
+        "sie_pull_loop_queue_wait_seconds",
+        "Time of an item in the queue.",
+        "model",
+        LATENCY_BUCKETS,
+    ),
+    counter(
+        "unloaded", "sie_pull_loop_nak_unloaded", "Items given back since the box lacks the model.", "model"
+    ),
+    counter("loads", "sie_pull_loop_model_loads", "Loads that items asked for.", "model"),
+    counter("received", "sie_worker_messages_received", "Deliveries of the queue to the box."),
+    counter("acked", "sie_worker_messages_acked", "Deliveries that are done."),
+    counter("naked", "sie_worker_messages_naked", "Deliveries that were given back."),
+    gauge("inflight", "sie_worker_inflight_batches", "Items that the box holds now."),
+)
+"""Of the bridge of a box."""
+
+GATEWAY_REJECTIONS = ("queue_full", "no_broker", "deadline", "loading")
+RESENT = ("missing", "busy", "nobody", "silence", "reconnect", "box died", "pool")
+
+
+class GatewayMetrics(Families):
+    """Families fed by frontends of a gateway."""
+
+    def __init__(self) -> None:
+        super().__init__((*GATEWAY, *POOLS))
+
+    def touch(self) -> None:
+        """Make every series exist at zero from the first scrape on; those of models and profiles begin with boxes."""
+        for operation in ("encode", "score", "extract"):
+            self.requests.labels(operation, "200", ""), self.latency.labels(operation, "")
+        self.provisioning.labels("")
+        for reason in GATEWAY_REJECTIONS:
+            self.rejected.labels("", "default", reason)
+        for status in ("healthy", "unhealthy"):
+            self.workers.labels(status).set(0)
+        self.connected.set(0)
+        for lane in ("queue", "direct"):
+            self.lane.labels(lane)
+        for reason in RESENT:
+            self.resent.labels(reason)
+        for event in POOL_EVENTS:
+            self.pool_events.labels(event)
+        for amount in (self.leased, self.demand):
+            amount.labels("", "default").set(0)
+        self.dropped.labels("unknown box"), self.beats_missed.labels("box")
+        for operation in ("encode", "score", "extract"):
+            self.result_wait.labels(operation)
+        for way in ("in", "out"):
+            self.transferred.labels(way)
+
+
+class BridgeMetrics(Families):
+    """Families fed by the bridge of a box."""
+
+    def __init__(self) -> None:
+        super().__init__(BRIDGE)
+        self.tally = Tally()
+
+    def touch(self, models: Iterable[str]) -> None:
+        """Make every series exist at zero from the first scrape on, of `MOST_TOUCHED` models at most."""
+        self.inflight.set(0)
+        for model in touched(models):
+            for family in (self.fetched, self.waited, self.unloaded, self.loads):
+                family.labels(model)
+            for operation in ("encode", "score", "extract"):
+                self.processed.labels(model, operation)
