@@ -24,7 +24,7 @@ from frontend.cluster.shared import Shared
 from frontend.engine import pools as rules
 from frontend.engine.boxes import BUNDLE, known_profiles
 from frontend.engine.interface import Models
-from ipc.errors import Forbidden, InvalidInput, PenstockError, PoolNotFound, StateFull
+from ipc.errors import Forbidden, InvalidInput, PenstockError, PoolNotFound, QueueUnavailable, StateFull
 from ipc.logs import Seldom
 from ipc.settings import Cluster
 from ipc.wire.cluster_pools import DEFAULT, MOST_POOLS, Pool, Pools, PoolSpec
@@ -193,6 +193,8 @@ class ClusterPools(rules.Pools):
 
     def find(self, name: str) -> dict[str, Any]:
         found = next((pool for pool in self.all() if pool["name"] == name), None)
+        if found is None and not self._shared.is_read:
+            raise QueueUnavailable("the brokers have not told the pools yet", retry_after_s=1)
         if found is None:
             raise PoolNotFound(f"pool {name[:64]!a} is not known")
         return found

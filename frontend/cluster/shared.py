@@ -3,7 +3,7 @@
 1. `run` reads the value after every connect, after every write of anybody, and each `READ_EVERY_S`, since a word about
    a write may have been lost. A value that cannot be read is passed over, and the value before stays.
 2. `change` reads, changes and writes; the write names the revision that was read. If somebody else was quicker, the
-   change is made anew from the newer value. Nothing is merged.
+   change is made anew from the newer value. Nothing is merged. A value is one message, whose size the broker limits.
 3. Without a broker the value stays as it was last read, and changes are refused.
 """
 
@@ -18,9 +18,9 @@ from nats.js.api import KeyValueConfig, StorageType
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
-from frontend.cluster.broker import NO_BROKER, Broker
+from frontend.cluster.broker import HEAD_NBYTES, NO_BROKER, Broker
 from frontend.cluster.bucket import LOST, TIMEOUT_S
-from ipc.errors import ProtocolError, QueueUnavailable
+from ipc.errors import ProtocolError, QueueUnavailable, StateFull
 from ipc.logs import Seldom
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ class Shared(Generic[T]):
         self._one_at_a_time = asyncio.Lock()
         self.value, self.revision = empty, 0
         """As last read. The revision is 0 until the value was found in the bucket."""
+        self.is_read = False
+        """Whether `value` is what the brokers kept once, not `empty` for want of an answer."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after `value` was replaced by another one."""
         broker.listen(f"$KV.{bucket}.{key}", lambda _: self._wanted.set())
@@ -95,13 +97,14 @@ class Shared(Generic[T]):
             try:
                 entry = await bucket.get(self._key)
                 value, revision = self._decode(entry.value or b""), entry.revision or 0
-            except KeyNotFoundError:
-                pass
+            except KeyNotFoundError as error:
+                # The mark of a removed key has a revision, too, which the next write has to name.
+                revision = error.entry.revision if error.entry is not None else 0
         self._take(value, revision)
         return value, revision
 
     def _take(self, value: T, revision: int) -> None:
-        before, self.value, self.revision = self.value, value, revision
+        before, self.value, self.revision, self.is_read = self.value, value, revision, True
         if value != before:
             self.on_change()
 
@@ -109,7 +112,8 @@ class Shared(Generic[T]):
         """Write what `change` makes of the present value; returns the written value.
 
         `change` may be called several times, and what it raises ends the change. A value that stays equal is not
-        written. Raises `QueueUnavailable` without a broker that keeps the bucket.
+        written. Raises `QueueUnavailable` without a broker that keeps the bucket, and `StateFull` for a value that is
+        larger than a message may be.
         """
         if not self._broker.up:
             raise QueueUnavailable(NO_BROKER, retry_after_s=1)
@@ -134,7 +138,7 @@ class Shared(Generic[T]):
             if bucket is None:
                 bucket = await self._made()
             try:
-                written = await bucket.update(self._key, self._encode(changed), last=revision or None)
+                written = await bucket.update(self._key, self._data(changed), last=revision or None)
             except KeyWrongLastSequenceError:
                 continue
             self._take(changed, written)
@@ -142,6 +146,14 @@ class Shared(Generic[T]):
         raise QueueUnavailable(
             f"the bucket {self._bucket_name} is changed by too many others", retry_after_s=1
         )
+
+    def _data(self, value: T) -> bytes:
+        data, most = self._encode(value), self._broker.client.max_payload - HEAD_NBYTES
+        if len(data) > most:
+            raise StateFull(
+                f"the bucket {self._bucket_name} would have {len(data)} bytes; the brokers take {most}"
+            )
+        return data
 
     async def _made(self) -> KeyValue:
         replicas = 3 if len(self._broker.client.servers) >= 3 else 1

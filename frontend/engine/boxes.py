@@ -87,6 +87,7 @@ class GatewayMeter:
         self._metrics, self._directory, self._counts, self._times = metrics, directory, counts, times
         self._configured, self._now_s = configured, now_s
         self._unmet: deque[tuple[float, tuple[str, str]]] = deque()
+        self._demand: Counter[tuple[str, str]] = Counter()
         self._gauges: set[tuple[str, str, str]] = set()
         self._boxes: set[tuple[str, str, str]] = set()
         self._profiles: dict[str, str] = {}
@@ -107,7 +108,9 @@ class GatewayMeter:
         wanted = self._label(scope.choice.profile)
         is_unmet = scope.error == "PROVISIONING" or (scope.worker and wanted not in ("", profile))
         if is_unmet:
-            self._unmet.append((self._now_s(), (wanted, self._bundle(scope.choice.bundle))))
+            labels = wanted, self._bundle(scope.choice.bundle)
+            self._unmet.append((self._now_s(), labels))
+            self._demand[labels] += 1
         if scope.error == "PROVISIONING":
             self._metrics.provisioning.labels(wanted).inc()
         elif scope.error in _REJECTIONS:
@@ -172,11 +175,12 @@ class GatewayMeter:
     def _report_demand(self) -> None:
         """Requests without a box, and boxes that pools need, by machine profile and bundle."""
         while self._unmet and self._unmet[0][0] < self._now_s() - DEMAND_S:
-            self._unmet.popleft()
-        now = Counter(("demand", *labels) for _, labels in self._unmet)
+            self._demand[self._unmet.popleft()[1]] -= 1
+        self._demand = +self._demand
+        now = Counter({("demand", *labels): count for labels, count in self._demand.items()})
         for (what, label), count in self._counts().items():
             if what == "leased":
-                profile, bundle = label.split(" ")
+                profile, _, bundle = label.partition(" ")
                 now["leased", self._label(profile), bundle] += int(count)
         # NOTE: the library cannot remove a series that several processes feed.
         for gauge in self._gauges | now.keys():

@@ -114,7 +114,10 @@ def shown(name: str, pool: Pool, members: Sequence[Member], expired: bool) -> di
 
 
 class Pools(ABC):
-    """The pools of a cluster, for the routes of a gateway. All raise `QueueUnavailable` where no broker keeps them."""
+    """The pools of a cluster, for the routes of a gateway.
+
+    Changes raise `QueueUnavailable` where no broker keeps the pools; pools that were read once are still shown then.
+    """
 
     @abstractmethod
     def all(self) -> list[dict[str, Any]]:
@@ -122,7 +125,7 @@ class Pools(ABC):
 
     @abstractmethod
     def find(self, name: str) -> dict[str, Any]:
-        """One pool. Raises `PoolNotFound`."""
+        """One pool. Raises `PoolNotFound`, and `QueueUnavailable` before the pools were read."""
 
     @abstractmethod
     async def put(self, spec: PoolSpec) -> tuple[dict[str, Any], bool]:

@@ -24,6 +24,9 @@ DEFAULT = "default"
 PoolName = Annotated[
     str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,63}\Z", description="1 to 63 of `a-z`, `0-9` and `-`.")
 ]
+Bundle = Annotated[
+    str, msgspec.Meta(pattern=r"^[a-z0-9-]{0,63}\Z", description="As `PoolName`, or empty for any bundle.")
+]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_BOXES)]
 Profile = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]
 Counts = Annotated[dict[Profile, Count], msgspec.Meta(max_length=MOST_PROFILES)]
@@ -38,7 +41,7 @@ class PoolSpec(msgspec.Struct, frozen=True):
     name: PoolName
     gpus: Counts = {}
     gpu_caps: Counts = {}
-    bundle: str = ""
+    bundle: Bundle = ""
     ttl_seconds: Annotated[int, msgspec.Meta(ge=1, le=MOST_LEASE_S)] = LEASE_S
     minimum_worker_count: Count = 0
     pinned_models: Annotated[list[str], msgspec.Meta(max_length=MOST_PINNED)] = []
@@ -67,7 +70,7 @@ class Pools(msgspec.Struct, frozen=True):
     """All pools by name, the oldest first."""
 
     v: int = VERSION
-    pools: dict[str, Pool] = {}
+    pools: dict[PoolName, Pool] = {}
 
     def of(self, box: str) -> str:
         """The pool that a box belongs to, empty for none."""

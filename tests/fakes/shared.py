@@ -25,6 +25,7 @@ class SharedCopy:
     def __init__(self, cell: Cell) -> None:
         self.cell, self.value, self.revision = cell, cell.value, cell.revision
         self.on_change: Callable[[], None] = lambda: None
+        self.is_read = True
 
     def read(self) -> None:
         before, self.value, self.revision = self.value, self.cell.value, self.cell.revision

@@ -111,18 +111,32 @@ def spec_of(body: bytes) -> PoolSpec:
     given["name"] = request.name.lower()
     for field in ("gpus", "gpu_caps"):
         if field in given:
-            given[field] = {profile.lower(): count for profile, count in given[field].items()}
+            given[field] = _lowered(field, given[field])
     for field in ("bundle", "queue_pool"):
         if not given.get(field):
             given.pop(field, None)
+    if "bundle" in given:
+        given["bundle"] = given["bundle"].lower()
     try:
         return msgspec.convert(given, PoolSpec)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `")
-        where = path.rstrip("`").removeprefix("$.") or "body"
+        where = path.rstrip("`").rpartition("$.")[2] or "body"
         value = given.get(where)
         shown = f" {value[:_SHOWN]!a}:" if isinstance(value, str) else ""
         raise InvalidInput(f"{where}:{shown} {text[:1].lower()}{text[1:]}") from error
+
+
+def _lowered(field: str, counts: dict[str, int]) -> dict[str, int]:
+    """Counts by machine profile in lower case. Raises `InvalidInput` for a profile that is there twice."""
+    lowered: dict[str, int] = {}
+    for profile, count in counts.items():
+        if profile.lower() in lowered:
+            raise InvalidInput(
+                f"{field}: {profile[:_SHOWN]!a} is there twice; upper and lower case are the same"
+            )
+        lowered[profile.lower()] = count
+    return lowered
 
 
 def _pools(services: Services) -> Pools:

@@ -121,7 +121,11 @@ def test_what_cannot_be_the_name_of_a_pool_is_refused_by_name(lasting: Pooled, n
         (b'{"gpus": {"l4": 1}}', "name"),
         (b'{"name": "p", "gpus": {"l4": -1}}', "gpus"),
         (b'{"name": "p", "gpus": {"l4": 1.5}}', "gpus"),
-        (b'{"name": "p", "gpus": {"a b": 1}}', "gpus"),
+        (b'{"name": "p", "gpus": {"a b": 1}}', "gpus: expected"),
+        (b'{"name": "p", "gpus": {"l4": 1, "L4": 2}}', "gpus: 'L4' is there twice"),
+        (b'{"name": "p", "bundle": "a b"}', "bundle: 'a b'"),
+        (b'{"name": "p", "bundle": "a\\n"}', "bundle: 'a\\n'"),
+        (b'{"name": "p", "bundle": "' + b"b" * 64 + b'"}', "bundle: 'bbb"),
         (b'{"name": "p", "gpu_caps": [1]}', "gpu_caps"),
         (b'{"name": "p", "ttl_seconds": 0}', "ttl_seconds"),
         (b'{"name": "p", "ttl_seconds": 1e30}', "ttl_seconds"),
@@ -186,3 +190,15 @@ def test_who_may_not_change_the_server_may_only_look(gateway: Pooled) -> None:
     assert asked("GET", f"{POOLS}/p") == 200
     for method, path in (("POST", POOLS), ("DELETE", f"{POOLS}/p"), ("POST", f"{POOLS}/p/renew")):
         assert asked(method, path) == 403
+
+
+def test_a_bundle_is_known_in_any_spelling(gateway: Pooled) -> None:
+    pool = gateway.make(name="p", bundle="Default", gpus={"l4": 1}).json
+    assert pool["spec"]["bundle"] == "default" and pool["status"]["state"] == "active"
+
+
+def test_before_the_pools_were_read_none_is_said_to_be_unknown(gateway: Pooled) -> None:
+    gateway.pools._shared.is_read = False
+    answer = gateway.get(f"{POOLS}/bench")
+    assert answer.status_code == 503 and answer.json["detail"]["code"] == "QUEUE_UNAVAILABLE"
+    assert gateway.get(f"{POOLS}/default").status_code == 200
