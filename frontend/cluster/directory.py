@@ -373,10 +373,12 @@ class ClusterModels(Models):
         """Raise `DependencyConflict` if boxes have a model, and none of these the bundle of the choice."""
         if not choice.bundle:
             return
+        # A variant is a model of the row of its entry.
+        entry = model.partition(":")[0]
         known = {
             rows.box.bundle
             for box in self._boxes
-            if (rows := self._rows.get(box.name)) is not None and rows.box and model in rows.box.models
+            if (rows := self._rows.get(box.name)) is not None and rows.box and entry in rows.box.models
         }
         if known and choice.bundle not in known:
             raise DependencyConflict(

@@ -8,10 +8,14 @@ import pytest
 
 from frontend.cluster.boxes import Boxes
 from frontend.cluster.directory import ClusterModels
+from frontend.scope import Choice
 from ipc import deadline
 from ipc.catalog.entries import Catalog
-from ipc.errors import PenstockError
+from ipc.errors import DependencyConflict, PenstockError, Provisioning
 from ipc.settings import Cluster
+from ipc.wire.cluster import VERSION, BoxBeat, BoxRow, ModelRow, WorkerRow
+from ipc.wire.cluster_names import row_key
+from ipc.wire.messages import ModelStatus
 
 
 @pytest.mark.parametrize(("up", "code"), [(True, "PROVISIONING"), (False, "QUEUE_UNAVAILABLE")])
@@ -24,3 +28,62 @@ def test_whoever_knows_no_box_is_told_whether_there_is_a_broker(up: bool, code: 
     assert (
         {raised.value.code for raised in (unknown, unloaded)} == {models.why_unavailable("m").code} == {code}
     )
+
+
+class Stage:
+    """The directory of a gateway that hears boxes; the clock of signs of life is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**12
+        self.boxes = Boxes(Cluster(), lambda: self.now_ns)
+        self.models = ClusterModels(Catalog(()), self.boxes, 0.0, lambda: True)
+        self.models.read({})
+
+    def box(self, name: str, bundle: str, *models: str) -> None:
+        """A box of a bundle lives, and has loaded these models; a variant has the name of its entry before a colon."""
+        entries = sorted({model.partition(":")[0] for model in models})
+        worker = WorkerRow("worker-0", 0, "ready", True, True, "cpu", 1)
+        self.boxes.take(BoxBeat(VERSION, name, f"life-{name}", "default", 1, False, 1.0, 0.0))
+        for entry in entries:
+            states = [ModelStatus(each, "loaded") for each in models if each.partition(":")[0] == entry]
+            row = ModelRow(VERSION, f"life-{name}", None, None, {"worker-0": states})
+            self.models.take(row_key(name, entry), row)
+        self.models.take(
+            name, BoxRow(VERSION, name, f"life-{name}", "default", bundle, [worker], True, entries)
+        )
+
+    def loaded(self, model: str, bundle: str) -> ModelStatus:
+        return asyncio.run(self.models.ensure_loaded(model, deadline.after(30), (), Choice(bundle=bundle)))
+
+
+@pytest.mark.parametrize("model", ["org/m", "org/m:fast", "org/m:no-such-variant"])
+def test_a_bundle_without_the_model_is_a_conflict_that_names_the_others(model: str) -> None:
+    stage = Stage()
+    stage.box("a", "plain", "org/m", "org/m:fast")
+    stage.box("b", "big", "org/m", "org/m:fast")
+    stage.box("c", "wanted", "org/other")
+    with pytest.raises(DependencyConflict) as conflict:
+        stage.loaded(model, "wanted")
+    assert conflict.value.detail == {"compatible_bundles": ["big", "plain"]}
+    assert "'wanted'" in conflict.value.message and f"'{model}'" in conflict.value.message
+
+
+def test_a_box_of_the_bundle_that_is_only_away_is_no_conflict() -> None:
+    stage = Stage()
+    stage.box("a", "wanted", "org/m")
+    for _ in range(3):
+        stage.now_ns += 400_000_000
+        stage.boxes.tick()
+    assert not stage.boxes.is_alive("life-a")
+    stage.box("b", "plain", "org/m")
+    with pytest.raises(Provisioning):
+        stage.loaded("org/m", "wanted")
+    assert stage.loaded("org/m", "plain").state == "loaded"
+
+
+def test_a_model_that_no_box_has_and_a_request_without_a_bundle_are_no_conflict() -> None:
+    stage = Stage()
+    stage.box("a", "plain", "org/m")
+    with pytest.raises(Provisioning):
+        stage.loaded("org/unknown", "wanted")
+    assert stage.loaded("org/m", "").state == stage.loaded("org/m", "plain").state == "loaded"
