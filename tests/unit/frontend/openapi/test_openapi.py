@@ -238,6 +238,26 @@ def test_every_field_and_parameter_is_described() -> None:
     assert _without_words({"paths": DOCUMENT["paths"], **DOCUMENT["components"]}, "") == []
 
 
+def test_the_document_of_a_gateway_is_as_good_and_has_pools_beside() -> None:
+    known = protocols(is_gateway=True)
+    document = json.loads(known.schema())
+    validate(document, cls=OpenAPIV31SpecValidator)
+    pools = {"/v1/pools", "/v1/pools/{pool}", "/v1/pools/{pool}/renew"}
+    assert set(document["paths"]) - set(DOCUMENT["paths"]) == pools
+    assert _without_words({"paths": document["paths"], **document["components"]}, "") == []
+    operations = [one for path in document["paths"].values() for one in path.values()]
+    assert len(operations) == len({one["operationId"] for one in operations})
+    assert {one["tags"][0] for one in operations} == {section["name"] for section in document["tags"]}
+    assert set(document["paths"]["/v1/pools"]["post"]["responses"]) >= {"200", "201", "400", "403", "507"}
+    text = json.dumps(document)
+    for kind, components in document["components"].items():
+        for name in components if kind != "securitySchemes" else ():
+            assert f'"#/components/{kind}/{name}"' in text, name
+    for route in known.routes:
+        if route.body is not None and route.example is not None and route.path in pools:
+            msgspec.json.decode(json.dumps(route.example), type=route.body)
+
+
 # Texts of any content, names that clients or models give, and parts that are JSON of several forms.
 FREE_TEXTS = {
     "content", "content_type", "data_1", "data_2", "documents", "image", "image_url", "images", "input", "inputs",
