@@ -39,7 +39,7 @@ _FORMATS = (_PACKED, _INTEGERS, "naive-quantized", _FLOATS8)
 _MIXED = "mixed-precision"
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _ORDERS = (None, False, "weight", "static", "group", "dynamic")
-_WORD_BITS = 32
+_WORD_BITS, _BYTE_BITS = 32, 8
 ENDS = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
 """Ends of tensors that lead to a quantised layer, beside weights of int8 and float8."""
 
@@ -75,8 +75,13 @@ def read(stated: Mapping[str, Any]) -> Scheme:
         raise QuantizedRefused(
             f"{METHOD}: quantization_config.config_groups: none of {len(groups)} has weights"
         )
-    kept = tuple(dict.fromkeys(choices))
+    # NOTE: integers in bytes do not say how many bits they have, and a group of 8 bits reads both.
+    kept = tuple(sorted(dict.fromkeys(choices), key=lambda choice: not _is_of_bytes(choice)))
     return Scheme(METHOD, max(choice.bits for choice in kept), choices=kept)
+
+
+def _is_of_bytes(scheme: Scheme) -> bool:
+    return scheme.bits == _BYTE_BITS and not scheme.packed and not scheme.floats
 
 
 def _group(where: str, stated: Any, form: Any) -> Scheme:

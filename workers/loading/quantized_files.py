@@ -97,6 +97,10 @@ def _gptq(stated: Mapping[str, Any]) -> Scheme:
     bits = one_of("gptq", stated, "bits", (4, 8))
     form = one_of("gptq", {"checkpoint_format": "gptq", **stated}, "checkpoint_format", ("gptq", "gptq_v2"))
     dynamic = stated.get("dynamic") or {}
+    if not isinstance(dynamic, dict):
+        raise QuantizedRefused(
+            f"gptq: quantization_config.dynamic: expected an object of layers, got {short(dynamic)}"
+        )
     differing = [name for name in dynamic if not str(name).startswith("-:")]
     if differing:
         raise QuantizedRefused(

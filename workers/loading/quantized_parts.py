@@ -5,6 +5,7 @@ A file may come from anybody: a message names format, tensor and numbers.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -58,13 +59,14 @@ class Part(NamedTuple):
         """The bytes of the tensor. Raises `QuantizedRefused` for a file that is cut off, and OSError."""
         wanted = prod(self.shape) * _NBYTES[self.kind]
         with self.file.open("rb") as stream:
+            # NOTE: a header may state more bytes than there is memory, so the size of the file is asked first.
+            left = max(0, os.fstat(stream.fileno()).st_size - self.begin)
+            if left < wanted:
+                raise QuantizedRefused(
+                    f"{self.file.name} is cut off: {short(self.name)} has {left} of {wanted} bytes"
+                )
             stream.seek(self.begin)
-            found = stream.read(wanted)
-        if len(found) != wanted:
-            raise QuantizedRefused(
-                f"{self.file.name} is cut off: {short(self.name)} has {len(found)} of {wanted} bytes"
-            )
-        return found
+            return stream.read(wanted)
 
 
 class Weight(NamedTuple):

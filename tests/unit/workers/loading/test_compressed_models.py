@@ -15,7 +15,7 @@ import torch
 from penstock.own_models.files import CannotTell
 from penstock.own_models.places import find
 from tests.tiny import compressed_models
-from tests.tiny.compressed_models import LAYOUTS, change
+from tests.tiny.compressed_models import LAYOUTS, Layout, change
 from tests.unit.workers.adapters.test_quantizing import NEAR, is_near, is_written, layers_of, load
 from tests.unit.workers.loading.test_quantized_models import model_of
 from workers.adapters.shared.quantized_linears import (
@@ -69,6 +69,15 @@ def test_layers_of_two_groups_have_the_form_of_their_own_group(tmp_path: Path) -
     assert differing(tmp_path, wanted) == []
     kinds = {name.rpartition(".")[2]: layer.kind for name, layer in layers_of(load(tmp_path, FP8)).items()}
     assert set(kinds.values()) == {FP8}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_groups_of_4_and_of_8_bits_in_bytes_are_read_whichever_comes_first(
+    order: tuple[int, int], tmp_path: Path
+) -> None:
+    layouts = Layout("naive-quantized", 4), Layout("naive-quantized", 8)
+    wanted = compressed_models.write(tmp_path, *(layouts[at] for at in order))
+    assert differing(tmp_path, wanted) == []
 
 
 @pytest.mark.parametrize(

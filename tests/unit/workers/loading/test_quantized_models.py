@@ -21,7 +21,8 @@ from tests.unit.workers.loading.test_gguf_models import TEXTS, generated
 from workers.adapters.causal import CausalAdapter
 from workers.adapters.shared import checkpoint, quantized_weights
 from workers.lifecycle.memory_budget import estimate
-from workers.loading.quantized_files import QuantizedRefused, read_plan
+from workers.loading.quantized_files import read_plan
+from workers.loading.quantized_parts import Part, QuantizedRefused
 
 BASE = "model.layers.0.mlp.up_proj"
 
@@ -176,6 +177,17 @@ def test_a_file_that_is_cut_off_is_refused_before_the_start(layout: str, tmp_pat
         find(str(tmp_path))
 
 
+@pytest.mark.parametrize("begin", [0, 1 << 62])
+def test_a_tensor_that_is_larger_than_its_file_is_refused_unread(begin: int, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(64))
+    part = Part("scales", file, [1 << 40, 1 << 20], "F16", begin)
+    with pytest.raises(
+        QuantizedRefused, match=rf"is cut off: scales has {64 if not begin else 0} of {1 << 61} "
+    ):
+        part.data()
+
+
 @pytest.mark.parametrize("layout", ["gptq", "gptq of 8 bits", "awq", "fp8 in blocks"])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_mixtures_of_experts_have_the_weights_of_their_format(
@@ -209,6 +221,8 @@ def test_a_weight_of_another_size_than_the_model_s_is_refused_by_the_load(tmp_pa
         ({"group_size": 0}, "gptq: quantization_config.group_size: expected -1 or a number from 1 on, got 0"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format marlin is not read; read are gptq, gptq_v2"),
         ({"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic: layers with bits of their own are not read"),
+        ({"dynamic": 5}, "gptq: quantization_config.dynamic: expected an object of layers, got 5"),
+        ({"dynamic": ["-:.*down.*"]}, "gptq: quantization_config.dynamic: expected an object of layers, got ['-:"),
         ({"quant_method": "awq", "version": "gemv"}, "awq: quantization_config.version gemv is not read"),
         ({"quant_method": "awq", "bits": 8}, "awq: quantization_config.bits 8 is not read; read are 4"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "fp8: quantization_config.weight_block_size: expected"),
