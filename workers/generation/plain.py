@@ -4,7 +4,8 @@ transformers' `generate()` runs in a greenlet. The run stops at every step with 
 on with the token that the engine's sampler has chosen. Another sequence, and tokens that a grammar forces, begin a new
 run over all tokens so far. Where the positions of a model depend on the length of the text, a run gets the tokens
 behind the prompt one by one. So does a run of a model whose pictures transformers' own processor reads, which knows
-the arguments of the prompt alone.
+the arguments of the prompt alone. Each of these tokens is a step of its own, so that a long text that goes on here
+neither keeps the device from others nor counts as hung.
 
 Log probabilities of a prompt come from passes over the whole prompt, each of which computes the logits of some tokens.
 """
@@ -15,6 +16,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -30,7 +32,7 @@ from workers.generation.flights import Masks, Sampler
 from workers.generation.lora_rows import StepRows, whole
 from workers.generation.pictures.family import Picture
 from workers.generation.pictures.reading import PromptReader
-from workers.generation.request import GenerationRequest
+from workers.generation.request import Emission, GenerationRequest
 from workers.generation.rope import depends_on_length, forget_lengths
 from workers.generation.scheduler import Output, Span
 from workers.generation.scheduler import Sequence as Choice
@@ -76,6 +78,8 @@ class PlainEngine(Engine):
         self._keeps_some = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._run: Run | None = None
         self._reader = reader
+        self._singly = depends_on_length(model) or (reader is not None and not reader.in_steps)
+        self._fallen: Choice | None = None
 
     @property
     def reader(self) -> PromptReader | None:
@@ -101,26 +105,62 @@ class PlainEngine(Engine):
         """All rows of the model's own passes are of the one sequence."""
         return spans, whole(spans) if self.loras else None
 
+    def step(self, ahead: bool = True) -> list[Emission]:
+        """As `Engine.step`. A step that only computes an earlier token of a text that goes on returns nothing."""
+        return [] if self._catches_up() else super().step(ahead)
+
+    def _catches_up(self) -> bool:
+        """Compute the prompt or one token of a text whose run lacks more; false if the next step may choose."""
+        sequence = next(iter((*self._scheduler.running, *self._scheduler.waiting)), None)
+        # NOTE: what fails here is tried once more in one step, so that a request that fails alone is found.
+        if (
+            not self._singly
+            or sequence is None
+            or sequence is self._fallen
+            or not sequence.request.max_tokens
+        ):
+            return False
+        text = Span(sequence, 0, len(sequence.tokens))
+        computed = self._run.computed if self._run is not None and self._run.continues(text) else 0
+        stop = computed + 1 if computed else sequence.prompt_length
+        if stop >= text.stop:
+            return False
+        spans, rows = self._adapters([Span(sequence, computed, stop)])
+        try:
+            with self.loras.over(rows) if self.loras else nullcontext():
+                self._logits(*spans)
+        except BaseException:
+            self._fallen = sequence
+            raise
+        return True
+
     def _forward(self, spans: Sequence[Span]) -> torch.Tensor:
         """Logits [1, vocabulary] of the one sequence, or none."""
+        self._fallen = None
         [span] = spans
-        if not span.chooses:
-            return torch.empty(0, 0)
+        return self._logits(span) if span.chooses else torch.empty(0, 0)
+
+    def _logits(self, span: Span) -> torch.Tensor:
+        """Logits [1, vocabulary] behind a span, by the run of the sequence or by a new one."""
         run = self._run
         if run is None or not run.continues(span):
             if run is not None:
                 run.close()
             run = self._run = Run(
-                self._bare,
-                span.sequence,
-                partial(self._arguments, span.sequence),
-                singly=self._reader is not None and not self._reader.in_steps,
+                self._bare, span.sequence, partial(self._arguments, span.sequence), singly=self._singly
             )
         try:
-            return run.logits(span.sequence.tokens)
+            return run.logits(span.sequence.tokens[: span.stop])
         except BaseException:
             self._run = None
             raise
+
+    def _forget_unwanted(self) -> None:
+        """Let go of the run of a sequence that has ended too: keys, values and pictures."""
+        super()._forget_unwanted()
+        if self._run is not None and self._run.sequence.done:
+            self._run.close()
+            self._run = None
 
     def _score(self, spans: Sequence[Span], logits: torch.Tensor) -> dict[Choice, list[PromptToken]]:
         """The tokens of the one prompt, by passes of their own."""
@@ -157,7 +197,7 @@ def without_settings(model: Any) -> Any:
 
 
 class Run:
-    """One call of `generate()`, which is asked for logits step by step."""
+    """One call of `generate()` for a `sequence`, asked for logits step by step; `computed` tokens are done."""
 
     def __init__(
         self,
@@ -171,14 +211,15 @@ class Run:
 
         `singly`: tokens behind the prompt are computed one by one, also where positions do not depend on lengths.
         """
-        self._model, self._sequence, self._seen = model, sequence, seen
+        self.sequence, self.computed = sequence, 0
+        self._model, self._seen = model, seen
         self._greenlet = greenlet.greenlet(self._generate)
-        self._computed, self._singly = 0, singly or depends_on_length(model)
+        self._singly = singly or depends_on_length(model)
 
     def continues(self, span: Span) -> bool:
         """Whether the run can compute a span: the next single token of its sequence."""
-        follows = span.stop > self._computed if self._singly else span.stop == self._computed + 1
-        return span.sequence is self._sequence and follows and not self._greenlet.dead
+        follows = span.stop > self.computed if self._singly else span.stop == self.computed + 1
+        return span.sequence is self.sequence and follows and not self._greenlet.dead
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """Logits [1, vocabulary] after `tokens`, of which the run has computed the first or none."""
@@ -187,13 +228,13 @@ class Run:
         # NOTE: `generate()` computes without gradients, a mode of the thread and not of the greenlet.
         with torch.set_grad_enabled(torch.is_grad_enabled()):
             found: torch.Tensor
-            if not self._computed:
+            if not self.computed:
                 forget_lengths(self._model)
-                self._computed = self._sequence.prompt_length if self._singly else len(tokens)
-                found = self._greenlet.switch(tokens[: self._computed])
-            for token in tokens[self._computed :]:
+                self.computed = self.sequence.prompt_length if self._singly else len(tokens)
+                found = self._greenlet.switch(tokens[: self.computed])
+            for token in tokens[self.computed :]:
                 found = self._greenlet.switch(token)
-        self._computed = len(tokens)
+        self.computed = len(tokens)
         return found
 
     def close(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -173,6 +175,87 @@ def test_a_sequence_goes_on_after_a_pause_and_after_the_end_of_another() -> None
     assert found[0, 0] == greedy(mamba(), [1, 2, 3])
     assert found[2, 0] == greedy(mamba(), [6, 5])
     assert len(found[1, 0]) < TOKENS
+
+
+class Passes:
+    """Counts the passes of a model, and fails those of single tokens behind the place `fails_at`."""
+
+    def __init__(self, model: Any) -> None:
+        self.count, self.fails_at = 0, 1 << 30
+        model.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, _: Any, __: Any, given: dict[str, Any]) -> None:
+        self.count += 1
+        if int(given["position_ids"].max()) >= self.fails_at:
+            raise ValueError("too far")
+
+
+def resting(outputs: list[weakref.ref[Collected]]) -> tuple[PlainEngine, Passes, dict[Any, list[int]]]:
+    """An engine of a model that reads token by token; the run of request 0 ended when another text began."""
+    found: dict[Any, list[int]] = {}
+
+    def make_output(request: GenerationRequest, choice: int) -> Collected:
+        output = Collected(request, choice, found)
+        outputs.append(weakref.ref(output))
+        return output
+
+    model = causal.make("llama_dynamic")
+    sampler = BatchedSampler(lambda token: b"", lambda text: [])
+    engine = PlainEngine(model, 80, sampler, NotedMasks(), make_output)
+    engine.add(request_of(0, [7, 8, 9]))
+    for _ in range(TOKENS - 2):
+        engine.step()
+    engine.pause(0)
+    engine.add(request_of(1, [6, 5]))
+    while engine.has_work:
+        engine.step()
+    engine.resume(0)
+    return engine, Passes(model), found
+
+
+def test_a_text_that_goes_on_takes_one_pass_a_step_and_ends_between_two() -> None:
+    model = causal.make("llama_dynamic")
+    model.generation_config.eos_token_id = None
+    engine, passes, found = resting([])
+    counts = []
+    while engine.has_work:
+        before = passes.count
+        engine.step()
+        counts.append(passes.count - before)
+    assert counts == [1] * TOKENS, "the prompt, seven tokens, and one that is chosen behind them"
+    assert found[0, 0] == greedy(model, [7, 8, 9])
+    engine, passes, found = resting([])
+    engine.step()
+    engine.step()
+    engine.cancel(0)
+    assert not engine.has_work and passes.count == 2
+
+
+def test_a_text_that_cannot_go_on_fails_alone_too() -> None:
+    engine, passes, _ = resting([])
+    passes.fails_at = 5
+    with pytest.raises(ValueError, match="too far"):
+        while engine.has_work:
+            engine.step()
+    with pytest.raises(ValueError, match="too far"):
+        engine.step()
+    passes.fails_at = 1 << 30
+    while engine.has_work:
+        engine.step()
+
+
+def test_nothing_is_kept_of_a_text_that_has_ended() -> None:
+    outputs: list[weakref.ref[Collected]] = []
+    engine, _, _ = resting(outputs)
+    engine.step()
+    engine.cancel(0)
+    gc.collect()
+    assert [output() for output in outputs] == [None, None]
+    engine.add(request_of(2, [7, 8, 9]))
+    while engine.has_work:
+        engine.step()
+    gc.collect()
+    assert outputs[2]() is None
 
 
 def test_the_proof_passes_a_model_that_packs_and_refuses_attention_that_is_wrong(
