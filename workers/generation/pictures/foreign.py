@@ -240,9 +240,9 @@ class ForeignReader(PromptReader):
         }
 
     def _check_sizes(self, sizes: Sequence[Size]) -> None:
-        """Refuse more pixels than empty pictures may have, where the sizes matter. Raises `InvalidInput`."""
+        """Refuse more pixels than may be in memory, as the processor has all at once. Raises `InvalidInput`."""
         pixels, most = sum(height * width for height, width in sizes), most_pixels()
-        if self._foreign.by_size and pixels > most:
+        if pixels > most:
             raise InvalidInput(
                 f"messages: {len(sizes)} images with {pixels} pixels in all, a model without a family of ours takes "
                 f"{most} (limits.max_image_pixels)",

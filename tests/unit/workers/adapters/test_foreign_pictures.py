@@ -202,16 +202,16 @@ def test_counting_and_refusing_decode_nothing(aya: Other, monkeypatch: pytest.Mo
     for truncate in (False, True):
         with pytest.raises(InputTooLong, match="a prompt with images is not cut"):
             prepared(aya.adapter, Chat((1, "word " * 600)), truncate=truncate)
-    monkeypatch.setattr(foreign, "most_pixels", lambda: 5000)
-    with pytest.raises(InvalidInput, match=r"2 images with 8208 pixels in all, .* 5000 "):
-        prepared(aya.adapter, Chat((1, 2, QUESTION)))
 
 
-def test_a_model_whose_pictures_are_all_alike_takes_any_number_of_pixels(
-    llava: Other, monkeypatch: pytest.MonkeyPatch
+def test_all_pictures_of_a_prompt_have_the_pixels_of_one_at_most(
+    aya: Other, llava: Other, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign, "most_pixels", lambda: 1)
-    assert prepared(llava.adapter, CHATS["two"]).prompt == llava.expected(CHATS["two"])[0]
+    monkeypatch.setattr(foreign, "decoded", None)
+    monkeypatch.setattr(foreign, "most_pixels", lambda: 5000)
+    for other in (aya, llava):
+        with pytest.raises(InvalidInput, match=r"2 images with 8208 pixels in all, .* 5000 "):
+            prepared(other.adapter, Chat((1, 2, QUESTION)))
 
 
 @pytest.mark.parametrize(
