@@ -199,13 +199,20 @@ def open_pidfd(pid: int, ticks: int, thread: int = 0) -> int:
 
 def _thread_pidfd(pid: int, thread: int) -> int:
     """Descriptor of a thread, or of its process where the kernel has none for threads."""
-    if Path(f"/proc/{pid}/task/{thread}").exists():
+    place = Path(f"/proc/{pid}/task/{thread}")
+    if place.exists():
         try:
-            return os.pidfd_open(thread, _PIDFD_THREAD)
+            fd = os.pidfd_open(thread, _PIDFD_THREAD)
         except OSError as error:
             if error.errno == errno.ESRCH:
                 raise ProcessLookupError(pid) from None
             # An older kernel says EINVAL, a filter of system calls what it likes.
+        else:
+            # NOTE: nobody may have reaped the process yet, while its thread has gone and left its id to another one.
+            if place.exists():
+                return fd
+            os.close(fd)
+            raise ProcessLookupError(pid)
     return os.pidfd_open(pid)
 
 

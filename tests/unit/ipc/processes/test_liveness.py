@@ -207,6 +207,26 @@ def test_a_thread_of_another_process_is_not_watched(sleeper: subprocess.Popen[by
     os.close(fd)
 
 
+def test_a_thread_whose_id_passes_on_during_the_look_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, thread = started(LAST)
+    ticks, pidfd_open, given = start_ticks(process.pid), os.pidfd_open, []
+
+    def of_another(pid: int, flags: int = 0) -> int:
+        """The process ends, and is not reaped; its thread's id belongs to this process."""
+        assert pid == thread
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        given.append(pidfd_open(os.getpid()))
+        return given[0]
+
+    monkeypatch.setattr(os, "pidfd_open", of_another)
+    with pytest.raises(ProcessLookupError):
+        open_pidfd(process.pid, ticks, thread)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(given[0])
+    process.communicate()
+
+
 def test_a_forked_process_has_a_lasting_thread_of_its_own() -> None:
     own = lasting_thread()
     assert Path(f"/proc/self/task/{own}").exists() and own != os.getpid()
