@@ -40,6 +40,8 @@ MOST_TOLD = 32
 HEAD_NBYTES = 4096
 """Room for headers beside a payload."""
 
+MOST_SUBJECTS_NBYTES = 2048
+"""Subjects of one message. A broker ends the connection of whoever sends a command above its `max_control_line`."""
 _UNSENDABLE = re.compile(r"[\s\0]")
 """What would end the subject of a message in the protocol of the brokers, and so begin another command."""
 NO_BROKER = "no broker of the cluster can be reached"
@@ -116,6 +118,11 @@ class QuickClient(Client):
     def _command(self, subject: str, data: bytes, reply: str, headers: dict[str, str] | None) -> bytes:
         if not subject or _UNSENDABLE.search(subject) or _UNSENDABLE.search(reply):
             raise _Unsendable(f"{subject!a:.80} or {reply!a:.80} is no subject")
+        nbytes = len(subject.encode()) + len(reply.encode())
+        if nbytes > MOST_SUBJECTS_NBYTES:
+            raise _Unsendable(
+                f"{subject!a:.80}: {nbytes} bytes of subjects, and {MOST_SUBJECTS_NBYTES} may be sent"
+            )
         if len(data) > self.max_payload:
             raise _Unsendable(f"{len(data)} bytes, and this broker takes {self.max_payload}")
         if headers is None:

@@ -100,3 +100,33 @@ def test_a_broker_without_jetstream_is_written_once(tmp_path: Path, caplog: pyte
 
         asyncio.run(scene())
     assert sum("the bucket of models cannot be written" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    "parts", [("here." + "x" * 5000, ""), ("here", "x" * 5000), ("here", "\u00e4" * 1100)]
+)
+def test_a_subject_that_is_too_long_ends_its_message_alone(tmp_path: Path, parts: tuple[str, str]) -> None:
+    with broker(tmp_path, jetstream=False) as one:
+
+        async def scene() -> None:
+            heard: list[bytes] = []
+            lost: list[bool] = []
+            end = Broker(Cluster(urls=(one.url,)), "test")
+            end.listen("here", lambda message: heard.append(message.data))
+            end.on_down.append(lambda: lost.append(True))
+            end.start()
+
+            async def joined() -> bool:
+                return end.up
+
+            async def arrived() -> bool:
+                return heard == [b"good"]
+
+            await eventually(joined, "the broker")
+            end.send(parts[0], b"bad", parts[1])
+            end.send("here", b"good")
+            await eventually(arrived, "the message behind")
+            assert not lost
+            await end.close()
+
+        asyncio.run(scene())
