@@ -60,8 +60,10 @@ class Membership:
     async def _pin(self) -> None:
         while True:
             self._more.clear()
-            for model in self.pinned:
-                await self._load(model)
+            for model in list(self.pinned):
+                # A load takes minutes, and the box may have left the pool meanwhile.
+                if model in self.pinned:
+                    await self._load(model)
             try:
                 async with asyncio.timeout(LOOK_EVERY_S):
                     await self._more.wait()
