@@ -153,7 +153,7 @@ class Bridge:
             self.transfers,
             meter=meter,
         )
-        self._foreign = ForeignItems(settings, engine, models, self.broker.say)
+        self._foreign = ForeignItems(settings, engine, models, self.broker.say, meter)
         self.intake.on_foreign = self._take_foreign
         self._dead_letters = DeadLetters(self._cluster, self.broker, self._names)
         self.intake.on_dead = self._foreign.on_dead = self._dead_letters.keep

@@ -4,7 +4,8 @@
    sign of life, no cancelling. The queue gives the item to another box if this one dies.
 2. The item passes through the checks of the HTTP route of its operation. Its result, or its error, is published once,
    then the delivery is acknowledged. Meanwhile the queue is told that the item needs more time.
-3. Another delivery of an item that runs is acknowledged with the first one.
+3. Another delivery of an item that runs is acknowledged with the first one. Producers make the ids of items, so an
+   item is told by its id and its reply subject together.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from frontend.access.gate import Gate
 from frontend.bridge.intake import ACK, NAK, POISON, WORKING, Dead, Send
+from frontend.bridge.meter import Meter
 from frontend.engine.interface import Engine, Models
 from frontend.protocols.sie.encode import EncodeResource
 from frontend.protocols.sie.errors import contract_code
@@ -26,7 +28,8 @@ from frontend.protocols.sie.score import ScoreResource
 from frontend.scope import RequestScope, scope_of_ids
 from frontend.services import Services
 from ipc import deadline
-from ipc.errors import PenstockError, ResourceExhausted
+from ipc.errors import ModelNotFound, ModelNotLoaded, PenstockError, ResourceExhausted
+from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import Item, ItemResult, encode
 from ipc.wire.cluster_names import INBOX
@@ -36,6 +39,8 @@ log = logging.getLogger(__name__)
 
 SLACK_NBYTES = 2048
 """Room for the fields of a result beside its bytes."""
+MOST_REPLY = 512
+"""Characters of a reply subject. A broker ends the connection of whoever sends it a longer command than it takes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,20 +51,28 @@ class _Running:
 
 def may_hear(subject: str) -> bool:
     """Whether a result may be published on a subject: an inbox, without wildcards."""
-    return subject.startswith(f"{INBOX}.") and subject.isprintable() and not set(subject) & set("*> ")
+    is_subject = subject.isprintable() and len(subject) <= MOST_REPLY and not set(subject) & set("*> ")
+    return is_subject and subject.startswith(f"{INBOX}.")
+
+
+def _key(item: Item) -> tuple[str, str]:
+    return item.reply_subject, item.work_item_id
 
 
 class ForeignItems:
     """The items of other producers that one life of a bridge has."""
 
-    def __init__(self, settings: Settings, engine: Engine, models: Models, send: Send) -> None:
-        self._settings, self._models, self._send = settings, models, send
+    def __init__(
+        self, settings: Settings, engine: Engine, models: Models, send: Send, meter: Meter | None = None
+    ) -> None:
+        self._settings, self._models, self._send, self._meter = settings, models, send, meter
+        self._seldom = Seldom(log)
         services = Services(settings, models.catalog, Gate(), engine=engine, directory=models)
         self._resources: dict[str, InferenceResource[Any, Any]] = {
             resource.operation: resource(services)
             for resource in (EncodeResource, ScoreResource, ExtractResource)
         }
-        self._running: dict[str, _Running] = {}
+        self._running: dict[tuple[str, str], _Running] = {}
         self.on_dead: Dead = lambda reason, data, item, error: None
         self.draining = False
 
@@ -68,17 +81,19 @@ class ForeignItems:
 
     def take(self, item: Item, data: bytes, ack: str, aged_s: float, most_nbytes: int) -> None:
         """An item has arrived, as `data`; its result may have `most_nbytes`. See `Intake.take` for the others."""
-        known = self._running.get(item.work_item_id)
+        known = self._running.get(_key(item))
         if known is not None:
             known.acks += [ack] if ack else []
         elif self.draining and ack:
-            self._send(ack, NAK)
+            self._settle([ack], NAK)
         elif not may_hear(item.reply_subject):
-            log.warning("an item of another producer names no inbox to answer to, and was dropped")
+            self._seldom.warning("an item of another producer was dropped", "it names no inbox to answer to")
             self._settle([ack], ACK)
         else:
             task = asyncio.get_running_loop().create_task(self._run(item, data, aged_s, most_nbytes))
-            self._running[item.work_item_id] = _Running(task, [ack] if ack else [])
+            self._running[_key(item)] = _Running(task, [ack] if ack else [])
+            if self._meter is not None:
+                self._meter.inflight.inc()
 
     def extend(self) -> None:
         """Tell the queue that all that runs needs more time; call each `extend_every_s`."""
@@ -93,6 +108,8 @@ class ForeignItems:
     def _settle(self, acks: list[str], word: bytes) -> None:
         for ack in filter(None, acks):
             self._send(ack, word)
+            if self._meter is not None and word != WORKING:
+                self._meter.settled(given_back=word == NAK)
 
     async def _run(self, item: Item, data: bytes, aged_s: float, most_nbytes: int) -> None:
         began, limits = time.monotonic(), self._settings.limits
@@ -107,12 +124,18 @@ class ForeignItems:
             result, error = b"", failure
             if failure.code == POISON:
                 self.on_dead("poison", data, item, failure.message)
+            if self._meter is not None and isinstance(failure, (ModelNotFound, ModelNotLoaded)):
+                self._meter.lacks(item.model_id)
         except Exception:
             log.exception("item %.100s of another producer failed", item.work_item_id)
             result, error = b"", PenstockError("internal error")
         finally:
-            running = self._running.pop(item.work_item_id)
+            running = self._running.pop(_key(item))
+            if self._meter is not None:
+                self._meter.inflight.inc(-1)
         spent_ms = (time.monotonic() - began) * 1e3
+        if self._meter is not None:
+            self._meter.ended(item.model_id, item.operation, spent_ms / 1e3)
         self._send(item.reply_subject, encode(self._told(item, scope, result, error, aged_s, spent_ms)))
         self._settle(running.acks, ACK)
 

@@ -199,12 +199,12 @@ class Intake:
             self.on_dead("unreadable", data, None, error.message)
             self._end(ack, TERM)
             return
+        if ack and self._meter is not None:
+            self._meter.delivered(item.model_id, aged_s)
         if carried is None:
             self.counts["foreign"] += 1
             self.on_foreign(item, data, ack, aged_s)
             return
-        if ack and self._meter is not None:
-            self._meter.delivered(item.model_id, aged_s)
         self._begin(item, carried, ack, aged_s)
 
     def _end(self, ack: str, word: bytes) -> None:
@@ -212,7 +212,7 @@ class Intake:
         if ack:
             self._send(ack, word)
             if self._meter is not None and word != WORKING:
-                (self._meter.naked if word == NAK else self._meter.acked).inc()
+                self._meter.settled(given_back=word == NAK)
 
     def _begin(self, item: Item, carried: Carried, ack: str, aged_s: float) -> None:
         name = item.work_item_id

@@ -50,6 +50,10 @@ class Meter:
         for model, count in fetched.items():
             self._child("fetched", model).observe(count)
 
+    def settled(self, *, given_back: bool) -> None:
+        """The queue hears that a delivery is done, or that another box shall have the item."""
+        (self.naked if given_back else self.acked).inc()
+
     def ended(self, model: str, operation: str, seconds: float) -> None:
         """The answer to an item leaves, so long after the item came."""
         known = operation if operation in OPERATIONS else UNKNOWN

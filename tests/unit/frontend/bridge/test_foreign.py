@@ -12,10 +12,14 @@ import pytest
 
 from frontend.bridge.foreign import ForeignItems, may_hear
 from frontend.bridge.intake import ACK, NAK, WORKING
+from frontend.bridge.meter import Meter
 from ipc.errors import InvalidInput, ProtocolError
+from ipc.metrics.cluster import BridgeMetrics
+from ipc.metrics.families import UNKNOWN
 from ipc.wire.cluster import read_item
 from ipc.wire.foreign_items import Foreign, body_of, read_foreign
 from tests.fakes.vector_server import DENSE, SCORE, VectorServer
+from tests.unit.frontend.bridge.test_meter import values
 
 REPLY = "_INBOX.sie-gateway-1.q"
 
@@ -54,7 +58,9 @@ class Stage:
         self.server = VectorServer(root, cluster__box="a")
         services = self.server.services
         self.said: list[tuple[str, bytes]] = []
-        self.items = ForeignItems(services.settings, services.engine, services.directory, self._send)
+        self.metrics = BridgeMetrics()
+        meter = Meter(self.metrics, services.catalog)
+        self.items = ForeignItems(services.settings, services.engine, services.directory, self._send, meter)
 
     def _send(self, subject: str, data: bytes) -> bool:
         self.said.append((subject, data))
@@ -168,6 +174,32 @@ def test_a_second_delivery_of_an_item_that_runs_is_acknowledged_with_the_first(s
     ]
 
 
+def test_items_of_two_producers_with_one_id_are_both_answered(stage: Stage) -> None:
+    other = "_INBOX.sie-gateway-2.q"
+
+    async def scene() -> None:
+        for reply in (REPLY, other):
+            stage.take(item(reply_subject=reply, work_item_id=""), "$JS.ACK.1")
+        assert len(stage.items) == 2
+        await stage.items.ended(60)
+
+    asyncio.run(scene())
+    assert sorted(subject for subject, _ in stage.said if subject != "$JS.ACK.1") == [REPLY, other]
+    assert len(stage.said) == 4 and not len(stage.items)
+
+
+def test_items_of_other_producers_are_counted_as_ours_are(stage: Stage) -> None:
+    stage.run(item(), item(work_item_id="q.1", model_id="no/such"), ack="$JS.ACK.1")
+    stage.items.draining = True
+    stage.take(item(), "$JS.ACK.2")
+    found = values(stage.metrics)
+    assert found["sie_worker_messages_acked_total"] == 2 and found["sie_worker_messages_naked_total"] == 1
+    assert found["sie_worker_inflight_batches"] == 0
+    labels = f'{{model="{DENSE}",operation="encode"}}'
+    assert found[f"sie_pull_loop_batch_process_seconds_count{labels}"] == 1
+    assert found[f'sie_pull_loop_nak_unloaded_total{{model="{UNKNOWN}"}}'] == 1
+
+
 def test_a_box_that_leaves_gives_items_back(stage: Stage) -> None:
     stage.items.draining = True
     stage.take(item(), "$JS.ACK.1")
@@ -184,6 +216,7 @@ def test_a_box_that_leaves_gives_items_back(stage: Stage) -> None:
         "_INBOX.*.x",
         "_INBOX.a b",
         "_INBOX.a\x00",
+        "_INBOX." + "a" * 600,
         "",
     ],
 )
