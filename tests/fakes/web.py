@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 HERE = "127.0.0.1/32"
 """The network that tests allow."""
+_DRIP_S = 0.002
 
 
 def answer(body: bytes = b"", *, status: int = 200, kind: str = "text/html", **headers: str) -> bytes:
@@ -26,11 +27,23 @@ def to(place: str, status: int = 302) -> bytes:
     return answer(status=status, Location=place)
 
 
+@dataclass(frozen=True)
+class Endless:
+    """An answer of this type whose body drips to no end behind `beginning`; each byte is told to `dripped`."""
+
+    kind: str
+    beginning: bytes
+    dripped: Callable[[], None]
+
+
+Page = bytes | Endless | None
+
+
 @dataclass
 class Site:
     """Answers GET by path; a path that is missing is 404, and None never answers. `heads` are those of requests."""
 
-    pages: dict[str, bytes | None] = field(default_factory=dict)
+    pages: dict[str, Page] = field(default_factory=dict)
     heads: list[str] = field(default_factory=list)
     port: int = 0
 
@@ -51,8 +64,11 @@ class Site:
             if page is None:
                 await reader.read()
                 return
-            writer.write(page)
-            await writer.drain()
+            if isinstance(page, Endless):
+                await _drip(page, writer)
+            else:
+                writer.write(page)
+                await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -61,9 +77,31 @@ class Site:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Site]:
         """Listen on 127.0.0.1."""
-        async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as server:
+        serving: set[asyncio.Task[None]] = set()
+
+        def serve(*streams: Any) -> None:
+            task = asyncio.ensure_future(self._serve(*streams))
+            serving.add(task)
+            task.add_done_callback(serving.discard)
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             self.port = server.sockets[0].getsockname()[1]
-            yield self
+            try:
+                yield self
+            finally:
+                for task in serving:
+                    task.cancel()
+                await asyncio.gather(*serving, return_exceptions=True)
+
+
+async def _drip(page: Endless, writer: asyncio.StreamWriter) -> None:
+    """Write until the client is gone: `OSError`."""
+    writer.write(f"HTTP/1.1 200 Whatever\r\nContent-Type: {page.kind}\r\n\r\n".encode() + page.beginning)
+    while True:
+        writer.write(b"\0")
+        await writer.drain()
+        page.dripped()
+        await asyncio.sleep(_DRIP_S)
 
 
 def names(table: dict[str, Sequence[str]]) -> Callable[..., list[Any]]:
@@ -90,9 +128,9 @@ def names(table: dict[str, Sequence[str]]) -> Callable[..., list[Any]]:
 
 
 @contextmanager
-def serving_site(pages: dict[str, bytes | None]) -> Iterator[Site]:
+def serving_site(pages: Mapping[str, Page]) -> Iterator[Site]:
     """A site on a loop of its own, for tests that block."""
-    site, started, ends = Site(pages), threading.Event(), asyncio.Event()
+    site, started, ends = Site(dict(pages)), threading.Event(), asyncio.Event()
 
     async def run() -> None:
         async with site.running():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from frontend.generation.pictures import PLACEHOLDER, Album, content_of_parts
 from frontend.generation.requests import MOST_NBYTES
 from ipc.errors import InvalidInput
 from tests.fakes.generation_server import CHAT, RecordedServer
-from tests.fakes.web import HERE, Site, answer, serving_site, to
+from tests.fakes.web import HERE, Endless, Site, answer, serving_site, to
 from tests.tiny.pictures import encoded, picture
 
 EYE = "tiny/eye"
@@ -226,6 +229,57 @@ def test_a_url_that_never_ends_is_given_up(tmp_path: Path, site: Site) -> None:
     with eyes(tmp_path, fetch__allowed_networks=(HERE,), fetch__timeout_s="0.05") as server:
         text = refused(server, CHAT_PATH, messages=user(image_url(site.url("/never"))))
     assert "fetch.timeout_s" in text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        (CHAT_PATH, "messages[0].content[1].image_url.url"),
+        (RESPONSES, "input[0].content[1].image_url"),
+        (MESSAGES, "messages[0].content[1].source.url"),
+    ],
+)
+def test_a_picture_that_drips_without_end_is_an_error_of_the_dialect_that_names_the_limit(
+    tmp_path: Path,
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    field: str,
+    stream: bool,
+) -> None:
+    drops = count(1)
+    clock = {"ahead_s": 0.0}
+
+    def dripped() -> None:
+        if next(drops) == 10:
+            clock["ahead_s"] = 21.0
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda _: time.monotonic() + clock["ahead_s"])
+    site.pages["/drips"] = Endless("image/png", PNG, dripped)
+    url = site.url("/drips")
+    bodies = {
+        CHAT_PATH: {"messages": user(TEXT, image_url(url))},
+        RESPONSES: {"input": user({**TEXT, "type": "input_text"}, {"type": "input_image", "image_url": url})},
+        MESSAGES: {"messages": user(TEXT, {"type": "image", "source": {"type": "url", "url": url}})},
+    }
+    with eyes(tmp_path, fetch__allowed_networks=(HERE,), fetch__timeout_s="20") as server:
+        response = server.post(path, {"model": EYE, "max_tokens": 8, "stream": stream, **bodies[path]})
+        assert (server.engine.works, server.services.bodies.held_nbytes) == ([], 0)
+    # The clock has passed a keep-alive comment as well, so a stream is open when the fetch ends.
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    told = events[-1] if stream else response.json
+    error = told["error"]
+    assert error["message"] == f"{field}: no complete answer came within 20 s (fetch.timeout_s)"
+    if stream:
+        kinds = {CHAT_PATH: "server_error", RESPONSES: "validation_error", MESSAGES: "invalid_request_error"}
+        assert (response.status_code, error["type"]) == (200, kinds[path])
+        assert told.get("type") == (None if path == CHAT_PATH else "error")
+    else:
+        assert response.status_code == (400 if path == MESSAGES else 422)
+        assert error["type"] == "invalid_request_error"
+        assert path == MESSAGES or error["param"] == field
+    assert site.paths == ["/drips"] and clock["ahead_s"], "another limit ended the fetch"
 
 
 def test_the_deadline_of_a_request_ends_its_fetches(server: RecordedServer, site: Site) -> None:
