@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import math
 import os
 import threading
@@ -43,6 +44,12 @@ KEPT_BYTES = 1 << 30
 _NBYTES = {"int8": 1.01, "int4": 0.63, "fp8": 1.01}
 """Of a number and its part of the scales, by the kind of quantised layers."""
 _MATRIX = 2
+_FLOATS = ("embed", "embd", "wte", "wpe", ".experts.", "visual.", "vision_", "audio_tower.")
+"""Parts of the names of weights that stay floats."""
+_TABLES = ("embed_tokens.weight", "token_embd.weight", "wte.weight", "word_embeddings.weight")
+"""Ends of the names of tables of embeddings that may be the head too."""
+_SCALED_TABLES = ("gemma", "minicpm3", "biogpt", "xglm")
+"""Parts of the types of models whose tables give other rows than they hold, and so stay floats."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -96,14 +103,21 @@ def estimate(
     """Bytes of the weight files, or of the files of a program: about the memory that a load will take.
 
     With `dtype` these are the bytes of the numbers in this type, where a GGUF file or quantised weights hold them. With
-    `quantization` weights of two axes take the bytes of this kind, but for tables of embeddings.
+    `quantization` weights of two axes take the bytes of this kind, but for those that stay floats. A table of
+    embeddings that is the head too has two forms of int8 on a CPU, where such a load has float32.
     """
     if quantization and dtype is not None:
         with suppress(QuantizedRefused):
-            found = sum(
-                count * (_NBYTES[quantization] if axes == _MATRIX and not _is_table(name) else dtype.itemsize)
-                for name, count, axes in _shapes(directory, gguf)
-            )
+            weights = list(_shapes(directory, gguf))
+            shared = _shared_table(directory, gguf, {name for name, *_ in weights})
+            found = 0.0
+            for name, count, axes in weights:
+                if name == shared and dtype == torch.float32 and quantization in ("int8", "int4"):
+                    found += count * 2 * _NBYTES["int8"]
+                elif axes == _MATRIX and not _stays(name):
+                    found += count * _NBYTES[quantization]
+                else:
+                    found += count * dtype.itemsize
             if found:
                 return int(found)
     if gguf and dtype is not None:
@@ -135,8 +149,32 @@ def _shapes(directory: Path, gguf: str) -> Iterator[tuple[str, int, int]]:
             yield name, math.prod(part.shape), len(part.shape)
 
 
-def _is_table(name: str) -> bool:
-    return any(word in name for word in ("embed", "embd", "wte"))
+def _shared_table(directory: Path, gguf: str, names: set[str]) -> str:
+    """The table of embeddings that is the head too, as no head is stored; empty where floats stay."""
+    if gguf:
+        family = read_model(directory / gguf).architecture
+    elif read_plan(directory) is not None:
+        return ""
+    else:
+        family = _model_type(directory)
+    has_head = any(name == "output.weight" or name.endswith("lm_head.weight") for name in names)
+    if has_head or any(part in family for part in _SCALED_TABLES):
+        return ""
+    return next((name for name in sorted(names) if name.endswith(_TABLES)), "")
+
+
+def _model_type(directory: Path) -> str:
+    """The type of a model by its config.json; empty where the file does not say."""
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return str(config.get("model_type", "")) if isinstance(config, dict) else ""
+
+
+def _stays(name: str) -> bool:
+    """Whether a weight stays floats by its name: tables, experts of mixtures, towers that see or hear."""
+    return any(word in name for word in _FLOATS)
 
 
 def device_share(device: Device) -> float:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,20 @@ def read_tensor(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
             if turn is None or dtype != torch.float32:
                 place.copy_(torch.from_numpy(numbers))
     return whole.reshape(stored.shape)
+
+
+def read_runs(stored: StoredTensor) -> Iterator[torch.Tensor]:
+    """A tensor [outer, inner] as runs of its rows, float32, each of `PIECE_VALUES` numbers or one row.
+
+    Rows are whole blocks. Raises OSError for a file that is cut off meanwhile.
+    """
+    outer, inner = stored.shape
+    row_nbytes, step = stored.nbytes // outer, max(1, PIECE_VALUES // inner)
+    for first in range(0, outer, step):
+        count = min(step, outer - first)
+        start = stored.start + first * row_nbytes
+        run = replace(stored, shape=(count, inner), start=start, nbytes=count * row_nbytes)
+        yield read_tensor(run, torch.float32)
 
 
 class Ahead:

@@ -47,7 +47,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 
 from ipc import extras
 from workers.adapters.shared.building import BUILDING, WeightCount
-from workers.adapters.shared.gguf_blocks import AS_STORED, Ahead, read_blocks, read_tensor
+from workers.adapters.shared.gguf_blocks import AS_STORED, Ahead, read_blocks, read_runs, read_tensor
 from workers.adapters.shared.quantized_linears import INT4, INT8, quantize
 from workers.adapters.shared.quantizing import Quantizer
 from workers.libraries import replaced
@@ -238,6 +238,9 @@ def load(
             held = _Held(model.name, quantizer)
             for name in quantizer.names(empty) & weights.keys():
                 weights[name].hold = partial(held, name)
+            shared = quantizer.table_of(empty, weights)
+            if shared:
+                weights[shared].hold = held.table
         # PERF: the names are those of the model, and the table of all renamings takes half a second to make.
         renamings = replaced([modeling_utils], "get_model_conversion_mapping", lambda *_, **__: [])
         with count.raising(), renamings:
@@ -300,6 +303,12 @@ class _Held:
                 self._changed[each, kind] = self._changed.get((each, kind), 0) + 1
             return quantizer.hold(name, quantize(weight.numbers(torch.float32), kind))
 
+    def table(self, weight: _Weight) -> torch.Tensor:
+        """A stand-in for the table that is the head too, which the quantizer has."""
+        outer, inner = weight.shape
+        with self._turn:
+            return self._quantizer.hold_table((outer, inner), weight.runs())
+
     def tell(self) -> None:
         """Say in the log what blocks have become."""
         for (stored, kind), count in sorted(self._changed.items()):
@@ -322,6 +331,13 @@ class _Weight:
     def __getitem__(self, index: Any) -> torch.Tensor:
         hold = self.hold
         return self.made(lambda: self.numbers(self.dtype) if hold is None else hold(self))
+
+    def runs(self) -> Iterator[torch.Tensor]:
+        """The parameter [outer, inner] as runs of its rows, float32."""
+        if self.fix is None and len(self.parts) == 1 and self.parts[0].shape == self.shape:
+            yield from read_runs(self.parts[0])
+        else:
+            yield self.numbers(torch.float32)
 
     def numbers(self, dtype: torch.dtype) -> torch.Tensor:
         """The parameter as numbers."""

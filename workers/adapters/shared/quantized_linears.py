@@ -15,7 +15,7 @@ PERF: figures of all these forms, and of those that were not chosen, stand in do
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -125,18 +125,39 @@ def quantize(numbers: Tensor, kind: str) -> QuantizedWeight:
     int8 and fp8 have one scale for each output. int4 has a scale and a zero, both of them floats, for each 32 inputs; a
     width that is no multiple of 32 becomes int8.
     """
-    if kind == INT4 and numbers.shape[1] % GROUP:
+    return quantize_runs([numbers], (numbers.shape[0], numbers.shape[1]), kind)
+
+
+def quantize_runs(runs: Iterable[Tensor], shape: tuple[int, int], kind: str) -> QuantizedWeight:
+    """A weight of `shape` as `kind`, as `quantize` makes one, out of runs [any, inner] that have its rows in order.
+
+    Raises ValueError for fewer rows or more.
+    """
+    outer, inner = shape
+    if kind == INT4 and inner % GROUP:
         kind = INT8
-    # PERF: a tile at a time, as the steps of the whole would take several times its memory.
-    parts = [_quantized(part.float(), kind) for part in numbers.split(_tile(numbers.shape[1]))]
-    zeros = [part.zeros for part in parts if part.zeros is not None]
-    return QuantizedWeight(
-        kind,
-        torch.cat([part.values for part in parts]),
-        torch.cat([part.scales for part in parts]),
-        parts[0].group,
-        torch.cat(zeros) if zeros else None,
-    )
+    whole: QuantizedWeight | None = None
+    first = 0
+    for run in runs:
+        # PERF: a tile at a time, each into its place, as the steps of the whole would take several times its memory.
+        for part in run.split(_tile(inner)):
+            made = _quantized(part.float(), kind)
+            if whole is None:
+                whole = QuantizedWeight(
+                    kind,
+                    made.values.new_empty(outer, inner),
+                    made.scales.new_empty(outer, made.scales.shape[1]),
+                    made.group,
+                    None if made.zeros is None else made.zeros.new_empty(outer, made.zeros.shape[1]),
+                )
+            place = slice(first, first + len(part))
+            first = place.stop
+            whole.values[place], whole.scales[place] = made.values, made.scales
+            if whole.zeros is not None and made.zeros is not None:
+                whole.zeros[place] = made.zeros
+    if whole is None or first != outer:
+        raise ValueError(f"a weight of {outer} outputs has rows for {first}")
+    return whole
 
 
 def _quantized(numbers: Tensor, kind: str) -> QuantizedWeight:
@@ -381,9 +402,10 @@ def layer_of(
 ) -> QuantizedLinear:
     """The layer called `name` over a weight, proven. Raises `LayerNotProven`."""
     states = _states(stored, dtype, device)
-    wanted = torch.cat(
-        [F.linear(states.float(), part.numbers().to(device)) for _, part in stored.tiles()], dim=1
-    )
+    wanted = states.new_empty(len(states), stored.shape[0], dtype=torch.float32)
+    for first, part in stored.tiles():
+        numbers = part.numbers().to(device)
+        wanted[:, first : first + len(numbers)] = F.linear(states.float(), numbers)
     forms: list[type[QuantizedLinear]] = [MadeLinear]
     if stored.kind == INT8 and stored.zeros is None and stored.scales.shape[1] == 1 and device.type == "cpu":
         forms.insert(0, Int8Linear)

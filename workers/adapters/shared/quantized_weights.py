@@ -71,7 +71,7 @@ def load(
         del config.quantization_config
     count, turn = WeightCount(plan.values, context.progress), threading.Lock()
     with BUILDING:
-        chosen, known = _chosen(table[type(config)], config, quantizer)
+        chosen, known, shared = _chosen(table[type(config)], config, quantizer, plan)
     made: dict[str, Any] = {}
     for name, weight in plan.quantized.items():
         # A name that the model does not have is one that transformers changes; experts become one tensor.
@@ -80,7 +80,8 @@ def load(
     # What a quantised checkpoint leaves as numbers, its maker has left so on purpose.
     plain = quantizer if plan.scheme is None else None
     for name, part in plan.plain.items():
-        made[name] = _Plain(part, context.dtype, count, turn, plain if name in chosen else None)
+        holds = name in chosen or name == shared
+        made[name] = _Plain(part, count, turn, plain if holds else None, is_table=name == shared)
     with BUILDING, count.raising():
         model, report = table[type(config)].from_pretrained(
             None,
@@ -103,13 +104,19 @@ def load(
     return model.to(context.device).eval().requires_grad_(False)
 
 
-def _chosen(factory: Any, config: Any, quantizer: Quantizer | None) -> tuple[frozenset[str], frozenset[str]]:
-    """The weights of a model to quantise, and all of its weights; none without a quantizer."""
+def _chosen(
+    factory: Any, config: Any, quantizer: Quantizer | None, plan: Plan
+) -> tuple[frozenset[str], frozenset[str], str]:
+    """The weights of a model to quantise, all of its weights, and the table that is the head too (`table_of`).
+
+    None of them without a quantizer.
+    """
     if quantizer is None:
-        return frozenset(), frozenset()
+        return frozenset(), frozenset(), ""
     with torch.device("meta"):
         model = factory(config)
-    return quantizer.names(model), frozenset(model.state_dict())
+    shared = quantizer.table_of(model, plan.plain) if plan.scheme is None else ""
+    return quantizer.names(model), frozenset(model.state_dict()), shared
 
 
 class _Plain:
@@ -118,20 +125,26 @@ class _Plain:
     def __init__(
         self,
         part: Part,
-        dtype: torch.dtype,
         count: WeightCount,
         turn: threading.Lock,
         quantizer: Quantizer | None,
+        *,
+        is_table: bool,
     ) -> None:
-        self._part, self._dtype, self._count, self._turn = part, dtype, count, turn
-        self._quantizer = quantizer
+        """`is_table` is for the table of embeddings that is the head too."""
+        self._part, self._count, self._turn = part, count, turn
+        self._quantizer, self._is_table = quantizer, is_table
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         quantizer, part = self._quantizer, self._part
         # NOTE: a weight of another shape than the model's is told by transformers.
         if quantizer is None or len(part.shape) != 2:
             return self._count.make(lambda: _read(part))
+        outer, inner = part.shape
         with self._turn:
+            if self._is_table:
+                # NOTE: the tensor is a view of the mapped file, and belongs to no name here.
+                return self._count.make(lambda: quantizer.hold_table((outer, inner), map(_read, (part,))))
             return self._count.make(lambda: quantizer.hold(part.name, _read(part)))
 
 

@@ -7,13 +7,14 @@
 3. `finish` puts the layers in their places. What was not read one by one (code that a model brings, weights that
    transformers renames or joins) is quantised there.
 4. A head that shares the table of embeddings becomes int8 on a CPU, with int8 and int4, and so does the table.
-   Elsewhere both stay, as a second form of the table would take more memory than the quantised head saves.
+   Elsewhere both stay, as a second form of the table would take more memory than the quantised head saves. Whoever
+   reads weights one by one hands the table to `hold_table` in runs of rows, so that its numbers never lie there whole.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from workers.adapters.shared.quantized_linears import (
     QuantizedWeight,
     layer_of,
     quantize,
+    quantize_runs,
 )
 
 log = logging.getLogger(__name__)
@@ -44,11 +46,29 @@ class Quantizer:
         """Rows have `dtype`; the layers are kept on `device`."""
         self.kind, self._dtype, self._device = kind, dtype, device
         self._held: dict[int, tuple[str, Tensor, QuantizedLinear]] = {}
+        self._table: tuple[Tensor, QuantizedWeight, QuantizedLinear] | None = None
 
     @staticmethod
     def names(model: Any) -> frozenset[str]:
         """The weights of `model` to quantise."""
         return frozenset(f"{name}.weight" for name, *_ in _chosen(model))
+
+    def table_of(self, model: Any, stored: Container[str]) -> str:
+        """The name of the table of embeddings to hand to `hold_table`; empty without one.
+
+        `stored` are the names of weights that the files hold. A head that is stored too may differ from the table.
+        """
+        tied = getattr(model, "all_tied_weights_keys", None) or {}
+        if len(tied) != 1:
+            return ""
+        ((head, table),) = tied.items()
+        modules = dict(model.named_modules())
+        is_read = table in stored and head not in stored
+        is_both = (
+            modules.get(head.removesuffix(".weight")) is model.get_output_embeddings()
+            and modules.get(table.removesuffix(".weight")) is model.get_input_embeddings()
+        )
+        return table if is_read and is_both and self._shares(model) else ""
 
     def kind_of(self, name: str) -> str:
         """The kind of a weight."""
@@ -62,12 +82,24 @@ class Quantizer:
         self._held[place.data_ptr()] = (name, place, layer)
         return place.expand(stored.shape)
 
+    def hold_table(self, shape: tuple[int, int], runs: Iterable[Tensor]) -> Tensor:
+        """Keep the table that `table_of` names as int8, out of runs of its rows [any, width]; a stand-in of its shape.
+
+        Raises `LayerNotProven`.
+        """
+        stored = quantize_runs(runs, shape, INT8)
+        layer = layer_of("lm_head", stored, None, self._dtype, self._device)
+        place = torch.zeros(1, dtype=self._dtype)
+        self._table = place, stored, layer
+        return place.expand(stored.shape)
+
     @torch.no_grad()
     def finish(self, model: Any, *, held_only: bool = False) -> None:
         """Put the layers into `model`, and unless `held_only` quantise those that nobody has held.
 
         Raises `LayerNotProven`, and ValueError for a held weight that is not the weight of a linear layer.
         """
+        self._share(model, held_only=held_only)
         held = dict(self._held)
         for parent in list(model.modules()):
             for name, child in list(parent.named_children()):
@@ -87,11 +119,9 @@ class Quantizer:
         for name, parent, end, child in [] if held_only else list(_chosen(model)):
             stored = quantize(child.weight, self.kind_of(f"{name}.weight"))
             setattr(parent, end, layer_of(name, stored, child.bias, self._dtype, self._device))
-        if not held_only and self.kind in (INT4, INT8) and self._device.type == "cpu":
-            self._share(model)
         self._tell(model)
 
-    def _share(self, model: Any) -> None:
+    def _share(self, model: Any, *, held_only: bool) -> None:
         """Make int8 of a table of embeddings that is the head too. Raises `LayerNotProven`.
 
         PERF: a head reads its table for each step. 49,152 rows of 576 take 3.2 / 3.9 / 8.3 ms of one thread for 1 / 8 /
@@ -99,15 +129,36 @@ class Quantizer:
         have half the bytes of float32.
         """
         head, table = model.get_output_embeddings(), model.get_input_embeddings()
-        if type(head) is not nn.Linear or type(table) is not nn.Embedding or head.weight is not table.weight:
-            return
-        if min(head.weight.shape) < LEAST_WIDTH or table.max_norm is not None:
-            return
-        stored = quantize(table.weight, INT8)
-        layer = layer_of("lm_head", stored, head.bias, self._dtype, self._device)
-        if isinstance(layer, Int8Linear):
-            model.set_output_embeddings(layer)
-            model.set_input_embeddings(QuantizedTable(stored, self._dtype))
+        if self._table is None:
+            if held_only or not self._shares(model) or head.weight is not table.weight:
+                return
+            stored = quantize(table.weight, INT8)
+            # The numbers go before the layer is made.
+            head.weight = table.weight = nn.Parameter(table.weight.new_empty(0), requires_grad=False)
+            layer = layer_of("lm_head", stored, None, self._dtype, self._device)
+        else:
+            place, stored, layer = self._table
+            if any(weight.data_ptr() != place.data_ptr() for weight in (head.weight, table.weight)):
+                raise ValueError(
+                    f"precision: {self.kind}: the table of embeddings of {type(model).__name__} is not the head"
+                )
+            self._table = None
+        bias = None if head.bias is None else head.bias.to(self._device, self._dtype)
+        layer.register_buffer("bias", bias, persistent=False)
+        model.set_output_embeddings(layer)
+        model.set_input_embeddings(QuantizedTable(stored, self._dtype))
+
+    def _shares(self, model: Any) -> bool:
+        """Whether a table of `model` becomes int8 where the table is the head too: by kind, device, modules, sizes."""
+        head, table = model.get_output_embeddings(), model.get_input_embeddings()
+        if self.kind not in (INT4, INT8) or self._device.type != "cpu":
+            return False
+        if type(head) is not nn.Linear or type(table) is not nn.Embedding or table.max_norm is not None:
+            return False
+        if min(head.weight.shape) < LEAST_WIDTH:
+            return False
+        tried = quantize(torch.eye(LEAST_WIDTH), INT8)
+        return isinstance(layer_of("products of int8", tried, None, self._dtype, self._device), Int8Linear)
 
     def _tell(self, model: Any) -> None:
         layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
