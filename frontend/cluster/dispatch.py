@@ -328,7 +328,7 @@ class Dispatch:
         for held in list(self.items.values()):
             silent_ns = now_ns - held.heard_ns
             if held.queued and not held.boxes and not held.future.done() and silent_ns > OLD_NS:
-                self._leave_if_roomy(held)
+                self._look_at_old(held)
             if held.future.done() or silent_ns < self._ask_ns:
                 continue
             if not held.boxes:
@@ -341,10 +341,18 @@ class Dispatch:
         for life, items in asked.items():
             self._tell(life, Ask, items)
 
-    def _leave_if_roomy(self, held: Held) -> None:
-        """Send an old item of the queue directly to a box that has room: boxes that pull may not have its model."""
+    def _look_at_old(self, held: Held) -> None:
+        """Send an old item of the queue directly to a box that has room: boxes that pull may not have its model.
+
+        Without a box the item waits as one that has lost its box: nobody may pull from the queue any more, as where all
+        boxes of a pool were given to another one.
+        """
         box = self._choose(held)
-        if box is not None and box.room_s > 0:
+        if box is None:
+            self._wait_or_fail(held, held.refusal or self._why_not(held))
+            return
+        held.stranded_ns = 0
+        if box.room_s > 0:
             self._again(held, "old")
 
     def _tell(self, life: str, word: type[ToBox], items: list[str]) -> None:

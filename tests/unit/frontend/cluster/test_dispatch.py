@@ -427,6 +427,26 @@ def test_an_old_item_of_the_queue_goes_to_a_box_with_room() -> None:
     played(scene)
 
 
+def test_an_item_of_a_queue_that_no_box_pulls_from_fails_in_the_end() -> None:
+    def scene() -> None:
+        stage = Stage("a")
+        stage.queue = True
+        held = stage.begin()
+        stage.boxes.by_name["a"].draining = True
+        for _ in range(2):
+            stage.pass_s(WAIT_S - 1.0)
+            assert not held.future.done()
+            # A box begins the wait anew, even one without room, which pulls sooner or later.
+            stage.beat("a")
+            stage.boxes.by_name["a"].room_s = 0.0
+            stage.dispatch.tick()
+        assert not stage.sent
+        stage.pass_s(WAIT_S + 2.0)
+        assert isinstance(held.future.exception(), Provisioning)
+
+    played(scene)
+
+
 def test_an_unclaimed_item_of_the_queue_is_dropped_at_every_box_that_may_pull_it() -> None:
     async def scene() -> None:
         stage = Stage("a", "b")
