@@ -497,7 +497,8 @@ class Credits(Wire, frozen=True, tag="credits"):
     `room_s`: for queries, below 0 for a session above its part; `bulk_room_s`: for bulk work. `wait_s`, `bulk_wait_s`:
     until the device has begun all that waits now. `rate`: cost a second that the device does. `step_s`: whole seconds
     for which the present step of the device runs. `others_s`: waiting work of other sessions. `prices`: seconds for a
-    token of each model that has run. `floor`: tokens of any model that the session may send whatever the room.
+    token of each model that has run or has work in the queue. `floor`: tokens of any model that the session may send
+    whatever the room.
     """
 
     room_s: float

@@ -74,8 +74,8 @@ class OpenLoad:
         head = f"POST /v1/encode/{self._model} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
         return f"{head}{self._headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
-    async def ask(self, found: Replies) -> None:
-        """One request on an idle connection or a new one."""
+    async def ask(self, found: Replies) -> int | None:
+        """One request on an idle connection or a new one. Returns the status, None where no answer came."""
         began = time.monotonic()
         try:
             pair = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
@@ -83,12 +83,13 @@ class OpenLoad:
             status, headers, body = await _response(pair[0])
         except (OSError, EOFError) as error:
             found.broken.append(repr(error))
-            return
+            return None
         found.replies.append(Reply(began, time.monotonic(), status, headers, body))
         if headers.get("connection") == "close":
             pair[1].close()
         else:
             self._idle.append(pair)
+        return status
 
     async def closed(self, clients: int, seconds: float) -> Replies:
         """`clients` that each wait for an answer before they ask again."""
@@ -100,6 +101,20 @@ class OpenLoad:
 
         await asyncio.gather(*(client() for _ in range(clients)))
         return found
+
+    async def press(self, clients: int, found: Replies, refused: asyncio.Event, ended: asyncio.Event) -> None:
+        """`clients` that ask again after each answer until `ended` is set.
+
+        A client without a result sets `refused` and pauses for 0.2 s.
+        """
+
+        async def client() -> None:
+            while not ended.is_set():
+                if await self.ask(found) != 200:
+                    refused.set()
+                    await asyncio.sleep(0.2)
+
+        await asyncio.gather(*(client() for _ in range(clients)))
 
     async def open(self, per_second: float, seconds: float) -> Replies:
         """Requests at fixed instants, whatever becomes of those before."""

@@ -19,6 +19,8 @@ ASKED = 10
 SHORT = "short"
 LONG = "some longer text " * 15
 """With its number 264 characters: 67 tokens, 7 ms of the fake device beside the 20 ms of each batch."""
+FLOODING = 300
+"""Clients of the flood. A queue of 2 s holds about 170 of their requests."""
 MOST_BEFORE = 40
 """Answers to the flood while a request waits: ten batches, three of which are the rule.
 
@@ -63,21 +65,22 @@ def test_a_flood_by_one_key_neither_refuses_nor_delays_another(tmp_path: Path) -
 
     async def measure(server: Server) -> tuple[Replies, Replies]:
         flood, quiet = load(server, keys["flood"], LONG), load(server, keys["quiet"], LONG)
-        flooding = asyncio.create_task(flood.open(200, 4.0))
-        await asyncio.sleep(1.0)
-        asked = Replies()
+        flooded, asked, refused, ended = Replies(), Replies(), asyncio.Event(), asyncio.Event()
+        flooding = asyncio.create_task(flood.press(FLOODING, flooded, refused, ended))
+        await refused.wait()
         for _ in range(ASKED):
             await quiet.ask(asked)
-        flooded = await flooding
+        ended.set()
+        await flooding
         await flood.close()
         await quiet.close()
         return flooded, asked
 
     with serving(tmp_path, models=(MODEL,), settings=settings, supervised=False) as server:
         flooded, asked = asyncio.run(measure(server))
-        assert flooded.of(503), "the flood must fill the queue"
+        assert not flooded.broken and not asked.broken
         assert {reply.code for reply in flooded.of(503)} == {"QUEUE_FULL"}
-        assert len(asked.of(200)) == ASKED, "the quiet caller was refused"
+        assert len(asked.of(200)) == ASKED, [reply.body for reply in asked.replies]
         ended = [reply.ended for reply in flooded.of(200)]
         before = [sum(one.began < at < one.ended for at in ended) for one in asked.replies]
         assert percentile(before, 0.5) <= MOST_BEFORE, sorted(before)

@@ -230,9 +230,14 @@ class Bound:
         return min(budget, FULL_AGAIN * seen) if seen else budget
 
     def prices(self) -> dict[str, float]:
-        """Seconds that a token counts in the interactive lane, by model, for the models that have run."""
+        """Seconds that a token counts in the interactive lane, by model, for models that have run or have work here.
+
+        Without the price of a model whose first batch still runs, a frontend would take the work of that model for
+        nothing and the full queue for a limit of 0: a caller below its part would be refused.
+        """
         limit_s = self._lanes["interactive"].limit_s
-        return {model: self.price(limit_s, model) for model in self._paces.models()}
+        waiting = {model for lane in self._lanes.values() for model in lane.shares.all.tokens if model}
+        return {model: self.price(limit_s, model) for model in waiting.union(self._paces.models())}
 
     def drain_s(self, lane: str) -> float:
         """Seconds until the device has begun all work that waits in a lane, and the work that goes before."""

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontend.engine.local.outstanding import Outstanding
 from ipc.errors import QueueFull
 from ipc.settings import Queue, Settings
+from ipc.wire.messages import InferCall, Submit, Work
 from tests.fakes.jobs import make_job
 from tests.unit.workers.scheduling.test_batcher import job
 from workers.adapters.base import Gathering, Prepared
@@ -74,6 +76,17 @@ def test_sessions_are_told_their_rooms_the_waits_and_the_prices() -> None:
         assert (credits.wait_s, credits.bulk_wait_s) == pytest.approx((0.25, 1.75))
         assert credits.others_s == pytest.approx(others_s) and credits.step_s == 3
         assert credits.prices == pytest.approx({"m": 0.0005}) and credits.floor == 1024
+
+
+def test_a_caller_below_its_part_has_credit_while_the_first_batch_of_a_flooded_model_runs() -> None:
+    waiting, frontend = work_queue(max_wait_s=2.0, min_tokens=1000), Outstanding()
+    for number in range(17):
+        request = Submit(number, Work("m", InferCall([], []), 2**62, 60, "req", caller="flood"))
+        frontend.begin(request)
+        waiting.admit(make_job(cost=60, caller="flood", session=b"a"))
+    frontend.credit(waiting.credits([b"a"])[b"a"])
+    assert not frontend.allows(Work("m", InferCall([], []), 2**62, 60, "req", caller="flood"))
+    assert frontend.allows(Work("m", InferCall([], []), 2**62, 60, "req", caller="quiet"))
 
 
 def test_items_of_a_job_that_has_ended_are_not_queued() -> None:
