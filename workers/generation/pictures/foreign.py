@@ -32,6 +32,7 @@ from transformers import BatchEncoding, BatchFeature
 from ipc.errors import InvalidInput
 from workers import image_settings
 from workers.device import stepping
+from workers.device.oom import is_out_of_memory
 from workers.generation.formats.tags import Wrapper
 from workers.generation.pictures.family import USUAL_SIZE, Picture
 from workers.generation.pictures.reading import (
@@ -268,8 +269,8 @@ class ForeignReader(PromptReader):
 def load(directory: Path, config: Any, tokenizer: Any, *, trust_remote_code: bool = False) -> Foreign:
     """The processor of the model in a directory.
 
-    Raises `NotServed` for an architecture whose processor cannot be had, with the reason, `DamagedFile` for files that
-    make no processor, OSError without the file of the image processor, ImportError without pillow.
+    Raises `NotServed` for an architecture whose processor cannot be had or used, with the reason, `DamagedFile` for
+    files that make no processor, OSError without the file of the image processor, ImportError without pillow.
     """
     if config.is_encoder_decoder or config.get_text_config().is_encoder_decoder:
         raise NotServed(
@@ -293,8 +294,25 @@ def load(directory: Path, config: Any, tokenizer: Any, *, trust_remote_code: boo
         # NOTE: it compares tokens with the text, of which the stand-in gives other tokens.
         processor._check_special_mm_tokens = lambda *_, **__: None
         foreign = Foreign(processor, own, word)
-        foreign.try_out()
+        try:
+            foreign.try_out()
+        except Exception as error:
+            # NOTE: files are damaged only if the processor fails with the tokenizer of its own as well.
+            if not is_out_of_memory(error) and _reads(_made(kind, stored, images, own), word):
+                raise NotServed(
+                    f"{kind.__name__} reads pictures with no tokenizer but its own ({type(error).__name__})"
+                ) from error
+            raise
     return foreign
+
+
+def _reads(processor: Any, word: str) -> bool:
+    """Whether a processor as transformers has it reads a picture."""
+    try:
+        processor(text=[word], images=[[_empty(_SMALL)]], return_tensors="pt")
+    except Exception:
+        return False
+    return True
 
 
 def _processor_class(model_type: str, stored: Mapping[str, Any]) -> Any:

@@ -308,6 +308,17 @@ def test_a_missing_package_of_a_processor_is_named(
     assert not is_seeing(files) and "num2words" in caplog.text
 
 
+def test_a_processor_that_wants_more_of_its_tokenizer_leaves_the_model_its_texts(
+    files: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(*_: Any, **__: Any) -> Any:
+        raise KeyError("offset_mapping")
+
+    monkeypatch.setattr(foreign._Tokenizer, "__call__", lacking)
+    assert not is_seeing(files)
+    assert "LlavaProcessor reads pictures with no tokenizer but its own (KeyError)" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("file", "values"),
     [
