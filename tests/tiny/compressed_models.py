@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.tiny import chat_tokenizers
+from tests.tiny import chat_tokenizers, quantized_models
 
 _SEED = 20261129
 
@@ -57,19 +57,7 @@ LAYOUTS = {
 def llama() -> Any:
     """A Llama of two layers, for the tokens of `chatml`."""
     tokenizer = chat_tokenizers.build("chatml")
-    config = transformers.LlamaConfig(
-        hidden_size=128,
-        intermediate_size=160,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        vocab_size=len(tokenizer),
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return transformers.LlamaForCausalLM(config)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**quantized_models.sizes(tokenizer)))
 
 
 def write(root: Path, *layouts: Layout) -> Any:

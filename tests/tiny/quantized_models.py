@@ -76,6 +76,22 @@ _EXPERTS = {
 """What files call experts, the two halves of their first product, and their second."""
 
 
+def sizes(tokenizer: Any) -> dict[str, Any]:
+    """Arguments of the configuration of a model of two layers, for the tokens of a tokenizer."""
+    return {
+        "hidden_size": 128,
+        "intermediate_size": 160,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "vocab_size": len(tokenizer),
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
 def write(
     root: Path,
     layout: Layout,
@@ -88,19 +104,7 @@ def write(
     """
     tokenizer = chat_tokenizers.build("chatml")
     configuration, factory, more = FAMILIES[family]
-    config = configuration(
-        hidden_size=128,
-        intermediate_size=160,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        vocab_size=len(tokenizer),
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        **more,
-    )
+    config = configuration(**sizes(tokenizer), **more)
     torch.manual_seed(_SEED)
     model: Any = factory(config).eval().requires_grad_(False)
     draw, stored = np.random.default_rng(_SEED), dict[str, torch.Tensor]()
