@@ -8,6 +8,7 @@ from typing import Any
 
 import falcon.testing
 import orjson
+import pytest
 
 from ipc import deadline
 from ipc.errors import LoraUnavailable
@@ -50,3 +51,14 @@ def test_a_model_that_takes_no_adapter_is_a_conflict(tmp_path: Path) -> None:
     answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
     assert (answer.status_code, answer.json["error"]["code"]) == (409, "lora_runtime_unavailable")
     assert "this model has no LoRA adapters" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("admin", [True, False])
+@pytest.mark.parametrize("action", ["load", "unload"])
+def test_adapters_are_changed_only_where_a_setting_serves_that(
+    tmp_path: Path, admin: bool, action: str
+) -> None:
+    server = RecordedServer(tmp_path, server__admin=str(admin).lower())
+    answer = server.post(f"/v1/{action}_lora_adapter", {})
+    assert answer.status_code == (422 if admin else 404), answer.text
+    assert ("lora_name: is required" in answer.text) is admin
