@@ -49,7 +49,8 @@ from workers.images import WHITE, RefusedImage, decoded, load_image_processor, m
 
 _SMALL = (48, 64)
 """Height and width in pixels of a picture that stands for pictures of all sizes."""
-_SIZES = (_SMALL, (200, 40), (40, 200), (300, 400), (700, 500))
+_SIZES = (_SMALL, (200, 40), (40, 200), (300, 400), (700, 500), (1400, 2100))
+"""The last is larger than the tiles of all processors, some of which cut no smaller picture."""
 _OWN_PARTS = {"image_processor", "tokenizer"}
 _TEXT_KEYS = {"input_ids", "attention_mask", "labels"}
 """Outputs of processors that are no arguments for pictures."""

@@ -214,6 +214,19 @@ def test_all_pictures_of_a_prompt_have_the_pixels_of_one_at_most(
             prepared(other.adapter, Chat((1, 2, QUESTION)))
 
 
+@pytest.mark.parametrize(("cuts_above", "by_size"), [(1000, True), (1 << 20, False)])
+def test_a_processor_that_cuts_large_pictures_only_goes_by_size(
+    llava: Other, monkeypatch: pytest.MonkeyPatch, cuts_above: int, by_size: bool
+) -> None:
+    def cut(self: foreign.Foreign, asked: str, sizes: Any) -> tuple[str, bool]:
+        return asked * (2 if max(map(max, sizes)) > cuts_above else 1), True
+
+    tried = copy.copy(llava.adapter.engine.reader._foreign)
+    monkeypatch.setattr(foreign.Foreign, "text", cut)
+    tried.try_out()
+    assert tried.by_size is by_size
+
+
 @pytest.mark.parametrize(
     "torn", [b"", b"<svg xmlns='http://www.w3.org/2000/svg'/>", encoded(picture(1))[:-40]]
 )
