@@ -61,7 +61,12 @@ def cut(work: Work, settings: Settings) -> list[Work]:
 
 
 def _nbytes(item: InputItem) -> int:
-    return len(item.text or "") + 8 * len(item.ids or ()) + sum(map(len, item.images))
+    texts = (item.text or "", item.first or "")
+    return (
+        sum(len(text) if text.isascii() else len(text.encode(errors="replace")) for text in texts)
+        + 8 * len(item.ids or ())
+        + sum(map(len, item.images))
+    )
 
 
 async def together(

@@ -99,6 +99,16 @@ def answer(*rows: float, identity: str = "w", errors: tuple[int, ...] = ()) -> A
     return one
 
 
+def test_bytes_of_a_piece_are_those_of_utf_8_and_of_both_texts_of_a_pair() -> None:
+    roomy = Settings(batch=Batch(max_tokens=MOST_NBYTES))
+    half = "x" * (MOST_NBYTES // 2)
+    assert len(cut(work(half, half), roomy)) == 1
+    assert len(cut(work("\u4e16" * (MOST_NBYTES // 6), half, half), roomy)) == 2
+    assert len(cut(work("\u4e16" * (MOST_NBYTES // 3), "\u4e16" * (MOST_NBYTES // 3)), roomy)) == 2
+    pairs = [InputItem(half, first=half)] * 3
+    assert len(cut(Work("m", EncodeCall(pairs, ["dense"]), 0, 30, "req_1"), roomy)) == 3
+
+
 def test_answers_are_joined_in_the_order_of_their_pieces() -> None:
     whole = joined([answer(1, 3), answer(2), answer(4, 1)])
     assert whole is not None
