@@ -100,7 +100,7 @@ class DeadLetters:
             subjects=[self._names.dead_any],
             retention=RetentionPolicy.LIMITS,
             storage=StorageType.FILE,
-            num_replicas=3 if len(client.servers) >= 3 else 1,
+            num_replicas=self._broker.replicas,
             max_age=KEPT_S,
             max_msgs=MOST_LETTERS,
             max_bytes=MOST_NBYTES,

@@ -179,9 +179,11 @@ class Writer:
             return bucket
         except BucketNotFoundError:
             pass
-        count = max(1, len(self._broker.client.servers))
-        replicas = 3 if count >= 3 else 1
         wanted = KeyValueConfig(
-            bucket=self._names.models, history=1, ttl=ROWS_S, storage=StorageType.FILE, replicas=replicas
+            bucket=self._names.models,
+            history=1,
+            ttl=ROWS_S,
+            storage=StorageType.FILE,
+            replicas=self._broker.replicas,
         )
         return await stream.create_key_value(wanted)

@@ -156,7 +156,7 @@ class Shared(Generic[T]):
         return data
 
     async def _made(self) -> KeyValue:
-        replicas = 3 if len(self._broker.client.servers) >= 3 else 1
-        return await self._broker.client.jetstream(timeout=TIMEOUT_S).create_key_value(
-            KeyValueConfig(bucket=self._bucket_name, history=1, storage=StorageType.FILE, replicas=replicas)
+        wanted = KeyValueConfig(
+            bucket=self._bucket_name, history=1, storage=StorageType.FILE, replicas=self._broker.replicas
         )
+        return await self._broker.client.jetstream(timeout=TIMEOUT_S).create_key_value(wanted)
