@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from nats.aio.msg import Msg
 from nats.errors import Error
@@ -40,6 +40,23 @@ LOST = (Error, APIError, TimeoutError, OSError)
 def subjects(names: Names) -> str:
     """Subjects of all writes."""
     return f"$KV.{names.models}.>"
+
+
+async def reading(broker: Broker, wanted: asyncio.Event, read: Callable[[], Awaitable[bool]]) -> None:
+    """Call `read` for ever while there is a broker: when it is `wanted`, and each `READ_EVERY_S`.
+
+    `read` returns whether it succeeded; if not, it is called again after `TRY_AGAIN_S`.
+    """
+    wait_s = READ_EVERY_S
+    while True:
+        try:
+            async with asyncio.timeout(wait_s):
+                await wanted.wait()
+        except TimeoutError:
+            pass
+        wanted.clear()
+        if broker.up:
+            wait_s = READ_EVERY_S if await read() else TRY_AGAIN_S
 
 
 class Follower:
@@ -73,16 +90,7 @@ class Follower:
 
     async def run(self) -> None:
         """Read the bucket for ever."""
-        wait_s = READ_EVERY_S
-        while True:
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._wanted.wait()
-            except TimeoutError:
-                pass
-            self._wanted.clear()
-            if self._broker.up:
-                wait_s = READ_EVERY_S if await self._read_all() else TRY_AGAIN_S
+        await reading(self._broker, self._wanted, self._read_all)
 
     async def _read_all(self) -> bool:
         """Read the whole bucket once; returns whether that succeeded. A missing bucket leaves the known rows alone."""

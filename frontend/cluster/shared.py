@@ -1,7 +1,7 @@
 """A value of a bucket at the brokers that several processes change and follow.
 
-1. `run` reads the value after every connect, after every write of anybody, and each `READ_EVERY_S`, since a word about
-   a write may have been lost. A value that cannot be read is passed over, and the value before stays.
+1. `run` reads the value after every connect, after every write of anybody, and each minute, since a word about a
+   write may have been lost. A value that cannot be read is passed over, and the value before stays.
 2. `change` reads, changes and writes; the write names the revision that was read. If somebody else was quicker, the
    change is made anew from the newer value. Nothing is merged. A value is one message, whose size the broker limits.
 3. Without a broker the value stays as it was last read, and changes are refused.
@@ -19,14 +19,12 @@ from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSe
 from nats.js.kv import KeyValue
 
 from frontend.cluster.broker import HEAD_NBYTES, NO_BROKER, Broker
-from frontend.cluster.bucket import LOST, TIMEOUT_S
+from frontend.cluster.bucket import LOST, TIMEOUT_S, reading
 from ipc.errors import ProtocolError, QueueUnavailable, StateFull
 from ipc.logs import Seldom
 
 log = logging.getLogger(__name__)
 
-READ_EVERY_S = 60.0
-TRY_AGAIN_S = 2.0
 MOST_TRIES = 50
 T = TypeVar("T")
 
@@ -59,16 +57,7 @@ class Shared(Generic[T]):
 
     async def run(self) -> None:
         """Follow the value for ever."""
-        wait_s = READ_EVERY_S
-        while True:
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._wanted.wait()
-            except TimeoutError:
-                pass
-            self._wanted.clear()
-            if self._broker.up:
-                wait_s = READ_EVERY_S if await self._follow() else TRY_AGAIN_S
+        await reading(self._broker, self._wanted, self._follow)
 
     async def _follow(self) -> bool:
         failed = f"bucket {self._bucket_name} cannot be read"
