@@ -38,6 +38,7 @@ NOT_RUN = {
     "systemd-sysusers ": "makes a user of the system",
     "systemctl enable --now penstock-": "starts units; test_systemd_units.py verifies them",
     "penstock gateway": "starts a server; tests/process/test_cluster_sdk.py asks one",
+    "curl GATEWAY/": "asks a gateway; tests/process/test_cluster_pools.py does so",
     "penstock bridge": "starts a bridge; tests/process/test_cluster_sdk.py has one",
     "make test ": "it runs this test",
     "penstock models pull BAAI/bge-m3": "downloads; test_models_command.py pulls from a hub of its own",

@@ -95,6 +95,10 @@ class Box:
 
     def stop(self) -> None:
         """End everything in order, and assert that nothing is left."""
+        bridge = self.bridge
+        assert bridge is not None
+        # A bridge that has told its state heeds signals; a bridge that is still being imported dies of them.
+        wait_until(lambda: bool(self.status) or bridge.poll() is not None, what="the state of the bridge")
         assert self.end(signal.SIGTERM) == 0, self.log[-4000:]
         for worker in self.server.workers:
             worker.terminate()

@@ -260,7 +260,7 @@ def test_channels_are_known_by_the_header(mode: str) -> None:
 
 
 def test_what_cannot_fit_is_refused_before_any_header_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversions.media, "check_image", lambda *_: pytest.fail("a header was read"))
+    monkeypatch.setattr(conversions.image_headers, "check_image", lambda *_: pytest.fail("a header was read"))
     with pytest.raises(BodyTooLarge, match=r"2 images take 1008 bytes or more"):
         converted(model((7, 6, 3)), b"one", b"two", limits=Limits(max_body_bytes=1007))
     many = InputTensor("x", "BYTES", [datatypes.MOST_ELEMENTS + 1], b"")

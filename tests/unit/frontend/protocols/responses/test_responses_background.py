@@ -241,6 +241,8 @@ class Orphaned:
         self.other.script(_REST)
         self.first, self._file = first, root / "state" / FILE
         self.lose()
+        # Both frontends are one process: a late end of the first run would pass for an end of the second.
+        wait_until(lambda: not first.server.services.background._tasks, what="the end of the lost run")
 
     def lose(self) -> None:
         """The frontend of the response dies."""
