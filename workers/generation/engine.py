@@ -351,7 +351,8 @@ class Engine:
         last = self._emitted[-1]
         # NOTE: such an entry has no log probabilities. Without its ids these tokens are written again, with theirs.
         if last.kind != HELD or sequence.call.sampling.logprobs is None:
-            self._emitted[-1] = last._replace(written=sequence.untold())
+            # PERF: `_replace` takes twice as long, for each token of each stream.
+            self._emitted[-1] = Emission(*last[:-1], written=sequence.untold())
 
     @torch.inference_mode()
     def _forward(self, spans: Sequence[Span]) -> torch.Tensor:
