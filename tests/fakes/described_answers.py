@@ -30,8 +30,8 @@ _ROOT = "urn:openapi"
 
 
 @cache
-def _document() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(protocols().schema())
+def _document(is_gateway: bool) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(protocols(is_gateway=is_gateway).schema())
     for name, schema in found["components"]["schemas"].items():
         if schema.get("type") == "object" and "properties" in schema and name not in OPEN:
             schema.setdefault("additionalProperties", False)
@@ -39,37 +39,37 @@ def _document() -> dict[str, Any]:
 
 
 @cache
-def _registry() -> Registry:
-    return Registry().with_resource(_ROOT, DRAFT202012.create_resource(_document()))
+def _registry(is_gateway: bool) -> Registry:
+    return Registry().with_resource(_ROOT, DRAFT202012.create_resource(_document(is_gateway)))
 
 
 @cache
-def _patterns() -> list[tuple[re.Pattern[str], str]]:
+def _patterns(is_gateway: bool) -> list[tuple[re.Pattern[str], str]]:
     """Patterns of described paths, those with the most fixed text first."""
-    paths = sorted(_document()["paths"], key=lambda path: -len(re.sub(r"{\w+}", "", path)))
+    paths = sorted(_document(is_gateway)["paths"], key=lambda path: -len(re.sub(r"{\w+}", "", path)))
     return [(re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(path))), path) for path in paths]
 
 
 @cache
-def _validator(path: str, method: str, status: int) -> Draft202012Validator | None:
+def _validator(path: str, method: str, status: int, is_gateway: bool) -> Draft202012Validator | None:
     """What checks an answer; None where the description does not tell of one as JSON."""
-    answer = _document()["paths"][path][method]["responses"][str(status)]
+    answer = _document(is_gateway)["paths"][path][method]["responses"][str(status)]
     if falcon.MEDIA_JSON not in answer.get("content", {}):
         return None
     keys = ("paths", path.replace("~", "~0").replace("/", "~1"), method, "responses", str(status), "content")
     pointer = "/".join((*keys, falcon.MEDIA_JSON.replace("/", "~1"), "schema"))
     pointer = pointer.replace("{", "%7B").replace("}", "%7D")
-    return Draft202012Validator({"$ref": f"{_ROOT}#/{pointer}"}, registry=_registry())
+    return Draft202012Validator({"$ref": f"{_ROOT}#/{pointer}"}, registry=_registry(is_gateway))
 
 
-def check(method: str, path: str, status: int, body: bytes) -> None:
+def check(method: str, path: str, status: int, body: bytes, *, is_gateway: bool = False) -> None:
     """Raise `AssertionError` for an answer that the description does not allow; `body` is JSON, or empty."""
-    known = next((template for pattern, template in _patterns() if pattern.fullmatch(path)), None)
-    described = None if known is None else _document()["paths"][known].get(method.lower())
+    known = next((template for pattern, template in _patterns(is_gateway) if pattern.fullmatch(path)), None)
+    described = None if known is None else _document(is_gateway)["paths"][known].get(method.lower())
     if known is None or described is None:
         return
     assert str(status) in described["responses"], f"{method} {path} {status} is not described"
-    validator = _validator(known, method.lower(), status)
+    validator = _validator(known, method.lower(), status, is_gateway)
     if validator is None or not body:
         return
     mistakes = [
@@ -79,10 +79,14 @@ def check(method: str, path: str, status: int, body: bytes) -> None:
 
 
 class DescribedAnswers:
-    """The middleware."""
+    """The middleware of a gateway or of one server."""
+
+    def __init__(self, *, is_gateway: bool) -> None:
+        self._is_gateway = is_gateway
 
     async def process_response(self, req: Request, resp: Response, resource: object, succeeded: bool) -> None:
         """Check the status of an answer, and a body that is JSON and whole."""
         body = resp.data or (resp.text or "").encode()
         is_json = (resp.content_type or "").startswith(falcon.MEDIA_JSON)
-        check(req.method, req.path, resp.status_code, bytes(body) if is_json else b"")
+        text = bytes(body) if is_json else b""
+        check(req.method, req.path, resp.status_code, text, is_gateway=self._is_gateway)

@@ -66,7 +66,8 @@ def app_of(services: Services, known: Protocols, *, with_keys: bool = False) -> 
     """An application with the middleware, the error forms and the routes of these protocols."""
     cors, access = access_middleware(services, known)
     middleware = [RequestMiddleware(services, known), cors, *([access] if with_keys else [])]
-    app = falcon.asgi.App(middleware=[*middleware, DeadlineMiddleware(services), DescribedAnswers()])
+    described = DescribedAnswers(is_gateway=services.settings.is_gateway)
+    app = falcon.asgi.App(middleware=[*middleware, DeadlineMiddleware(services), described])
     renderer = ErrorRenderer(known)
     app.add_error_handler(Exception, renderer.unexpected)
     app.add_error_handler(falcon.HTTPError, renderer.http)

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import falcon
 import msgspec
-import orjson
 from falcon.asgi import Request, Response
 from msgspec import Meta
 
@@ -18,6 +17,7 @@ from frontend.protocols.sie import faults
 from frontend.protocols.sie.errors import ModelErrorResponse
 from frontend.protocols.sie.schemas import FlatBody, decode, refuse_repeated
 from frontend.route_rows import Route, asking
+from frontend.sending import answer_json
 from frontend.services import Services
 from ipc.errors import BodyTooLarge, InvalidInput, PoolNotFound
 from ipc.wire.cluster_pools import LEASE_S, MOST_BOXES, MOST_LEASE_S, PoolSpec
@@ -144,10 +144,6 @@ def _pools(services: Services) -> Pools:
     return services.pools
 
 
-def _answer(resp: Response, body: object, status: str = falcon.HTTP_200) -> None:
-    resp.status, resp.content_type, resp.data = status, falcon.MEDIA_JSON, orjson.dumps(body)
-
-
 def check_admin(req: Request, services: Services) -> None:
     """Raise an `AccessRefused` unless the caller may change the cluster."""
     services.access.grant_for(req.scope, "admin", spend=False)
@@ -161,7 +157,7 @@ class PoolsResource:
 
     async def on_get(self, req: Request, resp: Response) -> None:
         """The pools by name."""
-        _answer(resp, {"pools": _pools(self._services).all()})
+        answer_json(resp, {"pools": _pools(self._services).all()})
 
     async def on_post(self, req: Request, resp: Response) -> None:
         """Make or change a pool: 201 for a new one, else 200. Raises `InvalidInput`, `Forbidden` and `StateFull`."""
@@ -172,7 +168,8 @@ class PoolsResource:
                 raise BodyTooLarge(f"body: {len(body)} bytes, a pool may have {MOST_NBYTES}")
             spec = spec_of(body)
         made, is_new = await _pools(services).put(spec)
-        _answer(resp, made, falcon.HTTP_201 if is_new else falcon.HTTP_200)
+        resp.status = falcon.HTTP_201 if is_new else falcon.HTTP_200
+        answer_json(resp, made)
 
 
 class PoolResource:
@@ -183,13 +180,13 @@ class PoolResource:
 
     async def on_get(self, req: Request, resp: Response, pool: str) -> None:
         """The pool. Raises `PoolNotFound`."""
-        _answer(resp, _pools(self._services).find(pool.lower()))
+        answer_json(resp, _pools(self._services).find(pool.lower()))
 
     async def on_delete(self, req: Request, resp: Response, pool: str) -> None:
         """Remove the pool. Raises `PoolNotFound` and `Forbidden`."""
         check_admin(req, self._services)
         await _pools(self._services).remove(pool.lower())
-        _answer(resp, {"message": f"pool {pool.lower()!r} is removed"})
+        answer_json(resp, {"message": f"pool {pool.lower()!r} is removed"})
 
 
 class RenewResource:
@@ -201,7 +198,7 @@ class RenewResource:
     async def on_post(self, req: Request, resp: Response, pool: str) -> None:
         """Begin the lease anew. Raises `PoolNotFound`."""
         check_admin(req, self._services)
-        _answer(resp, await _pools(self._services).renew(pool.lower()))
+        answer_json(resp, await _pools(self._services).renew(pool.lower()))
 
 
 class NoPoolResource:
