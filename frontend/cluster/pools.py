@@ -145,18 +145,20 @@ class ClusterPools(rules.Pools):
         gone = self._gone(value)
         if self._kept(value, gone) == value:
             return
-        before: list[Pools] = []
 
-        def change(value: Pools) -> Pools:
-            before[:] = [value]
-            return self._kept(value, gone)
+        def change(now: Pools) -> Pools:
+            nonlocal value
+            value = now
+            return self._kept(now, gone)
 
-        self._note(before, await self._shared.change(change))
+        after = await self._shared.change(change)
+        self._note(value, after)
 
     def _gone(self, value: Pools) -> set[str]:
-        now_ns, known = self._now_ns(), {box.name for box in self._directory.boxes()}
+        """Boxes of pools without a sign of life for `GONE_S`."""
+        now_ns, alive = self._now_ns(), {box.name for box in self._directory.boxes() if box.alive}
         boxes = {box for pool in value.pools.values() for box in pool.boxes}
-        self._missing = {box: self._missing.get(box, now_ns) for box in boxes - known}
+        self._missing = {box: self._missing.get(box, now_ns) for box in boxes - alive}
         return {box for box, since_ns in self._missing.items() if now_ns - since_ns > GONE_S * 1e9}
 
     def _kept(self, value: Pools, gone: set[str]) -> Pools:
@@ -168,27 +170,24 @@ class ClusterPools(rules.Pools):
             {name: msgspec.structs.replace(pool, boxes=boxes[name]) for name, pool in pools.items()},
         )
 
-    def _note(self, before: list[Pools], after: Pools) -> None:
+    def _note(self, before: Pools, after: Pools) -> None:
         """Count what a change did with pools and boxes, and write it into the log."""
-        for value in before:
-            for name in value.pools.keys() - after.pools.keys():
-                self.events["expired"] += 1
-                log.info("pool %s: nobody renewed the lease; its boxes go back", name)
-            for name, pool in after.pools.items():
-                had = set(value.pools[name].boxes)
-                for event, boxes in (
-                    ("assigned", set(pool.boxes) - had),
-                    ("released", had - set(pool.boxes)),
-                ):
-                    self.events[event] += len(boxes)
-                    if boxes:
-                        log.info("pool %s: boxes %s: %s", name, event, ", ".join(sorted(boxes)))
+        for name in before.pools.keys() - after.pools.keys():
+            self.events["expired"] += 1
+            log.info("pool %s: nobody renewed the lease; its boxes go back", name)
+        for name, pool in after.pools.items():
+            had, has = set(before.pools[name].boxes), set(pool.boxes)
+            for event, boxes in (("assigned", has - had), ("released", had - has)):
+                self.events[event] += len(boxes)
+                if boxes:
+                    log.info("pool %s: boxes %s: %s", name, event, ", ".join(sorted(boxes)))
 
     def all(self) -> list[dict[str, Any]]:
         members = rules.members_of(self._directory)
         value = self._shared.value.pools
         made = {name: self._shown(name, pool, members) for name, pool in value.items()}
-        names = {member.pool for member in members} | self._own
+        # A box takes work of a removed pool until it hears of the removal: only pools of settings are shown by boxes.
+        names = {member.pool for member in members if member.pool == member.home} | self._own
         return [made.get(name) or self._settled(name, members) for name in sorted(names | made.keys())]
 
     def find(self, name: str) -> dict[str, Any]:

@@ -152,16 +152,23 @@ def test_two_gateways_that_agree_write_once() -> None:
     assert one.cell.revision == written
 
 
-def test_a_box_that_is_away_for_a_short_time_keeps_its_pool_and_one_that_is_gone_leaves_it() -> None:
+@pytest.mark.parametrize("is_known", [False, True], ids=["unknown", "dead"])
+def test_a_box_that_is_away_for_a_short_time_keeps_its_pool_and_one_that_is_gone_leaves_it(
+    is_known: bool,
+) -> None:
     stage = Stage(a="l4", b="l4", c="l4")
     stage.make("p", gpus={"l4": 2})
     assert stage.boxes_of("p") == ["a", "b"]
-    del stage.boxes.profiles["a"]
+    if is_known:
+        stage.boxes.down.add("a")
+    else:
+        del stage.boxes.profiles["a"]
     stage.pass_s(1)
     stage.pass_s(GONE_S - 1)
     assert "a" in stage.boxes_of("p")
     stage.pass_s(2)
     assert stage.boxes_of("p") == ["b", "c"]
+    stage.boxes.down.clear()
     stage.boxes.profiles["a"] = "l4"
     stage.pass_s(1)
     assert stage.boxes_of("p") == ["b", "c"], "who is there stays"
@@ -246,6 +253,8 @@ def test_the_queue_of_a_pool_ends_when_its_last_box_has_left() -> None:
     asyncio.run(stage.pools.remove("p"))
     stage.pools._end_queues()
     assert stage.removed == ["p"] and not left
+    with pytest.raises(PoolNotFound):
+        stage.pools.find("p")
     stage.boxes.taking.clear()
     stage.pools._end_queues()
     stage.pools._end_queues()
