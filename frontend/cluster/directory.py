@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import NO_BROKER
-from frontend.engine.boxes import BUNDLE
+from frontend.engine.boxes import BUNDLE, profile_of
 from frontend.engine.interface import STATE_ORDER, BoxView, Models, WorkerView, why_failed
 from frontend.scope import ANY_BOX, Choice
 from ipc import deadline
@@ -30,7 +30,6 @@ from ipc.errors import (
     QueueUnavailable,
 )
 from ipc.logs import Seldom
-from ipc.machine import CPU, gpu_type
 from ipc.wire.cluster import BoxHealth, BoxRow, ModelRow, Row
 from ipc.wire.cluster_names import row_key
 from ipc.wire.messages import Credits, ModelStatus
@@ -70,14 +69,6 @@ class Rows:
             return None
         row = self.models.get(row_key(self.box.box, model))
         return row if row is not None and row.life == self.box.life else None
-
-    @property
-    def profile(self) -> str:
-        """The machine profile of the box, else the type of its first device; `cpu` where nobody knows one."""
-        if self.box is None:
-            return CPU
-        device = next((worker.device for worker in self.box.workers if worker.device), CPU)
-        return self.box.profile or gpu_type(device)
 
     @property
     def states(self) -> dict[str, dict[str, ModelStatus]]:
@@ -141,6 +132,13 @@ class ClusterModels(Models):
     def _stats(self, box: Box) -> Mapping[str, Stats]:
         figures = self._figures.get(box.name)
         return figures.workers if figures is not None and figures.life == box.life else {}
+
+    def _profile(self, box: Box, rows: Rows) -> str:
+        """The machine profile of a live box, as pages show it."""
+        assert rows.box is not None
+        figures = self._stats(box)
+        devices = ((worker.device, figures.get(worker.name)) for worker in rows.box.workers)
+        return profile_of(rows.box.profile, devices)
 
     def read(self, rows: dict[str, Row]) -> None:
         """Take in the whole bucket: rows of before that `rows` lacks were removed."""
@@ -226,7 +224,7 @@ class ClusterModels(Models):
             and choice.bundle in ("", rows.box.bundle)  # type: ignore[union-attr]
             and model in rows.states
         ]
-        return [each for each in found if choice.takes(each[1].profile)] or found
+        return [each for each in found if choice.takes(self._profile(*each))] or found
 
     def queue_of(self, choice: Choice) -> str:
         """The bundle whose queue serves a request, empty where the gateway has to name the box.
@@ -234,9 +232,9 @@ class ClusterModels(Models):
         Any box of the pool takes an item from the queue, so all of them must be boxes that the request may go to.
         """
         pool = self.pool_of(choice)
-        found = [rows for box, rows in self._live() if box.pool == pool and box.open]
-        bundles = {rows.box.bundle for rows in found if rows.box is not None}
-        preferred = {choice.takes(rows.profile) for rows in found}
+        found = [(box, rows) for box, rows in self._live() if box.pool == pool and box.open]
+        bundles = {rows.box.bundle for _, rows in found if rows.box is not None}
+        preferred = {choice.takes(self._profile(*each)) for each in found}
         if len(bundles) != 1 or len(preferred) != 1 or choice.bundle not in ("", *bundles):
             return ""
         return bundles.pop()
@@ -276,7 +274,7 @@ class ClusterModels(Models):
                 continue
             states = {state.state for state in rows.states.get(model, {}).values()}
             if states:
-                other = not choice.takes(rows.profile)
+                other = not choice.takes(self._profile(box, rows))
                 found.append((other, "loaded" not in states, box.wait_s, len(box.items), box.name, box))
         return min(found)[5] if found else None
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 from frontend.engine.interface import BoxView, Counts, Models, Times, WorkerView, no_times
@@ -20,6 +20,7 @@ from frontend.scope import RequestScope
 from ipc.catalog.repository import VersionEntry
 from ipc.machine import CPU, gpu_type
 from ipc.metrics.cluster import GatewayMetrics
+from ipc.wire.stats import Stats
 
 BUNDLE = "default"
 """The bundle of a request that chooses none."""
@@ -63,11 +64,16 @@ def by_boxes(directory: Models) -> dict[str, list[WorkerView]]:
 
 def gpu_of(box: BoxView, workers: Sequence[WorkerView]) -> str:
     """The machine profile of a box in lower case, else the type of its first device; `cpu` where nobody knows one."""
-    if box.profile:
-        return box.profile.lower()
-    for worker in workers:
-        if worker.device:
-            return gpu_type(worker.device, worker.stats.memory_total if worker.stats else 0)
+    return profile_of(box.profile, ((worker.device, worker.stats) for worker in workers))
+
+
+def profile_of(stated: str, devices: Iterable[tuple[str, Stats | None]]) -> str:
+    """As `gpu_of`, for what the settings of a box state and its workers' devices with their figures, if any."""
+    if stated:
+        return stated.lower()
+    for device, stats in devices:
+        if device:
+            return gpu_type(device, stats.memory_total if stats is not None else 0)
     return CPU
 
 

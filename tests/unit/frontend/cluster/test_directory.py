@@ -8,14 +8,16 @@ import pytest
 
 from frontend.cluster.boxes import Boxes
 from frontend.cluster.directory import ClusterModels
+from frontend.engine.boxes import by_boxes, gpu_of
 from frontend.scope import Choice
 from ipc import deadline
 from ipc.catalog.entries import Catalog
 from ipc.errors import DependencyConflict, PenstockError, Provisioning
 from ipc.settings import Cluster
-from ipc.wire.cluster import VERSION, BoxBeat, BoxRow, ModelRow, WorkerRow
+from ipc.wire.cluster import VERSION, BoxBeat, BoxHealth, BoxRow, ModelRow, WorkerRow
 from ipc.wire.cluster_names import row_key
 from ipc.wire.messages import ModelStatus
+from ipc.wire.stats import Stats
 
 
 @pytest.mark.parametrize(("up", "code"), [(True, "PROVISIONING"), (False, "QUEUE_UNAVAILABLE")])
@@ -39,10 +41,10 @@ class Stage:
         self.models = ClusterModels(Catalog(()), self.boxes, 0.0, lambda: True)
         self.models.read({})
 
-    def box(self, name: str, bundle: str, *models: str) -> None:
+    def box(self, name: str, bundle: str, *models: str, device: str = "cpu") -> None:
         """A box of a bundle lives, and has loaded these models; a variant has the name of its entry before a colon."""
         entries = sorted({model.partition(":")[0] for model in models})
-        worker = WorkerRow("worker-0", 0, "ready", True, True, "cpu", 1)
+        worker = WorkerRow("worker-0", 0, "ready", True, True, device, 1)
         self.boxes.take(BoxBeat(VERSION, name, f"life-{name}", "default", 1, False, 1.0, 0.0))
         for entry in entries:
             states = [ModelStatus(each, "loaded") for each in models if each.partition(":")[0] == entry]
@@ -87,3 +89,17 @@ def test_a_model_that_no_box_has_and_a_request_without_a_bundle_are_no_conflict(
     with pytest.raises(Provisioning):
         stage.loaded("org/unknown", "wanted")
     assert stage.loaded("org/m", "").state == stage.loaded("org/m", "plain").state == "loaded"
+
+
+def test_a_request_goes_to_the_box_whose_machine_profile_pages_show() -> None:
+    stage = Stage()
+    large = Stats(0, 80 << 30, 0, 0.0, 0.0, None, None, 0, 0, 0, 0, 0, 0, [], [])
+    for name in ("a", "b"):
+        stage.box(name, "plain", "org/m", device="NVIDIA A100")
+    stage.models.told(BoxHealth(VERSION, "b", "life-b", {"worker-0": large}))
+    by_box = by_boxes(stage.models)
+    shown = {box.name: gpu_of(box, by_box[box.name]) for box in stage.models.boxes()}
+    assert shown == {"a": "a100-40gb", "b": "a100-80gb"}
+    for box, profile in shown.items():
+        chosen = stage.models.choose("org/m", (), Choice(profile=profile))
+        assert chosen is not None and chosen.name == box
