@@ -16,6 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 from nats.aio.client import Client
@@ -197,12 +198,21 @@ class Lane:
             self.trouble("unconfirmed")
 
 
+class _Open(NamedTuple):
+    """The lane to a pool whose boxes have this bundle, and the task that makes its queue."""
+
+    bundle: str
+    lane: Lane
+    maker: Maker
+    making: asyncio.Task[None]
+
+
 class Queues:
     """The queues of all pools that one gateway uses, by pool."""
 
     def __init__(self, broker: Broker, names: Names, cluster: Cluster) -> None:
         self._broker, self._names, self._cluster = broker, names, cluster
-        self._lanes: dict[str, tuple[str, Lane, Maker, asyncio.Task[None]]] = {}
+        self._open: dict[str, _Open] = {}
         self._former = 0
         self.on_trouble: Callable[[str], None] = lambda reason: None
         """Told of the trouble of any lane; see `Lane`."""
@@ -212,47 +222,47 @@ class Queues:
 
     def lane(self, pool: str, bundle: str) -> Lane:
         """The lane to a pool whose boxes all have one bundle; the first call begins to make the queue."""
-        known = self._lanes.get(pool)
-        if known is not None and known[0] == bundle:
-            return known[1]
+        known = self._open.get(pool)
+        if known is not None and known.bundle == bundle:
+            return known.lane
         self._end(pool)
         mine = msgspec.structs.replace(self._cluster, pool=pool, bundle=bundle)
         maker = Maker(self._broker, self._names, mine)
         lane = Lane(mine, maker)
         lane.on_trouble = self.on_trouble
         task = asyncio.get_running_loop().create_task(lasting(maker.run))
-        self._lanes[pool] = bundle, lane, maker, task
+        self._open[pool] = _Open(bundle, lane, maker, task)
         if mine.lane != "direct":
             maker.again()
         return lane
 
     def confirmed(self, pool: str, item: str, message: Msg) -> int | None:
         """The broker has answered to an item of a pool; see `Lane.confirmed`."""
-        return self._lanes[pool][1].confirmed(item, message) if pool in self._lanes else None
+        return self._open[pool].lane.confirmed(item, message) if pool in self._open else None
 
     @property
     def unconfirmed(self) -> int:
         """Items of all pools that no broker has confirmed."""
-        return self._former + sum(lane.unconfirmed for _, lane, _, _ in self._lanes.values())
+        return self._former + sum(each.lane.unconfirmed for each in self._open.values())
 
     def tick(self) -> None:
         """Look for items without a confirmation; call this often."""
-        for _, lane, _, _ in self._lanes.values():
-            lane.tick()
+        for each in self._open.values():
+            each.lane.tick()
 
     def _again(self) -> None:
-        for _, _, maker, _ in self._lanes.values():
-            maker.again()
+        for each in self._open.values():
+            each.maker.again()
 
     def _lost(self) -> None:
-        for _, lane, _, _ in self._lanes.values():
-            lane.lost()
+        for each in self._open.values():
+            each.lane.lost()
 
     def _end(self, pool: str) -> None:
-        known = self._lanes.pop(pool, None)
+        known = self._open.pop(pool, None)
         if known is not None:
-            self._former += known[1].unconfirmed
-            known[3].cancel()
+            self._former += known.lane.unconfirmed
+            known.making.cancel()
 
     async def drop(self, pool: str) -> None:
         """A pool is gone: forget its lane, and remove its stream if the broker can."""
@@ -267,5 +277,5 @@ class Queues:
 
     def close(self) -> None:
         """Make nothing any more."""
-        for pool in list(self._lanes):
+        for pool in list(self._open):
             self._end(pool)
