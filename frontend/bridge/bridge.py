@@ -133,9 +133,7 @@ class Namesakes:
 class Bridge:
     """One life of the bridge of a box; see the module. The life starts with `begin` and ends with `drain`."""
 
-    def __init__(
-        self, settings: Settings, engine: Engine, models: Models, meter: Meter | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, engine: Engine, models: Models, meter: Meter) -> None:
         """Raises `ConfigError` for files of `settings.cluster` that cannot be read."""
         self._settings, self._cluster = settings, settings.cluster
         self._engine, self._models = engine, models
@@ -151,7 +149,7 @@ class Bridge:
             self.broker.say,
             lambda: self.broker.inline_nbytes,
             self.transfers,
-            meter=meter,
+            meter,
         )
         self._foreign = ForeignItems(settings, engine, models, self.broker.say, meter)
         self.intake.on_foreign = self._take_foreign

@@ -62,9 +62,7 @@ def _key(item: Item) -> tuple[str, str]:
 class ForeignItems:
     """The items of other producers that one life of a bridge has."""
 
-    def __init__(
-        self, settings: Settings, engine: Engine, models: Models, send: Send, meter: Meter | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, engine: Engine, models: Models, send: Send, meter: Meter) -> None:
         self._settings, self._models, self._send, self._meter = settings, models, send, meter
         self._seldom = Seldom(log)
         services = Services(settings, models.catalog, Gate(), engine=engine, directory=models)
@@ -92,8 +90,7 @@ class ForeignItems:
         else:
             task = asyncio.get_running_loop().create_task(self._run(item, data, aged_s, most_nbytes))
             self._running[_key(item)] = _Running(task, [ack] if ack else [])
-            if self._meter is not None:
-                self._meter.inflight.inc()
+            self._meter.inflight.inc()
 
     def extend(self) -> None:
         """Tell the queue that all that runs needs more time; call each `extend_every_s`."""
@@ -108,7 +105,7 @@ class ForeignItems:
     def _settle(self, acks: list[str], word: bytes) -> None:
         for ack in filter(None, acks):
             self._send(ack, word)
-            if self._meter is not None and word != WORKING:
+            if word != WORKING:
                 self._meter.settled(given_back=word == NAK)
 
     async def _run(self, item: Item, data: bytes, aged_s: float, most_nbytes: int) -> None:
@@ -124,18 +121,16 @@ class ForeignItems:
             result, error = b"", failure
             if failure.code == POISON:
                 self.on_dead("poison", data, item, failure.message)
-            if self._meter is not None and isinstance(failure, (ModelNotFound, ModelNotLoaded)):
+            if isinstance(failure, (ModelNotFound, ModelNotLoaded)):
                 self._meter.lacks(item.model_id)
         except Exception:
             log.exception("item %.100s of another producer failed", item.work_item_id)
             result, error = b"", PenstockError("internal error")
         finally:
             running = self._running.pop(_key(item))
-            if self._meter is not None:
-                self._meter.inflight.inc(-1)
+            self._meter.inflight.inc(-1)
         spent_ms = (time.monotonic() - began) * 1e3
-        if self._meter is not None:
-            self._meter.ended(item.model_id, item.operation, spent_ms / 1e3)
+        self._meter.ended(item.model_id, item.operation, spent_ms / 1e3)
         self._send(item.reply_subject, encode(self._told(item, scope, result, error, aged_s, spent_ms)))
         self._settle(running.acks, ACK)
 

@@ -124,8 +124,8 @@ class Intake:
         send: Send,
         most_inline: Callable[[], int],
         transfers: Transfers,
+        meter: Meter,
         now_ns: Callable[[], int] = time.monotonic_ns,
-        meter: Meter | None = None,
     ) -> None:
         """`most_inline`: bytes that a result may take inside a message."""
         self._settings, self._engine, self._models = settings, engine, models
@@ -199,7 +199,7 @@ class Intake:
             self.on_dead("unreadable", data, None, error.message)
             self._end(ack, TERM)
             return
-        if ack and self._meter is not None:
+        if ack:
             self._meter.delivered(item.model_id, aged_s)
         if carried is None:
             self.counts["foreign"] += 1
@@ -211,7 +211,7 @@ class Intake:
         """Tell the queue what became of a delivery."""
         if ack:
             self._send(ack, word)
-            if self._meter is not None and word != WORKING:
+            if word != WORKING:
                 self._meter.settled(given_back=word == NAK)
 
     def _begin(self, item: Item, carried: Carried, ack: str, aged_s: float) -> None:
@@ -236,8 +236,7 @@ class Intake:
             self._end(ack, NAK)
             return
         self.counts["taken"] += 1
-        if self._meter is not None:
-            self._meter.inflight.inc()
+        self._meter.inflight.inc()
         running = self._running[name] = Running(name, carried.router, acks=[ack] if ack else [])
         gateway.items.add(name)
         self._claim(carried.router, name, ack)
@@ -278,13 +277,12 @@ class Intake:
             result = self._results.failed(item, carried.attempt, error)
             if error.code == POISON:
                 self.on_dead("poison", encode(item), item, error.message)
-            if self._meter is not None and isinstance(error, (ModelNotFound, ModelNotLoaded)):
+            if isinstance(error, (ModelNotFound, ModelNotLoaded)):
                 self._meter.lacks(item.model_id)
         except Exception:
             log.exception("item %s failed", item.work_item_id)
             result = self._results.failed(item, carried.attempt, PenstockError("internal error"))
-        if self._meter is not None:
-            self._meter.ended(item.model_id, item.operation, (time.monotonic_ns() - began_ns) / 1e9)
+        self._meter.ended(item.model_id, item.operation, (time.monotonic_ns() - began_ns) / 1e9)
         self._finish(running, encode(result))
 
     async def _answer(self, running: Running, item: Item, carried: Carried, aged_s: float) -> ItemResult:
@@ -298,7 +296,7 @@ class Intake:
         if carried.start_left_ms < carried.left_ms:
             scope.start_by_ns = start_by_ns
         deadline.check(scope.deadline_ns, "before a box had the request")
-        if self._meter is not None and not self._models.is_loaded(work.model):
+        if not self._models.is_loaded(work.model):
             self._meter.loads(work.model)
         if carried.kind == ENSURE:
             await self._models.ensure_loaded(work.model, scope.deadline_ns, carried.others)
@@ -358,8 +356,7 @@ class Intake:
         del self._running[name]
         running.task, running.result, running.ended_ns = None, result, self._now_ns()
         self._kept[name] = running
-        if self._meter is not None:
-            self._meter.inflight.inc(-1)
+        self._meter.inflight.inc(-1)
         self.kept_nbytes += running.nbytes
         self._send(results(running.router), result)
         self._settle(running, ACK)
@@ -382,7 +379,7 @@ class Intake:
         running = self._running.pop(name, None)
         if running is None:
             running = self._kept.pop(name, None)
-        elif self._meter is not None:
+        else:
             self._meter.inflight.inc(-1)
         if running is None:
             return

@@ -17,6 +17,7 @@ from frontend.engine.interface import Payload
 from frontend.scope import RequestScope
 from ipc.errors import QueueFull, WorkerCrashed
 from ipc.memory.tensors import layout
+from ipc.metrics.cluster import BridgeMetrics
 from ipc.settings import Cluster, Settings
 from ipc.wire.cluster import (
     ENSURE,
@@ -82,8 +83,8 @@ class Stage:
             self._send,
             lambda: self.inline,
             self.transfers,
+            meter or Meter(BridgeMetrics(), ()),
             lambda: self.now_ns,  # type: ignore[arg-type]
-            meter=meter,
         )
         self.ensured: list[str] = []
 

@@ -13,10 +13,12 @@ import pytest
 from frontend.bridge import bridge as bridges
 from frontend.bridge.bridge import Bridge
 from frontend.bridge.intake import WORKING
+from frontend.bridge.meter import Meter
 from frontend.cluster.broker import Broker
 from frontend.cluster.gateway import Gateway
 from frontend.server.drain import Drain
 from ipc.catalog.entries import Catalog
+from ipc.metrics.cluster import BridgeMetrics
 from ipc.settings import Cluster, Settings
 from ipc.wire.cluster import (
     RUN,
@@ -65,9 +67,12 @@ class Holding:
 
 
 def bridge(workers: Callable[[], Any] = list, **settings: Any) -> Bridge:
-    models = SimpleNamespace(workers=workers, catalog=SimpleNamespace(sources=()), version=1)
+    models = SimpleNamespace(
+        workers=workers, catalog=SimpleNamespace(sources=()), version=1, is_loaded=lambda model: True
+    )
     cluster = Cluster(urls=("nats://127.0.0.1:1",), box="a", **settings)
-    one = Bridge(Settings(cluster=cluster), Holding(), models)  # type: ignore[arg-type]
+    meter = Meter(BridgeMetrics(), ())
+    one = Bridge(Settings(cluster=cluster), Holding(), models, meter)  # type: ignore[arg-type]
     one.broker.up = one._namesakes.is_alone = True
     return one
 
