@@ -191,14 +191,30 @@ BAD = {
 }
 
 
+REFUSED = {
+    "/v1/chat/completions": (422, "messages[0].content[0]"),
+    "/v1/responses": (422, "input[0].content[0]"),
+    "/v1/messages": (400, "messages[0].content[0]"),
+    "/api/chat": (400, "messages[0].images[0]"),
+    "/api/generate": (400, "images[0]"),
+}
+"""Status of a request with a bad picture by path, and how the text of the error begins."""
+
+
 def in_dialects(model: str, data: bytes, kind: str) -> dict[str, dict[str, Any]]:
     """A question about a picture by path."""
     encoded_data = base64.b64encode(data).decode()
     image = {"type": "input_image", "image_url": data_url(data, kind)}
     source = {"type": "base64", "media_type": f"image/{kind}", "data": encoded_data}
     text, user = {"type": "text", "text": "what is this"}, "user"
+    few = {"options": {"num_predict": 4}, "stream": False}
     return {
         "/v1/chat/completions": {"messages": shown(data_url(data, kind)), "max_tokens": 4},
+        "/api/chat": {
+            "messages": [{"role": user, "content": "what is this", "images": [encoded_data]}],
+            **few,
+        },
+        "/api/generate": {"prompt": "what is this", "images": [encoded_data], **few},
         "/v1/responses": {
             "input": [{"role": user, "content": [image, {"type": "input_text", "text": "what is this"}]}],
             "max_output_tokens": 4,
@@ -215,13 +231,13 @@ def in_dialects(model: str, data: bytes, kind: str) -> dict[str, dict[str, Any]]
 def test_a_bad_picture_is_refused_with_its_field_in_every_dialect(
     server: Server, model: str, name: str
 ) -> None:
-    for path, body in in_dialects(model, BAD[name], "png").items():
-        found = server.post(path, {"model": model, **body})
-        assert found.status == (400 if path == "/v1/messages" else 422), (path, found.body)
-        assert "content[0]" in found.json()["error"]["message"], (path, found.body)
-    for path, body in in_dialects(BLIND, BAD[name], "png").items():
-        found = server.post(path, {"model": BLIND, **body})
-        assert found.status == (400 if path == "/v1/messages" else 422), (path, found.body)
+    for asked_model in (model, BLIND):
+        for path, body in in_dialects(asked_model, BAD[name], "png").items():
+            found = server.post(path, {"model": asked_model, **body})
+            error, (status, beginning) = found.json()["error"], REFUSED[path]
+            assert found.status == status, (path, found.body)
+            text = error["message"] if isinstance(error, dict) else error
+            assert text.startswith(beginning), (path, found.body)
 
 
 @pytest.mark.parametrize("model", [QWEN, LLAVA])
