@@ -121,7 +121,10 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    """Fork the test processes; their servers come from the same nurseries, unless each is to count its own."""
+    """Fork the test processes. Their servers come from the same nurseries, but where each is to count its own.
+
+    Nurseries begin at once, so a run of unit tests alone, most of which start no server, begins none.
+    """
     if Path.cwd() != ROOT:
         return
     import execnet
