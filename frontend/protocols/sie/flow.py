@@ -53,16 +53,12 @@ from ipc.wire.field_names import IN_PARAMS, FieldNames
 from ipc.wire.messages import Call, ModelStatus
 
 HEADER = "X-SIE-MACHINE-PROFILE"
+POOL_HEADER = "X-SIE-Pool"
+_POOL = re.compile(r"[a-z0-9-]{1,63}")
+_SPOT = "-spot"
 _SHOWN = 64
 C = TypeVar("C", bound=Call)
 R = TypeVar("R", bound=Body)
-
-
-POOL_HEADER = "X-SIE-Pool"
-
-
-_POOL = re.compile(r"[a-z0-9-]{1,63}")
-_SPOT = "-spot"
 
 
 def choice_of(req: Request, services: Services) -> Choice:
