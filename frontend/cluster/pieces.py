@@ -23,7 +23,7 @@ from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.caching import ITEM_ERRORS
 from frontend.engine.events import Generation, Pace, Past
 from frontend.engine.interface import Engine, Payload
-from frontend.engine.planning import characters_of, is_long, part_of
+from frontend.engine.planning import is_long, part_of, tokens_of
 from frontend.http.rendering import off_loop_if
 from frontend.scope import RequestScope
 from ipc.errors import QueueFull
@@ -42,10 +42,7 @@ def cut(work: Work, settings: Settings) -> list[Work]:
     call = work.call
     if not isinstance(call, (EncodeCall, ScoreCall, ExtractCall)) or len(call.items) < 2:
         return [work]
-    tokens, budget = (
-        [each // 4 + 2 for each in characters_of(call)],
-        settings.batch.max_tokens or BATCH_TOKENS,
-    )
+    tokens, budget = tokens_of(call), settings.batch.max_tokens or BATCH_TOKENS
     sizes = [_nbytes(item) for item in call.items]
     if len(sizes) <= MOST_ITEMS and sum(sizes) <= MOST_NBYTES and sum(tokens) <= budget:
         return [work]

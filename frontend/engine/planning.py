@@ -300,15 +300,20 @@ def is_long(work: Work) -> bool:
 
 
 def part_of(work: Work, places: Sequence[int], settings: Settings) -> Work:
-    """The work of some items of a call; each has a share of the estimated cost by its characters."""
+    """The work of some items of a call; each has a share of the estimated cost by its tokens."""
     assert isinstance(work.call, (EncodeCall, ScoreCall, ExtractCall))
-    sizes = [characters // 4 + 2 for characters in characters_of(work.call)]
+    sizes = tokens_of(work.call)
     cost = max(1, work.cost * sum([sizes[at] for at in places]) // sum(sizes))
     call = msgspec.structs.replace(work.call, items=[work.call.items[at] for at in places])
     return msgspec.structs.replace(work, call=call, cost=cost, lane=lane_of(cost, settings))
 
 
-def characters_of(call: Call) -> list[int]:
+def tokens_of(call: Call) -> list[int]:
+    """Estimated tokens that each item of a call puts before the model: four characters a token, and two around."""
+    return [characters // 4 + 2 for characters in _characters_of(call)]
+
+
+def _characters_of(call: Call) -> list[int]:
     """Characters that each item of a call puts before the model, four for each token id given.
 
     Most families read the labels with each item.
@@ -344,9 +349,9 @@ def _content_characters(content: str | Sequence[dict[str, Any]] | None) -> int:
 
 
 def cost_of(call: Call, status: ModelStatus, limits: Limits) -> int:
-    """Estimated tokens of a call: four characters a token, each text cut at the model's length, and its images."""
+    """Estimated tokens of a call: its texts, each cut at the model's length, and its images."""
     longest = limits.max_chunked_tokens if call.overflow == "chunk" else status.max_sequence_length or 512
-    texts = sum(min(each // 4 + 2, longest) for each in characters_of(call))
+    texts = sum(min(each, longest) for each in tokens_of(call))
     return texts + _images_of(call) * status.image_tokens
 
 
