@@ -18,7 +18,7 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 from nats.js.errors import APIError
 
 from frontend.cluster.broker import Broker
-from frontend.cluster.bucket import LOST, TIMEOUT_S
+from frontend.cluster.bucket import TIMEOUT_S, making
 from frontend.cluster.queue import STREAM_EXISTS
 from ipc.errors import InvalidInput
 from ipc.logs import Seldom
@@ -82,16 +82,7 @@ class DeadLetters:
 
     async def run(self) -> None:
         """Make the stream after each connect, for ever."""
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            try:
-                await self._make()
-                self._seldom.over(_UNMADE)
-            except LOST as error:
-                self._seldom.warning(_UNMADE, repr(error))
-                await asyncio.sleep(TRY_AGAIN_S)
-                self._wanted.set()
+        await making(self._broker, self._wanted, self._make, self._seldom, _UNMADE, TRY_AGAIN_S)
 
     async def _make(self) -> None:
         client = self._broker.client

@@ -59,6 +59,32 @@ async def reading(broker: Broker, wanted: asyncio.Event, read: Callable[[], Awai
             wait_s = READ_EVERY_S if await read() else TRY_AGAIN_S
 
 
+async def making(
+    broker: Broker,
+    wanted: asyncio.Event,
+    make: Callable[[], Awaitable[None]],
+    seldom: Seldom,
+    failed: str,
+    again_s: float,
+) -> None:
+    """Call `make` for ever while there is a broker: whenever it is `wanted`, and `again_s` after one of `LOST`.
+
+    `failed` is what `seldom` warns of then.
+    """
+    while True:
+        await wanted.wait()
+        wanted.clear()
+        if not broker.up:
+            continue
+        try:
+            await make()
+            seldom.over(failed)
+        except LOST as error:
+            seldom.warning(failed, repr(error))
+            await asyncio.sleep(again_s)
+            wanted.set()
+
+
 class Follower:
     """Tells a gateway of all rows."""
 

@@ -32,7 +32,7 @@ from nats.js.api import (
 from nats.js.errors import APIError, NotFoundError
 
 from frontend.cluster.broker import Broker, lasting
-from frontend.cluster.bucket import LOST, TIMEOUT_S
+from frontend.cluster.bucket import LOST, TIMEOUT_S, making
 from ipc.logs import Seldom
 from ipc.settings import Cluster
 from ipc.wire.cluster_names import Names
@@ -116,21 +116,12 @@ class Maker:
 
     async def run(self) -> None:
         """Wait for `again` and make stream and consumer, for ever."""
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            if not self._broker.up:
-                continue
-            try:
-                await made(self._broker.client, self._names, self._cluster)
-            except LOST as error:
-                self._seldom.warning(_UNMADE, repr(error))
-                await asyncio.sleep(DOWN_S)
-                self._wanted.set()
-                continue
-            self._seldom.over(_UNMADE)
-            self.there = True
-            self.on_there()
+        await making(self._broker, self._wanted, self._make, self._seldom, _UNMADE, DOWN_S)
+
+    async def _make(self) -> None:
+        await made(self._broker.client, self._names, self._cluster)
+        self.there = True
+        self.on_there()
 
 
 class Lane:
