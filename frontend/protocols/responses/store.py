@@ -20,6 +20,7 @@ probabilities stay as they are.
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
@@ -56,6 +57,8 @@ from ipc import settings
 from ipc.errors import InvalidInput, PenstockError
 from ipc.processes.liveness import identity_of, is_running, own_identity
 from ipc.store.store import How, LastingStore, StoreUnreadable
+
+log = logging.getLogger(__name__)
 
 _OF_MODELS = (Started, Text, Reasoning, CallBegun, Arguments, CallEnded, Finished, Ended)
 _OF_TOOLS = (Calling, Asked, Produced, Completed, Session)
@@ -127,7 +130,7 @@ def encode(events: Iterable[Event]) -> bytes:
 
 
 def decode(entries: bytes) -> list[Event]:
-    """The events of bytes."""
+    """The events of bytes. Raises `msgspec.DecodeError`, or IndexError for a kind that is none."""
     return [_decoders[kind].decode(event) for kind, event in _decoder.decode(entries)]
 
 
@@ -367,13 +370,19 @@ class ResponseStore:
         return await _reached(self._file.write(write))
 
     async def settle(self, row: Stored, how: Callable[[Resource, Output], Resource]) -> bool:
-        """End an unfinished response from outside, with the output so far; whether it was still unfinished."""
+        """End an unfinished response from outside, with the output so far; whether it was still unfinished.
+
+        The output ends before the first events that cannot be read.
+        """
 
         def write(connection: sqlite3.Connection) -> bool:
             begun = orjson.loads(row.begun)
             output = Output(begun)
-            for entries in _pieces(connection, row.id, 0):
-                output.take(decode(entries))
+            try:
+                for entries in _pieces(connection, row.id, 0):
+                    output.take(decode(entries))
+            except (msgspec.DecodeError, IndexError) as error:
+                log.error("kept events of the response %s cannot be read: %s", row.id, error)
             return _end(connection, how(begun, output))
 
         return await _reached(self._file.write(write))

@@ -302,6 +302,26 @@ def test_a_run_whose_request_cannot_be_read_fails(stack: ExitStack, tmp_path: Pa
     assert "no other goes on" in answer["error"]["message"]
 
 
+@pytest.mark.parametrize("movable", [True, False])
+def test_a_run_whose_events_cannot_be_read_fails_and_stops_no_look_for_others(
+    stack: ExitStack, tmp_path: Path, movable: bool
+) -> None:
+    orphaned = Orphaned(stack, tmp_path)
+    with closing(sqlite3.connect(tmp_path / "state" / FILE)) as connection, connection:
+        connection.row_factory = sqlite3.Row
+        row = dict(connection.execute("SELECT * FROM responses").fetchone())
+        begun = row["begun"].replace(orphaned.id.encode(), b"resp_0")
+        # The look meets the lower row number first.
+        row |= {"rowid": 0, "id": "resp_0", "begun": begun, "movable": movable}
+        places = ", ".join("?" * len(row))
+        connection.execute(f"INSERT INTO responses ({', '.join(row)}) VALUES ({places})", (*row.values(),))
+        connection.execute("INSERT INTO events SELECT 'resp_0', number, entries, mark FROM events")
+        connection.execute("INSERT INTO events VALUES ('resp_0', 9, x'9192cc6380', NULL)")
+    assert orphaned.looked("completed")["output_text"] == "Hello you"
+    answer = orphaned.first.get("resp_0").json()
+    assert (answer["status"], answer["output_text"]) == ("failed", "Hello")
+
+
 def test_a_run_that_has_moved_too_often_fails(stack: ExitStack, tmp_path: Path) -> None:
     orphaned = Orphaned(stack, tmp_path)
     with closing(sqlite3.connect(tmp_path / "state" / FILE)) as connection, connection:
