@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import math
 import os
 import threading
@@ -33,7 +32,7 @@ from workers.adapters.base import Adapter
 from workers.device.devices import Device
 from workers.loading.gguf_file import read_model
 from workers.loading.program_files import external_files, nbytes_of
-from workers.loading.quantized_files import plain_plan, read_plan
+from workers.loading.quantized_files import Plan, plain_plan, read_plan, stated_config
 from workers.loading.quantized_parts import QuantizedRefused
 from workers.loading.stored_files import weight_files
 
@@ -108,8 +107,9 @@ def estimate(
     """
     if quantization and dtype is not None:
         with suppress(QuantizedRefused):
-            weights = list(_shapes(directory, gguf))
-            shared = _shared_table(directory, gguf, {name for name, *_ in weights})
+            plan = None if gguf else read_plan(directory) or plain_plan(directory)
+            weights = list(_shapes(plan, directory / gguf if gguf else None))
+            shared = _shared_table(_family(plan, directory, gguf), {name for name, *_ in weights})
             found = 0.0
             for name, count, axes in weights:
                 if name == shared and dtype == torch.float32 and quantization in ("int8", "int4"):
@@ -135,41 +135,33 @@ def estimate(
     return sum(path.stat().st_size for path in files)
 
 
-def _shapes(directory: Path, gguf: str) -> Iterator[tuple[str, int, int]]:
-    """Name, numbers and axes of each weight."""
-    if gguf:
-        for name, stored in read_model(directory / gguf).tensors.items():
+def _shapes(plan: Plan | None, gguf: Path | None) -> Iterator[tuple[str, int, int]]:
+    """Name, numbers and axes of each weight of a plan, or of a GGUF file."""
+    if gguf is not None:
+        for name, stored in read_model(gguf).tensors.items():
             yield name, math.prod(stored.shape), len(stored.shape)
-        return
-    plan = read_plan(directory) or plain_plan(directory)
-    if plan is not None:
+    elif plan is not None:
         for name, weight in plan.quantized.items():
             yield name, math.prod(weight.shape), _MATRIX
         for name, part in plan.plain.items():
             yield name, math.prod(part.shape), len(part.shape)
 
 
-def _shared_table(directory: Path, gguf: str, names: set[str]) -> str:
-    """The table of embeddings that is the head too, as no head is stored; empty where floats stay."""
+def _family(plan: Plan | None, directory: Path, gguf: str) -> str | None:
+    """The type of a model in the words of its files; None for a quantised checkpoint, whose table stays floats."""
     if gguf:
-        family = read_model(directory / gguf).architecture
-    elif read_plan(directory) is not None:
-        return ""
-    else:
-        family = _model_type(directory)
+        return read_model(directory / gguf).architecture
+    if plan is not None and plan.scheme is not None:
+        return None
+    return str(stated_config(directory).get("model_type", ""))
+
+
+def _shared_table(family: str | None, names: set[str]) -> str:
+    """The table of embeddings that is the head too, as no head is stored; empty where floats stay."""
     has_head = any(name == "output.weight" or name.endswith("lm_head.weight") for name in names)
-    if has_head or any(part in family for part in _SCALED_TABLES):
+    if family is None or has_head or any(part in family for part in _SCALED_TABLES):
         return ""
     return next((name for name in sorted(names) if name.endswith(_TABLES)), "")
-
-
-def _model_type(directory: Path) -> str:
-    """The type of a model by its config.json; empty where the file does not say."""
-    try:
-        config = json.loads((directory / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return ""
-    return str(config.get("model_type", "")) if isinstance(config, dict) else ""
 
 
 def _stays(name: str) -> bool:

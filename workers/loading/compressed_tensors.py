@@ -175,7 +175,9 @@ def _checked(layer: Layer) -> Weight:
     layer.fit(scale, *_grids(scheme, outer, inner))
     parts["weight_scale"] = scale
     if scheme.zeros or layer.has("weight_zero_point"):
-        zeros = layer.take("weight_zero_point", ("I32", "I8") if scheme.packed else ("I8",), axes=None)
+        # NOTE: the format packs zero points of outputs and groups alone.
+        can_pack = scheme.packed and scheme.strategy in ("channel", "group")
+        zeros = layer.take("weight_zero_point", ("I32", "I8") if can_pack else ("I8",), axes=None)
         packed = [-(-outer * scheme.bits // _WORD_BITS), inner // (scheme.group or inner)]
         layer.fit(zeros, packed if zeros.kind == "I32" else scale.shape)
         parts["weight_zero_point"] = zeros

@@ -18,6 +18,7 @@ Let a linear layer have `inner` inputs and `outer` outputs, and let a group be a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from math import prod
@@ -134,17 +135,25 @@ def _fp8(stated: Mapping[str, Any]) -> Scheme:
 
 def read_plan(directory: Path) -> Plan | None:
     """The plan of a directory, None where its weights are not quantised. Raises `QuantizedRefused` and OSError."""
+    scheme = read_scheme(stated_config(directory))
+    return None if scheme is None else plan(scheme, sorted(directory.glob("*.safetensors")))
+
+
+def stated_config(directory: Path) -> dict[str, Any]:
+    """The object in config.json; empty without the file, and for what is no object.
+
+    Raises `QuantizedRefused` for a file that is no JSON, and OSError.
+    """
     path = directory / "config.json"
     if not path.is_file():
-        return None
+        return {}
     with path.open("rb") as stream:
         data = stream.read(_MOST_CONFIG_BYTES + 1)
     try:
         config = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise QuantizedRefused("config.json: no JSON") from error
-    scheme = read_scheme(config) if isinstance(config, dict) else None
-    return None if scheme is None else plan(scheme, sorted(directory.glob("*.safetensors")))
+    return config if isinstance(config, dict) else {}
 
 
 def plain_plan(directory: Path) -> Plan | None:
@@ -152,8 +161,8 @@ def plain_plan(directory: Path) -> Plan | None:
     `OWN_WAY`. Raises `QuantizedRefused` for a damaged file, and OSError.
     """
     files = sorted(directory.glob("*.safetensors"))
-    config = json.loads((directory / "config.json").read_bytes())
-    return Plan(None, {}, _parts(files)) if files and not config.get("quantization_config") else None
+    is_plain = not stated_config(directory).get("quantization_config")
+    return Plan(None, {}, _parts(files)) if files and is_plain else None
 
 
 def _parts(files: list[Path]) -> dict[str, Part]:
@@ -184,7 +193,7 @@ def plan(scheme: Scheme, files: list[Path]) -> Plan:
             if name.rpartition(".")[2] in ends or (name.endswith(".weight") and part.kind in _SMALL)
         }
     ):
-        weight = check(Layer(scheme, base, parts))
+        weight = _bounded(check(Layer(scheme, base, parts)))
         quantized[f"{base}.weight"] = weight
         used |= {part.name for part in weight.parts.values()}
         used |= {f"{base}.g_idx"} if scheme.method == "gptq" else set()
@@ -201,6 +210,16 @@ def plan(scheme: Scheme, files: list[Path]) -> Plan:
             "config.json says so"
         )
     return Plan(scheme, quantized, plain)
+
+
+def _bounded(weight: Weight) -> Weight:
+    """The weight with groups and blocks that are no larger than the weight is.
+
+    Numbers of a group are repeated for all of its inputs, and config.json may state a size that fits no memory.
+    """
+    scheme, inner = weight.scheme, weight.shape[1]
+    block = tuple(map(min, scheme.block, weight.shape))
+    return weight._replace(scheme=dataclasses.replace(scheme, group=min(scheme.group, inner), block=block))
 
 
 def _packed(layer: Layer, shape: Callable[[int, int, int], tuple[int, int]]) -> Weight:

@@ -25,6 +25,7 @@ from workers.loading.quantized_files import read_plan
 from workers.loading.quantized_parts import Part, QuantizedRefused
 
 BASE = "model.layers.0.mlp.up_proj"
+HUGE = (1 << 31) - 1
 
 
 def model_of(root: Path, dtype: torch.dtype = torch.float32) -> Any:
@@ -247,3 +248,45 @@ def test_a_scheme_that_is_not_read_is_refused_before_the_start(
     assert why in str(told.value)
     with pytest.raises(QuantizedRefused):
         read_plan(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("layout", "field", "size", "scale", "bounded"),
+    [
+        ("fp8 in blocks", "weight_block_size", [HUGE, HUGE], "weight_scale_inv", (0, (160, 128))),
+        ("gptq, one group", "group_size", HUGE, "", (128, ())),
+        ("awq, one group", "group_size", HUGE, "", (128, ())),
+    ],
+)
+def test_groups_and_blocks_larger_than_a_weight_take_the_memory_of_the_weight(
+    layout: str, field: str, size: Any, scale: str, bounded: tuple[Any, ...], tmp_path: Path
+) -> None:
+    quantized_models.write(tmp_path, LAYOUTS[layout])
+    path, file = tmp_path / "config.json", tmp_path / "model.safetensors"
+    config = json.loads(path.read_text())
+    config["quantization_config"][field] = size
+    path.write_text(json.dumps(config))
+    tensors = load_file(file)
+    ones = {name: torch.ones(1, 1) for name in tensors if scale and name.endswith(scale)}
+    save_file(tensors | ones, file)
+    plan = read_plan(tmp_path)
+    assert plan is not None
+    scheme = plan.quantized[f"{BASE}.weight"].scheme
+    assert (scheme.group, scheme.block) == bounded
+    assert model_of(tmp_path).get_submodule(BASE).weight.isfinite().all()
+
+
+def test_the_memory_of_a_model_is_foreseen_whatever_stands_in_its_configuration(tmp_path: Path) -> None:
+    config, file = tmp_path / "config.json", tmp_path / "model.safetensors"
+    save_file({"a.weight": torch.ones(100, 100)}, file)
+
+    def foreseen() -> int:
+        return estimate(tmp_path, dtype=torch.float32, quantization="int8")
+
+    assert foreseen() == 10_100
+    for content in ("{}", "[]", '"quantization_config"', '{"quantization_config": null, "model_type": []}'):
+        config.write_text(content)
+        assert foreseen() == 10_100
+    for content in ("{", '{"quantization_config": 5}'):
+        config.write_text(content)
+        assert foreseen() == file.stat().st_size
