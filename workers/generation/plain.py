@@ -158,6 +158,8 @@ class PlainEngine(Engine):
     def _forget_unwanted(self) -> None:
         """Let go of the run of a sequence that has ended too: keys, values and pictures."""
         super()._forget_unwanted()
+        if self._fallen is not None and self._fallen.done:
+            self._fallen = None
         if self._run is not None and self._run.sequence.done:
             self._run.close()
             self._run = None

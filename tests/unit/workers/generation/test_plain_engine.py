@@ -251,6 +251,15 @@ def test_nothing_is_kept_of_a_text_that_has_ended() -> None:
     engine.cancel(0)
     gc.collect()
     assert [output() for output in outputs] == [None, None]
+    outputs.clear()
+    engine, passes, _ = resting(outputs)
+    passes.fails_at = 0
+    with pytest.raises(ValueError, match="too far"):
+        engine.step()
+    passes.fails_at = 1 << 30
+    engine.cancel(0)
+    gc.collect()
+    assert [output() for output in outputs] == [None, None], "nor of a text that has failed"
     engine.add(request_of(2, [7, 8, 9]))
     while engine.has_work:
         engine.step()
