@@ -114,7 +114,8 @@ class Ahead:
             stored, made = begun
             try:
                 made.set_result(read_tensor(stored, torch.float32))
-            except Exception as error:
+            except BaseException as error:
+                # NOTE: whoever takes the tensor would wait without end for a thread that has gone.
                 made.set_exception(error)
 
     def _begin(self) -> tuple[StoredTensor, Future[torch.Tensor]] | None:
