@@ -26,7 +26,12 @@ from tests.harness import seeing_reference
 from tests.tiny import loras, seeing_others
 from tests.tiny.models import write_json
 from tests.tiny.pictures import encoded, picture
-from tests.unit.workers.adapters.test_seeing_adapter import context, decoded_until_the_end, prepared
+from tests.unit.workers.adapters.test_seeing_adapter import (
+    answer,
+    context,
+    decoded_until_the_end,
+    prepared,
+)
 from workers.adapters.base import Prepared
 from workers.adapters.causal import CausalAdapter
 from workers.adapters.shared.causal_files import CausalFiles
@@ -111,23 +116,12 @@ def llava(model_of: Callable[[str], Other]) -> Other:
     return model_of("llava")
 
 
-def answers(adapter: CausalAdapter, *chats: Chat, **options: Any) -> list[list[int]]:
-    """The tokens of the answers to conversations that wait together."""
-    found = Answers()
-    for number, chat in enumerate(chats):
-        request = prepared(adapter, chat, **options)
-        request.key = number
-        adapter.engine.add(request)
-    found.run(adapter.engine)
-    return [found.tokens[number, 0] for number in range(len(chats))]
-
-
 def test_prompts_and_answers_are_those_of_generate(other: Other) -> None:
     assert other.adapter.sees and type(other.adapter.engine) is PlainEngine
     assert other.adapter.image_tokens > 0
     for chat in CHATS.values():
         assert prepared(other.adapter, chat).prompt == other.expected(chat)[0]
-    found = answers(other.adapter, *CHATS.values())
+    found = answer(other.adapter, *CHATS.values())
     assert found == [other.expected(chat)[1] for chat in CHATS.values()]
     first, second = Chat((1, QUESTION)), Chat((2, QUESTION))
     assert other.expected(first)[1] != other.expected(second)[1], "another picture gives another text"
@@ -189,7 +183,7 @@ def test_a_placeholder_in_a_text_stays_text(other: Other) -> None:
     assert said in tokenizer.decode(found)
     placeholder = max(set(plain), key=plain.count)
     assert found.count(placeholder) == plain.count(placeholder)
-    assert len(answers(other.adapter, chat)[0]) == TOKENS
+    assert len(answer(other.adapter, chat)[0]) == TOKENS
 
 
 def test_counting_and_refusing_decode_nothing(aya: Other, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +254,7 @@ def test_pictures_get_their_arguments_late_while_too_many_wait(
 ) -> None:
     monkeypatch.setattr(reading, "MOST_AHEAD_NBYTES", 0)
     assert not any(each.inputs for each in prepared(aya.adapter, CHATS["two"]).pictures)
-    assert answers(aya.adapter, CHATS["two"]) == [aya.expected(CHATS["two"])[1]]
+    assert answer(aya.adapter, CHATS["two"]) == [aya.expected(CHATS["two"])[1]]
 
 
 @pytest.fixture
@@ -357,7 +351,7 @@ def test_a_model_that_does_not_take_what_its_processor_makes_reads_texts(
     monkeypatch.setattr(foreign.Foreign, "arguments", more)
     adapter = CausalAdapter.load(context(files))
     assert not adapter.sees and "generate() takes none" in caplog.text and "heat" in caplog.text
-    assert len(answers(adapter, CHATS["none"])[0]) == TOKENS
+    assert len(answer(adapter, CHATS["none"])[0]) == TOKENS
     with pytest.raises(InvalidInput, match="takes text only"):
         prepared(adapter, CHATS["one"])
 

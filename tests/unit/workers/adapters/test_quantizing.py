@@ -90,6 +90,16 @@ def is_written(adapter: CausalAdapter) -> bool:
     return generated(adapter, calls) == [generated(adapter, [call])[0] for call in calls]
 
 
+def stays(root: Path, wanted: Any, kind: str, form: type[QuantizedLinear]) -> None:
+    """Assert that the layers of a model in `root` are of a form, with the logits of `wanted`, and answer alike."""
+    adapter = load(root, kind)
+    layers = layers_of(adapter)
+    assert len(layers) == 2 * 7, "the head is a table of numbers in the file"
+    assert {type(layer) for layer in layers.values()} == {form}
+    assert is_near(adapter, wanted) < NEAR[form]
+    assert is_written(load(root, kind))
+
+
 @pytest.mark.parametrize(
     ("layout", "kind", "form"),
     [
@@ -106,13 +116,7 @@ def is_written(adapter: CausalAdapter) -> bool:
 def test_weights_of_a_checkpoint_stay_as_they_are_where_their_kind_is_asked_for(
     layout: str, kind: str, form: type[QuantizedLinear], tmp_path: Path
 ) -> None:
-    wanted = quantized_models.write(tmp_path, LAYOUTS[layout])
-    adapter = load(tmp_path, kind)
-    layers = layers_of(adapter)
-    assert len(layers) == 2 * 7, "the head is a table of numbers in the file"
-    assert {type(layer) for layer in layers.values()} == {form}
-    assert is_near(adapter, wanted) < NEAR[form]
-    assert is_written(load(tmp_path, kind))
+    stays(tmp_path, quantized_models.write(tmp_path, LAYOUTS[layout]), kind, form)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from penstock.own_models.files import CannotTell
 from penstock.own_models.places import find
 from tests.tiny import compressed_models
 from tests.tiny.compressed_models import LAYOUTS, Layout, change
-from tests.unit.workers.adapters.test_quantizing import NEAR, is_near, is_written, layers_of, load
+from tests.unit.workers.adapters.test_quantizing import NEAR, is_near, layers_of, load, stays
 from tests.unit.workers.loading.test_quantized_models import model_of
 from workers.adapters.shared.quantized_linears import (
     FP8,
@@ -99,13 +99,7 @@ def test_groups_of_4_and_of_8_bits_in_bytes_are_read_whichever_comes_first(
 def test_weights_stay_as_they_are_where_their_kind_is_asked_for(
     layout: str, kind: str, form: type[QuantizedLinear], tmp_path: Path
 ) -> None:
-    wanted = compressed_models.write(tmp_path, LAYOUTS[layout])
-    adapter = load(tmp_path, kind)
-    layers = layers_of(adapter)
-    assert len(layers) == 2 * 7, "the head is a table of numbers in the file"
-    assert {type(layer) for layer in layers.values()} == {form}
-    assert is_near(adapter, wanted) < NEAR[form]
-    assert is_written(adapter)
+    stays(tmp_path, compressed_models.write(tmp_path, LAYOUTS[layout]), kind, form)
 
 
 @pytest.mark.parametrize("kind", ["", INT4])
@@ -149,6 +143,8 @@ def test_an_order_of_minus_one_says_nothing(tmp_path: Path) -> None:
         ("4 bits in groups, asymmetric", "weight_zero_point", None, "the tensor {}.weight_zero_point is missing"),
         ("4 bits in groups, asymmetric", "weight_zero_point", torch.ones(19, 4).int(),
          "{}.weight_zero_point is [19, 4]; expected [20, 4]"),
+        ("4 bits of one scale", "weight_zero_point", torch.ones(20, 1).int(),
+         "{}.weight_zero_point is of I32; expected I8"),
         ("4 bits in groups", "weight", torch.ones(160, 128), "{}.weight stands beside its quantised form"),
         ("int8 by outputs", "weight", None, "the tensor {}.weight is missing"),
         ("int8 by outputs", "weight_scale", torch.ones(1, 160), "{}.weight_scale is [1, 160]; expected [160, 1] or [1"),
