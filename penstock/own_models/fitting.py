@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from penstock.own_models.files import CannotTell, ModelFiles, number_of, shown
 from workers.loading import quantized_files, stored_files
-from workers.loading.quantized_numbers import refuse_numbers
 from workers.loading.quantized_parts import QuantizedRefused
 
 _UNCOMPARED = {"auto_map", "quantization_config"}
@@ -94,7 +93,7 @@ def refuse_unfitting_quantized(name: str, files: ModelFiles) -> None:
     try:
         plan = quantized_files.read_plan(files.root)
         if plan is not None:
-            refuse_numbers(plan)
+            quantized_files.refuse_numbers(plan)
     except QuantizedRefused as error:
         raise CannotTell(f"{name}: {error}") from error
     except OSError as error:

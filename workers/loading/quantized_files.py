@@ -3,6 +3,7 @@
 1. `read_scheme` reads `quantization_config`: the format (GPTQ, AWQ, FP8, compressed-tensors), bits and size of groups.
 2. `plan` finds the tensors that make up each quantised weight, and holds every shape and type against the scheme. No
    weight is read and no model library is imported, so a start can refuse what a load would refuse.
+3. `refuse_numbers` reads the small tensors, scales and groups of inputs. Scales are about a thirtieth of the weights.
 
 Let a linear layer have `inner` inputs and `outer` outputs, and let a group be a run of inputs with the same scale:
 
@@ -24,6 +25,8 @@ from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from workers.loading import compressed_tensors
 from workers.loading.quantized_parts import (
@@ -53,6 +56,8 @@ _UNUSED = tuple(
 _SMALL = ("I8", "U8", "F8_E4M3", "F8_E5M2")
 """Types of weights that need a scale."""
 _MOST_CONFIG_BYTES = 16 << 20
+_EXPONENT = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
+"""The bits that are all set in what is no finite number."""
 
 
 class Plan(NamedTuple):
@@ -265,6 +270,43 @@ def _check_fp8(layer: Layer) -> Weight:
         scale = layer.take(end, FLOATS, axes=None)
         layer.fit(scale, [], [1], [1, 1])
     return Weight({"weight": weight, "scale": scale}, (outer, inner), layer.scheme)
+
+
+def refuse_numbers(plan: Plan) -> None:
+    """Raise `QuantizedRefused` for scales that are no finite numbers, and for groups that do not exist; OSError."""
+    for weight in plan.quantized.values():
+        for end, part in weight.parts.items():
+            if end.endswith("g_idx"):
+                _refuse_groups(weight, part)
+            elif "scale" in end and part.kind in FLOATS:
+                _refuse_unfinite(weight, part)
+
+
+def _refuse_unfinite(weight: Weight, part: Part) -> None:
+    words = np.frombuffer(part.data(), f"<u{4 if part.kind == 'F32' else 2}")
+    mask = _EXPONENT[part.kind]
+    wrong = np.flatnonzero(words & mask == mask)
+    if wrong.size:
+        first = [int(each) for each in np.unravel_index(wrong[0], part.shape or (1,))]
+        raise QuantizedRefused(
+            f"{weight.scheme.method}: {short(part.name)} has {wrong.size} of {words.size} numbers that are not finite, "
+            f"first {first}"
+        )
+
+
+def _refuse_groups(weight: Weight, part: Part) -> None:
+    order = np.frombuffer(part.data(), "<i8" if part.kind == "I64" else "<i4")
+    scales = next(each for end, each in weight.parts.items() if "scale" in end)
+    # NOTE: compressed-tensors writes -1 throughout where inputs stand in their order.
+    if part.name.endswith("weight_g_idx") and (order == -1).all():
+        return
+    count = prod(scales.shape) // weight.shape[0]
+    least, most = int(order.min()), int(order.max())
+    if least < 0 or most >= count:
+        raise QuantizedRefused(
+            f"{weight.scheme.method}: {short(part.name)} has groups from {least} to {most}, and there are {count} "
+            "groups"
+        )
 
 
 _ENDS = ("qweight", "qzeros", "scales", "g_idx")

@@ -12,7 +12,6 @@ layers stay quantised: as they are where the file has the kind that is asked for
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,21 +23,12 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from workers.adapters.base import LoadContext
-from workers.adapters.shared import checkpoint, compressed_weights
+from workers.adapters.shared import checkpoint
 from workers.adapters.shared.building import BUILDING, WeightCount
-from workers.adapters.shared.quantized_linears import FP8, INT4, INT8, QuantizedWeight
 from workers.adapters.shared.quantizing import Quantizer
-from workers.loading import compressed_tensors
-from workers.loading.quantized_files import Plan
-from workers.loading.quantized_numbers import refuse_numbers
-from workers.loading.quantized_parts import Part, QuantizedRefused, Scheme, Weight, short
-from workers.loading.reading import safe_open
-
-_BITS_INT4 = 4
-_NO_NUMBER = 0x7F
-"""The bits of a float8 that is no number, but for its sign."""
-_AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight outputs stands in each four bits of a word, from the lowest on."""
+from workers.adapters.shared.stored_numbers import as_stored, dequantized, read
+from workers.loading.quantized_files import Plan, refuse_numbers
+from workers.loading.quantized_parts import Part, QuantizedRefused, Weight
 
 
 def _table(*, sees: bool) -> Any:
@@ -139,13 +129,13 @@ class _Plain:
         quantizer, part = self._quantizer, self._part
         # NOTE: a weight of another shape than the model's is told by transformers.
         if quantizer is None or len(part.shape) != 2:
-            return self._count.make(lambda: _read(part))
+            return self._count.make(lambda: read(part))
         outer, inner = part.shape
         with self._turn:
             if self._is_table:
                 # NOTE: the tensor is a view of the mapped file, and belongs to no name here.
-                return self._count.make(lambda: quantizer.hold_table((outer, inner), map(_read, (part,))))
-            return self._count.make(lambda: quantizer.hold(part.name, _read(part)))
+                return self._count.make(lambda: quantizer.hold_table((outer, inner), map(read, (part,))))
+            return self._count.make(lambda: quantizer.hold(part.name, read(part)))
 
 
 class _Numbers:
@@ -176,122 +166,3 @@ class _Numbers:
             return dequantized(self._weight).to(self._dtype)
         kept = as_stored(self._weight, quantizer.kind_of(self._name))
         return quantizer.hold(self._name, dequantized(self._weight) if kept is None else kept)
-
-
-def _read(part: Part) -> torch.Tensor:
-    with safe_open(str(part.file), "pt") as file:
-        tensor: torch.Tensor = file.get_tensor(part.name)
-    return tensor
-
-
-def dequantized(weight: Weight) -> torch.Tensor:
-    """The numbers of a weight, float32 [outer, inner]. Raises `QuantizedRefused` for float8 that is no number."""
-    scheme, tensors = weight.scheme, _tensors(weight)
-    if scheme.method == compressed_tensors.METHOD:
-        return compressed_weights.numbers(weight, tensors)
-    if scheme.method == "fp8":
-        return _from_fp8(tensors["weight"], tensors["scale"].float(), scheme.block)
-    packed = _integers(weight, tensors)
-    # PERF: in place, so that a weight takes twice its float32 numbers at most.
-    result = packed.values.float()
-    packed.values = torch.empty(0)
-    result -= packed.zeros[packed.groups]
-    result *= packed.scales[packed.groups]
-    return result.T.contiguous()
-
-
-@dataclass
-class _Integers:
-    """Integers int16 [inner, outer], zero points and scales float32 [groups, outer], the group int64 of each input."""
-
-    values: torch.Tensor
-    zeros: torch.Tensor
-    scales: torch.Tensor
-    groups: torch.Tensor
-
-
-def _integers(weight: Weight, tensors: dict[str, torch.Tensor]) -> _Integers:
-    scheme = weight.scheme
-    zeros = _unpacked(tensors["qzeros"], scheme.bits)
-    if scheme.method == "awq":
-        numbers, zeros = (_in_order(each) for each in (_unpacked(tensors["qweight"], 4), zeros))
-    else:
-        # Words pack inputs, which are rows: unpacked [outer, inner], then turned.
-        numbers = _unpacked(tensors["qweight"].T, scheme.bits).T
-        zeros = (zeros + scheme.zero_offset) & ((1 << scheme.bits) - 1)
-    inner = weight.shape[1]
-    groups = tensors.get("g_idx")
-    if groups is None:
-        groups = torch.arange(inner) // (scheme.group or inner)
-    return _Integers(numbers, zeros.float(), tensors["scales"].float(), groups.long())
-
-
-def as_stored(weight: Weight, kind: str) -> QuantizedWeight | None:
-    """A weight with the integers or float8 of the file; None where the file has another kind, or unequal groups.
-
-    Raises `QuantizedRefused` for float8 that is no number.
-    """
-    scheme = weight.scheme
-    if kind != _kind(scheme):
-        return None
-    tensors, (outer, inner) = _tensors(weight), weight.shape
-    if scheme.method == compressed_tensors.METHOD:
-        return compressed_weights.stored(weight, tensors, kind)
-    if kind == FP8:
-        scales = tensors["scale"].float().reshape(-1, 1 if not scheme.block else tensors["scale"].shape[-1])
-        scales = scales.repeat_interleave(scheme.block[0] if scheme.block else outer, 0)[:outer]
-        return QuantizedWeight(FP8, tensors["weight"], scales, scheme.block[1] if scheme.block else inner)
-    packed, size = _integers(weight, tensors), scheme.group or inner
-    order = torch.argsort(packed.groups, stable=True)
-    if not torch.equal(packed.groups[order], torch.arange(inner) // size):
-        return None
-    # NOTE: int8 has no place for 128 and above, so values and zero points of 8 bits are less by 128.
-    less = 0 if kind == INT4 else 128
-    values = (packed.values[order].T - less).to(torch.int8).contiguous()
-    zeros, scales = (each.T.contiguous() for each in (packed.zeros - less, packed.scales))
-    is_ordered = torch.equal(order, torch.arange(inner))
-    if kind == INT8 and not zeros.any():
-        return QuantizedWeight(kind, values, scales, size, None, None if is_ordered else order)
-    return QuantizedWeight(kind, values, scales, size, zeros, None if is_ordered else order)
-
-
-def _kind(scheme: Scheme) -> str:
-    if scheme.method == "fp8" or scheme.floats:
-        return FP8
-    return INT4 if scheme.bits == _BITS_INT4 else INT8
-
-
-def _tensors(weight: Weight) -> dict[str, torch.Tensor]:
-    """The tensors of a weight by the end of their names. Raises `QuantizedRefused` for float8 that is no number."""
-    tensors = {end: _read(part) for end, part in weight.parts.items()}
-    if (stored := tensors.get("weight")) is not None and stored.dtype == torch.float8_e4m3fn:
-        wrong = int((stored.view(torch.uint8) & _NO_NUMBER == _NO_NUMBER).sum())
-        if wrong:
-            raise QuantizedRefused(
-                f"{weight.scheme.method}: {short(weight.parts['weight'].name)} has {wrong} of {stored.numel()} values "
-                "that are no numbers"
-            )
-    return tensors
-
-
-def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Unsigned integers of words int32 [rows, words], lowest bits first: int16 [rows, words * 32 / bits]."""
-    mask = (1 << bits) - 1
-    pieces = [((words >> shift) & mask).to(torch.int16) for shift in range(0, 32, bits)]
-    return torch.stack(pieces, -1).flatten(1)
-
-
-def _in_order(values: torch.Tensor) -> torch.Tensor:
-    """The outputs of AWQ [rows, outer] in their order, by the order in which words hold them."""
-    place = sorted(range(len(_AWQ_COLUMNS)), key=_AWQ_COLUMNS.__getitem__)
-    return values.unflatten(1, (-1, len(place)))[:, :, place].flatten(1)
-
-
-def _from_fp8(stored: torch.Tensor, scale: torch.Tensor, block: tuple[int, ...]) -> torch.Tensor:
-    numbers = stored.float()
-    if not block:
-        return numbers.mul_(scale.reshape(()))
-    for row, scales in enumerate(scale):
-        columns = scales.repeat_interleave(block[1])[: numbers.shape[1]]
-        numbers[row * block[0] : (row + 1) * block[0]] *= columns
-    return numbers
