@@ -18,8 +18,9 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
 from nats.errors import Error
 
 from ipc import brokers
@@ -74,6 +75,29 @@ class _Unsendable(ValueError):
     """A message that no broker would take."""
 
 
+class ClosableTransport(TcpTransport):
+    """A connection whose end is an `OSError` to writers.
+
+    The client library looks for another broker after an `OSError`. uvloop raises `RuntimeError` for a write to a closed
+    connection, and the library's loop of reconnects would end with such an error for good.
+    """
+
+    def __bool__(self) -> bool:
+        # The client library would put a transport of its own in the place of a false one.
+        return True
+
+    def write(self, payload: bytes) -> None:
+        """Raises `ConnectionResetError` for a connection that the broker has closed."""
+        self.writelines([payload])
+
+    def writelines(self, payload: Sequence[bytes]) -> None:
+        """Raises `ConnectionResetError` for a connection that the broker has closed."""
+        try:
+            super().writelines(payload)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise ConnectionResetError(str(error)) from error
+
+
 class QuickClient(Client):
     """The client library without its queues on the way of our own messages.
 
@@ -84,6 +108,11 @@ class QuickClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._quick: dict[int, Handler] = {}
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        if not self._transport and s.uri.scheme not in ("ws", "wss"):
+            self._transport = ClosableTransport()  # type: ignore[no-untyped-call]
+        await super()._connect_to_server(s)
 
     async def listen(self, subject: str, handler: Handler) -> None:
         """Subscribe. An error of the handler ends that message alone."""
@@ -112,8 +141,11 @@ class QuickClient(Client):
                 self._pending.append(self._command(*message))
             except _Unsendable as error:
                 failed(str(error))
-        self._transport.writelines(self._pending)
-        self._pending, self._pending_data_size = [], 0
+        pending, self._pending, self._pending_data_size = self._pending, [], 0
+        try:
+            self._transport.writelines(pending)
+        except ConnectionResetError as error:
+            failed(str(error))
 
     def _command(self, subject: str, data: bytes, reply: str, headers: dict[str, str] | None) -> bytes:
         if not subject or _UNSENDABLE.search(subject) or _UNSENDABLE.search(reply):

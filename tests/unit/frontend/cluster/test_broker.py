@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from urllib.parse import urlparse
 
 import pytest
+import uvloop
+from nats.aio.client import Client, Srv
 
 from frontend.cluster import broker as module
-from frontend.cluster.broker import Broker, lasting
+from frontend.cluster.broker import Broker, ClosableTransport, QuickClient, lasting
 from frontend.cluster.bucket import Writer
 from ipc.settings import Cluster
 from ipc.wire.cluster_names import Names
@@ -130,3 +133,37 @@ def test_a_subject_that_is_too_long_ends_its_message_alone(tmp_path: Path, parts
             await end.close()
 
         asyncio.run(scene())
+
+
+def test_a_write_to_a_connection_that_the_broker_closed_is_an_error_of_the_network() -> None:
+    """The client library looks for another broker after an `OSError`; uvloop raises a `RuntimeError` here."""
+
+    async def scene() -> None:
+        async def refuse(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.transport.abort()
+
+        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        client = QuickClient()
+        client.options["connect_timeout"] = 5
+        await client._connect_to_server(Srv(urlparse(f"nats://{host}:{port}")))
+        transport = client._transport
+        assert isinstance(transport, ClosableTransport)
+
+        async def closed() -> bool:
+            try:
+                transport.write(b"PING\r\n")
+            except ConnectionResetError as error:
+                return "closed" in str(error)
+            return False
+
+        await eventually(closed, "the end of the connection")
+        with pytest.raises(ConnectionResetError, match="closed"):
+            transport.writelines([b"PING\r\n"])
+        client._status = Client.CONNECTED
+        told: list[str] = []
+        client.write([("here", b"lost", "", None)], told.append)
+        assert told and "closed" in told[0] and not client._pending
+        server.close()
+
+    uvloop.run(scene())
