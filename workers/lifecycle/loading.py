@@ -36,8 +36,8 @@ from workers.device.devices import Device, batch_tokens
 from workers.device.findings import Findings, Proof, Values
 from workers.lifecycle import fingerprint, memory_budget, model_states
 from workers.lifecycle.instance import Instance, LoadAbandoned
-from workers.lifecycle.proof import prove
-from workers.lifecycle.row_trials import Finding, Run, try_rows
+from workers.lifecycle.proof import Run, prove
+from workers.lifecycle.row_trials import Finding, try_rows
 from workers.loading import reading, source
 from workers.repository.entries import RepositoryEntry
 
@@ -305,7 +305,7 @@ def build_proven(entry: ModelEntry, build: Build, run: Run) -> tuple[Adapter, Va
     """Build an adapter and prove its numbers; `run` executes a function on the device thread. Raises any error."""
     adapter = build(entry)
     if not isinstance(adapter, ProgramAdapter):
-        return adapter, run(lambda: prove(adapter, entry))
+        return adapter, prove(adapter, entry, run=run)
     return _ProgramLoad(entry, adapter, build, run).finish()
 
 
@@ -324,7 +324,7 @@ class _ProgramLoad:
             assert isinstance(self._entry, RepositoryEntry)
             self._entry = msgspec.structs.replace(self._entry, default_batch=0)
             self._again()
-        values = self._run(lambda: prove(self._adapter, self._entry))
+        values = prove(self._adapter, self._entry, run=self._run)
         if self._adapter.kept_state() != self._state:
             log.info("model %s: %s; the program is loaded again", self._entry.id, _STATEFUL.words)
             self._again()

@@ -3,7 +3,8 @@
 1. For each operation that the model offers a small call is made: a text, an image of a few colours, or both.
 2. A family that needs labels or a question refuses the call (`InvalidInput`), and the next form of the call is tried.
    Any other error fails the load, and so does a model that takes none of the calls.
-3. Every value must be finite. The first values of each result are the model's fingerprint.
+3. Each step of a text is a piece of its own on the device thread, so that other models are served in between.
+4. Every value must be finite. The first values of each result are the model's fingerprint.
 
 A program of named tensors runs samples (`prove_program`), which warm the program up and give its fingerprint:
 
@@ -20,7 +21,8 @@ import itertools
 import logging
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -50,10 +52,14 @@ from workers.device import oom
 from workers.device.findings import Values
 from workers.inputs import NOTHING, Payload
 from workers.lifecycle.fingerprint import FINDINGS
+from workers.operations import Generate
 from workers.operations.infer import Infer
 from workers.operations.items import NamedOutput, Results
 
 log = logging.getLogger(__name__)
+
+Run = Callable[[Callable[[], Any]], Any]
+"""Executes a function on the device thread."""
 
 _INFER = Infer()
 VALUES = 8
@@ -67,20 +73,22 @@ _SHORTEST = 8
 """Tokens that a family of written text may write here; the device serves nobody meanwhile."""
 
 
-def prove(adapter: Adapter, entry: ModelEntry, lora: str = "") -> Values:
-    """Run the canned inferences on the device thread; returns the fingerprint.
+def prove(adapter: Adapter, entry: ModelEntry, lora: str = "", run: Run = lambda work: work()) -> Values:
+    """Run the canned inferences; returns the fingerprint.
 
-    With `lora` text is generated with this LoRA adapter, which is active anyway for all other inferences.
+    `run` executes a function on the device thread, which serves others before the next one; without `run` this is the
+    device thread. With `lora` text is generated with this LoRA adapter, which is active anyway for all other
+    inferences.
 
     Raises the errors of the model, and `InferenceFailed` for values that are not finite, or when no operation takes
     any of the canned inputs.
     """
     if isinstance(adapter, ProgramAdapter):
-        return prove_program(adapter, entry.id)
+        return cast("Values", run(lambda: prove_program(adapter, entry.id)))
     values: Values = {}
     proven = 0
     for operation in offered(adapter, entry):
-        outputs = _attempt(adapter, entry, operation, lora)
+        outputs = _attempt(adapter, entry, operation, lora, run)
         if outputs is None:
             log.warning("model %s: no canned input of ours suits its %s", entry.id, operation)
             continue
@@ -103,7 +111,7 @@ def offered(adapter: Adapter, entry: ModelEntry) -> list[str]:
     return offered or list(adapter.spec.operations[:1])
 
 
-def _attempt(adapter: Adapter, entry: ModelEntry, operation: str, lora: str) -> Values | None:
+def _attempt(adapter: Adapter, entry: ModelEntry, operation: str, lora: str, run: Run) -> Values | None:
     """The first values of the first canned call that the adapter takes, None when it takes none."""
     for call in _calls(adapter, entry, operation, lora):
         try:
@@ -112,7 +120,7 @@ def _attempt(adapter: Adapter, entry: ModelEntry, operation: str, lora: str) -> 
         except InvalidInput:
             continue
         if isinstance(prepared, Prepared):
-            return _run(adapter, call, prepared)
+            return _values_of(adapter, call, prepared, run)
         if prepared.code != InvalidInput.code:
             raise InferenceFailed(f"the canned inference failed: {prepared.message}")
     return None
@@ -143,8 +151,15 @@ def _writes(adapter: Adapter) -> bool:
     return "max_new_tokens" in adapter.spec.options
 
 
-def _run(adapter: Adapter, call: Call, prepared: Prepared) -> Values:
-    results = operations.operation_of(call).run(adapter, adapter.collate([prepared]), call)
+def _values_of(adapter: Adapter, call: Call, prepared: Prepared, run: Run) -> Values:
+    operation = operations.operation_of(call)
+    batch = run(lambda: adapter.collate([prepared]))
+    if isinstance(operation, Generate):
+        # NOTE: all steps of a text take a second on a CPU, and whoever asks another model meanwhile would wait so long.
+        steps = operation.steps(adapter, batch)
+        results = operation.told(*iter(lambda: run(lambda: next(steps, None)), None))
+    else:
+        results = run(lambda: operation.run(adapter, batch, call))
     if results.failures:
         failed: ItemFailure = results.failures[0]
         raise InferenceFailed(f"the canned inference failed: {failed.message}")

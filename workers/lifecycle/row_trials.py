@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -27,9 +27,8 @@ from workers import foreign
 from workers.adapters.shared.program import SEED, ProgramAdapter, Sample
 from workers.device import oom
 from workers.foreign import line_of
-from workers.lifecycle.proof import outputs_of
+from workers.lifecycle.proof import Run, outputs_of
 
-Run = Callable[[Callable[[], Any]], Any]
 Arrays = Mapping[str, np.ndarray]
 
 SIZES = (8, 32, 1, 2, 512)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -279,20 +279,27 @@ class Generate(ItemOperation):
 
     def run(self, adapter: Adapter, batch: Any, call: GenerateCall) -> Results:
         """Prove the model with one request alone, from its begin to its end: float32 log probabilities of tokens."""
+        return self.told(*self.steps(adapter, batch))
+
+    def steps(self, adapter: Adapter, batch: Any) -> Iterator[list[float]]:
+        """`run` in steps of the engine: the log probabilities of each step. Between two steps the device is free."""
         [request] = batch
         engine = adapter.engine
         assert isinstance(request, GenerationRequest)
         assert engine is not None
-        found: list[float] = []
         with engine.alone(), engine.uncounted():
             try:
                 engine.add(request)
                 while engine.has_work:
-                    for emission in engine.step():
-                        found += [each.logprob for each in emission.logprobs or ()]
+                    emissions = engine.step()
+                    yield [each.logprob for emission in emissions for each in emission.logprobs or ()]
             finally:
                 engine.cancel(request.key)
-        return Results(loose={"logprobs": [np.array(found, dtype=np.float32)]})
+
+    @staticmethod
+    def told(*steps: list[float]) -> Results:
+        """What `steps` gave, as the results of `run`."""
+        return Results(loose={"logprobs": [np.array([*chain(*steps)], dtype=np.float32)]})
 
 
 class TokenReader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from ipc.catalog.entries import DirectorySource, ModelEntry, OutputSpec
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.settings import Generation
 from ipc.wire import tokens
@@ -18,8 +20,9 @@ from tests.fakes.adapter import FakeAdapter
 from tests.tiny import chat_models
 from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.causal import CausalAdapter
-from workers.generation.request import GenerationRequest
+from workers.generation.request import Emission, GenerationRequest
 from workers.inputs import NOTHING
+from workers.lifecycle.proof import prove
 from workers.operations.items import Generate, Tokenize
 
 CONTEXT = 64
@@ -169,6 +172,28 @@ def test_the_canned_inference_gives_a_log_probability_for_each_token(adapter: Ca
     after = adapter.engine.statistics()
     assert after.blocks_used == 0
     assert (after.prompt_tokens, after.output_tokens) == (before.prompt_tokens, before.output_tokens)
+
+
+def test_the_device_is_free_between_two_steps_of_the_canned_inference(
+    adapter: CausalAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    step = adapter.engine.step
+
+    def counted() -> list[Emission]:
+        steps[-1] += 1
+        return step()
+
+    def run(work: Callable[[], Any]) -> Any:
+        steps.append(0)
+        return work()
+
+    monkeypatch.setattr(adapter.engine, "step", counted)
+    entry = ModelEntry("tiny/chat", DirectorySource("."), adapter="causal", outputs={"chat": OutputSpec()})
+    [found] = prove(adapter, entry, run=run).values()
+    assert len(found) == sum(steps) == 8 and max(steps) == 1
+    assert adapter.engine.statistics().blocks_used == 0
+    assert prove(adapter, entry).popitem()[1] == found
 
 
 def test_memory_counts_weights_and_cache_and_the_context_ends_at_the_cache(

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,8 +68,8 @@ def test_a_server_with_other_state_skips_the_proof_and_compares(
     assert not compared, "the proof was made before"
     prove = loading.prove
 
-    def other(adapter: Adapter, entry: ModelEntry) -> Mapping[str, list[float]]:
-        return {name: [value * 1.1 for value in values] for name, values in prove(adapter, entry).items()}
+    def other(*load: Any, **how: Any) -> Mapping[str, list[float]]:
+        return {name: [value * 1.1 for value in values] for name, values in prove(*load, **how).items()}
 
     monkeypatch.setattr(loading, "prove", other)
     with pytest.raises(FingerprintMismatch, match="whose proof is remembered"):
@@ -80,7 +81,7 @@ def test_a_server_with_other_state_skips_the_proof_and_compares(
 def test_a_load_that_fails_behind_the_proof_leaves_no_proof(
     fault: str, model: Path, tmp_path: Path, compared: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **how: object) -> None:
         raise InferenceFailed("broken")
 
     def touched(context: LoadContext) -> Adapter:
