@@ -453,7 +453,8 @@ class ModelStatus(Wire, frozen=True):
     seconds that the load is still expected to take, 0 if unknown. `precision`, `weight_bytes`, `cache_bytes`,
     `cache_tokens`: of a loaded model that generates text, what its linear layers are in memory, the bytes of all
     weights, and the cache that is left for texts. `architecture`, `parameters`, `stored`: of such a model, its type in
-    its configuration, the number of its weights, and what most of these are in a GGUF file.
+    its configuration, the number of its weights, and what most of these are in a GGUF file. `template`: the chat
+    template of such a model, in Jinja.
     """
 
     name: str
@@ -489,6 +490,7 @@ class ModelStatus(Wire, frozen=True):
     architecture: str = ""
     parameters: int = 0
     stored: str = ""
+    template: str = ""
 
 
 class Credits(Wire, frozen=True, tag="credits"):

@@ -50,6 +50,7 @@ class Held(NamedTuple):
     architecture: str = ""
     parameters: int = 0
     stored: str = ""
+    template: str = ""
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):

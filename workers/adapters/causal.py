@@ -132,6 +132,7 @@ class CausalAdapter(Adapter):
             weight_bytes=parameter_bytes(engine.model),
             cache_bytes=cache,
             cache_tokens=engine.capacity if cache else 0,
+            template=self._template.told,
         )
 
     @property

@@ -50,6 +50,8 @@ _ERRORS = (jinja2.TemplateError, TemplateOverrun, ValueError, ArithmeticError, L
 """What a template may end with."""
 _USED = ("default", "tool_use")
 """Names of the templates that conversations use, where there are several."""
+_TOLD_CHARS = 65536
+"""Each frontend keeps the template of every loaded model."""
 
 
 class Prompt(NamedTuple):
@@ -105,6 +107,13 @@ class ChatTemplate:
     def text(self) -> str:
         """The texts of all templates, from which the format of the model's answers is told."""
         return "\n".join(self._sources.values())
+
+    @property
+    def told(self) -> str:
+        """The template of requests without tools; empty where there is none, or one above `_TOLD_CHARS`."""
+        name = "default" if "default" in self._sources else next(iter(self._sources), "")
+        text = self._sources.get(name, "").encode("utf-8", "replace").decode()
+        return text if len(text) <= _TOLD_CHARS else ""
 
     def prompt(
         self,

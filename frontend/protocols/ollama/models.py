@@ -107,6 +107,12 @@ class OllamaShown(msgspec.Struct):
         Meta(description="`completion`, `embedding`; of a loaded model `tools` and `vision`."),
     ]
     modified_at: Annotated[str, Meta(description="Time since which the model is known, as RFC 3339.")]
+    template: Annotated[
+        str,
+        Meta(
+            description="The chat template of a loaded model, in Jinja where ollama's are in Go's language."
+        ),
+    ]
 
 
 def _listed(services: Services) -> Iterator[tuple[str, ModelEntry]]:
@@ -227,8 +233,9 @@ class ShowResource:
             "vision": status.sees,
         }
         capabilities = [name for name, offered in has.items() if offered]
+        known_since = instant(services.started_at)
         answer_json(
-            resp, OllamaShown(_details(entry, status), info, capabilities, instant(services.started_at))
+            resp, OllamaShown(_details(entry, status), info, capabilities, known_since, status.template)
         )
 
 

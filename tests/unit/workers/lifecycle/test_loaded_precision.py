@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ipc.catalog.entries import DirectorySource, ModelEntry, OutputSpec
 from ipc.settings import Run, Settings, Worker
@@ -56,6 +56,7 @@ def test_the_setting_quantises_a_model_that_generates_and_its_status_tells_what_
     reference = AutoModelForCausalLM.from_pretrained(model)
     described = ("llama", sum(parameter.numel() for parameter in reference.parameters()), "")
     assert (told.architecture, told.parameters, told.stored) == described
+    assert told.template == AutoTokenizer.from_pretrained(model).chat_template
     for precision in ("int8", "int4"):
         adapter, status, foreseen = load(model, tmp_path, precision)
         assert precision in status.precision.split("+")

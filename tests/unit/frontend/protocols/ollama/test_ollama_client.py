@@ -214,7 +214,9 @@ def test_what_a_worker_tells_of_a_loaded_model_is_shown(
         stored="Q4_1",
         tools="template",
         sees=True,
+        template="{{ messages }}",
     )
+    assert file.template == "{{ messages }}"
     assert (file.details.family, file.details.families) == ("llama", ["llama"])
     assert (file.details.parameter_size, file.details.quantization_level) == ("134.52M", "Q4_1")
     told = {
