@@ -52,9 +52,8 @@ from workers.device import oom
 from workers.device.findings import Values
 from workers.inputs import NOTHING, Payload
 from workers.lifecycle.fingerprint import FINDINGS
-from workers.operations import Generate
 from workers.operations.infer import Infer
-from workers.operations.items import NamedOutput, Results
+from workers.operations.items import Generate, NamedOutput, Results
 
 log = logging.getLogger(__name__)
 
